@@ -1,0 +1,96 @@
+"""What some engine versions need to run without a GPU, applied as their modules are imported.
+
+``PDCTL_TEST_PATCHES`` lists the patches by name, comma-separated. None of them touches what pdctl reads or hooks.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+Patch = Callable[[ModuleType], None]
+
+
+def _ignore_pin_memory(_scheduler: ModuleType) -> None:
+    """0.5.23's prefill asks for pinned memory whatever the device is; without CUDA torch refuses."""
+    import torch
+
+    for name in ("tensor", "empty", "zeros", "full", "arange"):
+        setattr(torch, name, _without_pin_memory(getattr(torch, name)))
+
+
+def _without_pin_memory(make: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(make)
+    def factory(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Any:
+        del pin_memory
+        return make(*args, **kwargs)
+
+    return factory
+
+
+def _no_host_indices(connection: ModuleType) -> None:
+    """0.5.23 makes a ``torch.cuda.Event`` for index tensors that stay on the host."""
+    connection.MooncakeKVSender.supports_host_tensor_indices = False  # type: ignore[attr-defined]
+
+
+PATCHES: dict[str, dict[str, Patch]] = {
+    "no-pinned-memory": {
+        "sglang.srt.managers.scheduler": _ignore_pin_memory,
+        "sglang.srt.disaggregation.mooncake.conn": _no_host_indices,
+    },
+}
+
+
+class _Patching(importlib.abc.Loader):
+    """Loads like `inner`, then applies `patch`."""
+
+    def __init__(self, inner: importlib.abc.Loader, patch: Patch) -> None:
+        self._inner = inner
+        self._patch = patch
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._inner.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._inner.exec_module(module)
+        self._patch(module)
+
+    def __getattr__(self, name: str) -> Any:
+        # inspect, runpy and importlib.resources ask the loader for more than the two methods.
+        return getattr(self._inner, name)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, patches: dict[str, Patch]) -> None:
+        self._patches = patches
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in self._patches:
+            return None
+        # Taken out of the table first: asking the other finders leads through this one again.
+        patch = self._patches.pop(fullname)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Patching(spec.loader, patch)
+        return spec
+
+
+def install(names: str) -> None:
+    """Arrange for the patches in the comma-separated list `names`. Raises `KeyError` for one that does not exist."""
+    wanted: dict[str, Patch] = {}
+    for name in filter(None, names.split(",")):
+        wanted |= PATCHES[name]
+    if wanted:
+        sys.meta_path.insert(0, _Finder(wanted))
+
+
+install(os.environ.get("PDCTL_TEST_PATCHES", ""))

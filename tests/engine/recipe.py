@@ -1,0 +1,90 @@
+"""What the engine tests install: SGLang versions, their pins, and what each lacks on a machine without a GPU.
+
+Pure data. :func:`recipe_key` names the directory it is installed into, so that changing the data below (and nothing
+else) makes a new installation; raise :data:`REVISION` when `install.py` starts to build something different.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+REVISION = 1
+
+ASSETS = Path(__file__).parent / "assets"
+#: Start-up patches, run in every engine process that is given ``PDCTL_TEST_STARTUP`` (see ``assets/startup_hook.py``).
+PATCHES = ASSETS / "engine_patches.py"
+#: A package ``sgl_kernel`` with names only. The real one is built for CUDA or needs AVX512.
+STUB = ASSETS / "stub"
+REQUIREMENTS = ASSETS / "requirements.txt"
+
+#: Shared libraries that Mooncake's wheel expects of the system, and ``ip`` for the loopback namespace (Debian names).
+SYSTEM_PACKAGES = (
+    "libibverbs1",
+    "librdmacm1",
+    "libnuma1",
+    "libcurl4",
+    "libjemalloc2",
+    "liburing2",
+    "iproute2",
+)
+
+TORCH = "torch==2.13.0"
+
+#: Installed without their dependencies: the dependencies they do need on a CPU are in ``requirements.txt``, the rest is
+#: CUDA-only. torchvision's ops do not load beside a CPU torch, hence the patch in ``install.py``.
+WITHOUT_DEPENDENCIES = (
+    "mooncake-transfer-engine-non-cuda==0.3.13.post1",
+    "xgrammar==0.2.1",
+    "torchao==0.17.0",
+    "triton==3.9.0",
+    "kernels>=0.14.1,<0.15",
+    "smg-grpc-servicer>=0.5.0",
+    "torchvision==0.28.0",
+)
+
+
+@dataclass(frozen=True)
+class EngineVersion:
+    """One SGLang version: what its directory holds besides SGLang, and what it needs on a CPU.
+
+    `pins` are the pins of that version's own METADATA that differ from the base version's. `stub` puts the
+    ``sgl_kernel`` stub on the path. `patches` are names from ``assets/engine_patches.py``.
+    """
+
+    version: str
+    pins: tuple[str, ...] = ()
+    stub: bool = False
+    patches: tuple[str, ...] = ()
+    decode_args: tuple[str, ...] = ()
+
+
+#: Lives in the venv itself; every other version is a directory put before it on PYTHONPATH.
+BASE = EngineVersion("0.5.13.post1")
+
+OVERLAYS = (
+    EngineVersion("0.5.10.post1", ("transformers==5.3.0", "xgrammar==0.1.32"), stub=True),
+    EngineVersion("0.5.12.post1", ("transformers==5.6.0", "xgrammar==0.2.0"), stub=True),
+    EngineVersion(
+        "0.5.23",
+        ("transformers==5.19.0", "xgrammar==0.2.7", "tokenizers>=0.23.1,<0.24"),
+        stub=True,
+        patches=("no-pinned-memory",),
+        decode_args=("--disaggregation-decode-retraction-backup", "cpu_tensor"),
+    ),
+)
+
+VERSIONS = {v.version: v for v in (BASE, *OVERLAYS)}
+
+
+def recipe_key() -> str:
+    """Twelve hexadecimal digits that change whenever a new installation is needed."""
+    digest = hashlib.sha256()
+    digest.update(f"{REVISION} {sys.version_info[:2]} {TORCH} {WITHOUT_DEPENDENCIES} {BASE.version} {BASE.pins}".encode())
+    for overlay in OVERLAYS:
+        digest.update(f"{overlay.version} {overlay.pins}".encode())
+    for asset in ("requirements.txt", "startup_hook.py", "tiny_model.py"):
+        digest.update((ASSETS / asset).read_bytes())
+    return digest.hexdigest()[:12]
