@@ -1,0 +1,263 @@
+"""What an engine adapter gives to the agent, and the guarded hooks it is built from.
+
+A hook can not hurt the engine: what pdctl does around an engine function runs inside a Site, which swallows and counts
+every exception and removes itself after the third. The engine's own exceptions pass through untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from pdctl.agent.tap import QueueTap
+from pdctl.model import Frame, Identity, QueueEntry, Seam, SlotEntry
+
+MAX_ERRORS = 3
+
+
+class Site:
+    """One hooked place. ``on`` is False once it has removed itself."""
+
+    __slots__ = ("errors", "last_error", "name", "on")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.on = True
+        self.errors = 0
+        self.last_error = ""
+
+    def failed(self, error: BaseException) -> None:
+        """Count an exception that pdctl's own code raised here; the third one switches the site off."""
+        self.errors += 1
+        self.last_error = f"{type(error).__name__}: {error}"[:200]
+        if self.errors >= MAX_ERRORS:
+            self.on = False
+
+
+Maker = Callable[[Callable[..., Any], Site], Callable[..., Any]]
+"""Takes the engine's function and its site, returns the function to put in its place."""
+
+
+class Hooks:
+    """All hooks of one rank: installs, counts and takes them out again."""
+
+    def __init__(self) -> None:
+        self.sites: dict[str, Site] = {}
+        self._undo: list[tuple[Any, str, Any]] = []
+
+    def wrap(self, owner: Any, attribute: str, name: str, make: Maker) -> bool:
+        """Put ``make(original, site)`` in place of ``owner.attribute``; False when the engine has no such attribute.
+
+        ``name`` is the site's; several attributes may share one site.
+        """
+        original = getattr(owner, attribute, None)
+        if original is None:
+            return False
+        site = self.sites.setdefault(name, Site(name))
+        own = attribute in vars(owner)
+        setattr(owner, attribute, make(original, site))
+        self._undo.append((owner, attribute, original if own else None))
+        return True
+
+    def remove_all(self) -> None:
+        """Put every original back, the last hook first."""
+        while self._undo:
+            owner, attribute, original = self._undo.pop()
+            if original is None:
+                delattr(owner, attribute)
+            else:
+                setattr(owner, attribute, original)
+
+    def errors(self) -> dict[str, int]:
+        """Return the sites with swallowed exceptions and how many there were."""
+        return {name: site.errors for name, site in self.sites.items() if site.errors}
+
+    def removed(self) -> tuple[str, ...]:
+        """Return the names of the sites that switched themselves off."""
+        return tuple(name for name, site in self.sites.items() if not site.on)
+
+
+class PollHooks:
+    """The part that every engine of SGLang's shape shares: methods that poll a queue, poll functions, the collective.
+
+    group_index: gives the number (index into Identity.groups) of a torch process group.
+    The scheduler is single-threaded, so the tap that is being polled is one variable.
+    """
+
+    def __init__(self, hooks: Hooks, group_index: Callable[[Any], int]) -> None:
+        self._hooks = hooks
+        self._group_index = group_index
+        self.current: QueueTap | None = None
+        self._entered = False
+
+    def poll_method(self, owner: Any, attribute: str, site_name: str, tap_of: Callable[[Any], QueueTap],
+                    queue_of: Callable[[Any], list[Any]], *, leaves: bool = True) -> bool:
+        """Hook a method that polls one queue once a turn. ``leaves``: the method also removes what is done."""
+
+        def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+            def polls_queue(self_: Any, *args: Any, **kwargs: Any) -> Any:
+                if not site.on:
+                    return original(self_, *args, **kwargs)
+                tap = None
+                try:
+                    tap = tap_of(self_)
+                    tap.visit(queue_of(self_))
+                    self.current = tap
+                    self._entered = False
+                except Exception as error:
+                    site.failed(error)
+                try:
+                    return original(self_, *args, **kwargs)
+                finally:
+                    self.current = None
+                    if leaves and tap is not None:
+                        try:
+                            tap.leave(queue_of(self_))
+                        except Exception as error:
+                            site.failed(error)
+
+            return polls_queue
+
+        return self._hooks.wrap(owner, attribute, site_name, make)
+
+    def leave_method(self, owner: Any, attribute: str, site_name: str, tap_of: Callable[[Any], QueueTap],
+                     queue_of: Callable[[Any], list[Any]]) -> bool:
+        """Hook the outer method that removes from a queue which an inner one polled (``leaves=False`` there)."""
+
+        def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+            def leaves_queue(self_: Any, *args: Any, **kwargs: Any) -> Any:
+                try:
+                    return original(self_, *args, **kwargs)
+                finally:
+                    if site.on:
+                        try:
+                            tap_of(self_).leave(queue_of(self_))
+                        except Exception as error:
+                            site.failed(error)
+
+            return leaves_queue
+
+        return self._hooks.wrap(owner, attribute, site_name, make)
+
+    def poll_function(self, owner: Any, attribute: str, pollers_of: Callable[..., list[Any]], group_of: Callable[..., Any]) -> bool:
+        """Hook a module-level poll function. pollers_of / group_of pick the pollers and the group from its arguments."""
+
+        def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+            def polls(*args: Any, **kwargs: Any) -> Any:
+                tap = self.current
+                if tap is None or not site.on:
+                    return original(*args, **kwargs)
+                try:
+                    tap.polled(pollers_of(*args, **kwargs))
+                except Exception as error:
+                    site.failed(error)
+                result = original(*args, **kwargs)
+                try:
+                    if not self._entered and self.current is tap:
+                        # a group of one: the engine skips the collective, the round is still a round
+                        self._alone(tap, result, group_of(*args, **kwargs))
+                except Exception as error:
+                    site.failed(error)
+                return result
+
+            return polls
+
+        return self._hooks.wrap(owner, attribute, "poll", make)
+
+    def _alone(self, tap: QueueTap, polls: list[int], group: Any) -> None:
+        data = bytes(polls)
+        number = self._group_index(group)
+        tap.entering(number, data, 1)
+        tap.left(number, data, 1)
+        self._entered = True
+
+    def gate_function(self, owner: Any, attribute: str) -> bool:
+        """Hook the metadata gate, whose first argument is this rank's own polls, changed in place."""
+
+        def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+            def gate(polls: list[int], *args: Any, **kwargs: Any) -> Any:
+                tap = self.current
+                if tap is not None and site.on:
+                    try:
+                        tap.raw(polls)
+                    except Exception as error:
+                        site.failed(error)
+                return original(polls, *args, **kwargs)
+
+            return gate
+
+        return self._hooks.wrap(owner, attribute, "gate", make)
+
+    def collective(self, owner: Any) -> bool:
+        """Replace ``owner.dist`` (the module's name for torch.distributed) by one whose all_reduce is seen."""
+
+        def make(dist: Any, site: Site) -> Any:
+            return _Distributed(dist, self, site)
+
+        return self._hooks.wrap(owner, "dist", "collective", make)
+
+    def all_reduce(self, original: Callable[..., Any], site: Site, tensor: Any, args: Any, kwargs: Any) -> Any:
+        """Run the engine's all_reduce of one round of polls, recorded before and after."""
+        tap = self.current
+        if tap is None or not site.on:
+            return original(tensor, *args, **kwargs)
+        number = width = -1
+        try:
+            group = kwargs["group"] if "group" in kwargs else args[1]
+            number = self._group_index(group)
+            width = tensor.element_size()
+            tap.entering(number, tensor.numpy().tobytes(), width)
+            self._entered = True
+        except Exception as error:
+            number = -1
+            site.failed(error)
+        result = original(tensor, *args, **kwargs)
+        if number >= 0:
+            try:
+                tap.left(number, tensor.numpy().tobytes(), width)
+            except Exception as error:
+                site.failed(error)
+        return result
+
+
+class _Distributed:
+    """torch.distributed as the hooked module sees it: everything is the original's, only all_reduce is watched."""
+
+    def __init__(self, dist: Any, hooks: PollHooks, site: Site) -> None:
+        self.__dict__.update(_dist=dist, _hooks=hooks, _site=site)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dist, name)
+
+    def all_reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._hooks.all_reduce(self._dist.all_reduce, self._site, tensor, args, kwargs)
+
+
+class Adapter(Protocol):
+    """One engine in one rank, as the agent uses it. Everything here may be called from the agent's thread."""
+
+    hooks: Hooks
+
+    def identity(self) -> Identity:
+        """Return who this rank is."""
+
+    def seams(self) -> tuple[Seam, ...]:
+        """Return what was looked for in the engine's code and whether it is there."""
+
+    def ticks(self) -> tuple[int, int]:
+        """Return (turns of the scheduler so far, monotonic ns of the last)."""
+
+    def ordinals(self) -> dict[str, int]:
+        """Return ``queue/group kind`` → ordinal of the last round entered."""
+
+    def queues(self) -> tuple[dict[str, list[QueueEntry]], dict[str, str]]:
+        """Return the queues as they are now and the reasons for those that can't be read."""
+
+    def slots(self) -> list[SlotEntry]:
+        """Return the metadata slots that belong to a request now."""
+
+    def step_of(self, stack: tuple[Frame, ...]) -> str:
+        """Return the engine's own step the stack is in (innermost frame first), "" when it can't be told."""
+
+    def group_kind(self, group: Any) -> str:
+        """Return GroupInfo.kind of a torch process group of this rank, "" for an unknown one."""

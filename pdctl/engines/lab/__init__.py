@@ -1,0 +1,1 @@
+"""How a rank of the embedded cluster is read and hooked."""

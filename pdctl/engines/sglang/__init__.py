@@ -1,0 +1,1 @@
+"""How a rank of SGLang is read and hooked. Every difference between versions is in this package."""

@@ -1,0 +1,256 @@
+"""The nouns of pdctl: what a rank is, what a round is, what a queue holds.
+
+Everything here is data. It is used inside the rank (agent, recording), on the wire and by the judges, so it
+imports the standard library and msgspec only.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+
+class KVPoll(IntEnum):
+    """State of one request's transfer, as the engine's ``sglang.srt.disaggregation.base.conn.KVPoll`` numbers it."""
+
+    FAILED = 0
+    BOOTSTRAPPING = 1
+    WAITING_FOR_INPUT = 2
+    TRANSFERRING = 3
+    SUCCESS = 4
+
+
+UNKNOWN = 255
+"""Stored where a poll, a reduced poll or an action is not known (yet)."""
+
+
+def poll_name(value: int) -> str:
+    """Return the engine's name of a poll value, ``"-"`` for an unknown one."""
+    names = {0: "Failed", 1: "Bootstrapping", 2: "WaitingForInput", 3: "Transferring", 4: "Success", UNKNOWN: "-"}
+    return names.get(value, f"poll {value}")
+
+
+class Phase(IntEnum):
+    """How far a rank got in a round. ENTERED is written before the collective starts."""
+
+    ENTERED = 1
+    REDUCED = 2
+    APPLIED = 3
+
+
+class Action(IntEnum):
+    """What a rank did with a request after the reduction of a round."""
+
+    KEPT = 0
+    COMMITTED = 1
+    FAILED = 2
+    ABORTED = 3
+    MOVED = 4
+
+
+QUEUES: tuple[str, ...] = (
+    "prefill.bootstrap",
+    "prefill.inflight",
+    "decode.pending",
+    "decode.prealloc",
+    "decode.transfer",
+    "decode.retracted",
+    "waiting",
+    "running",
+)
+"""Queue names in the order a request passes them; the index is the code used in recordings."""
+
+POLLED_QUEUES: tuple[str, ...] = ("prefill.bootstrap", "prefill.inflight", "decode.prealloc", "decode.transfer")
+"""Queues whose polls are reduced over a group: only these have rounds."""
+
+
+class EventKind(IntEnum):
+    """What an event in a recording says. ``a`` and ``b`` of the record are explained per kind."""
+
+    ENQUEUE = 1  # room entered ``queue``; slot; text = rid
+    DEQUEUE = 2  # room left ``queue``; a = Action
+    STATE = 3  # status of a room changed; a = new KVPoll
+    DP_REGISTER = 4  # prefill registered its dp rank for a room; a = dp rank
+    DP_QUERY = 5  # decode asked the bootstrap server for a room's dp rank
+    DP_ANSWER = 6  # answer to the query; a = dp rank or -1 for not found
+    ABORT = 7  # an abort reached the rank; text = rid
+    SLOT_ALLOC = 8  # metadata slot taken by room
+    SLOT_FREE = 9  # metadata slot given back
+    FAULT_ARMED = 10  # a fault was placed; a = fault number, text = its kind
+    FAULT_FIRED = 11  # a fault acted on room; a = fault number, b = decode tp rank aimed at, text = its kind
+    FAULT_ENDED = 12  # a fault ended; a = fault number, text = why
+    LANDED = 13  # a slot that read 0 when its request polled Success now holds b; a = ns since that Success
+    META_SENT = 14  # prefill wrote the metadata row of a room; a = decode tp rank, b = return code
+    NOTE = 15  # text says it
+
+
+class GroupInfo(msgspec.Struct, frozen=True):
+    """One process group a rank is in.
+
+    kind: the field's name of it (``attn-tp``, ``attn-cp``, ``tp``, ``pp``, ``world``).
+    ranks: members as ranks of ``world``, in group order.
+    world: names the torch.distributed world these numbers belong to; equal strings mean comparable ranks.
+    fr_id: group id in PyTorch's flight recorder, -1 where unknown.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    world: str
+    fr_id: int = -1
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.ranks)
+
+    @property
+    def key(self) -> str:
+        """Same string on every member and nowhere else."""
+        return f"{self.world}|{self.kind}|{','.join(map(str, self.ranks))}"
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Who a rank is. Sizes are those of its server; ranks count from 0.
+
+    tp / cp are the attention-TP and attention-CP coordinates, because the polls are reduced over those groups.
+    instance: one start of one server: equal for all its ranks, different after a restart.
+    service: what stays the same over restarts (role, host, port).
+    cluster: ranks of different clusters are never shown as one ("" where unknown).
+    """
+
+    engine: str
+    engine_version: str
+    pdctl_version: str
+    role: str
+    host: str
+    pid: int
+    proc_start: int
+    started_wall_ns: int
+    started_mono_ns: int
+    instance: str
+    service: str
+    cluster: str
+    world: str
+    world_rank: int
+    dp: int = 0
+    dp_size: int = 1
+    pp: int = 0
+    pp_size: int = 1
+    cp: int = 0
+    cp_size: int = 1
+    tp: int = 0
+    tp_size: int = 1
+    dp_attention: bool = False
+    backend: str = ""
+    armed: bool = False
+    loaded_by: str = ""
+    groups: tuple[GroupInfo, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """``decode dp0 pp0 tp1``: role and coordinates, cp only where there is more than one."""
+        cp = f" cp{self.cp}" if self.cp_size > 1 else ""
+        return f"{self.role} dp{self.dp} pp{self.pp}{cp} tp{self.tp}"
+
+    @property
+    def selector(self) -> str:
+        """``decode:dp0:pp0:tp1``: the label as ``--rank`` takes it."""
+        return self.label.replace(" ", ":")
+
+
+class Seam(msgspec.Struct, frozen=True):
+    """A place in the engine pdctl reads or hooks; found by looking at the rank's own code, never by its version."""
+
+    name: str
+    present: bool
+    detail: str = ""
+
+
+class QueueEntry(msgspec.Struct, array_like=True, frozen=True):
+    """One request in a queue. slot is -1 without one; state is a KVPoll or UNKNOWN; age is -1.0 where unknown, seconds."""
+
+    room: int
+    rid: str
+    slot: int = -1
+    state: int = UNKNOWN
+    age: float = -1.0
+
+
+class SlotEntry(msgspec.Struct, array_like=True, frozen=True):
+    """A metadata slot that belongs to a request: the room expected in it and the room found there (0: not written)."""
+
+    slot: int
+    expected: int
+    found: int
+
+
+class Frame(msgspec.Struct, array_like=True, frozen=True):
+    """One Python frame: function name, file (last two path components) and line."""
+
+    function: str
+    file: str
+    line: int
+
+
+class Call(msgspec.Struct, frozen=True):
+    """Where a rank's main thread is.
+
+    op: collective or blocking operation (``all_reduce``, ``broadcast``, …), "" when it is in none.
+    group: GroupInfo.kind of the collective's group, "" unknown. elements: numbers in the tensor, -1 unknown.
+    inside: the engine's step around it (``poll of decode.transfer``, ``recv_requests``, ``model forward``), "" unknown.
+    source: ``stack`` or ``flight recorder``. seq: the collective's sequence number in its group, -1 unknown.
+    """
+
+    op: str = ""
+    group: str = ""
+    elements: int = -1
+    inside: str = ""
+    source: str = "stack"
+    seq: int = -1
+
+
+class FaultStatus(msgspec.Struct, frozen=True):
+    """A fault as the rank that holds it sees it. left_s: seconds until it ends by itself."""
+
+    id: str
+    kind: str
+    target: str
+    delay_s: float
+    left_s: float
+    visits: int
+    eligible: int
+    fired: int
+    pending: int
+    owner: str = ""
+    room: int = 0
+    hits: int = 0
+
+
+class Status(msgspec.Struct, frozen=True):
+    """A live rank's answer to ``status``: cheap, no queue is walked. Times in ns of the rank's monotonic clock."""
+
+    identity: Identity
+    mono_ns: int
+    ticks: int
+    tick_mono_ns: int
+    call: Call
+    stack: tuple[Frame, ...]
+    rounds: dict[str, int]
+    seams: tuple[Seam, ...]
+    recording: str
+    recording_off: str
+    hook_errors: dict[str, int]
+    hooks_removed: tuple[str, ...]
+    faults: tuple[FaultStatus, ...]
+    agent_cpu_s: float
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """A live rank's answer to ``queues``. missing: queues the adapter can't read here, with the reason."""
+
+    mono_ns: int
+    ticks: int
+    queues: dict[str, list[QueueEntry]]
+    slots: list[SlotEntry]
+    missing: dict[str, str]

@@ -1,0 +1,86 @@
+"""Layout of a recording, format version 1. All numbers are little-endian; offsets are in bytes from the file's start.
+
+    0      header        one page area of HEADER_SIZE bytes: fixed fields, counters, identity (JSON)
+    16384  live cells    MAX_STREAMS x 2 round records: the run each stream is in, written alternately
+    …      rounds ring   immutable round records (runs that have ended)
+    …      items ring    item records, referred to by round records
+    …      events ring   immutable event records
+
+A *stream* is one queue polled over one group. A round record is a *run*: ``repeat`` consecutive equal rounds.
+"""
+
+from __future__ import annotations
+
+import struct
+
+MAGIC = b"PDCTLREC"
+VERSION = 1
+HEADER_SIZE = 16384
+IDENTITY_OFFSET = 1024
+IDENTITY_MAX = HEADER_SIZE - IDENTITY_OFFSET
+MAX_STREAMS = 16
+
+# magic, version, header size, file size, start wall ns, start mono ns, pid, state, process start ticks,
+# rounds offset, rounds capacity, items offset, items capacity, events offset, events capacity
+FIXED = struct.Struct("<8sIIQqqIIQQQQQQQ")
+STATE_OFFSET = 8 + 4 + 4 + 8 + 8 + 8 + 4
+STATE_WRITING, STATE_CLOSED, STATE_STOPPED = 1, 2, 3
+STATE = struct.Struct("<I")
+
+# identity length, crc32 of the identity's bytes; the bytes follow at IDENTITY_OFFSET
+IDENTITY_OFFSET_FIELDS = 256
+IDENTITY_FIELDS = struct.Struct("<II")
+
+# ticks, monotonic ns of the last tick; one 16-byte store, each half aligned to 8
+PULSE_OFFSET = 512
+PULSE = struct.Struct("<Qq")
+
+ROUND_SIZE = 128
+# seq, stream, queue code, group index, phase | flags<<4, n, n_after, ordinal, repeat, visit, t_first, t_enter, t_done,
+# list hash, after hash, items start, items count, items crc
+ROUND = struct.Struct("<QBBBBIIQQQqqqQQQII")
+ROUND_CRC = struct.Struct("<I")
+ROUND_CRC_OFFSET = 124
+FLAG_FULL = 1
+FLAG_SPARE = 2
+
+ITEM_SIZE = 32
+ITEM_DTYPE = [
+    ("room", "<u8"),
+    ("found", "<u8"),
+    ("slot", "<i4"),
+    ("index", "<u4"),
+    ("local", "u1"),
+    ("gated", "u1"),
+    ("reduced", "u1"),
+    ("action", "u1"),
+    ("flags", "u1"),
+    ("pad", "V3"),
+]
+ITEM_FOUND_KNOWN = 1
+
+EVENT_SIZE = 128
+# seq, mono ns, kind, queue code, pad, slot, room, a, b, text (utf-8, zero padded, cut at 72 bytes)
+EVENT = struct.Struct("<QqBBHiQqq72s")
+EVENT_CRC_OFFSET = 124
+NO_QUEUE = 255
+
+LIVE_OFFSET = HEADER_SIZE
+RINGS_OFFSET = LIVE_OFFSET + MAX_STREAMS * 2 * ROUND_SIZE
+DEFAULT_SIZE = 16 * 1024 * 1024
+MIN_SIZE = 256 * 1024
+
+
+def layout(size: int) -> tuple[int, int, int, int, int, int]:
+    """Return (rounds offset, rounds capacity, items offset, capacity, events offset, capacity) for a file of ``size`` bytes.
+
+    A quarter of the space is for rounds, half for items, a quarter for events; capacities count records.
+    """
+    space = size - RINGS_OFFSET
+    rounds_cap = space // 4 // ROUND_SIZE
+    events_cap = space // 4 // EVENT_SIZE
+    items_cap = (space - rounds_cap * ROUND_SIZE - events_cap * EVENT_SIZE) // ITEM_SIZE
+    rounds_off = RINGS_OFFSET
+    items_off = rounds_off + rounds_cap * ROUND_SIZE
+    events_off = items_off + items_cap * ITEM_SIZE
+    return rounds_off, rounds_cap, items_off, items_cap, events_off, events_cap

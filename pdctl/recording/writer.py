@@ -1,0 +1,181 @@
+"""The rank's side of a recording: a mapped file that is only ever stored into. Standard library only.
+
+Nothing here blocks, allocates on disk after start-up, or raises on the hot path: the file's space is reserved when it is
+created, so a full disk shows at start (OSError) and never later as a bus error in the engine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import time
+from pathlib import Path
+from zlib import crc32
+
+from pdctl.recording import format as f
+
+_TRIM_BYTES = 1 << 20
+
+
+class RecordingWriter:
+    """Writes one recording. Rounds and items come from the rank's main thread, events from any thread."""
+
+    def __init__(self, path: Path, mapping: mmap.mmap, size: int) -> None:
+        self.path = path
+        self.size = size
+        self._map = mapping
+        (
+            self._rounds_off,
+            self._rounds_cap,
+            self._items_off,
+            self._items_cap,
+            self._events_off,
+            self._events_cap,
+        ) = f.layout(size)
+        self._round_seq = 0
+        self._items_written = 0
+        self._event_seq = itertools.count(1)
+        self._live_seq = [0] * f.MAX_STREAMS
+        self._since_trim = 0
+
+    @classmethod
+    def create(cls, path: Path, identity_json: bytes, *, size: int = f.DEFAULT_SIZE) -> RecordingWriter:
+        """Create ``path`` (mode 0600, must not exist), reserve ``size`` bytes and write the header.
+
+        Raises OSError when the file can't be made or its space can't be reserved, ValueError for a size under
+        MIN_SIZE or an identity over IDENTITY_MAX bytes.
+        """
+        if size < f.MIN_SIZE:
+            raise ValueError(f"a recording needs at least {f.MIN_SIZE} bytes, not {size}")
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, size)
+            mapping = mmap.mmap(fd, size)
+        except BaseException:
+            os.unlink(path)
+            raise
+        finally:
+            os.close(fd)
+        writer = cls(path, mapping, size)
+        writer.set_identity(identity_json)
+        fixed = f.FIXED.pack(
+            f.MAGIC,
+            f.VERSION,
+            f.HEADER_SIZE,
+            size,
+            time.time_ns(),
+            time.monotonic_ns(),
+            os.getpid(),
+            f.STATE_WRITING,
+            process_start(os.getpid()),
+            writer._rounds_off,
+            writer._rounds_cap,
+            writer._items_off,
+            writer._items_cap,
+            writer._events_off,
+            writer._events_cap,
+        )
+        mapping[8 : len(fixed)] = fixed[8:]
+        mapping[0:8] = f.MAGIC  # last: a reader that sees it sees the rest
+        return writer
+
+    def set_identity(self, identity_json: bytes) -> None:
+        """Replace the identity. Raises ValueError when it is over IDENTITY_MAX bytes."""
+        if len(identity_json) > f.IDENTITY_MAX:
+            raise ValueError(f"identity of {len(identity_json)} bytes is over {f.IDENTITY_MAX}")
+        end = f.IDENTITY_OFFSET + len(identity_json)
+        self._map[f.IDENTITY_OFFSET : end] = identity_json
+        f.IDENTITY_FIELDS.pack_into(self._map, f.IDENTITY_OFFSET_FIELDS, len(identity_json), crc32(identity_json))
+
+    def pulse(self, ticks: int, mono_ns: int) -> None:
+        """Say that the scheduler is alive: ``ticks`` turns so far, the last at ``mono_ns``."""
+        f.PULSE.pack_into(self._map, f.PULSE_OFFSET, ticks, mono_ns)
+
+    def live(self, stream: int, record: bytes) -> None:
+        """Store the run that ``stream`` is in; ``record`` is a packed round without seq and checksum.
+
+        The two cells of a stream are written in turn, so that a death in the middle of one leaves the other whole.
+        """
+        seq = self._live_seq[stream] = self._live_seq[stream] + 1
+        self._put_round(f.LIVE_OFFSET + (2 * stream + (seq & 1)) * f.ROUND_SIZE, seq, record)
+
+    def close_run(self, record: bytes) -> None:
+        """Append a run that has ended to the rounds ring."""
+        seq = self._round_seq = self._round_seq + 1
+        self._put_round(self._rounds_off + (seq - 1) % self._rounds_cap * f.ROUND_SIZE, seq, record)
+        self._trim(f.ROUND_SIZE)
+
+    def _put_round(self, offset: int, seq: int, record: bytes) -> None:
+        body = seq.to_bytes(8, "little") + record
+        self._map[offset : offset + f.ROUND_SIZE] = body + _ROUND_PAD + crc32(body).to_bytes(4, "little")
+
+    def items(self, data: bytes) -> int:
+        """Append item records (``data``: a multiple of ITEM_SIZE bytes) and return the number of the first one.
+
+        Items beyond the ring's capacity overwrite the oldest; a batch larger than the ring keeps its end.
+        """
+        start = self._items_written
+        count = len(data) // f.ITEM_SIZE
+        at = start % self._items_cap
+        head = min(count, self._items_cap - at)
+        offset = self._items_off + at * f.ITEM_SIZE
+        self._map[offset : offset + head * f.ITEM_SIZE] = data[: head * f.ITEM_SIZE]
+        rest = data[head * f.ITEM_SIZE :]
+        if rest:
+            rest = rest[-self._items_cap * f.ITEM_SIZE :]
+            self._map[self._items_off : self._items_off + len(rest)] = rest
+        self._items_written = start + count
+        self._trim(len(data))
+        return start
+
+    def event(
+        self,
+        kind: int,
+        *,
+        mono_ns: int | None = None,
+        queue: int = f.NO_QUEUE,
+        room: int = 0,
+        slot: int = -1,
+        a: int = 0,
+        b: int = 0,
+        text: str = "",
+    ) -> None:
+        """Append an event (:class:`pdctl.model.EventKind` says what ``a``, ``b`` and ``text`` mean). Any thread."""
+        seq = next(self._event_seq)
+        when = time.monotonic_ns() if mono_ns is None else mono_ns
+        body = f.EVENT.pack(seq, when, kind, queue, 0, slot, room, a, b, text.encode("utf-8", "replace")[:72])
+        offset = self._events_off + (seq - 1) % self._events_cap * f.EVENT_SIZE
+        self._map[offset : offset + f.EVENT_SIZE] = body + b"\0\0\0\0" + crc32(body).to_bytes(4, "little")
+        self._trim(f.EVENT_SIZE)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return bytes of the file, for a client that has the control socket only."""
+        return self._map[offset : offset + length]
+
+    def stop(self, *, closed: bool = True) -> None:
+        """Mark the recording as ended: closed in good order, or stopped because the writer gave up."""
+        f.STATE.pack_into(self._map, f.STATE_OFFSET, f.STATE_CLOSED if closed else f.STATE_STOPPED)
+
+    def _trim(self, written: int) -> None:
+        # Stored pages count as the rank's resident memory although they are the file's. Giving the mapping back now and
+        # then keeps the rank small; the data stays in the file.
+        self._since_trim += written
+        if self._since_trim > _TRIM_BYTES:
+            self._since_trim = 0
+            self._map.madvise(mmap.MADV_DONTNEED)
+
+
+_ROUND_PAD = b"\0" * (f.ROUND_SIZE - f.ROUND.size - 4)
+
+
+def process_start(pid: int) -> int:
+    """Return the start time of a process in clock ticks since boot (field 22 of /proc/PID/stat), 0 when it is gone.
+
+    With the pid it names one process for as long as the host is up.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return 0
+    return int(stat.rsplit(b")", 1)[1].split()[19])

@@ -1,0 +1,79 @@
+"""What goes over a control socket: msgpack of msgspec structs, one request frame, one reply frame.
+
+The protocol version is in both directions and is checked before the body is decoded: an agent of another version is
+named as such instead of being misread. Messages over MAX_MESSAGE bytes are refused by both sides.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+PROTOCOL = 1
+MAX_MESSAGE = 8 * 1024 * 1024
+MAX_REQUEST = 64 * 1024
+
+
+class Request(msgspec.Struct, omit_defaults=True):
+    """One question to an agent. ``op`` is one of ``hello status queues recording flight_recorder inject heal``."""
+
+    op: str
+    v: int = PROTOCOL
+    id: int = 0
+    args: dict[str, Any] = {}
+
+
+class Reply(msgspec.Struct, omit_defaults=True):
+    """An agent's answer. ``error`` is empty on success; ``code`` is an exit code of :mod:`pdctl.errors` otherwise."""
+
+    v: int = PROTOCOL
+    id: int = 0
+    body: msgspec.Raw = msgspec.Raw(b"\xc0")
+    error: str = ""
+    code: int = 0
+
+
+class Envelope(msgspec.Struct):
+    """The part of any message that every protocol version keeps: its version."""
+
+    v: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+_envelope = msgspec.msgpack.Decoder(Envelope)
+_request = msgspec.msgpack.Decoder(Request)
+_reply = msgspec.msgpack.Decoder(Reply)
+
+
+class ProtocolMismatch(ValueError):
+    """The other side speaks another protocol version; ``version`` is the one it speaks."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(f"the other side speaks protocol {version}, this pdctl speaks {PROTOCOL}")
+        self.version = version
+
+
+def encode(message: Any) -> bytes:
+    """Return ``message`` (a struct, or plain tuples in a struct's shape) as msgpack."""
+    return _encoder.encode(message)
+
+
+def _check(frame: bytes, limit: int) -> None:
+    if len(frame) > limit:
+        raise ValueError(f"message of {len(frame)} bytes is over the limit of {limit}")
+    version = _envelope.decode(frame).v
+    if version != PROTOCOL:
+        raise ProtocolMismatch(version)
+
+
+def decode_request(frame: bytes) -> Request:
+    """Return the request in ``frame``. Raises ValueError (msgspec's errors are ValueErrors) or ProtocolMismatch."""
+    _check(frame, MAX_REQUEST)
+    return _request.decode(frame)
+
+
+def decode_reply(frame: bytes) -> Reply:
+    """Return the reply in ``frame``. Raises ValueError for garbage, ProtocolMismatch for another version."""
+    _check(frame, MAX_MESSAGE)
+    return _reply.decode(frame)
