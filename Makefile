@@ -1,0 +1,49 @@
+# Every target sets up what it needs; `make setup` is instant when nothing changed.
+PYTHON ?= python3
+BIN := .venv/bin
+ENGINE_VERSIONS ?= 0.5.12.post1 0.5.13.post1
+
+.PHONY: help setup demo test test-engine engine check format docs bench clean
+
+help:
+	@echo 'make demo         a cluster without the fix, a hang, its diagnosis, and the same with the fix'
+	@echo 'make test         unit and system tests'
+	@echo 'make test-engine  tests against real SGLang servers, on a CPU (ENGINE_VERSIONS=...)'
+	@echo 'make check        lint, format, types, layering, documentation in step'
+	@echo 'make bench        what the agent and the recorder cost'
+	@echo 'make format docs  bring format and generated documentation in step'
+
+setup:
+	@$(PYTHON) -m tools.setup_env
+
+demo: setup
+	@$(BIN)/pdctl demo
+
+test: setup
+	$(BIN)/python -m pytest tests/unit tests/system
+
+engine: setup
+	@$(BIN)/python -m tests.engine.install --versions $(ENGINE_VERSIONS)
+
+test-engine: engine
+	$(BIN)/python -m pytest tests/engine --timeout 600
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m tools.gen_docs --check
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: setup
+	$(BIN)/python -m tools.gen_docs
+
+bench: setup
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
