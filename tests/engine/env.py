@@ -36,6 +36,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.engine import recipe
+from tools.provision import cache_root
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,12 +48,6 @@ _counter = itertools.count()
 
 class EngineNotInstalledError(RuntimeError):
     """This version of the engine is not on this machine; the message says how to get it."""
-
-
-
-def cache_root() -> Path:
-    """Directory for what is installed outside the tree: ``$PDCTL_CACHE``, else ``~/.cache/pdctl``."""
-    return Path(os.environ.get("PDCTL_CACHE") or Path.home() / ".cache" / "pdctl")
 
 
 def engine_home() -> Path:

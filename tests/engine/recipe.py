@@ -20,15 +20,19 @@ PATCHES = ASSETS / "engine_patches.py"
 STUB = ASSETS / "stub"
 REQUIREMENTS = ASSETS / "requirements.txt"
 
-#: Shared libraries that Mooncake's wheel expects of the system, and ``ip`` for the loopback namespace (Debian names).
-SYSTEM_PACKAGES = (
-    "libibverbs1",
-    "librdmacm1",
-    "libnuma1",
-    "libcurl4",
-    "libjemalloc2",
-    "liburing2",
-    "iproute2",
+TINY_MODEL = ASSETS / "tiny_model.py"
+STARTUP_HOOK = ASSETS / "startup_hook.py"
+
+#: Shared libraries that the wheels expect of the system, and ``ip`` for the loopback namespace: names of
+#: `tools.provision.DEBIAN_PACKAGES`.
+SYSTEM = (
+    "libibverbs.so.1",
+    "librdmacm.so.1",
+    "libnuma.so.1",
+    "libcurl.so.4",
+    "libjemalloc.so.2",
+    "liburing.so.2",
+    "ip",
 )
 
 TORCH = "torch==2.13.0"
@@ -82,9 +86,11 @@ VERSIONS = {v.version: v for v in (BASE, *OVERLAYS)}
 def recipe_key() -> str:
     """Twelve hexadecimal digits that change whenever a new installation is needed."""
     digest = hashlib.sha256()
-    digest.update(f"{REVISION} {sys.version_info[:2]} {TORCH} {WITHOUT_DEPENDENCIES} {BASE.version} {BASE.pins}".encode())
+    digest.update(
+        f"{REVISION} {sys.version_info[:2]} {TORCH} {WITHOUT_DEPENDENCIES} {BASE.version} {BASE.pins}".encode()
+    )
     for overlay in OVERLAYS:
         digest.update(f"{overlay.version} {overlay.pins}".encode())
-    for asset in ("requirements.txt", "startup_hook.py", "tiny_model.py"):
-        digest.update((ASSETS / asset).read_bytes())
+    for asset in (REQUIREMENTS, STARTUP_HOOK, TINY_MODEL):
+        digest.update(asset.read_bytes())
     return digest.hexdigest()[:12]
