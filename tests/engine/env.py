@@ -146,6 +146,8 @@ _ENVIRON = {
     "SGLANG_LOCAL_IP_NIC": "lo",
     "GLOO_SOCKET_IFNAME": "lo",
     "PYTHONUNBUFFERED": "1",
+    # The engine must find pdctl as installed, not in the directory that the tests happen to run in.
+    "PYTHONSAFEPATH": "1",
 }
 
 

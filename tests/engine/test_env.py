@@ -1,0 +1,61 @@
+"""The environments themselves: isolation of the network, and what each version finds on its path."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.engine import recipe
+from tests.engine.env import EngineNotInstalledError, engine_env, install_pdctl, loopback_namespace
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a network namespace needs root")
+def test_what_listens_in_the_namespace_is_reached_from_inside_only() -> None:
+    with loopback_namespace() as ns:
+        assert ns.private
+        with ns.entered(), socket.create_server(("0.0.0.0", 0)) as server:
+            address = ("127.0.0.1", server.getsockname()[1])
+            inside: list[socket.socket] = []
+            thread = threading.Thread(target=lambda: inside.append(socket.create_connection(address, 2)))
+            thread.start()
+            thread.join()
+            assert len(inside) == 1, "a thread that was started inside is inside"
+            inside[0].close()
+            listening = server.dup()
+        with listening, pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address, 2)
+    names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout.split()
+    assert ns.name not in names
+
+
+@pytest.mark.parametrize("version", sorted(recipe.VERSIONS))
+def test_the_engine_has_its_version_its_patches_and_the_agents_entry_point(version: str, tmp_path: Path) -> None:
+    try:
+        env = engine_env(version)
+    except EngineNotInstalledError as error:
+        pytest.skip(str(error))
+    env = env.with_path(install_pdctl(tmp_path / "site"))
+    script = """
+import importlib.metadata as m, sys
+import torchvision, transformers, mooncake.engine
+print(m.version("sglang"), m.version("transformers"), transformers.__version__)
+print([p.value for p in m.entry_points(group="sglang.srt.plugins") if p.name == "pdctl"])
+print([type(f).__module__ for f in sys.meta_path if type(f).__module__ == "_engine_test_patches"])
+"""
+    done = subprocess.run(
+        [str(env.python), "-c", script], env=env.process_environ(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    versions, plugins, patches = done.stdout.splitlines()
+    sglang, distribution, module = versions.split()
+    assert sglang == version
+    assert distribution == module
+    assert plugins == "['pdctl.agent.plugin:register']"
+    assert patches == ("['_engine_test_patches']" if recipe.VERSIONS[version].patches else "[]")

@@ -1,0 +1,65 @@
+"""Keeps the documentation of commands in step with the commands.
+
+``python -m tools.gen_docs`` writes docs/commands.md from the Typer application; with ``--check`` it writes nothing and
+fails if that file is stale, or if README.md or a page of docs/ shows a command line whose command does not exist.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+REFERENCE = ROOT / "docs" / "commands.md"
+HEADER = "<!-- Written by `make docs` from the commands themselves. -->\n\n"
+#: A line that a reader would type: in a code block, perhaps after a prompt or within indentation.
+COMMAND_LINE = re.compile(r"^\s*(?:\$ )?pdctl +(?P<command>[a-z][a-z-]*)", re.MULTILINE)
+CODE_BLOCK = re.compile(r"^```.*?$(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def reference() -> str:
+    """The Markdown of every command, its arguments and options, as Typer renders it."""
+    command = [sys.executable, "-m", "typer", "pdctl.cli", "utils", "docs", "--name", "pdctl"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"the commands can not be loaded:\n{done.stdout}{done.stderr}")
+    lines = [line.rstrip() for line in done.stdout.strip().splitlines()]
+    return HEADER + "\n".join(lines) + "\n"
+
+
+def commands(markdown: str) -> set[str]:
+    """Names of the top-level commands in the reference."""
+    return set(re.findall(r"^## `pdctl ([a-z][a-z-]*)`$", markdown, re.MULTILINE))
+
+
+def unknown_commands(known: set[str]) -> Iterator[str]:
+    """A line for every command line in the documentation that names none of the `known` commands."""
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        if not page.exists():
+            continue
+        for block in CODE_BLOCK.findall(page.read_text()):
+            for match in COMMAND_LINE.finditer(block):
+                if match["command"] not in known:
+                    yield f"{page.relative_to(ROOT)}: there is no `pdctl {match['command']}`"
+
+
+def main(arguments: list[str]) -> int:
+    """Exit status: 0 in step or written, 1 not in step."""
+    expected = reference()
+    if "--check" not in arguments:
+        REFERENCE.parent.mkdir(exist_ok=True)
+        REFERENCE.write_text(expected)
+        return 0
+    complaints = list(unknown_commands(commands(expected)))
+    if not REFERENCE.exists() or REFERENCE.read_text() != expected:
+        complaints.append(f"{REFERENCE.relative_to(ROOT)} is not what the commands say now: run `make docs`")
+    for complaint in complaints:
+        print(complaint, file=sys.stderr)
+    return 1 if complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
