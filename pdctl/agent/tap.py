@@ -37,11 +37,15 @@ _pack = struct.Struct("<" + f.ROUND.format.lstrip("<").replace("Q", "", 1)).pack
 _now = time.monotonic_ns
 _ENTERED, _REDUCED, _APPLIED = int(Phase.ENTERED), int(Phase.REDUCED), int(Phase.APPLIED)
 _SUCCESS = int(KVPoll.SUCCESS)
-_FULL_EVERY = 4096
+_FULL_SHARE = 16
+"""A full list is written at least once every 1/16 of a ring, so that what the rings hold can be rebuilt."""
 
 
 class Sink(Protocol):
-    """What a tap writes to; :class:`pdctl.recording.writer.RecordingWriter` is one."""
+    """What a tap writes to; :class:`pdctl.recording.writer.RecordingWriter` is one. Capacities count records."""
+
+    items_capacity: int
+    rounds_capacity: int
 
     def pulse(self, ticks: int, mono_ns: int) -> None: ...
 
@@ -50,6 +54,23 @@ class Sink(Protocol):
     def close_run(self, record: bytes) -> None: ...
 
     def items(self, data: bytes) -> int: ...
+
+
+class Recorder(Sink, Protocol):
+    """What an adapter gets from the agent to write to: a recording, or the null recorder when recording is off."""
+
+    def event(
+        self,
+        kind: int,
+        *,
+        mono_ns: int | None = None,
+        queue: int = f.NO_QUEUE,
+        room: int = 0,
+        slot: int = -1,
+        a: int = 0,
+        b: int = 0,
+        text: str = "",
+    ) -> None: ...
 
 
 class QueueView(Protocol):
@@ -93,6 +114,7 @@ class _Stream:
         self.n_after = 0
         self.items_start = self.items_count = self.items_crc = 0
         self.since_full = 0
+        self.runs_since_full = 0
 
 
 class QueueTap:
@@ -312,8 +334,7 @@ class QueueTap:
         stream.n_after, stream.after_hash = 0, 0
         self._write_items(stream)
 
-    @staticmethod
-    def _new_run(stream: _Stream, phase: int, enter: int) -> None:
+    def _new_run(self, stream: _Stream, phase: int, enter: int) -> None:
         """Begin a run of one round after the run that was closed."""
         stream.ordinal += stream.repeat
         stream.repeat = 1
@@ -321,10 +342,14 @@ class QueueTap:
         stream.t_first = stream.t_enter = enter
         stream.t_done = 0
         stream.merging = stream.mergeable = False
-        known = stream.known
-        stream.full = known is None or stream.since_full > max(_FULL_EVERY, 4 * len(known))
+        stream.runs_since_full += 1
+        stream.full = (
+            stream.known is None
+            or stream.since_full > self._sink.items_capacity // _FULL_SHARE
+            or stream.runs_since_full > self._sink.rounds_capacity // _FULL_SHARE
+        )
         if stream.full:
-            stream.since_full = 0
+            stream.since_full = stream.runs_since_full = 0
 
     def _split(self, stream: _Stream) -> None:
         """Take the round in progress out of the run it was thought to repeat and make it a run of its own."""
@@ -341,7 +366,6 @@ class QueueTap:
         if not stream.repeat:
             return
         self._sink.close_run(self._record(stream))
-        stream.since_full += stream.items_count
         stream.known = stream.items[stream.items["action"] == 0] if stream.phase == _APPLIED else None
 
     def _look(self, items: Items) -> None:
@@ -373,6 +397,7 @@ class QueueTap:
             picked = np.concatenate([np.flatnonzero(~same), np.arange(len(known), len(items))])
             data = items[picked].tobytes()
         stream.items_count = len(data) // f.ITEM_SIZE
+        stream.since_full += stream.items_count
         stream.items_crc = crc32(data)
         stream.items_start = self._sink.items(data)
 

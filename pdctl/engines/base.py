@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from pdctl.agent.tap import QueueTap
+from pdctl.agent.tap import QueueTap, Recorder
+from pdctl.inject.table import FaultTable
 from pdctl.model import Frame, Identity, QueueEntry, Seam, SlotEntry
 
 MAX_ERRORS = 3
@@ -234,12 +235,20 @@ class _Distributed:
 
 
 class Adapter(Protocol):
-    """One engine in one rank, as the agent uses it. Everything here may be called from the agent's thread."""
+    """One engine in one rank, as the agent uses it.
+
+    ``identity`` and ``install`` run on the thread that starts the agent, the rest on the agent's own thread while the
+    engine runs. An adapter may also have ``poll_awaited() -> bool``: the agent calls it about four times a second, and every
+    20 ms while it returns True, so that metadata that comes late is seen landing (:class:`pdctl.model.EventKind` LANDED).
+    """
 
     hooks: Hooks
 
     def identity(self) -> Identity:
-        """Return who this rank is."""
+        """Return who this rank is. The agent itself fills in pid, start times, ``armed`` and ``loaded_by``."""
+
+    def install(self, recorder: Recorder, faults: FaultTable) -> None:
+        """Put the hooks in: rounds and events go to ``recorder``, the fault sites ask ``faults``."""
 
     def seams(self) -> tuple[Seam, ...]:
         """Return what was looked for in the engine's code and whether it is there."""

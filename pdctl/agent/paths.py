@@ -1,0 +1,129 @@
+"""Where a rank's socket, registration and recording are; shared by agents (who make them) and clients (who look).
+
+    run directory     <pid>-<start>.json   who the rank is and how to reach it, written atomically
+                      <pid>-<start>.sock   its control socket
+    record directory  <pid>-<start>.pdrec  its recording
+
+``start`` is the process's start time in clock ticks since boot, so that a pid used again is not taken for the rank.
+Everything belongs to one user and is closed to all others. Standard library and msgspec only.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from pdctl.model import Identity
+
+REGISTRATION_SUFFIX = ".json"
+SOCKET_SUFFIX = ".sock"
+RECORDING_SUFFIX = ".pdrec"
+SOCKET_PATH_MAX = 107
+"""Bytes that fit into ``sun_path`` of a Unix socket address, without its closing zero byte."""
+
+
+class Registration(msgspec.Struct, frozen=True):
+    """What a rank says about itself in its run directory, and in answer to ``hello``.
+
+    endpoint: the control socket as ZeroMQ writes it, "" where there is none and ``endpoint_off`` says why.
+    recording: path of the recording, "" where there is none and ``recording_off`` says why; its size in bytes.
+    """
+
+    protocol: int
+    identity: Identity
+    endpoint: str = ""
+    endpoint_off: str = ""
+    recording: str = ""
+    recording_size: int = 0
+    recording_off: str = ""
+
+
+def run_dirs(env: Mapping[str, str]) -> list[Path]:
+    """Return the run directories to use, the first one first. With PDCTL_RUN_DIR set there is only that one."""
+    if env.get("PDCTL_RUN_DIR"):
+        return [Path(env["PDCTL_RUN_DIR"]).absolute()]
+    found = []
+    if env.get("XDG_RUNTIME_DIR"):
+        found.append(Path(env["XDG_RUNTIME_DIR"]) / "pdctl")
+    return [*found, Path(f"/tmp/pdctl-{os.getuid()}")]  # noqa: S108  # checked by private_dir before use
+
+
+def record_dir(env: Mapping[str, str]) -> Path:
+    """Return the directory of recordings: PDCTL_RECORD_DIR, else one in shared memory, which outlives every process."""
+    if env.get("PDCTL_RECORD_DIR"):
+        return Path(env["PDCTL_RECORD_DIR"]).absolute()
+    return Path(f"/dev/shm/pdctl/{os.getuid()}")  # noqa: S108  # checked by private_dir before use
+
+
+def stem(pid: int, proc_start: int) -> str:
+    """Return the part of the file names that names one process."""
+    return f"{pid}-{proc_start}"
+
+
+def parse_stem(name: str) -> tuple[int, int] | None:
+    """Return (pid, start) from a file name made with :func:`stem`, None for any other file."""
+    pid, dash, start = name.partition(".")[0].partition("-")
+    return (int(pid), int(start)) if dash and pid.isdecimal() and start.isdecimal() else None
+
+
+def not_private(path: Path) -> str:
+    """Return why ``path`` is no directory of this user alone, "" when it is. Raises OSError when it can't be looked at."""
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        return f"{path} is not a directory"
+    if found.st_uid != os.geteuid():
+        return f"{path} belongs to uid {found.st_uid}, not to uid {os.geteuid()}"
+    if found.st_mode & 0o077:
+        return f"{path} is open to others (mode {stat.S_IMODE(found.st_mode):04o}, needs 0700)"
+    return ""
+
+
+def private_dir(path: Path) -> Path:
+    """Make ``path`` (and what is missing above it) a directory of mode 0700 of this user, and return it.
+
+    A directory of this user that is open to others is closed to them. Raises OSError when it can't be made, and
+    PermissionError when it belongs to somebody else or is no directory.
+    """
+    if not path.parent.exists():
+        _make_shared(path.parent)
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    found = path.lstat()
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != 0o700:
+        path.chmod(0o700)
+    why = not_private(path)
+    if why:
+        raise PermissionError(why)
+    return path
+
+
+def _make_shared(path: Path) -> None:
+    """Make a directory in which several users have a directory of their own, as in ``/dev/shm/pdctl``."""
+    if not path.parent.exists():
+        _make_shared(path.parent)
+    try:
+        path.mkdir()
+    except FileExistsError:
+        return
+    if path.parent in (Path("/dev/shm"), Path("/tmp")):  # noqa: S108
+        path.chmod(0o1777)
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Put ``data`` into ``path`` (mode 0600), whole or not at all. Raises OSError."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            os.fchmod(fd, 0o600)
+            file.write(data)
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise

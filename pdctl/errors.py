@@ -1,0 +1,29 @@
+"""What pdctl exits with, and the one exception that becomes a line on stderr. Standard library only: ranks use it too."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """Exit codes of every command."""
+
+    CLEAN = 0  # clean, HOLDS, healed
+    FINDING = 1  # a difference, a finding, BROKEN
+    USAGE = 2
+    PARTIAL = 3  # inconclusive, or some ranks did not answer
+    UNREACHABLE = 4  # nothing reached, or not authorised
+    REFUSED = 5  # a safety rule said no
+    FAULT_ACTIVE = 6  # a fault may still be active
+    DEADLINE = 124
+    INTERRUPTED = 130
+
+
+class PdctlError(Exception):
+    """Something the user must know. ``next_step`` says what to do about it, ``code`` is what the command exits with."""
+
+    def __init__(self, message: str, next_step: str = "", code: int = Exit.UNREACHABLE) -> None:
+        super().__init__(message)
+        self.message = message
+        self.next_step = next_step
+        self.code = Exit(code)

@@ -1,0 +1,39 @@
+"""The recorder of a rank whose recording is off: takes everything, keeps nothing."""
+
+from __future__ import annotations
+
+from pdctl.recording import format as f
+
+
+class NullRecorder:
+    """Stands where :class:`pdctl.recording.writer.RecordingWriter` would, with the reason why there is none."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def pulse(self, ticks: int, mono_ns: int) -> None:
+        """Keep nothing."""
+
+    def live(self, stream: int, record: bytes) -> None:
+        """Keep nothing."""
+
+    def close_run(self, record: bytes) -> None:
+        """Keep nothing."""
+
+    def items(self, data: bytes) -> int:  # noqa: ARG002
+        """Keep nothing; the number returned refers to no item."""
+        return 0
+
+    def event(
+        self,
+        kind: int,
+        *,
+        mono_ns: int | None = None,
+        queue: int = f.NO_QUEUE,
+        room: int = 0,
+        slot: int = -1,
+        a: int = 0,
+        b: int = 0,
+        text: str = "",
+    ) -> None:
+        """Keep nothing."""
