@@ -210,8 +210,31 @@ class Call(msgspec.Struct, frozen=True):
     seq: int = -1
 
 
+class FlightEntry(msgspec.Struct, frozen=True):
+    """One collective in PyTorch's flight recorder, as the rank itself recorded it.
+
+    pg_id: torch's number of the group in that process; pg_name: its description there. seq: sequence number in the group.
+    sizes: shapes of the input tensors. retired: the collective is over. state: torch's word, which for Gloo stays
+    ``scheduled`` whatever happens (torch 2.13), so that only ``retired`` tells.
+    """
+
+    pg_id: int
+    pg_name: str
+    seq: int
+    op: str
+    backend: str
+    sizes: tuple[tuple[int, ...], ...]
+    state: str
+    retired: bool
+    created_wall_ns: int
+
+
 class FaultStatus(msgspec.Struct, frozen=True):
-    """A fault as the rank that holds it sees it. left_s: seconds until it ends by itself."""
+    """A fault as the rank that holds it sees it. left_s: seconds until it ends by itself.
+
+    pending writes are held back now; of those that fired, released were done late, dropped had nobody waiting for them
+    any more, failed could not be done. ended: why it is no longer in place, "" while it is.
+    """
 
     id: str
     kind: str
@@ -225,6 +248,11 @@ class FaultStatus(msgspec.Struct, frozen=True):
     owner: str = ""
     room: int = 0
     hits: int = 0
+    released: int = 0
+    dropped: int = 0
+    failed: int = 0
+    last_room: int = 0
+    ended: str = ""
 
 
 class Status(msgspec.Struct, frozen=True):

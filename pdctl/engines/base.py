@@ -240,6 +240,10 @@ class Adapter(Protocol):
     ``identity`` and ``install`` run on the thread that starts the agent, the rest on the agent's own thread while the
     engine runs. An adapter may also have ``poll_awaited() -> bool``: the agent calls it about four times a second, and every
     20 ms while it returns True, so that metadata that comes late is seen landing (:class:`pdctl.model.EventKind` LANDED).
+    On ranks that receive metadata it should have ``transfer_address() -> str``: the address under which the sending
+    side's fault site knows this rank (Mooncake: the session id), "" where unknown: it alone tells two servers apart.
+    A rank that carries the site of a fault has a present Seam ``fault.<kind>`` (``fault.delay-metadata`` where metadata
+    is written), with the engine's function as its detail; the same Seam, not present, where the function is missing.
     """
 
     hooks: Hooks

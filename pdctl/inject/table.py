@@ -1,56 +1,42 @@
-"""Faults inside a rank: kept, decided and ended here, on the monotonic clock. Standard library only.
+"""Faults inside a rank: kept, decided and ended here, on the monotonic clock. Standard library and msgspec only.
 
-With no fault armed a site costs one attribute load and a truth test: ``if table.metadata: …``.
+With no fault in place a site costs one attribute load and a truth test: ``if table.metadata: …``.
 Whatever ends first ends a fault: its TTL, the lease of the client that placed it, its hit count, ``heal``.
 Everything a fault holds back (a deferred write) is let go the moment the fault ends, so that no request waits for ever.
+
+How a site uses it, on whichever thread the engine writes metadata from::
+
+    if table.metadata:                                            # a fault is in place, or still holds something
+        fault = table.metadata_fault(room, dp, tp, address, place)
+        if fault is not None:
+            write = copy_of_the_row()                             # now: the engine reuses the source row
+            if table.hold(fault, write, room=room, place=place, still_wanted=room_is_still_there):
+                return 0
+    return original(...)
+
+No site waits for the table longer than SITE_PATIENCE_S: a write that can't be decided in that time passes. Nothing the
+table calls (release, still_wanted, the recorder) runs under its lock, and each release runs on a thread of its own: one
+that is stuck in a dead connection keeps no other fault from ending.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Hashable
 
+from pdctl.inject.faults import DELAY_METADATA, Fault, Held
 from pdctl.model import FaultStatus
 
-MAX_TTL_S = 900.0
-DEFAULT_TTL_S = 60.0
+SITE_PATIENCE_S = 0.05
+MAX_HELD = 64
+HISTORY = 32
 
-Recorder = Callable[[str, "Fault", int, str], None]
-"""Called as (``armed`` | ``fired`` | ``ended``, fault, room, text)."""
+Recorder = Callable[[str, Fault, int, str], None]
+"""Called as (``armed | fired | released | dropped | failed | ended``, fault, room, text), on any thread."""
 
-
-@dataclass
-class Fault:
-    """One fault in one rank. target_tp / target_dp select the decode rank aimed at, -1 for any. Times are monotonic s."""
-
-    id: str
-    kind: str
-    delay_s: float
-    expires: float
-    lease_expires: float | None
-    target: str
-    target_dp: int = -1
-    target_tp: int = -1
-    room: int = 0
-    hits: int = 0
-    owner: str = ""
-    visits: int = 0
-    eligible: int = 0
-    fired: int = 0
-    number: int = 0
-    ended: str = ""
-
-
-@dataclass(order=True)
-class _Held:
-    due: float
-    order: int
-    fault: Fault = field(compare=False)
-    release: Callable[[], None] = field(compare=False)
+_Note = tuple[str, Fault, int, str]
 
 
 class FaultTable:
@@ -59,141 +45,263 @@ class FaultTable:
     def __init__(self, armed: bool, record: Recorder | None = None) -> None:
         self.armed = armed
         self.metadata: tuple[Fault, ...] = ()
-        self._record = record or (lambda what, fault, room, text: None)
+        """Faults of metadata writes that are in place or still hold one; sites test it before anything else."""
+        self._record = record
         self._faults: dict[str, Fault] = {}
-        self._numbers = itertools.count(1)
-        self._order = itertools.count()
-        self._held: list[_Held] = []
-        self._wake = threading.Condition()
+        self._held: list[Held] = []
+        self._releasing: list[Held] = []
+        self._ended: deque[Fault] = deque(maxlen=HISTORY)
+        self._count = 0
+        self._lock = threading.Lock()
+        self._wake = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
 
     # ---- agent side -----------------------------------------------------------------------------------------------
 
-    def arm(self, fault: Fault) -> None:
-        """Place ``fault``. The caller has checked that the rank is armed and the site exists."""
-        with self._wake:
-            fault.number = next(self._numbers)
+    def arm(self, fault: Fault, *, limit: int = 1) -> str:
+        """Place ``fault`` unless ``limit`` faults are there already; returns "" or why it was not placed.
+
+        One that has ended but still holds something counts. The caller has checked that the rank is armed and the site
+        exists. Raises RuntimeError when the rank can start no thread to end the fault with: nothing is placed then.
+        """
+        with self._lock:
+            there = {known.id: known for known in (*self._faults.values(), *(held.fault for held in self._all_held()))}
+            if fault.id in there:
+                return f"fault {fault.id} is in place already"
+            if len(there) >= limit:
+                return "another fault is in place: " + ", ".join(
+                    f"{f.id} of {f.owner or 'unknown'}" for f in there.values()
+                )
+            self._start()
+            self._count += 1
+            fault.number = self._count
             self._faults[fault.id] = fault
             self._publish()
-            self._start()
-            self._wake.notify()
-        self._record("armed", fault, fault.room, fault.kind)
+            self._wake.notify_all()
+        self._tell([("armed", fault, fault.room, fault.kind)])
+        return ""
 
     def renew(self, fault_id: str, lease_s: float) -> bool:
-        """Extend a fault's lease to ``lease_s`` seconds from now; False when the fault is no longer there."""
-        fault = self._faults.get(fault_id)
-        if fault is None:
-            return False
-        if fault.lease_expires is not None:
-            fault.lease_expires = time.monotonic() + lease_s
-        return True
+        """Extend a fault's lease to ``lease_s`` seconds from now; False when it is no longer in place.
+
+        A lease that has run out can not be revived, even where its end has not been carried out yet.
+        """
+        now = time.monotonic()
+        with self._lock:
+            fault = self._faults.get(fault_id)
+            if fault is None or fault.ends <= now:
+                return False
+            if fault.lease_expires is not None:
+                fault.lease_expires = now + lease_s
+                self._wake.notify_all()
+            return True
 
     def heal(self, fault_id: str | None = None, why: str = "heal") -> list[str]:
-        """End one fault (or all) and let go of what it holds; returns the ids ended. Idempotent."""
-        with self._wake:
+        """End one fault (or all) and let go of what it holds; returns the ids ended now. Idempotent, does not wait."""
+        notes: list[_Note] = []
+        with self._lock:
             ids = [fault_id] if fault_id is not None else list(self._faults)
-            ended = [self._end(self._faults[i], why) for i in ids if i in self._faults]
+            ended = [known for known in ids if known in self._faults]
+            notes += [self._end(self._faults[known], why) for known in ended]
+            self._try_start()
+        self._tell(notes)
         return ended
 
     def status(self) -> tuple[FaultStatus, ...]:
-        """Return the faults in place, with what is still held back."""
+        """Return the faults in place and those that have ended but still hold a write (``ended`` says why)."""
         now = time.monotonic()
-        with self._wake:
-            pending: dict[str, int] = {}
-            for held in self._held:
-                pending[held.fault.id] = pending.get(held.fault.id, 0) + 1
-            return tuple(
-                FaultStatus(
-                    id=f.id, kind=f.kind, target=f.target, delay_s=f.delay_s, left_s=max(0.0, _ends(f) - now),
-                    visits=f.visits, eligible=f.eligible, fired=f.fired, pending=pending.get(f.id, 0), owner=f.owner,
-                    room=f.room, hits=f.hits,
-                )
-                for f in self._faults.values()
-            )
+        with self._lock:
+            there = {fault.id: fault for fault in (*self._faults.values(), *(held.fault for held in self._all_held()))}
+            return tuple(fault.status(now, self._pending(fault)) for fault in there.values())
+
+    def history(self) -> tuple[FaultStatus, ...]:
+        """Return the last faults that ended, oldest first, at most HISTORY of them."""
+        now = time.monotonic()
+        with self._lock:
+            return tuple(fault.status(now, self._pending(fault)) for fault in self._ended)
 
     # ---- site side ------------------------------------------------------------------------------------------------
 
-    def metadata_fault(self, room: int, dp: int, tp: int) -> Fault | None:
-        """Return the fault that takes this metadata write (room; decode rank it goes to), None to let it pass.
+    def metadata_fault(self, room: int, dp: int, tp: int, address: str = "", place: Hashable = None) -> Fault | None:
+        """Return the fault that may take this metadata write (room; decode rank it goes to), None to let it pass.
 
-        A dp of -1 means the site can't tell it; such a write matches a fault that names no dp or dp 0 only.
+        A dp of -1 and an address of "" mean the site can't tell them (:meth:`Fault.aims_at`). Only a following
+        :meth:`hold` takes the write. A write of another room to the same place drops what is held for that place: its
+        row has a new owner.
         """
         now = time.monotonic()
-        for fault in self.metadata:
-            fault.visits += 1
-            if fault.ended or _ends(fault) <= now:
-                continue
-            if fault.room and fault.room != room:
-                continue
-            if fault.target_tp not in (-1, tp) or fault.target_dp not in (-1, max(dp, 0)):
-                continue
-            fault.eligible += 1
-            if fault.hits and fault.fired >= fault.hits:
-                continue
+        if not self._lock.acquire(timeout=SITE_PATIENCE_S):
+            return None
+        try:
+            if place is not None:
+                self._drop(lambda held: held.place == place and held.room != room, "its slot has a new owner")
+            takes = None
+            for fault in self._faults.values():
+                if fault.kind != DELAY_METADATA:
+                    continue
+                fault.visits += 1
+                if fault.ends <= now or not fault.aims_at(room, dp, tp, address):
+                    continue
+                fault.eligible += 1
+                if takes is None and self._may_take(fault, room):
+                    takes = fault
+            return takes
+        finally:
+            self._lock.release()
+
+    def hold(
+        self,
+        fault: Fault,
+        release: Callable[[], object],
+        *,
+        room: int,
+        place: Hashable = None,
+        still_wanted: Callable[[], bool] | None = None,
+    ) -> bool:
+        """Take the write: run ``release`` when the delay is over or the fault ends. False: the site writes it itself.
+
+        release runs once, on a thread of the table, and owns what it writes: a copy of the row made before this call.
+        It is not run when ``still_wanted``, asked just before, says False or raises, or when :meth:`gone` or a later
+        write to ``place`` has shown that the room is over; dropping is right only where the room no longer waits.
+        One room at a time: while something of another room is held, or is being released, the answer is False.
+        """
+        now = time.monotonic()
+        if not self._lock.acquire(timeout=SITE_PATIENCE_S):
+            return False
+        try:
+            if fault.ended or fault.ends <= now or not self._may_take(fault, room) or not self._try_start():
+                return False
+            if room != fault.last_room or not fault.fired:
+                fault.rooms += 1
+                fault.last_room = room
             fault.fired += 1
-            self._record("fired", fault, room, f"tp{tp}")
-            return fault
-        return None
+            self._held.append(Held(now + fault.delay_s, fault, room, release, still_wanted, place))
+            self._wake.notify_all()
+        finally:
+            self._lock.release()
+        self._tell([("fired", fault, room, f"tp{fault.target_tp}")])
+        return True
 
-    def hold(self, fault: Fault, release: Callable[[], None]) -> None:
-        """Run ``release`` on the table's own thread when the fault's delay is over or the fault ends, whichever is first."""
-        with self._wake:
-            if fault.ended:
-                due = 0.0
-            else:
-                due = time.monotonic() + fault.delay_s
-            heapq.heappush(self._held, _Held(due, next(self._order), fault, release))
-            self._start()
-            self._wake.notify()
+    def gone(self, room: int, why: str = "the room was aborted") -> None:
+        """Drop what is held for ``room``: the site has learned that decode waits for it no longer (an ABORT message)."""
+        if self.metadata and self._lock.acquire(timeout=SITE_PATIENCE_S):
+            try:
+                self._drop(lambda held: held.room == room, why)
+            finally:
+                self._lock.release()
 
-    # ---- own thread -----------------------------------------------------------------------------------------------
+    # ---- under the lock -------------------------------------------------------------------------------------------
 
-    def _start(self) -> None:
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._run, name="pdctl-faults", daemon=True)
-            self._thread.start()
+    def _all_held(self) -> list[Held]:
+        return self._held + self._releasing
 
-    def _run(self) -> None:
-        while True:
-            due: list[_Held] = []
-            with self._wake:
-                now = time.monotonic()
-                for fault in list(self._faults.values()):
-                    if _ends(fault) <= now:
-                        self._end(fault, "lease lost" if fault.expires > now else "time is up")
-                    elif fault.hits and fault.fired >= fault.hits and not any(h.fault is fault for h in self._held):
-                        self._end(fault, "hit count reached")
-                while self._held and self._held[0].due <= now:
-                    due.append(heapq.heappop(self._held))
-                if not due:
-                    if not self._faults and not self._held:
-                        self._thread = None
-                        return
-                    waits = [_ends(fault) - now for fault in self._faults.values()]
-                    waits += [held.due - now for held in self._held[:1]]
-                    self._wake.wait(min(1.0, max(0.0, min(waits))))
-            for held in due:
-                try:
-                    held.release()
-                except Exception as error:  # the engine's write failed: say so, keep the thread
-                    self._record("ended", held.fault, 0, f"late write failed: {error}"[:72])
+    def _pending(self, fault: Fault) -> int:
+        return sum(held.fault is fault for held in self._all_held())
 
-    def _end(self, fault: Fault, why: str) -> str:
-        """Take the fault out; caller holds the lock. What it held becomes due now."""
+    def _may_take(self, fault: Fault, room: int) -> bool:
+        mine = [held for held in self._all_held() if held.fault is fault]
+        if any(held.room != room for held in mine) or len(self._all_held()) >= MAX_HELD:
+            return False
+        return not fault.hits or fault.rooms < fault.hits or (bool(mine) and room == fault.last_room)
+
+    def _drop(self, over: Callable[[Held], bool], why: str) -> None:
+        found = False
+        for held in self._held:
+            if over(held):
+                held.why_dropped, held.due, found = why, 0.0, True
+        if found:
+            self._wake.notify_all()
+
+    def _end(self, fault: Fault, why: str) -> _Note:
         fault.ended = why
         self._faults.pop(fault.id, None)
-        self._publish()
+        self._ended.append(fault)
         for held in self._held:
             if held.fault is fault:
                 held.due = 0.0
-        heapq.heapify(self._held)
-        self._wake.notify()
-        self._record("ended", fault, 0, why)
-        return fault.id
+        self._publish()
+        self._wake.notify_all()
+        return ("ended", fault, 0, why)
 
     def _publish(self) -> None:
-        self.metadata = tuple(f for f in self._faults.values() if f.kind == "delay-metadata")
+        there = {id(fault): fault for fault in (*self._faults.values(), *(held.fault for held in self._all_held()))}
+        self.metadata = tuple(fault for fault in there.values() if fault.kind == DELAY_METADATA)
 
+    # ---- own threads ----------------------------------------------------------------------------------------------
 
-def _ends(fault: Fault) -> float:
-    return fault.expires if fault.lease_expires is None else min(fault.expires, fault.lease_expires)
+    def _start(self) -> None:
+        """Have the keeper run; caller holds the lock. Raises RuntimeError when no thread can be started."""
+        if self._thread is None or not self._thread.is_alive():
+            thread = threading.Thread(target=self._keep, name="pdctl-faults", daemon=True)
+            thread.start()
+            self._thread = thread
+
+    def _try_start(self) -> bool:
+        if not (self._faults or self._held):
+            return True
+        try:
+            self._start()
+        except RuntimeError:
+            return False
+        return True
+
+    def _keep(self) -> None:
+        while True:
+            with self._lock:
+                notes, due = self._turn(time.monotonic())
+                if not notes and not due:
+                    if not self._faults and not self._held:
+                        self._thread = None
+                        return
+                    times = [fault.ends for fault in self._faults.values()] + [held.due for held in self._held]
+                    self._wake.wait(min(1.0, max(0.0, min(times) - time.monotonic())))
+            for held in due:
+                self._let_go(held)
+            self._tell(notes)
+
+    def _turn(self, now: float) -> tuple[list[_Note], list[Held]]:
+        notes = []
+        for fault in list(self._faults.values()):
+            if fault.ends <= now:
+                notes.append(self._end(fault, "lease lost" if fault.expires > now else "time is up"))
+            elif fault.hits and fault.rooms >= fault.hits and not self._pending(fault):
+                notes.append(self._end(fault, "hit count reached"))
+        due = [held for held in self._held if held.due <= now]
+        if due:
+            self._held = [held for held in self._held if held.due > now]
+            self._releasing += due
+        return notes, due
+
+    def _let_go(self, held: Held) -> None:
+        try:
+            threading.Thread(target=self._settle, args=(held,), name="pdctl-release", daemon=True).start()
+        except RuntimeError:  # no thread to be had: late is better than never
+            self._settle(held)
+
+    def _settle(self, held: Held) -> None:
+        what, text = "failed", ""
+        try:
+            if not held.why_dropped and held.still_wanted is not None and not held.still_wanted():
+                held.why_dropped = "nobody waits for it any more"
+            if held.why_dropped:
+                what, text = "dropped", held.why_dropped
+            else:
+                held.release()
+                what = "released"
+        except BaseException as error:  # noqa: BLE001 - engine code on our thread: said, never raised further
+            text = f"late write failed: {type(error).__name__}: {error}"
+        with self._lock:
+            self._releasing.remove(held)
+            setattr(held.fault, what, getattr(held.fault, what) + 1)
+            self._publish()
+            self._wake.notify_all()
+        self._tell([(what, held.fault, held.room, text)])
+
+    def _tell(self, notes: list[_Note]) -> None:
+        if self._record is None:
+            return
+        for what, fault, room, text in notes:
+            try:
+                self._record(what, fault, room, text)
+            except Exception:  # noqa: BLE001, S110 - a recording that can't be written keeps no fault from ending
+                pass
