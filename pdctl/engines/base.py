@@ -55,19 +55,22 @@ class Hooks:
         if original is None:
             return False
         site = self.sites.setdefault(name, Site(name))
-        own = attribute in vars(owner)
-        setattr(owner, attribute, make(original, site))
-        self._undo.append((owner, attribute, original if own else None))
+        raw = vars(owner).get(attribute)
+        made: Any = make(original, site)
+        if isinstance(raw, staticmethod):
+            made = staticmethod(made)
+        setattr(owner, attribute, made)
+        self._undo.append((owner, attribute, raw))
         return True
 
     def remove_all(self) -> None:
         """Put every original back, the last hook first."""
         while self._undo:
-            owner, attribute, original = self._undo.pop()
-            if original is None:
+            owner, attribute, raw = self._undo.pop()
+            if raw is None:
                 delattr(owner, attribute)
             else:
-                setattr(owner, attribute, original)
+                setattr(owner, attribute, raw)
 
     def errors(self) -> dict[str, int]:
         """Return the sites with swallowed exceptions and how many there were."""
@@ -89,11 +92,24 @@ class PollHooks:
         self._hooks = hooks
         self._group_index = group_index
         self.current: QueueTap | None = None
+        """The tap whose queue is about to be polled; None outside of a queue's method and after its poll."""
+        self._polling: QueueTap | None = None
         self._entered = False
 
-    def poll_method(self, owner: Any, attribute: str, site_name: str, tap_of: Callable[[Any], QueueTap],
-                    queue_of: Callable[[Any], list[Any]], *, leaves: bool = True) -> bool:
-        """Hook a method that polls one queue once a turn. ``leaves``: the method also removes what is done."""
+    def poll_method(
+        self,
+        owner: Any,
+        attribute: str,
+        site_name: str,
+        tap_of: Callable[..., QueueTap | None],
+        queue_of: Callable[..., list[Any]],
+        *,
+        leaves: bool = True,
+    ) -> bool:
+        """Hook a method that polls one queue once a turn. ``leaves``: the method also removes what is done.
+
+        tap_of and queue_of get the method's arguments; a tap of None means that this call polls no queue pdctl follows.
+        """
 
         def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
             def polls_queue(self_: Any, *args: Any, **kwargs: Any) -> Any:
@@ -101,10 +117,11 @@ class PollHooks:
                     return original(self_, *args, **kwargs)
                 tap = None
                 try:
-                    tap = tap_of(self_)
-                    tap.visit(queue_of(self_))
-                    self.current = tap
-                    self._entered = False
+                    tap = tap_of(self_, *args, **kwargs)
+                    if tap is not None:
+                        tap.visit(queue_of(self_, *args, **kwargs))
+                        self.current = tap
+                        self._entered = False
                 except Exception as error:
                     site.failed(error)
                 try:
@@ -113,7 +130,7 @@ class PollHooks:
                     self.current = None
                     if leaves and tap is not None:
                         try:
-                            tap.leave(queue_of(self_))
+                            tap.leave(queue_of(self_, *args, **kwargs))
                         except Exception as error:
                             site.failed(error)
 
@@ -140,22 +157,33 @@ class PollHooks:
 
         return self._hooks.wrap(owner, attribute, site_name, make)
 
-    def poll_function(self, owner: Any, attribute: str, pollers_of: Callable[..., list[Any]], group_of: Callable[..., Any]) -> bool:
-        """Hook a module-level poll function. pollers_of / group_of pick the pollers and the group from its arguments."""
+    def poll_function(
+        self, owner: Any, attribute: str, pollers_of: Callable[..., list[Any]], group_of: Callable[..., Any]
+    ) -> bool:
+        """Hook a module-level poll function. pollers_of / group_of pick the pollers and the group from its arguments.
+
+        A group of None means that this rank reduces nothing (its polls come from elsewhere): not a round. A queue's method
+        polls its queue with the first poll function it calls; what it may reduce after that is something else.
+        """
 
         def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
             def polls(*args: Any, **kwargs: Any) -> Any:
                 tap = self.current
                 if tap is None or not site.on:
                     return original(*args, **kwargs)
+                self.current = None
+                self._polling = tap
                 try:
-                    tap.polled(pollers_of(*args, **kwargs))
-                except Exception as error:
-                    site.failed(error)
-                result = original(*args, **kwargs)
+                    try:
+                        tap.polled(pollers_of(*args, **kwargs))
+                    except Exception as error:
+                        site.failed(error)
+                    result = original(*args, **kwargs)
+                finally:
+                    self._polling = None
                 try:
-                    if not self._entered and self.current is tap:
-                        # a group of one: the engine skips the collective, the round is still a round
+                    if not self._entered:
+                        # a group of one: the engine may skip the collective, the round is still a round
                         self._alone(tap, result, group_of(*args, **kwargs))
                 except Exception as error:
                     site.failed(error)
@@ -166,18 +194,19 @@ class PollHooks:
         return self._hooks.wrap(owner, attribute, "poll", make)
 
     def _alone(self, tap: QueueTap, polls: list[int], group: Any) -> None:
+        if group is None:
+            return
         data = bytes(polls)
         number = self._group_index(group)
         tap.entering(number, data, 1)
         tap.left(number, data, 1)
-        self._entered = True
 
     def gate_function(self, owner: Any, attribute: str) -> bool:
         """Hook the metadata gate, whose first argument is this rank's own polls, changed in place."""
 
         def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
             def gate(polls: list[int], *args: Any, **kwargs: Any) -> Any:
-                tap = self.current
+                tap = self._polling
                 if tap is not None and site.on:
                     try:
                         tap.raw(polls)
@@ -199,7 +228,7 @@ class PollHooks:
 
     def all_reduce(self, original: Callable[..., Any], site: Site, tensor: Any, args: Any, kwargs: Any) -> Any:
         """Run the engine's all_reduce of one round of polls, recorded before and after."""
-        tap = self.current
+        tap = self._polling
         if tap is None or not site.on:
             return original(tensor, *args, **kwargs)
         number = width = -1
