@@ -1,4 +1,4 @@
-"""What pdctl exits with, and the one exception that becomes a line on stderr. Standard library only: ranks use it too."""
+"""What pdctl exits with, and the one exception that becomes a line on stderr. Standard library only: ranks use it."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ MAX_MESSAGE = 8 * 1024 * 1024
 MAX_REQUEST = 64 * 1024
 
 
-class Request(msgspec.Struct, omit_defaults=True):
-    """One question to an agent. ``op`` is one of ``hello status queues recording flight_recorder inject heal``."""
+class Request(msgspec.Struct):
+    """One question to an agent. ``op``: ``hello status queues recording flight_recorder faults inject renew heal``."""
 
     op: str
     v: int = PROTOCOL
@@ -24,7 +24,7 @@ class Request(msgspec.Struct, omit_defaults=True):
     args: dict[str, Any] = {}
 
 
-class Reply(msgspec.Struct, omit_defaults=True):
+class Reply(msgspec.Struct):
     """An agent's answer. ``error`` is empty on success; ``code`` is an exit code of :mod:`pdctl.errors` otherwise."""
 
     v: int = PROTOCOL
@@ -46,7 +46,7 @@ _request = msgspec.msgpack.Decoder(Request)
 _reply = msgspec.msgpack.Decoder(Reply)
 
 
-class ProtocolMismatch(ValueError):
+class ProtocolMismatch(ValueError):  # noqa: N818  # it names what was found, as the message does
     """The other side speaks another protocol version; ``version`` is the one it speaks."""
 
     def __init__(self, version: int) -> None:

@@ -71,7 +71,7 @@ def parse_stem(name: str) -> tuple[int, int] | None:
 
 
 def not_private(path: Path) -> str:
-    """Return why ``path`` is no directory of this user alone, "" when it is. Raises OSError when it can't be looked at."""
+    """Return why ``path`` is no directory of this user alone, "" when it is. Raises OSError when there is nothing."""
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
         return f"{path} is not a directory"

@@ -10,6 +10,7 @@ class NullRecorder:
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
+        self.rounds_capacity = self.items_capacity = 1 << 40  # a ring that never comes round
 
     def pulse(self, ticks: int, mono_ns: int) -> None:
         """Keep nothing."""

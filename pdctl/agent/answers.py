@@ -1,0 +1,106 @@
+"""What the agent answers to each question. Runs on the agent's thread, under the GIL, next to a working engine.
+
+Everything is built from plain tuples and msgspec structs and encoded at once: 1,000 requests take about a tenth of a
+millisecond that way, a walk over the engine's objects a hundred times as much.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+
+from pdctl.agent import flight
+from pdctl.agent.paths import Registration
+from pdctl.agent.stack import call_of, frames_of, thread_frame
+from pdctl.errors import Exit, PdctlError
+from pdctl.model import Call, FlightEntry, Snapshot, Status
+from pdctl.recording.writer import RecordingWriter
+
+if TYPE_CHECKING:
+    from pdctl.agent.core import Agent
+
+MAX_CHUNK = 1 << 20
+_FAULT_OPS = frozenset(("inject", "renew", "heal", "faults"))
+
+
+class Answers:
+    """Answers of one agent. cpu_s gives the CPU seconds of the agent's thread."""
+
+    def __init__(self, agent: Agent, registration: Registration, cpu_s: Callable[[], float]) -> None:
+        self._agent = agent
+        self._registration = registration
+        self._cpu_s = cpu_s
+        self._ops: dict[str, Callable[[dict[str, Any]], Any]] = {
+            "hello": lambda _: self._registration,
+            "status": self._status,
+            "queues": self._queues,
+            "recording": self._recording,
+            "flight_recorder": self._flight_recorder,
+        }
+
+    def answer(self, op: str, args: dict[str, Any]) -> Any:
+        """Return what ``op`` asks for, ready to encode. Raises PdctlError, or whatever the adapter raises."""
+        if op in _FAULT_OPS:
+            from pdctl.inject import ops
+
+            return ops.handle(op, args, self._agent.faults, self._agent.adapter)
+        known = self._ops.get(op)
+        if known is None:
+            raise PdctlError(f"this agent does not know {op[:40]!r}", "It may be of an older pdctl.", Exit.UNREACHABLE)
+        return known(args)
+
+    def _status(self, _: dict[str, Any]) -> Status:
+        adapter, r = self._agent.adapter, self._registration
+        frame = thread_frame()
+        stack = frames_of(frame)
+        call = call_of(frame, stack, adapter.group_kind, adapter.step_of) if frame is not None else Call()
+        del frame  # a frame keeps its thread's locals alive
+        ticks, tick_ns = adapter.ticks()
+        return Status(
+            identity=r.identity,
+            mono_ns=time.monotonic_ns(),
+            ticks=ticks,
+            tick_mono_ns=tick_ns,
+            call=call,
+            stack=stack,
+            rounds=adapter.ordinals(),
+            seams=adapter.seams(),
+            recording=r.recording,
+            recording_off=r.recording_off,
+            hook_errors=adapter.hooks.errors(),
+            hooks_removed=adapter.hooks.removed(),
+            faults=self._agent.faults.status(),
+            agent_cpu_s=self._cpu_s(),
+        )
+
+    def _queues(self, _: dict[str, Any]) -> Snapshot:
+        adapter = self._agent.adapter
+        queues, missing = adapter.queues()
+        ticks = adapter.ticks()[0]
+        return Snapshot(time.monotonic_ns(), ticks, queues, adapter.slots(), missing)
+
+    def _recording(self, args: dict[str, Any]) -> bytes:
+        recorder = self._agent.recorder
+        if not isinstance(recorder, RecordingWriter):
+            raise PdctlError(f"recording is off: {recorder.reason}")
+        span = msgspec.convert(args, _Span)
+        return recorder.read(span.offset, min(span.length, MAX_CHUNK))
+
+    def _flight_recorder(self, _: dict[str, Any]) -> list[FlightEntry]:
+        try:
+            return flight.last_entries()
+        except LookupError as error:
+            raise PdctlError(str(error)) from None
+
+
+_Size = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Span(msgspec.Struct, forbid_unknown_fields=True):
+    """Part of a recording, in bytes."""
+
+    offset: _Size
+    length: _Size

@@ -1,0 +1,224 @@
+"""The agent of one rank: started once per process with an adapter, stopped when the process ends.
+
+What goes wrong here must not reach the engine: the recording can be off, the socket can be off, and the rank goes on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+import pdctl
+from pdctl.agent import paths
+from pdctl.engines.base import MAX_ERRORS, Adapter, Site
+from pdctl.inject.faults import Fault
+from pdctl.inject.table import FaultTable
+from pdctl.model import EventKind, Identity
+from pdctl.recording import format as f
+from pdctl.recording.null import NullRecorder
+from pdctl.recording.writer import RecordingWriter, process_start
+from pdctl.wire import PROTOCOL
+
+if TYPE_CHECKING:
+    from pdctl.agent.server import Server
+
+log = logging.getLogger("pdctl")
+
+_FAULT_EVENTS = {"armed": EventKind.FAULT_ARMED, "fired": EventKind.FAULT_FIRED, "ended": EventKind.FAULT_ENDED}
+
+
+def _on(env: Mapping[str, str], name: str) -> bool:
+    return env.get(name, "").strip().lower() in ("1", "on", "yes", "true")
+
+
+def _off(env: Mapping[str, str], name: str) -> bool:
+    return env.get(name, "").strip().lower() in ("0", "off", "no", "false")
+
+
+class Agent:
+    """One rank's agent. :meth:`start` is the way to get one."""
+
+    current: Agent | None = None
+    _starting = threading.Lock()
+
+    def __init__(self, adapter: Adapter, env: Mapping[str, str], loaded_by: str) -> None:
+        self.adapter = adapter
+        self.pid = os.getpid()
+        self.identity = self._stamp(adapter.identity(), env, loaded_by)
+        self.recorder: RecordingWriter | NullRecorder = self._recorder(env)
+        self.faults = FaultTable(self.identity.armed, self._fault_event)
+        self._install()
+        self.server: Server | None = None
+        self.registration = self._serve(env)
+
+    @classmethod
+    def start(cls, adapter: Adapter, loaded_by: str = "") -> Agent | None:
+        """Start the agent of this process and return it, or the one that is already there. Never raises.
+
+        None when it is switched off (PDCTL_AGENT=off) or could not start; the reason is logged, in one line.
+        """
+        with cls._starting:
+            if cls.current is not None or _off(os.environ, "PDCTL_AGENT"):
+                return cls.current
+            try:
+                agent = cls(adapter, os.environ, loaded_by)
+                cls.current = agent
+                _stop_at_exit(agent)
+                log.info("%s", agent.start_line())
+            except Exception as error:  # noqa: BLE001  # the engine must not notice
+                log.info("pdctl agent is off: %s: %s", type(error).__name__, error)
+            return cls.current
+
+    def start_line(self) -> str:
+        """Return the one line the agent logs: who it is and what is off, with the reason."""
+        r = self.registration
+        socket = r.endpoint or f"socket off ({r.endpoint_off})"
+        recording = r.recording or f"recording off ({r.recording_off})"
+        armed = ", faults can be injected (PDCTL_ARM=1)" if self.identity.armed else ""
+        return f"pdctl agent {pdctl.__version__} in {self.identity.label}: {socket}, {recording}{armed}"
+
+    def stop(self) -> None:
+        """End the agent: faults healed, hooks out, socket and registration gone, recording closed. Idempotent."""
+        if Agent.current is self:
+            Agent.current = None
+        if os.getpid() != self.pid:
+            return
+        self.faults.heal(why="agent stopped")
+        self.adapter.hooks.remove_all()
+        if self.server is not None:
+            self.server.stop()
+            self.server = None
+        if self.registration.endpoint:
+            socket = Path(self.registration.endpoint.removeprefix("ipc://"))
+            socket.unlink(missing_ok=True)
+            socket.with_suffix(paths.REGISTRATION_SUFFIX).unlink(missing_ok=True)
+        if isinstance(self.recorder, RecordingWriter):
+            self.recorder.stop()
+
+    # ---- parts ------------------------------------------------------------------------------------------------------
+
+    def _stamp(self, identity: Identity, env: Mapping[str, str], loaded_by: str) -> Identity:
+        """Return the adapter's identity with what the agent knows better."""
+        return msgspec.structs.replace(
+            identity,
+            pid=self.pid,
+            proc_start=process_start(self.pid),
+            pdctl_version=pdctl.__version__,
+            started_wall_ns=identity.started_wall_ns or time.time_ns(),
+            started_mono_ns=identity.started_mono_ns or time.monotonic_ns(),
+            cluster=env.get("PDCTL_CLUSTER") or identity.cluster,
+            armed=_on(env, "PDCTL_ARM"),
+            loaded_by=loaded_by or identity.loaded_by,
+        )
+
+    @property
+    def _stem(self) -> str:
+        return paths.stem(self.pid, self.identity.proc_start)
+
+    def _recorder(self, env: Mapping[str, str]) -> RecordingWriter | NullRecorder:
+        if _off(env, "PDCTL_RECORD"):
+            return NullRecorder("switched off (PDCTL_RECORD=off)")
+        try:
+            size = int(env.get("PDCTL_RECORD_SIZE") or f.DEFAULT_SIZE)
+            folder = paths.private_dir(paths.record_dir(env))
+            path = folder / f"{self._stem}{paths.RECORDING_SUFFIX}"
+            path.unlink(missing_ok=True)  # the name is this process's: what is there is of another boot
+            return RecordingWriter.create(path, msgspec.json.encode(self.identity), size=size)
+        except (OSError, ValueError) as error:
+            return NullRecorder(str(error))
+
+    def _install(self) -> None:
+        try:
+            self.adapter.install(self.recorder, self.faults)
+        except Exception as error:  # noqa: BLE001  # seams missing: the rank still tells where it is
+            self.adapter.hooks.remove_all()
+            site = self.adapter.hooks.sites.setdefault("install", Site("install"))
+            for _ in range(MAX_ERRORS):
+                site.failed(error)
+
+    def _serve(self, env: Mapping[str, str]) -> paths.Registration:
+        written = isinstance(self.recorder, RecordingWriter)
+        r = paths.Registration(
+            protocol=PROTOCOL,
+            identity=self.identity,
+            recording=str(self.recorder.path) if isinstance(self.recorder, RecordingWriter) else "",
+            recording_size=self.recorder.size if isinstance(self.recorder, RecordingWriter) else 0,
+            recording_off="" if written else self.recorder.reason,  # type: ignore[union-attr]
+        )
+        reasons: list[str] = []
+        for folder in paths.run_dirs(env):
+            try:
+                return self._bind(paths.private_dir(folder), r)
+            except Exception as error:  # noqa: BLE001  # zmq missing, directory refused: said in the log line
+                reasons.append(str(error))
+        return msgspec.structs.replace(r, endpoint_off="; ".join(reasons))
+
+    def _bind(self, folder: Path, r: paths.Registration) -> paths.Registration:
+        from pdctl.agent.server import Server
+
+        socket = folder / f"{self._stem}{paths.SOCKET_SUFFIX}"
+        length = len(os.fsencode(socket))
+        if length > paths.SOCKET_PATH_MAX:
+            raise OSError(f"path of the socket is {length} bytes, at most {paths.SOCKET_PATH_MAX} fit: {socket}")
+        r = msgspec.structs.replace(r, endpoint=f"ipc://{socket}")
+        self.server = Server(self, r)
+        self.server.start(socket)
+        try:
+            paths.write_private(socket.with_suffix(paths.REGISTRATION_SUFFIX), msgspec.json.encode(r))
+        except BaseException:
+            self.server.stop()
+            self.server = None
+            raise
+        return r
+
+    def _fault_event(self, what: str, fault: Fault, room: int, text: str) -> None:
+        kind = _FAULT_EVENTS.get(what, EventKind.NOTE)
+        if kind == EventKind.NOTE:
+            text = f"{fault.kind} {what}: {text}" if text else f"{fault.kind} {what}"
+        elif kind != EventKind.FAULT_ENDED:
+            text = fault.kind
+        self.recorder.event(kind, room=room, a=fault.number, b=fault.target_tp, text=text)
+        if what in ("armed", "ended"):  # a deliberate fault is the one thing an engine's log must show
+            log.warning("pdctl fault %s (%s, %s) %s: %s", fault.id, fault.kind, fault.target, what, text)
+
+
+def _stop_at_exit(agent: Agent) -> None:
+    def stop() -> None:
+        try:
+            agent.stop()
+        except Exception:  # noqa: BLE001, S110  # at exit there is nobody to tell
+            pass
+
+    atexit.register(stop)
+    # Children forked by multiprocessing end without running atexit; their own finalizers do run.
+    util: Any = sys.modules.get("multiprocessing.util")
+    if util is not None:
+        util.Finalize(None, stop, exitpriority=1)
+
+
+_of_the_parent: list[Agent] = []
+
+
+def _forked() -> None:
+    """Forget the parent's agent in a forked child: its thread is not here, its files are not ours."""
+    Agent._starting = threading.Lock()
+    agent, Agent.current = Agent.current, None
+    if agent is None:
+        return
+    _of_the_parent.append(agent)  # never finalized here: its ZeroMQ context belongs to the parent
+    try:
+        agent.adapter.hooks.remove_all()
+    except Exception:  # noqa: BLE001, S110  # the child goes on, hooked or not
+        pass
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,143 @@
+"""The agent's thread: answers a ZeroMQ ROUTER socket while the rank's main thread does whatever it does.
+
+Nothing that arrives here can end the thread: what can't be read is answered with an error, or dropped where there is
+nobody to answer.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import zmq
+
+from pdctl import wire
+from pdctl.agent.answers import Answers
+from pdctl.engines.base import Site
+from pdctl.errors import Exit, PdctlError
+
+if TYPE_CHECKING:
+    from pdctl.agent.core import Agent
+    from pdctl.agent.paths import Registration
+
+IDLE_MS = 250
+AWAITING_MS = 20
+_MAX_FRAMES = 4
+_BURST = 64
+"""Requests answered before the thread looks at anything else."""
+
+# Signals are the main thread's business. Those a fault raises in this thread must still reach their handler.
+_NOT_OURS = {
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD,
+    signal.SIGALRM, signal.SIGWINCH, signal.SIGCONT,
+}  # fmt: skip
+
+
+class Server:
+    """One daemon thread and its socket."""
+
+    def __init__(self, agent: Agent, registration: Registration) -> None:
+        self._agent = agent
+        self._answers = Answers(agent, registration, self.cpu_s)
+        self._context = zmq.Context(io_threads=1)
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        self._thread = threading.Thread(target=self._run, name="pdctl-agent", daemon=True)
+        self._stopping = False
+        self._poll_awaited = getattr(agent.adapter, "poll_awaited", None)
+        self.dropped = 0
+
+    def start(self, path: Path) -> None:
+        """Bind the socket to ``path`` (mode 0600) and start the thread. Raises OSError (zmq.ZMQError is one)."""
+        socket = self._socket
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_REQUEST)
+        socket.setsockopt(zmq.RCVHWM, 128)
+        socket.setsockopt(zmq.SNDHWM, 32)
+        try:
+            socket.bind(f"ipc://{path}")
+            path.chmod(0o600)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread within one poll and close the socket. Called once, from any other thread."""
+        self._stopping = True
+        self._thread.join(timeout=2.0)
+        if not self._thread.is_alive():
+            self._context.destroy(linger=0)
+
+    def cpu_s(self) -> float:
+        """Return the CPU seconds of the agent's thread so far; only that thread may ask."""
+        return time.thread_time()
+
+    # ---- the thread -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_OURS)
+        while not self._stopping and os.getpid() == self._agent.pid:
+            try:
+                if self._socket.poll(AWAITING_MS if self._awaiting() else IDLE_MS):
+                    self._drain()
+            except zmq.ContextTerminated:
+                return
+            except Exception:  # noqa: BLE001  # one bad turn must not end the agent, nor spin
+                self.dropped += 1
+                time.sleep(0.05)
+
+    def _awaiting(self) -> bool:
+        if self._poll_awaited is None:
+            return False
+        try:
+            return bool(self._poll_awaited())
+        except Exception as error:  # noqa: BLE001
+            site = self._agent.adapter.hooks.sites.setdefault("poll_awaited", Site("poll_awaited"))
+            site.failed(error)
+            if not site.on:
+                self._poll_awaited = None
+            return False
+
+    def _drain(self) -> None:
+        for _ in range(_BURST):
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._serve(frames)
+
+    def _serve(self, frames: list[bytes]) -> None:
+        body = [frame for frame in frames[1:] if frame]  # a REQ client puts an empty frame in between
+        if len(frames) > _MAX_FRAMES or len(body) != 1:
+            self.dropped += 1
+            return
+        try:
+            self._socket.send_multipart([*frames[:-1], self._reply(body[0])], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            self.dropped += 1  # the client is gone or doesn't read
+
+    def _reply(self, frame: bytes) -> bytes:
+        number = 0
+        try:
+            request = wire.decode_request(frame)
+            number = request.id
+            raw = wire.encode(self._answers.answer(request.op, request.args))
+            if len(raw) > wire.MAX_MESSAGE - 1024:
+                raise PdctlError(f"the answer is {len(raw)} bytes, over the limit of {wire.MAX_MESSAGE}")
+            return wire.encode(wire.Reply(id=number, body=msgspec.Raw(raw)))
+        except wire.ProtocolMismatch as error:
+            return self._error(number, str(error), Exit.UNREACHABLE)
+        except PdctlError as error:
+            text = f"{error.message}\n{error.next_step}" if error.next_step else error.message
+            return self._error(number, text, error.code)
+        except Exception as error:  # noqa: BLE001  # whatever it was, the client is told and the thread lives
+            return self._error(number, f"{type(error).__name__}: {error}"[:500], Exit.UNREACHABLE)
+
+    @staticmethod
+    def _error(number: int, text: str, code: int) -> bytes:
+        return wire.encode(wire.Reply(id=number, error=text or "unknown error", code=int(code)))

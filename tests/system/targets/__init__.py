@@ -1,0 +1,1 @@
+"""Child programs that system tests start as processes of their own."""
