@@ -10,7 +10,7 @@ How a site uses it, on whichever thread the engine writes metadata from::
         fault = table.metadata_fault(room, dp, tp, address, place)
         if fault is not None:
             write = copy_of_the_row()                             # now: the engine reuses the source row
-            if table.hold(fault, write, room=room, place=place, still_wanted=room_is_still_there):
+            if table.hold(fault, write, room=room, tp=tp, place=place, still_wanted=room_is_there):
                 return 0
     return original(...)
 
@@ -125,7 +125,7 @@ class FaultTable:
     def metadata_fault(self, room: int, dp: int, tp: int, address: str = "", place: Hashable = None) -> Fault | None:
         """Return the fault that may take this metadata write (room; decode rank it goes to), None to let it pass.
 
-        A dp of -1 and an address of "" mean the site can't tell them (:meth:`Fault.aims_at`). Only a following
+        A dp of -1 and an address of "" mean the site can't tell them (:meth:`Target.is_at`). Only a following
         :meth:`hold` takes the write. A write of another room to the same place drops what is held for that place: its
         row has a new owner.
         """
@@ -155,6 +155,7 @@ class FaultTable:
         release: Callable[[], object],
         *,
         room: int,
+        tp: int = -1,
         place: Hashable = None,
         still_wanted: Callable[[], bool] | None = None,
     ) -> bool:
@@ -179,11 +180,11 @@ class FaultTable:
             self._wake.notify_all()
         finally:
             self._lock.release()
-        self._tell([("fired", fault, room, f"tp{fault.target_tp}")])
+        self._tell([("fired", fault, room, f"tp{tp}" if tp >= 0 else "")])
         return True
 
     def gone(self, room: int, why: str = "the room was aborted") -> None:
-        """Drop what is held for ``room``: the site has learned that decode waits for it no longer (an ABORT message)."""
+        """Drop what is held for ``room``: the site has learned that decode no longer waits (an ABORT message)."""
         if self.metadata and self._lock.acquire(timeout=SITE_PATIENCE_S):
             try:
                 self._drop(lambda held: held.room == room, why)

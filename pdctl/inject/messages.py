@@ -1,0 +1,77 @@
+"""What goes over a control socket for faults: arguments and bodies of the ops ``inject renew heal faults``.
+
+One definition for both sides. Seconds everywhere; a rank turns them into moments of its own clock when they arrive.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from pdctl.inject.faults import DEFAULT_TTL_S, Target
+from pdctl.model import FaultStatus, Seam
+
+
+class InjectArgs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Place one fault. lease_s is 0 for a detached fault, which its TTL ends.
+
+    limit: faults that may be in place on the rank with this one, 1 unless the operator widened it by name.
+    """
+
+    id: str
+    kind: str
+    delay_s: float
+    label: str
+    targets: tuple[Target, ...]
+    ttl_s: float = DEFAULT_TTL_S
+    lease_s: float = 0.0
+    room: int = 0
+    hits: int = 0
+    owner: str = ""
+    limit: int = 1
+
+
+class InjectBody(msgspec.Struct, frozen=True):
+    """The fault as it was placed."""
+
+    fault: FaultStatus
+
+
+class RenewArgs(msgspec.Struct, frozen=True):
+    """Extend a lease, and ask how the fault is doing."""
+
+    id: str
+    lease_s: float
+
+
+class RenewBody(msgspec.Struct, frozen=True):
+    """renewed: it was in place. fault: how it is doing or how it ended, None for an id this rank does not know."""
+
+    renewed: bool
+    fault: FaultStatus | None
+
+
+class HealArgs(msgspec.Struct, frozen=True):
+    """End one fault, all of them where id is empty. why goes into the recording."""
+
+    id: str = ""
+    why: str = "heal"
+
+
+class HealBody(msgspec.Struct, frozen=True):
+    """ended: ids ended by this call. left: what is in place or still holds a write after it."""
+
+    ended: tuple[str, ...]
+    left: tuple[FaultStatus, ...]
+
+
+class FaultsBody(msgspec.Struct, frozen=True):
+    """left: in place or still holding a write. past: the last that ended. sites: Seams ``fault.…`` of this rank.
+
+    address: this rank's own as transfers know it, "" where unknown.
+    """
+
+    armed: bool
+    left: tuple[FaultStatus, ...]
+    past: tuple[FaultStatus, ...]
+    sites: tuple[Seam, ...]
+    address: str = ""
