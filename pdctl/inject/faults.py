@@ -48,7 +48,7 @@ NOBODY = -2
 class Fault:
     """One fault in one rank. Times are seconds of the rank's monotonic clock.
 
-    label names the decode ranks aimed at. room: this room only, 0 for any. hits: rooms to take, 0 for no limit.
+    target names the decode ranks aimed at. room: this room only, 0 for any. hits: rooms to take, 0 for no limit.
     visits: writes the site saw; eligible: those that matched; fired: those held back; rooms: rooms among these.
     released: held writes done; dropped: held writes never done because nobody waited for them any more; failed: held
     writes that the engine could not do. ended: why it is no longer in place, "" while it is.
@@ -59,7 +59,7 @@ class Fault:
     delay_s: float
     expires: float
     lease_expires: float | None
-    label: str
+    target: str
     targets: tuple[Target, ...]
     room: int = 0
     hits: int = 0
@@ -76,6 +76,11 @@ class Fault:
     ended: str = ""
 
     @property
+    def target_tp(self) -> int:
+        """tp of the decode rank aimed at, -1 where there are several or only the address tells."""
+        return max(-1, self.targets[0].tp) if len(self.targets) == 1 else -1
+
+    @property
     def ends(self) -> float:
         """When it ends by itself, in seconds of the monotonic clock: TTL or lease, whichever is first."""
         return self.expires if self.lease_expires is None else min(self.expires, self.lease_expires)
@@ -87,7 +92,7 @@ class Fault:
     def status(self, now: float, pending: int) -> FaultStatus:
         """Return it as the client sees it; ``pending`` writes are held back or being done at this moment."""
         return FaultStatus(
-            id=self.id, kind=self.kind, target=self.label, delay_s=self.delay_s,
+            id=self.id, kind=self.kind, target=self.target, delay_s=self.delay_s,
             left_s=0.0 if self.ended else max(0.0, self.ends - now), visits=self.visits, eligible=self.eligible,
             fired=self.fired, pending=pending, owner=self.owner, room=self.room, hits=self.hits, released=self.released,
             dropped=self.dropped, failed=self.failed, last_room=self.last_room, ended=self.ended,

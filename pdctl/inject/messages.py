@@ -12,7 +12,7 @@ from pdctl.model import FaultStatus, Seam
 
 
 class InjectArgs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Place one fault. lease_s is 0 for a detached fault, which its TTL ends.
+    """Place one fault; target names the decode ranks for people, targets for the rank. lease_s is 0 for a detached fault, which its TTL ends.
 
     limit: faults that may be in place on the rank with this one, 1 unless the operator widened it by name.
     """
@@ -20,7 +20,7 @@ class InjectArgs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     kind: str
     delay_s: float
-    label: str
+    target: str
     targets: tuple[Target, ...]
     ttl_s: float = DEFAULT_TTL_S
     lease_s: float = 0.0

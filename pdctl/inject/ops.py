@@ -92,7 +92,7 @@ def _inject(args: InjectArgs, table: FaultTable, adapter: HasSeams) -> InjectBod
         delay_s=args.delay_s,
         expires=now + args.ttl_s,
         lease_expires=now + args.lease_s if args.lease_s else None,
-        label=args.label[:MAX_TEXT],
+        target=args.target[:MAX_TEXT],
         targets=args.targets,
         room=args.room,
         hits=args.hits,

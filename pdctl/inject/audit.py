@@ -1,4 +1,4 @@
-"""Both sides log: what a rank writes into its recording, and the client's audit log."""
+"""The client's audit log: who placed, renewed in vain and ended which fault on which rank. Ranks log for themselves."""
 
 from __future__ import annotations
 
@@ -9,36 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-
-from pdctl.inject.faults import Fault
-from pdctl.inject.table import Recorder
-from pdctl.model import EventKind
-
-_KINDS = {
-    "armed": EventKind.FAULT_ARMED,
-    "fired": EventKind.FAULT_FIRED,
-    "ended": EventKind.FAULT_ENDED,
-}
-
-
-def recorder(event: Callable[..., None]) -> Recorder:
-    """Return what a FaultTable records with; ``event`` is the recording's (:meth:`RecordingWriter.event`).
-
-    A held write that was done late, dropped or failed becomes a NOTE with the fault's number in ``a``.
-    """
-
-    def record(what: str, fault: Fault, room: int, text: str) -> None:
-        kind = _KINDS.get(what)
-        if kind is None:
-            note = f"{fault.kind}: held write {what}" + (f": {text}" if text else "")
-            event(EventKind.NOTE, room=room, a=fault.number, text=note)
-        elif kind is EventKind.FAULT_FIRED:
-            tp = int(text[2:]) if text[2:].isdigit() else -1
-            event(kind, room=room, a=fault.number, b=tp, text=fault.kind)
-        else:
-            event(kind, room=room, a=fault.number, text=text)
-
-    return record
 
 
 def audit_path(environ: dict[str, str] | os._Environ[str] = os.environ) -> Path:
