@@ -12,8 +12,9 @@ from pdctl.model import FaultStatus, Seam
 
 
 class InjectArgs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Place one fault; target names the decode ranks for people, targets for the rank. lease_s is 0 for a detached fault, which its TTL ends.
+    """Place one fault. lease_s is 0 for a detached fault, which its TTL ends.
 
+    target names the decode ranks for people, targets for the rank.
     limit: faults that may be in place on the rank with this one, 1 unless the operator widened it by name.
     """
 

@@ -162,8 +162,8 @@ class FaultTable:
         """Take the write: run ``release`` when the delay is over or the fault ends. False: the site writes it itself.
 
         release runs once, on a thread of the table, and owns what it writes: a copy of the row made before this call.
-        It is not run when ``still_wanted``, asked just before, says False or raises, or when :meth:`gone` or a later
-        write to ``place`` has shown that the room is over; dropping is right only where the room no longer waits.
+        It is not run when ``still_wanted``, asked just before, says False, or when :meth:`gone` or a later write to
+        ``place`` has shown that the room is over: dropping is right only where the room no longer waits.
         One room at a time: while something of another room is held, or is being released, the answer is False.
         """
         now = time.monotonic()
@@ -282,7 +282,7 @@ class FaultTable:
     def _settle(self, held: Held) -> None:
         what, text = "failed", ""
         try:
-            if not held.why_dropped and held.still_wanted is not None and not held.still_wanted():
+            if not held.why_dropped and not _wanted(held):
                 held.why_dropped = "nobody waits for it any more"
             if held.why_dropped:
                 what, text = "dropped", held.why_dropped
@@ -306,3 +306,12 @@ class FaultTable:
                 self._record(what, fault, room, text)
             except Exception:  # noqa: BLE001, S110 - a recording that can't be written keeps no fault from ending
                 pass
+
+
+def _wanted(held: Held) -> bool:
+    if held.still_wanted is None:
+        return True
+    try:
+        return held.still_wanted()
+    except Exception:  # noqa: BLE001 - a check that can't tell must not leave a living request waiting for ever
+        return True
