@@ -1,0 +1,247 @@
+"""Asks many ranks at once and always comes back: each rank with its answer or with the reason for its silence."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import zmq
+
+from pdctl import wire
+from pdctl.discovery import FoundRank
+from pdctl.errors import Exit
+from pdctl.processes import look
+from pdctl.recording.reader import BadRecording, Recording, parse, read
+
+TIMEOUT_S = 10.0
+RANK_TIMEOUT_S = 2.0
+CHUNK = 512 * 1024
+
+T = TypeVar("T")
+
+
+class Silence(str, Enum):
+    """Why a rank gave no answer."""
+
+    NONE = ""
+    NO_AGENT = "no agent"
+    DEAD = "dead"
+    NO_SOCKET = "no socket"
+    REFUSED = "refused"
+    NOT_AUTHORISED = "not authorised"
+    TIMED_OUT = "timed out"
+    PROTOCOL = "other protocol"
+    GARBAGE = "garbage"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class Answer(Generic[T]):
+    """What one rank answered: ``body``, or None with ``silence`` and ``reason`` (one sentence) saying why.
+
+    next_step and code are the agent's own where it answered with an error. round_trip_s: from question to answer.
+    """
+
+    rank: FoundRank
+    body: T | None = None
+    silence: Silence = Silence.NONE
+    reason: str = ""
+    next_step: str = ""
+    code: int = 0
+    round_trip_s: float = 0.0
+
+
+class Deadline:
+    """A moment after which nobody waits any more."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+
+    def left(self, most: float) -> float:
+        """Return the seconds left, at most ``most``, at least 0."""
+        return max(0.0, min(most, self._end - time.monotonic()))
+
+
+class Client:
+    """Keeps one connection to each rank asked. ``timeout_s`` runs from the client's making, over all its questions.
+
+    rank_timeout_s: how long one question waits for one rank; ranks are waited for at the same time.
+    """
+
+    def __init__(self, *, timeout_s: float = TIMEOUT_S, rank_timeout_s: float = RANK_TIMEOUT_S) -> None:
+        self._context = zmq.Context(io_threads=1)
+        self._sockets: dict[str, zmq.Socket[bytes]] = {}
+        self._numbers = itertools.count(1)
+        self._timeout_s = timeout_s
+        self._rank_timeout_s = rank_timeout_s
+        self.deadline = Deadline(timeout_s)
+
+    def __enter__(self) -> Client:  # noqa: PYI034  # typing.Self is newer than Python 3.10
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Drop all connections; what was asked and not answered is forgotten."""
+        self._context.destroy(linger=0)
+
+    def restart(self) -> None:
+        """Begin the overall deadline anew, for a command that asks again and again."""
+        self.deadline = Deadline(self._timeout_s)
+
+    def ask(
+        self, ranks: Iterable[FoundRank], op: str, kind: type[T], args: dict[str, Any] | None = None
+    ) -> list[Answer[T]]:
+        """Ask every rank ``op`` and return one answer a rank, in the order given. Never raises for a rank's fault."""
+        return self.ask_each([(rank, args or {}) for rank in ranks], op, kind)
+
+    def ask_each(
+        self, questions: Sequence[tuple[FoundRank, dict[str, Any]]], op: str, kind: type[T]
+    ) -> list[Answer[T]]:
+        """Ask each rank ``op`` with arguments of its own; otherwise as :meth:`ask`. No rank may be in it twice."""
+        answers: dict[int, Answer[T]] = {}
+        waiting: dict[zmq.Socket[bytes], tuple[int, int, float]] = {}
+        poller = zmq.Poller()
+        for index, (rank, args) in enumerate(questions):
+            silent = unreachable(rank)
+            if silent is not None:
+                answers[index] = Answer(rank, None, *silent)
+                continue
+            sock = self._socket(rank.endpoint)
+            number = next(self._numbers)
+            try:
+                sock.send(wire.encode(wire.Request(op, id=number, args=args)), zmq.NOBLOCK)
+            except zmq.ZMQError as error:
+                answers[index] = Answer(rank, None, Silence.TIMED_OUT, f"question can't be sent: {error}")
+                continue
+            waiting[sock] = (index, number, time.monotonic())
+            poller.register(sock, zmq.POLLIN)
+        patience = Deadline(self.deadline.left(self._rank_timeout_s))
+        while waiting:
+            ready = poller.poll(int(patience.left(3600.0) * 1000))
+            if not ready:
+                break
+            for sock, _ in ready:
+                index, number, sent = waiting[sock]
+                answer = _read(sock, questions[index][0], number, kind, sent)
+                if answer is not None:
+                    answers[index] = answer
+                    del waiting[sock]
+                    poller.unregister(sock)
+        for index, _, _ in waiting.values():
+            answers[index] = self._timed_out(questions[index][0])
+        return [answers[index] for index in range(len(questions))]
+
+    def recording(self, rank: FoundRank, *, through_socket: bool = False) -> Answer[Recording]:
+        """Return the rank's recording, from its file where that can be read, else through its socket.
+
+        through_socket: do not try the file.
+        """
+        reason = rank.recording_off or "it has no recording"
+        if rank.recording is not None and not through_socket:
+            try:
+                return Answer(rank, read(rank.recording))
+            except OSError as error:
+                reason = f"{rank.recording}: {error.strerror}"
+            except BadRecording as error:
+                return Answer(rank, None, Silence.GARBAGE, f"{rank.recording}: {error}")
+        if not rank.live or not rank.recording_size:
+            return Answer(rank, None, Silence.ERROR, reason)
+        return self._fetch(rank)
+
+    def _fetch(self, rank: FoundRank) -> Answer[Recording]:
+        data = bytearray()
+        while len(data) < rank.recording_size:
+            args = {"offset": len(data), "length": CHUNK}
+            [part] = self.ask([rank], "recording", bytes, args)
+            if part.body is None:
+                return Answer(rank, None, part.silence, part.reason, part.next_step, part.code)
+            if not part.body:
+                break
+            data += part.body
+        try:
+            return Answer(rank, parse(bytes(data), f"{rank.identity.label} (through its socket)"))
+        except BadRecording as error:
+            return Answer(rank, None, Silence.GARBAGE, f"its recording can't be read: {error}")
+
+    def _socket(self, endpoint: str) -> zmq.Socket[bytes]:
+        sock = self._sockets.get(endpoint)
+        if sock is None:
+            sock = self._sockets[endpoint] = self._context.socket(zmq.DEALER)
+            sock.setsockopt(zmq.LINGER, 0)
+            sock.setsockopt(zmq.MAXMSGSIZE, wire.MAX_MESSAGE)
+            sock.setsockopt(zmq.SNDHWM, 64)
+            sock.connect(endpoint)
+        return sock
+
+    def _timed_out(self, rank: FoundRank) -> Answer[Any]:
+        # A late answer to this question must not meet the next one on a full queue: the connection is made anew.
+        sock = self._sockets.pop(rank.endpoint, None)
+        if sock is not None:
+            sock.close(linger=0)
+        process = look(rank.identity.pid)
+        if process.state and not process.runs_since(rank.identity.proc_start):
+            return Answer(rank, None, Silence.DEAD, process.words if process.state == "Z" else "process has ended")
+        why = process.words if process.state else "its process can't be seen from here"
+        if self.deadline.left(1.0) == 0.0:
+            return Answer(rank, None, Silence.TIMED_OUT, f"no answer within {self._timeout_s:g} s overall: {why}")
+        return Answer(rank, None, Silence.TIMED_OUT, f"no answer within {self._rank_timeout_s:g} s: {why}")
+
+
+def unreachable(rank: FoundRank) -> tuple[Silence, str] | None:
+    """Return why it is no use to ask ``rank``, None when it may answer. Tries its socket, sends nothing."""
+    if rank.state == "no agent":
+        return Silence.NO_AGENT, rank.endpoint_off
+    if rank.state == "dead":
+        return Silence.DEAD, rank.process.words if rank.process.state == "Z" else "process has ended"
+    if not rank.endpoint:
+        return Silence.NO_SOCKET, rank.endpoint_off or "it has no socket"
+    if rank.protocol != wire.PROTOCOL:
+        return Silence.PROTOCOL, f"its agent speaks protocol {rank.protocol}, this pdctl speaks {wire.PROTOCOL}"
+    path = rank.endpoint.removeprefix("ipc://")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except BlockingIOError:
+            return None  # more connections wait than it takes: stopped, most likely; the timeout will tell
+        except FileNotFoundError:
+            return Silence.REFUSED, f"its socket {path} is gone"
+        except ConnectionRefusedError:
+            return Silence.REFUSED, f"nobody listens on its socket {path}"
+        except PermissionError:
+            return Silence.NOT_AUTHORISED, f"its socket {path} is not open to this user"
+        except OSError as error:
+            return Silence.REFUSED, f"its socket {path}: {error.strerror or error}"
+    return None
+
+
+def _read(sock: zmq.Socket[bytes], rank: FoundRank, number: int, kind: type[T], sent: float) -> Answer[T] | None:
+    """Return the answer on ``sock``, None when what came is an answer to an older question."""
+    frames = sock.recv_multipart()
+    try:
+        reply = wire.decode_reply(frames[-1])
+        if reply.id not in (number, 0):
+            return None
+        if reply.error:
+            text, _, next_step = reply.error.partition("\n")
+            return Answer(rank, None, Silence.ERROR, text, next_step, reply.code or Exit.UNREACHABLE)
+        body = msgspec.msgpack.decode(reply.body, type=kind)
+    except wire.ProtocolMismatch as error:
+        return Answer(
+            rank,
+            None,
+            Silence.PROTOCOL,
+            f"its agent speaks protocol {error.version}, this pdctl speaks {wire.PROTOCOL}",
+        )
+    except (ValueError, TypeError) as error:
+        return Answer(rank, None, Silence.GARBAGE, f"its answer can't be read: {error}"[:200])
+    return Answer(rank, body, round_trip_s=time.monotonic() - sent)

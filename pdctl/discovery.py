@@ -1,0 +1,305 @@
+"""Which ranks there are: from the run directory, from recordings left behind, and from what ranks found say of others.
+
+Nothing is asked of any rank here: files and /proc only (and one connection attempt to a socket whose process can't be
+seen, as from outside a container).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+import msgspec
+
+from pdctl.agent import paths
+from pdctl.errors import PdctlError
+from pdctl.model import Identity
+from pdctl.processes import NO_PROCESS, Process, look
+from pdctl.recording.header import read_header
+from pdctl.wire import PROTOCOL
+
+MAX_ABSENT = 4096
+"""Rows for ranks that never registered; sizes come from files and may be damaged."""
+
+
+@dataclass(frozen=True)
+class FoundRank:
+    """One rank, or a place in a server where a rank should be.
+
+    state: ``live`` (its process runs), ``dead`` (registration or recording left behind), ``no agent`` (expected from
+    the sizes of its server, never registered here). For the last, identity holds its coordinates and no process.
+    protocol: what its agent speaks, 0 unknown. recording: the file, None without one, and why in recording_off.
+    """
+
+    identity: Identity
+    state: str
+    endpoint: str = ""
+    endpoint_off: str = ""
+    protocol: int = PROTOCOL
+    recording: Path | None = None
+    recording_size: int = 0
+    recording_off: str = ""
+    process: Process = NO_PROCESS
+
+    @property
+    def live(self) -> bool:
+        """Whether it can be asked."""
+        return self.state == "live"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found. earlier: dead ranks of earlier starts, left out. problems: files that could not be read."""
+
+    ranks: tuple[FoundRank, ...] = ()
+    earlier: int = 0
+    problems: tuple[str, ...] = ()
+    looked_in: tuple[Path, ...] = ()
+
+    def require(self) -> Found:
+        """Return self; raises PdctlError (UNREACHABLE) when there is no rank at all."""
+        if self.ranks:
+            return self
+        looked = ", ".join(map(str, self.looked_in))
+        detail = "".join(f"\n  {problem}" for problem in self.problems)
+        raise PdctlError(
+            f"no ranks found in {looked}{detail}",
+            "Does the engine run with pdctl's agent, as this user, with the same PDCTL_RUN_DIR and PDCTL_RECORD_DIR?",
+        )
+
+
+def discover(env: Mapping[str, str], *, source: Path | None = None, every_start: bool = False) -> Found:
+    """Return the ranks of this host.
+
+    env: PDCTL_RUN_DIR, PDCTL_RECORD_DIR and XDG_RUNTIME_DIR are used as the agents use them. source: read the
+    recordings in this directory only, as if every rank were dead. every_start: also dead ranks of earlier starts of a
+    server. Raises PdctlError (UNREACHABLE) for a directory that is not this user's alone or can't be read.
+    """
+    problems: list[str] = []
+    ranks: dict[str, FoundRank] = {}
+    if source is None:
+        folders, recordings = paths.run_dirs(env), paths.record_dir(env)
+        for folder in folders:
+            _check(folder)
+            for rank in _registered(folder, problems):
+                ranks.setdefault(_key(rank.identity), rank)
+        _check(recordings)
+        looked_in = (*folders, recordings)
+    else:
+        if not source.is_dir():
+            raise PdctlError(
+                f"{source} is not a directory of recordings", "Give the directory that the .pdrec files are in."
+            )
+        recordings = source
+        looked_in = (source,)
+    for rank in _recorded(recordings, problems, source is None):
+        ranks.setdefault(_key(rank.identity), rank)
+    chosen, earlier = (list(ranks.values()), 0) if every_start else _current(list(ranks.values()))
+    chosen += _absent(chosen)
+    chosen.sort(key=lambda rank: order(rank.identity))
+    return Found(tuple(chosen), earlier, tuple(problems), looked_in)
+
+
+def order(identity: Identity) -> tuple[str, int, str, int, int, int, int]:
+    """Return the sort key of ranks: cluster, prefill before decode, service, then dp, pp, cp, tp."""
+    i = identity
+    return (i.cluster, 0 if i.role == "prefill" else 1, f"{i.role} {i.service} {i.instance}", i.dp, i.pp, i.cp, i.tp)
+
+
+def _key(identity: Identity) -> str:
+    return f"{identity.host}|{paths.stem(identity.pid, identity.proc_start)}"
+
+
+def _check(folder: Path) -> None:
+    try:
+        why = paths.not_private(folder)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        why = f"{folder} can't be looked at: {error.strerror}"
+    if why:
+        raise PdctlError(
+            why, "Ranks refuse such a directory too: chmod 0700 it, or run pdctl as the user it belongs to."
+        )
+
+
+def _files(folder: Path, suffix: str) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix == suffix and not path.name.startswith("."))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise PdctlError(
+            f"{folder} can't be read: {error.strerror}", "Run pdctl as the user the engine runs as."
+        ) from None
+
+
+def _registered(folder: Path, problems: list[str]) -> Iterable[FoundRank]:
+    for path in _files(folder, paths.REGISTRATION_SUFFIX):
+        try:
+            raw = path.read_bytes()
+        except FileNotFoundError:
+            continue  # the rank ended while we looked
+        except OSError as error:
+            problems.append(f"{path}: {error.strerror}")
+            continue
+        rank = _registration(path, raw, problems)
+        if rank is not None:
+            yield rank
+
+
+def _registration(path: Path, raw: bytes, problems: list[str]) -> FoundRank | None:
+    stem = paths.parse_stem(path.name)
+    try:
+        r = msgspec.json.decode(raw, type=paths.Registration)
+    except msgspec.MsgspecError as error:
+        protocol = _protocol_of(raw)
+        if protocol in (0, PROTOCOL) or stem is None:
+            problems.append(f"{path}: not a registration this pdctl reads: {error}")
+            return None
+        r = paths.Registration(protocol, _unknown(*stem), endpoint=f"ipc://{path.with_suffix(paths.SOCKET_SUFFIX)}")
+    process = look(r.identity.pid)
+    live = process.runs_since(r.identity.proc_start)
+    if not live and process.state == "" and r.endpoint:
+        live = _listens(r.endpoint)  # its process is in another pid namespace
+    recording = Path(r.recording) if r.recording else None
+    if recording is not None and not recording.exists():
+        recording, off = None, f"{r.recording} is gone"
+    else:
+        off = r.recording_off
+    return FoundRank(
+        identity=r.identity,
+        state="live" if live else "dead",
+        endpoint=r.endpoint,
+        endpoint_off=r.endpoint_off,
+        protocol=r.protocol,
+        recording=recording,
+        recording_size=r.recording_size if recording else 0,
+        recording_off=off,
+        process=process,
+    )
+
+
+def _protocol_of(raw: bytes) -> int:
+    class Protocol(msgspec.Struct):
+        protocol: int = 0
+
+    try:
+        return msgspec.json.decode(raw, type=Protocol).protocol
+    except msgspec.MsgspecError:
+        return 0
+
+
+def _unknown(pid: int, proc_start: int) -> Identity:
+    """A rank whose registration is of another protocol: nothing but its process is known."""
+    return Identity(
+        engine="", engine_version="", pdctl_version="", role="unknown", host="", pid=pid, proc_start=proc_start,
+        started_wall_ns=0, started_mono_ns=0, instance="", service=f"pid {pid}", cluster="", world="", world_rank=0,
+    )  # fmt: skip
+
+
+def _listens(endpoint: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(endpoint.removeprefix("ipc://"))
+        except BlockingIOError:
+            return True  # somebody listens, and is behind
+        except OSError:
+            return False
+    return True
+
+
+def _recorded(folder: Path, problems: list[str], here: bool) -> Iterable[FoundRank]:
+    for path in _files(folder, paths.RECORDING_SUFFIX):
+        try:
+            header = read_header(path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            problems.append(f"{path}: {error.strerror}")
+            continue
+        except ValueError as error:
+            problems.append(f"{path}: {error}")
+            continue
+        identity = header.identity
+        process = look(identity.pid) if here else NO_PROCESS
+        live = here and process.runs_since(identity.proc_start)
+        yield FoundRank(
+            identity=identity,
+            state="live" if live else "dead",
+            endpoint_off="it has no registration, only a recording" if live else "",
+            recording=path,
+            recording_size=header.size,
+            process=process,
+        )
+
+
+def _current(ranks: list[FoundRank]) -> tuple[list[FoundRank], int]:
+    """Leave out dead ranks of earlier starts.
+
+    Kept are the instances with a live rank and, where no instance of a service lives, its newest one.
+    """
+    services: dict[tuple[str, str], list[FoundRank]] = {}
+    for rank in ranks:
+        services.setdefault((rank.identity.cluster, rank.identity.service), []).append(rank)
+    kept: list[FoundRank] = []
+    for members in services.values():
+        instances = {rank.identity.instance for rank in members if rank.live}
+        if not instances:
+            instances = {max(members, key=lambda rank: rank.identity.started_wall_ns).identity.instance}
+        kept += [rank for rank in members if rank.identity.instance in instances]
+    return kept, len(ranks) - len(kept)
+
+
+def _absent(ranks: list[FoundRank]) -> list[FoundRank]:
+    """Return a row for each rank that the sizes of a server promise and that never registered here."""
+    servers: dict[tuple[str, str, str], list[FoundRank]] = {}
+    for rank in ranks:
+        i = rank.identity
+        servers.setdefault((i.cluster, i.service, i.instance), []).append(rank)
+    absent: list[FoundRank] = []
+    for members in servers.values():
+        seen = {_place(rank.identity) for rank in members}
+        one = members[0].identity
+        sizes = (one.dp_size, one.pp_size, one.cp_size, one.tp_size)
+        for dp, pp, cp, tp in product(*(range(min(size, MAX_ABSENT)) for size in sizes)):
+            if len(absent) >= MAX_ABSENT:
+                break
+            if (dp, pp, cp, tp) not in seen:
+                identity = msgspec.structs.replace(
+                    one,
+                    dp=dp,
+                    pp=pp,
+                    cp=cp,
+                    tp=tp,
+                    pid=0,
+                    proc_start=0,
+                    world_rank=-1,
+                    groups=(),
+                    armed=False,
+                    loaded_by="",
+                )
+                absent.append(FoundRank(identity, "no agent", endpoint_off="no agent of this rank registered here"))
+    return absent
+
+
+def _place(identity: Identity) -> tuple[int, int, int, int]:
+    return identity.dp, identity.pp, identity.cp, identity.tp
+
+
+def with_env(env: Mapping[str, str], run_dir: Path | None, record_dir: Path | None) -> dict[str, str]:
+    """Return ``env`` with directories given on the command line put over it."""
+    over = {"PDCTL_RUN_DIR": run_dir, "PDCTL_RECORD_DIR": record_dir}
+    return {**env, **{name: os.fspath(path.absolute()) for name, path in over.items() if path is not None}}
+
+
+def refresh(rank: FoundRank) -> FoundRank:
+    """Return ``rank`` with its process looked at again."""
+    process = look(rank.identity.pid)
+    live = rank.live and (process.runs_since(rank.identity.proc_start) or process.state == "")
+    return replace(rank, process=process, state="live" if live else "dead" if rank.live else rank.state)

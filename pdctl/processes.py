@@ -1,0 +1,46 @@
+"""What /proc says about a process, for ranks that do not speak for themselves. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Process:
+    """state: the letter of /proc/PID/stat (R S D T t Z X), "" when there is no such process; start in clock ticks."""
+
+    state: str = ""
+    start: int = 0
+
+    def runs_since(self, start: int) -> bool:
+        """Return whether this is the process that started at ``start`` and it has not ended (a zombie has)."""
+        return self.state not in ("", "Z", "X") and self.start == start
+
+    @property
+    def words(self) -> str:
+        """What the state means for somebody who waits for an answer."""
+        return {
+            "": "no such process",
+            "T": "process is stopped (SIGSTOP or a job control signal)",
+            "t": "process is stopped by a debugger",
+            "Z": "process has ended and is a zombie: its parent has not reaped it",
+            "X": "process has ended",
+            "D": "process is in an uninterruptible wait in the kernel",
+        }.get(
+            self.state, "process runs, but its agent does not: something holds the GIL, or the agent's thread has ended"
+        )
+
+
+NO_PROCESS = Process()
+
+
+def look(pid: int) -> Process:
+    """Return what /proc says about ``pid`` now."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return NO_PROCESS
+    # The name in parentheses may hold anything, so fields are counted from its end.
+    fields = stat.rpartition(b")")[2].split()
+    return Process(fields[0].decode(), int(fields[19])) if len(fields) > 19 else NO_PROCESS
