@@ -10,35 +10,36 @@ The engine adapter calls, in this order and once per turn of the scheduler:
     tap.decided(entry, action, found) the engine committed, failed or kept an entry, as seen at its own seam
     tap.leave(queue)                  the turn is over; this is the queue now
 
-A turn that is equal to the one before costs a few list comparisons in C and two stores into a mapped file; everything else
-is done only when something changed.
+A turn that is equal to the one before costs a few list comparisons in C and a store into a mapped file before and after the
+collective; everything else is done only when something changed, and then for what changed.
 """
 
 from __future__ import annotations
 
-import struct
 import time
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
+from itertools import islice
+from operator import is_
 from typing import Any, Protocol
 from zlib import crc32
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pdctl.model import QUEUES, UNKNOWN, Action, KVPoll, Phase
 from pdctl.recording import format as f
 
-Items = NDArray[Any]
-"""Structured array of :data:`pdctl.recording.format.ITEM_DTYPE`, one element per request in queue order."""
-
-ITEM = np.dtype(f.ITEM_DTYPE)
-_pack = struct.Struct("<" + f.ROUND.format.lstrip("<").replace("Q", "", 1)).pack
 _now = time.monotonic_ns
 _ENTERED, _REDUCED, _APPLIED = int(Phase.ENTERED), int(Phase.REDUCED), int(Phase.APPLIED)
 _SUCCESS = int(KVPoll.SUCCESS)
+_pack_tail = f.ROUND_TAIL.pack
+_pack_item = f.ITEM.pack
+_FULL = f.FLAG_FULL << 4
 _FULL_SHARE = 16
 """A full list is written at least once every 1/16 of a ring, so that what the rings hold can be rebuilt."""
+_MANY = 48
+"""From this many items on, numpy builds them faster than struct."""
 
 
 class Sink(Protocol):
@@ -49,28 +50,15 @@ class Sink(Protocol):
 
     def pulse(self, ticks: int, mono_ns: int) -> None: ...
 
-    def live(self, stream: int, record: bytes) -> None: ...
+    def live(self, stream: int, head: tuple[int, ...], tail: bytes) -> None: ...
 
-    def close_run(self, record: bytes) -> None: ...
+    def again(self, stream: int, *head: int) -> None: ...
+
+    def done(self, stream: int) -> None: ...
+
+    def close_run(self, head: tuple[int, ...], tail: bytes) -> None: ...
 
     def items(self, data: bytes) -> int: ...
-
-
-class Recorder(Sink, Protocol):
-    """What an adapter gets from the agent to write to: a recording, or the null recorder when recording is off."""
-
-    def event(
-        self,
-        kind: int,
-        *,
-        mono_ns: int | None = None,
-        queue: int = f.NO_QUEUE,
-        room: int = 0,
-        slot: int = -1,
-        a: int = 0,
-        b: int = 0,
-        text: str = "",
-    ) -> None: ...
 
 
 class QueueView(Protocol):
@@ -83,11 +71,47 @@ class QueueView(Protocol):
         """Return the rooms these metadata slots hold now, None where they can't be read."""
 
 
-def list_hash(rooms: NDArray[np.uint64]) -> int:
+def list_hash(rooms: array[int]) -> int:
     """Return a 64-bit hash of a queue's rooms in order; equal lists have equal hashes, the empty list has 0."""
-    if not len(rooms):
-        return 0
-    return int.from_bytes(blake2b(rooms.tobytes(), digest_size=8).digest(), "little")
+    return int.from_bytes(blake2b(rooms, digest_size=8).digest(), "little") if rooms else 0
+
+
+class _Seen:
+    """What is known of the requests of a round, one byte (or sparse entry) a request in queue order."""
+
+    __slots__ = ("actions", "found", "gated", "local", "reduced")
+
+    def __init__(self, gated: bytes, local: bytes) -> None:
+        self.gated = gated
+        self.local = local
+        self.reduced = b""
+        self.actions: dict[int, int] = {}
+        self.found: dict[int, int] = {}
+
+    def without(self, gone: list[int]) -> _Seen:
+        """Return the same for the requests that stay."""
+        kept = _Seen(_cut(self.gated, gone), _cut(self.local, gone))
+        kept.reduced = _cut(self.reduced, gone)
+        if self.found:
+            left = set(gone)
+            kept.found = {
+                index - sum(g < index for g in gone): room for index, room in self.found.items() if index not in left
+            }
+        return kept
+
+    def changed_since(self, known: _Seen, phase: int) -> list[int]:
+        """Return the indices at which a reader who knows ``known`` would be wrong or has nothing."""
+        changed = set(range(len(known.gated), len(self.gated)))
+        changed.update(_differ(known.gated, self.gated))
+        if self.local is not self.gated or known.local is not known.gated:
+            changed.update(_differ(known.local, self.local))
+        if phase > _ENTERED:
+            changed.update(_differ(known.reduced, self.reduced))
+            changed.update(self.actions)
+            if self.found != known.found:
+                changed.update(i for i, room in self.found.items() if known.found.get(i) != room)
+                changed.update(i for i in known.found if i not in self.found)
+        return sorted(changed)
 
 
 class _Stream:
@@ -96,10 +120,12 @@ class _Stream:
     def __init__(self, stream_id: int, group: int) -> None:
         self.id = stream_id
         self.group = group
-        self.items: Items = np.zeros(0, ITEM)
-        self.known: Items | None = None
-        self.contribution = b""
-        self.reduced = b""
+        self.seen = _Seen(b"", b"")
+        self.known: _Seen | None = None
+        self.gone: list[int] = []
+        self.members = -1
+        self.data = b""
+        self.reduced_data = b""
         self.raw: list[int] | None = None
         self.ordinal = 0
         self.repeat = 0
@@ -109,7 +135,8 @@ class _Stream:
         self.mergeable = False
         self.merging = False
         self.t_first = self.t_enter = self.t_done = 0
-        self.prev_enter = self.prev_done = 0
+        self.prev_enter = 0
+        self.n = 0
         self.hash = self.after_hash = 0
         self.n_after = 0
         self.items_start = self.items_count = self.items_crc = 0
@@ -121,11 +148,12 @@ class QueueTap:
     """Records the rounds of one polled queue.
 
     queue: its name, one of :data:`pdctl.model.POLLED_QUEUES`. view: how entries and slots are read. sink: where it goes.
-    next_stream: gives stream numbers unique in the recording. leaves: polls after which an entry may leave the queue.
+    next_stream: gives stream numbers unique in the recording. decides: reduced polls after which the engine decides on an
+    entry (its metadata slot is looked at then).
     """
 
     def __init__(
-        self, queue: str, view: QueueView, sink: Sink, next_stream: Callable[[], int], leaves: frozenset[int]
+        self, queue: str, view: QueueView, sink: Sink, next_stream: Callable[[], int], decides: Iterable[int] = (0, 4)
     ) -> None:
         self.queue = queue
         self.visits = 0
@@ -133,17 +161,16 @@ class QueueTap:
         self._view = view
         self._sink = sink
         self._next_stream = next_stream
-        self._leaves = np.array(sorted(leaves), np.uint8)
+        self._decides = [bytes([poll]) for poll in decides]
         self._streams: dict[int, _Stream] = {}
         self._current: list[_Stream] = []
         self._queue: Sequence[Any] = ()
-        self._pollers: list[Any] | None = None
-        self._kept: list[Any] | None = None
-        self._kept_items: Items = np.zeros(0, ITEM)
-        self._base: Items = np.zeros(0, ITEM)
+        self._pollers: list[Any] = []
+        self._rooms = array("Q")
+        self._slots = array("i")
         self._hash = 0
-        self._same = False
-        self._seen = False
+        self._members = 0
+        self._same = self._polled = False
         self._raw: list[int] | None = None
         self._decided: dict[int, tuple[int, int | None]] = {}
 
@@ -153,52 +180,39 @@ class QueueTap:
         """Begin a turn. ``queue`` is the engine's list; an empty one means the engine will skip the collective."""
         self.visits += 1
         self._queue = queue
-        self._current.clear()
         self._raw = None
-        self._seen = False
-        if not queue:
-            self._pollers = None
-            self._kept = []
-            self._kept_items = self._base = np.zeros(0, ITEM)
+        self._polled = False
+        if not queue and self._pollers:
+            self._pollers = []
+            del self._rooms[:], self._slots[:]
+            self._members += 1
         self._sink.pulse(self.visits, _now())
 
     def polled(self, pollers: list[Any]) -> None:
         """Take the pollers of this turn, one per entry; the same objects in the same order mean the same requests."""
-        if self._seen:
+        if self._polled:
             return  # one poll function of the engine calls another
-        self._seen = True
-        if self._pollers is not None and pollers == self._pollers:
-            self._same = True
+        self._polled = True
+        before = self._pollers
+        self._same = pollers == before
+        if self._same:
             return
-        self._same = False
-        self._rebuild(pollers)
+        known = len(before)
+        if known > len(pollers) or pollers[:known] != before:
+            known = 0
+            self._members += 1
+            del self._rooms[:], self._slots[:]
+        for entry in self._queue[known:]:
+            room, slot = self._view.describe(entry)
+            self._rooms.append(room)
+            self._slots.append(slot)
+        self._hash = list_hash(self._rooms)
         self._pollers = pollers
 
-    def _rebuild(self, pollers: list[Any]) -> None:
-        kept, kept_items = self._kept, self._kept_items
-        if self._pollers is not None:
-            kept, kept_items = self._pollers, self._base
-        entries = self._queue
-        start = 0
-        if kept is not None and len(kept) <= len(pollers) and pollers[: len(kept)] == kept:
-            start = len(kept)
-        base = np.zeros(len(pollers), ITEM)
-        base[:start] = kept_items[:start]
-        if start < len(pollers):
-            described = [self._view.describe(entry) for entry in entries[start:]]
-            base["room"][start:] = [room for room, _ in described]
-            base["slot"][start:] = [slot for _, slot in described]
-        base["found"] = 0
-        base["flags"] = 0
-        base["action"] = UNKNOWN
-        base["reduced"] = UNKNOWN
-        base["index"] = np.arange(len(pollers), dtype=np.uint32)
-        self._base = base
-        self._hash = list_hash(base["room"])
-
     def raw(self, polls: list[int]) -> None:
-        """Take this rank's own polls before the engine's metadata gate changed them."""
-        self._raw = polls.copy()
+        """Take this rank's own polls before the engine's metadata gate, which changes nothing but Success."""
+        if _SUCCESS in polls:
+            self._raw = polls.copy()
 
     def entering(self, group: int, data: bytes, width: int) -> None:
         """Record that the collective over group number ``group`` starts with ``data``, ``width`` bytes a poll."""
@@ -206,34 +220,35 @@ class QueueTap:
         if stream is None:
             stream = self._streams[group] = _Stream(self._next_stream(), group)
         self._current.append(stream)
-        stream.prev_enter, stream.prev_done = stream.t_enter, stream.t_done
+        stream.prev_enter = stream.t_enter
         stream.t_enter = _now()
         if (
             self._same
             and stream.mergeable
-            and data == stream.contribution
+            and data == stream.data
             and self._raw == stream.raw
             and stream.visit + stream.repeat == self.visits
         ):
             stream.merging = True
             stream.repeat += 1
             stream.phase = _ENTERED
+            self._sink.again(stream.id, *self._head(stream))
         else:
             self._start(stream, data, width)
-        self._sink.live(stream.id, self._record(stream))
 
     def left(self, group: int, data: bytes, width: int) -> None:
         """Record the reduced polls, ``width`` bytes a poll."""
         stream = self._streams[group]
         stream.phase = _REDUCED
         if stream.merging:
-            if data == stream.reduced:
+            if data == stream.reduced_data:
                 return
-            self._split(stream)
-        stream.reduced = data
-        stream.items["reduced"] = _polls(data, width)
-        self._look(stream.items)
-        self._store(stream)
+            self._split(stream, _Seen(stream.seen.gated, stream.seen.local))
+        stream.reduced_data = data
+        stream.seen.reduced = reduced = _narrow(data, width)
+        if any(poll in reduced for poll in self._decides):
+            self._look(stream.seen)
+            self._store(stream)  # decisions follow: should the rank stop in them, the reduced polls are in the file
 
     def decided(self, entry: Any, action: int, found: int | None) -> None:
         """Take what the engine decided on one entry; ``found`` is the room it saw in the slot, None where unknown."""
@@ -241,185 +256,183 @@ class QueueTap:
 
     def leave(self, queue: Sequence[Any]) -> None:
         """End the turn; ``queue`` is what the engine kept, in its order."""
-        if not self._current:
+        current = self._current
+        if not current:
             return
-        before = self._queue
-        now = _now()
-        if len(queue) == len(before) and not self._decided:
-            for stream in self._current:
+        if len(queue) != len(self._queue) or self._decided:
+            self._apply(queue)
+            self._decided.clear()
+        else:
+            for stream in current:
                 stream.phase = _APPLIED
-                stream.t_done = now
-                if not stream.merging:
-                    stream.items["action"] = 0
-                    stream.n_after, stream.after_hash = len(before), stream.hash
-                    stream.mergeable = True
-                    self._store(stream)
-                else:
+                if stream.merging:
                     stream.merging = False
-                    self._sink.live(stream.id, self._record(stream))
-            self._current.clear()
-            return
-        self._apply(queue, now)
-        self._decided.clear()
-        self._current.clear()
+                    self._sink.done(stream.id)
+                else:
+                    self._settle(stream, [])
+        current.clear()
 
     # ---- what changed ---------------------------------------------------------------------------------------------
 
-    def _apply(self, queue: Sequence[Any], now: int) -> None:
-        before = self._queue
-        gone = self._gone(before, queue, self._current[-1].items["reduced"])
-        left = np.zeros(len(before), bool)
-        left[gone] = True
-        for stream in self._current:
-            items = stream.items.copy()
-            items["action"] = 0
-            for index in gone:
-                items["action"][index] = _action_of(int(items["reduced"][index]))
-            if self._decided:
-                for index in np.flatnonzero(np.isin(items["reduced"], self._leaves)).tolist():
-                    verdict = self._decided.get(id(before[index]))
-                    if verdict is not None:
-                        self._verdict(items, index, verdict, bool(left[index]))
-            stream.phase = _APPLIED
-            stream.t_done = now
-            if stream.merging and items.tobytes() == stream.items.tobytes():
-                stream.merging = False  # decided again as in the round before: still the same run
-                self._sink.live(stream.id, self._record(stream))
-                continue
-            if stream.merging:
-                self._split(stream)
-            stream.items = items
-            stream.t_done = now
-            stream.n_after = len(before) - len(gone)
-            stream.after_hash = list_hash(items["room"][~left])
-            stream.mergeable = not gone
-            self._store(stream)
-        if gone and self._pollers is not None:
-            pollers = self._pollers
-            self._kept = [pollers[i] for i in np.flatnonzero(~left).tolist()]
-            self._kept_items = self._current[-1].items[~left]
-            self._pollers = None
-
-    @staticmethod
-    def _verdict(items: Items, index: int, verdict: tuple[int, int | None], left: bool) -> None:
-        action, found = verdict
-        items["action"][index] = action if left or action == Action.KEPT else Action.KEPT
-        if found is not None:
-            items["found"][index] = found
-            items["flags"][index] |= f.ITEM_FOUND_KNOWN
-
-    def _gone(self, before: Sequence[Any], after: Sequence[Any], reduced: NDArray[np.uint8]) -> list[int]:
-        gone: list[int] = []
-        for index in np.flatnonzero(np.isin(reduced, self._leaves)).tolist():
-            at = index - len(gone)
-            if at >= len(after) or after[at] is not before[index]:
-                gone.append(index)
-        if len(before) - len(gone) == len(after):
-            return gone
-        still = set(map(id, after))  # the engine removed others too (an abort, a flush)
-        return [index for index, entry in enumerate(before) if id(entry) not in still]
-
     def _start(self, stream: _Stream, data: bytes, width: int) -> None:
         self._close(stream)
-        items = self._base.copy()
-        items["gated"] = _polls(data, width)
-        items["local"] = items["gated"] if self._raw is None else self._raw
-        stream.items = items
-        stream.contribution = data
-        stream.raw = self._raw
-        stream.reduced = b""
-        stream.visit = self.visits
-        self._new_run(stream, _ENTERED, stream.t_enter)
-        stream.hash = self._hash
-        stream.n_after, stream.after_hash = 0, 0
-        self._write_items(stream)
-
-    def _new_run(self, stream: _Stream, phase: int, enter: int) -> None:
-        """Begin a run of one round after the run that was closed."""
+        if stream.members != self._members or stream.visit + stream.repeat != self.visits:
+            stream.known = None  # the list is another one, or this stream missed turns
+        gated = _narrow(data, width)
+        stream.seen = _Seen(gated, gated if self._raw is None else bytes(self._raw))
+        stream.members = self._members
+        stream.data, stream.raw, stream.reduced_data = data, self._raw, b""
+        stream.n, stream.hash = len(gated), self._hash
         stream.ordinal += stream.repeat
+        stream.visit = self.visits
+        self._new_run(stream, stream.t_enter, _ENTERED)
+        self._store(stream)
+
+    def _split(self, stream: _Stream, seen: _Seen) -> None:
+        """Take the round in progress out of the run it was thought to repeat and make it a run of its own."""
+        enter, phase = stream.t_enter, stream.phase
+        stream.repeat -= 1
+        stream.phase, stream.t_enter = _APPLIED, stream.prev_enter
+        self._close(stream)
+        stream.seen = seen
+        stream.ordinal += stream.repeat
+        stream.visit += stream.repeat
+        self._new_run(stream, enter, phase)
+
+    def _new_run(self, stream: _Stream, enter: int, phase: int) -> None:
         stream.repeat = 1
         stream.phase = phase
         stream.t_first = stream.t_enter = enter
         stream.t_done = 0
+        stream.n_after = stream.after_hash = 0
+        stream.gone = []
         stream.merging = stream.mergeable = False
         stream.runs_since_full += 1
         stream.full = (
             stream.known is None
+            or len(stream.known.gated) > stream.n
             or stream.since_full > self._sink.items_capacity // _FULL_SHARE
             or stream.runs_since_full > self._sink.rounds_capacity // _FULL_SHARE
         )
         if stream.full:
             stream.since_full = stream.runs_since_full = 0
 
-    def _split(self, stream: _Stream) -> None:
-        """Take the round in progress out of the run it was thought to repeat and make it a run of its own."""
-        enter, phase = stream.t_enter, stream.phase
-        stream.repeat -= 1
-        stream.phase = _APPLIED
-        stream.t_enter, stream.t_done = stream.prev_enter, stream.prev_done
-        self._close(stream)
-        stream.items = stream.items.copy()
-        stream.visit += stream.repeat
-        self._new_run(stream, phase, enter)
-
     def _close(self, stream: _Stream) -> None:
         if not stream.repeat:
             return
-        self._sink.close_run(self._record(stream))
-        stream.known = stream.items[stream.items["action"] == 0] if stream.phase == _APPLIED else None
+        self._sink.close_run(self._head(stream), self._tail(stream))
+        if stream.phase != _APPLIED:
+            stream.known = None  # the engine raised in the middle of the round
+        else:
+            stream.known = stream.seen.without(stream.gone) if stream.gone else stream.seen
 
-    def _look(self, items: Items) -> None:
-        waiting = np.flatnonzero((items["local"] == _SUCCESS) & (items["slot"] >= 0))
-        if not len(waiting):
-            return
-        rooms = self._view.found(items["slot"][waiting].tolist())
-        if rooms is not None:
-            items["found"][waiting] = rooms
-            items["flags"][waiting] |= f.ITEM_FOUND_KNOWN
+    def _apply(self, queue: Sequence[Any]) -> None:
+        before = self._queue
+        gone = _gone(before, queue)
+        for stream in self._current:
+            seen = stream.seen
+            actions = {index: _action_of(seen.reduced[index]) for index in gone}
+            found = dict(seen.found)
+            if self._decided:
+                left = set(gone)
+                for index in _indices(seen.reduced, self._decides):
+                    verdict = self._decided.get(id(before[index]))
+                    if verdict is not None:
+                        if index in left:
+                            actions[index] = verdict[0]
+                        if verdict[1] is not None:
+                            found[index] = verdict[1]
+            stream.phase = _APPLIED
+            if stream.merging:
+                if not actions and found == seen.found:
+                    stream.merging = False  # decided again as in the round before: still the same run
+                    self._sink.done(stream.id)
+                    continue
+                seen = _Seen(seen.gated, seen.local)
+                seen.reduced = stream.seen.reduced
+                self._split(stream, seen)
+                stream.phase = _APPLIED
+            seen.actions, seen.found = actions, found
+            self._settle(stream, gone)
+        self._forget(gone)
+
+    def _settle(self, stream: _Stream, gone: list[int]) -> None:
+        """Store a round that has been applied; ``gone`` left the queue."""
+        stream.t_done = _now()
+        stream.gone = gone
+        stream.n_after = stream.n - len(gone)
+        stream.after_hash = stream.hash
+        if gone:
+            rooms = self._rooms[:]
+            for index in reversed(gone):
+                del rooms[index]
+            stream.after_hash = list_hash(rooms)
+        stream.mergeable = not gone
+        self._store(stream)
+
+    def _forget(self, gone: list[int]) -> None:
+        if gone:
+            self._pollers = self._pollers.copy()
+            for index in reversed(gone):
+                del self._pollers[index], self._rooms[index], self._slots[index]
+
+    def _look(self, seen: _Seen) -> None:
+        waiting = [index for index in _indices(seen.local, [b"\x04"]) if self._slots[index] >= 0]
+        if waiting:
+            rooms = self._view.found([self._slots[index] for index in waiting])
+            if rooms is not None:
+                seen.found = {index: int(room) for index, room in zip(waiting, rooms, strict=True)}
 
     # ---- storing --------------------------------------------------------------------------------------------------
 
     def _store(self, stream: _Stream) -> None:
-        self._write_items(stream)
-        self._sink.live(stream.id, self._record(stream))
-
-    def _write_items(self, stream: _Stream) -> None:
-        items, known = stream.items, stream.known
-        if stream.full or known is None or len(known) > len(items):
-            stream.full = True
-            data = items.tobytes()
+        seen, known = stream.seen, stream.known
+        if stream.full or known is None:
+            picked = range(stream.n)
         else:
-            rows = items.view(np.uint64).reshape(len(items), 4)
-            old = known.view(np.uint64).reshape(len(known), 4)
-            # The index of a kept entry moves when an earlier one leaves; word 2 holds slot and index.
-            same = (rows[: len(known), 0] == old[:, 0]) & (rows[: len(known), 1] == old[:, 1])
-            same &= (rows[: len(known), 3] == old[:, 3]) & (items["slot"][: len(known)] == known["slot"])
-            picked = np.concatenate([np.flatnonzero(~same), np.arange(len(known), len(items))])
-            data = items[picked].tobytes()
-        stream.items_count = len(data) // f.ITEM_SIZE
-        stream.since_full += stream.items_count
+            picked = seen.changed_since(known, stream.phase)
+        data = self._items(seen, picked)
+        stream.items_count = len(picked)
+        stream.since_full += len(picked)
         stream.items_crc = crc32(data)
         stream.items_start = self._sink.items(data)
+        self._sink.live(stream.id, self._head(stream), self._tail(stream))
 
-    def _record(self, s: _Stream) -> bytes:
-        return _pack(
-            s.id,
-            self._code,
-            s.group,
-            s.phase | (f.FLAG_FULL << 4 if s.full else 0),
-            len(s.items),
-            s.n_after,
-            s.ordinal,
-            s.repeat,
-            s.visit,
-            s.t_first,
-            s.t_enter,
-            s.t_done,
-            s.hash,
-            s.after_hash,
-            s.items_start,
-            s.items_count,
-            s.items_crc,
+    def _items(self, seen: _Seen, picked: Sequence[int]) -> bytes:
+        rooms, slots, found, actions = self._rooms, self._slots, seen.found, seen.actions
+        reduced = seen.reduced or bytes([UNKNOWN]) * len(seen.gated)
+        if len(picked) < _MANY:
+            return b"".join(
+                _pack_item(
+                    rooms[i], found.get(i, 0), slots[i], i, seen.local[i], seen.gated[i], reduced[i], actions.get(i, 0),
+                    f.ITEM_FOUND_KNOWN if i in found else 0,
+                )
+                for i in picked
+            )
+        rows = np.zeros(len(picked), f.ITEM_DTYPE)
+        at = np.asarray(picked)
+        rows["index"] = at
+        rows["room"] = np.frombuffer(rooms, np.uint64)[at]
+        rows["slot"] = np.frombuffer(slots, np.int32)[at]
+        for name, values in (("local", seen.local), ("gated", seen.gated), ("reduced", reduced)):
+            rows[name] = np.frombuffer(values, np.uint8)[at]
+        place = {index: n for n, index in enumerate(picked)} if found or actions else {}
+        for index, room in found.items():
+            if index in place:
+                rows["found"][place[index]] = room
+                rows["flags"][place[index]] = f.ITEM_FOUND_KNOWN
+        for index, action in actions.items():
+            rows["action"][place[index]] = action
+        return rows.tobytes()
+
+    def _head(self, s: _Stream) -> tuple[int, ...]:
+        flags = s.phase | _FULL if s.full else s.phase
+        return s.id, self._code, s.group, flags, s.repeat, s.t_enter, s.t_done
+
+    @staticmethod
+    def _tail(s: _Stream) -> bytes:
+        return _pack_tail(
+            s.n, s.n_after, s.ordinal, s.visit, s.t_first, s.hash, s.after_hash, s.items_start, s.items_count, s.items_crc
         )
 
     def ordinals(self) -> dict[int, int]:
@@ -427,15 +440,66 @@ class QueueTap:
         return {group: s.ordinal + s.repeat - 1 for group, s in list(self._streams.items()) if s.repeat}
 
 
-def _polls(data: bytes, width: int) -> NDArray[Any]:
-    return np.frombuffer(data, "<i4" if width == 4 else "u1")
+def _narrow(data: bytes, width: int) -> bytes:
+    return data if width == 1 else np.frombuffer(data, f"<i{width}").astype(np.uint8).tobytes()
+
+
+def _differ(old: bytes, new: bytes) -> list[int]:
+    count = min(len(old), len(new))
+    if old == new or old == new[:count]:
+        return []
+    # xor of two big integers: for a few differences far cheaper than numpy on arrays of this size
+    bits = int.from_bytes(old[:count], "little") ^ int.from_bytes(new[:count], "little")
+    different: list[int] = []
+    while bits and len(different) < _MANY:
+        at = (bits & -bits).bit_length() - 1 >> 3
+        different.append(at)
+        bits &= ~(255 << (at << 3))
+    if bits:
+        return [int(i) for i in np.flatnonzero(np.frombuffer(old, np.uint8, count) != np.frombuffer(new, np.uint8, count))]
+    return different
+
+
+def _indices(polls: bytes, wanted: Iterable[bytes]) -> list[int]:
+    found = []
+    for poll in wanted:
+        at = polls.find(poll)
+        while at >= 0:
+            found.append(at)
+            at = polls.find(poll, at + 1)
+    return sorted(found)
+
+
+def _cut(values: bytes, gone: list[int]) -> bytes:
+    kept = bytearray(values)
+    for index in reversed(gone):
+        del kept[index : index + 1]
+    return bytes(kept)
+
+
+def _gone(before: Sequence[Any], after: Sequence[Any]) -> list[int]:
+    """Return the indices of ``before`` that are not in ``after``, which is ``before`` without them."""
+    missing = len(before) - len(after)
+    if missing <= 0:
+        return []
+    if missing > 8:
+        still = set(map(id, after))
+        return [index for index, entry in enumerate(before) if id(entry) not in still]
+    gone: list[int] = []
+    start = 0
+    while len(gone) < missing:
+        same = list(map(is_, islice(before, start, None), islice(after, start - len(gone), None)))
+        step = same.index(False) if False in same else len(same)
+        gone.append(start + step)
+        start += step + 1
+    return gone
 
 
 def _action_of(reduced: int) -> int:
     if reduced == KVPoll.SUCCESS:
-        return Action.COMMITTED
+        return int(Action.COMMITTED)
     if reduced == KVPoll.FAILED:
-        return Action.FAILED
+        return int(Action.FAILED)
     if reduced == KVPoll.WAITING_FOR_INPUT:
-        return Action.MOVED
-    return Action.ABORTED
+        return int(Action.MOVED)
+    return int(Action.ABORTED)

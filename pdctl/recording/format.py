@@ -1,6 +1,7 @@
 """Layout of a recording, format version 1. All numbers are little-endian; offsets are in bytes from the file's start.
 
     0      header        one page area of HEADER_SIZE bytes: fixed fields, counters, identity (JSON)
+    640    done words    8 bytes a stream: which live cell has been applied
     16384  live cells    MAX_STREAMS x 2 round records: the run each stream is in, written alternately
     …      rounds ring   immutable round records (runs that have ended)
     …      items ring    item records, referred to by round records
@@ -35,16 +36,24 @@ IDENTITY_FIELDS = struct.Struct("<II")
 PULSE_OFFSET = 512
 PULSE = struct.Struct("<Qq")
 
+# per stream, the sequence number of the live cell whose last round has been applied (8-byte stores): a turn that repeats
+# the one before ends with this store alone
+DONE_OFFSET = 640
+DONE = struct.Struct("<Q")
+
 ROUND_SIZE = 128
-# seq, stream, queue code, group index, phase | flags<<4, n, n_after, ordinal, repeat, visit, t_first, t_enter, t_done,
-# list hash, after hash, items start, items count, items crc
-ROUND = struct.Struct("<QBBBBIIQQQqqqQQQII")
+# seq, stream, queue code, group index, phase | flags << 4, repeat, t_enter, t_done: the part that changes in a repeat
+ROUND_HEAD = struct.Struct("<QBBBBQqq")
+# n, n_after, ordinal, visit, t_first, list hash, after hash, items start, items count, items crc
+ROUND_TAIL = struct.Struct("<IIQQqQQQII")
+ROUND_BODY_SIZE = ROUND_HEAD.size + ROUND_TAIL.size
 ROUND_CRC = struct.Struct("<I")
 ROUND_CRC_OFFSET = 124
 FLAG_FULL = 1
-FLAG_SPARE = 2
 
 ITEM_SIZE = 32
+# room, found, slot, index, local, gated, reduced, action, flags
+ITEM = struct.Struct("<QQiIBBBBB3x")
 ITEM_DTYPE = [
     ("room", "<u8"),
     ("found", "<u8"),

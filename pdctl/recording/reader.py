@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pdctl.model import QUEUES, EventKind, GroupInfo, Identity, Phase
+from pdctl.model import QUEUES, UNKNOWN, EventKind, GroupInfo, Identity, Phase
 from pdctl.recording import format as f
 
 _ITEM = np.dtype(f.ITEM_DTYPE)
@@ -125,7 +125,15 @@ class Stream:
         if rows is None:
             return None
         return [
-            Item(room, slot, local, gated, reduced, action, found if flags & f.ITEM_FOUND_KNOWN else None)
+            Item(
+                room,
+                slot,
+                local,
+                gated,
+                reduced if run.phase > Phase.ENTERED or run.repeat > 1 else UNKNOWN,
+                action if run.phase is Phase.APPLIED or run.repeat > 1 else UNKNOWN,
+                found if flags & f.ITEM_FOUND_KNOWN and run.phase > Phase.ENTERED else None,
+            )
             for room, found, slot, _, local, gated, reduced, action, flags, _ in rows.tolist()
         ]
 
@@ -287,19 +295,22 @@ def _identity(data: bytes) -> Identity:
         raise BadRecording(f"its identity can't be read: {error}") from None
 
 
-def _round_at(data: bytes, at: int) -> tuple[int, tuple[Any, ...]] | None:
-    body = data[at : at + f.ROUND.size]
-    if len(body) < f.ROUND.size or crc32(body) != _u32(data, at + f.ROUND_CRC_OFFSET):
+_Record = tuple[int, int, int, int, int, int, int, int, tuple[Any, ...]]
+"""A round as stored: seq, stream, queue code, group index, phase and flags, repeat, t_enter, t_done; then the tail."""
+
+
+def _round_at(data: bytes, at: int) -> _Record | None:
+    body = data[at : at + f.ROUND_BODY_SIZE]
+    if len(body) < f.ROUND_BODY_SIZE or crc32(body) != _u32(data, at + f.ROUND_CRC_OFFSET):
         return None
-    seq, *rest = f.ROUND.unpack(body)
-    return seq, tuple(rest)
+    return (*f.ROUND_HEAD.unpack_from(body), f.ROUND_TAIL.unpack_from(body, f.ROUND_HEAD.size))
 
 
 def _streams(
     data: bytes, offset: int, cap: int, identity: Identity, items: NDArray[Any]
 ) -> tuple[list[Stream], int]:
     torn = 0
-    found: dict[int, tuple[Any, ...]] = {}
+    found: dict[int, _Record] = {}
     for place in range(cap):
         at = offset + place * f.ROUND_SIZE
         if at + f.ROUND_SIZE > len(data):
@@ -310,26 +321,25 @@ def _streams(
         if record is None or (record[0] - 1) % cap != place:
             torn += 1
             continue
-        found[record[0]] = record[1]
-    by_stream: dict[int, list[tuple[Any, ...]]] = {}
+        found[record[0]] = record
+    by_stream: dict[int, list[Run]] = {}
     for seq in sorted(found):
-        by_stream.setdefault(found[seq][0], []).append(found[seq])
+        by_stream.setdefault(found[seq][1], []).append(_run(found[seq]))
     for stream_id in range(f.MAX_STREAMS):
         live = _live_cell(data, stream_id)
         if live is not None:
             rounds = by_stream.setdefault(stream_id, [])
-            if not rounds or live[6] > rounds[-1][6]:
+            if not rounds or live.ordinal > rounds[-1].ordinal:
                 rounds.append(live)
     streams = []
-    for records in by_stream.values():
-        runs = [_run(record) for record in records]
+    for runs in by_stream.values():
         group = _group(identity, runs[-1].group)
         streams.append(Stream(runs[-1].queue, group, runs, items))
     streams.sort(key=lambda s: QUEUES.index(s.queue))
     return streams, torn
 
 
-def _live_cell(data: bytes, stream_id: int) -> tuple[Any, ...] | None:
+def _live_cell(data: bytes, stream_id: int) -> Run | None:
     cells = []
     for half in (0, 1):
         at = f.LIVE_OFFSET + (2 * stream_id + half) * f.ROUND_SIZE
@@ -337,13 +347,35 @@ def _live_cell(data: bytes, stream_id: int) -> tuple[Any, ...] | None:
             record = _round_at(data, at)
             if record is not None:
                 cells.append(record)
-    return max(cells)[1] if cells else None
+    if not cells:
+        return None
+    newest = max(cells)
+    (applied,) = f.DONE.unpack_from(data, f.DONE_OFFSET + 8 * stream_id)
+    return _run(newest, applied=applied == newest[0])
 
 
-def _run(record: tuple[Any, ...]) -> Run:
-    _, queue, group, flags, n, n_after, *rest = record
-    phase = Phase(flags & 15)
-    return Run(QUEUES[queue], group, phase, bool((flags >> 4) & f.FLAG_FULL), n, n_after, *rest)
+def _run(record: _Record, *, applied: bool = False) -> Run:
+    _, _, queue, group, flags, repeat, t_enter, t_done, tail = record
+    n, n_after, ordinal, visit, t_first, list_hash, after_hash, start, count, crc = tail
+    return Run(
+        queue=QUEUES[queue],
+        group=group,
+        phase=Phase.APPLIED if applied else Phase(flags & 15),
+        full=bool((flags >> 4) & f.FLAG_FULL),
+        n=n,
+        n_after=n_after,
+        ordinal=ordinal,
+        repeat=repeat,
+        visit=visit,
+        t_first=t_first,
+        t_enter=t_enter,
+        t_done=t_done,
+        hash=list_hash,
+        after_hash=after_hash,
+        items_start=start,
+        items_count=count,
+        items_crc=crc,
+    )
 
 
 def _group(identity: Identity, index: int) -> GroupInfo:

@@ -27,9 +27,9 @@ class RecordingWriter:
         self._map = mapping
         (
             self._rounds_off,
-            self._rounds_cap,
+            self.rounds_capacity,
             self._items_off,
-            self._items_cap,
+            self.items_capacity,
             self._events_off,
             self._events_cap,
         ) = f.layout(size)
@@ -37,6 +37,7 @@ class RecordingWriter:
         self._items_written = 0
         self._event_seq = itertools.count(1)
         self._live_seq = [0] * f.MAX_STREAMS
+        self._scratch = [bytearray(f.ROUND_SIZE) for _ in range(f.MAX_STREAMS)]
         self._since_trim = 0
 
     @classmethod
@@ -70,9 +71,9 @@ class RecordingWriter:
             f.STATE_WRITING,
             process_start(os.getpid()),
             writer._rounds_off,
-            writer._rounds_cap,
+            writer.rounds_capacity,
             writer._items_off,
-            writer._items_cap,
+            writer.items_capacity,
             writer._events_off,
             writer._events_cap,
         )
@@ -92,23 +93,34 @@ class RecordingWriter:
         """Say that the scheduler is alive: ``ticks`` turns so far, the last at ``mono_ns``."""
         f.PULSE.pack_into(self._map, f.PULSE_OFFSET, ticks, mono_ns)
 
-    def live(self, stream: int, record: bytes) -> None:
-        """Store the run that ``stream`` is in; ``record`` is a packed round without seq and checksum.
+    def live(self, stream: int, head: tuple[int, ...], tail: bytes) -> None:
+        """Store the run that ``stream`` is in; ``head`` is a ROUND_HEAD without seq, ``tail`` a packed ROUND_TAIL.
 
         The two cells of a stream are written in turn, so that a death in the middle of one leaves the other whole.
         """
-        seq = self._live_seq[stream] = self._live_seq[stream] + 1
-        self._put_round(f.LIVE_OFFSET + (2 * stream + (seq & 1)) * f.ROUND_SIZE, seq, record)
+        self._scratch[stream][f.ROUND_HEAD.size : f.ROUND_BODY_SIZE] = tail
+        self.again(stream, *head)
 
-    def close_run(self, record: bytes) -> None:
+    def again(self, stream: int, *head: int) -> None:
+        """Store the same run with another head: one more round of it."""
+        seq = self._live_seq[stream] = self._live_seq[stream] + 1
+        cell = self._scratch[stream]
+        _pack_head(cell, 0, seq, *head)
+        _pack_crc(cell, f.ROUND_CRC_OFFSET, crc32(cell[: f.ROUND_BODY_SIZE]))
+        at = f.LIVE_OFFSET + (2 * stream + (seq & 1)) * f.ROUND_SIZE
+        self._map[at : at + f.ROUND_SIZE] = cell
+
+    def done(self, stream: int) -> None:
+        """Say that the last round of the run in the live cell has been applied."""
+        _pack_done(self._map, f.DONE_OFFSET + 8 * stream, self._live_seq[stream])
+
+    def close_run(self, head: tuple[int, ...], tail: bytes) -> None:
         """Append a run that has ended to the rounds ring."""
         seq = self._round_seq = self._round_seq + 1
-        self._put_round(self._rounds_off + (seq - 1) % self._rounds_cap * f.ROUND_SIZE, seq, record)
+        body = f.ROUND_HEAD.pack(seq, *head) + tail
+        at = self._rounds_off + (seq - 1) % self.rounds_capacity * f.ROUND_SIZE
+        self._map[at : at + f.ROUND_SIZE] = body + _ROUND_PAD + crc32(body).to_bytes(4, "little")
         self._trim(f.ROUND_SIZE)
-
-    def _put_round(self, offset: int, seq: int, record: bytes) -> None:
-        body = seq.to_bytes(8, "little") + record
-        self._map[offset : offset + f.ROUND_SIZE] = body + _ROUND_PAD + crc32(body).to_bytes(4, "little")
 
     def items(self, data: bytes) -> int:
         """Append item records (``data``: a multiple of ITEM_SIZE bytes) and return the number of the first one.
@@ -117,13 +129,13 @@ class RecordingWriter:
         """
         start = self._items_written
         count = len(data) // f.ITEM_SIZE
-        at = start % self._items_cap
-        head = min(count, self._items_cap - at)
+        at = start % self.items_capacity
+        head = min(count, self.items_capacity - at)
         offset = self._items_off + at * f.ITEM_SIZE
         self._map[offset : offset + head * f.ITEM_SIZE] = data[: head * f.ITEM_SIZE]
         rest = data[head * f.ITEM_SIZE :]
         if rest:
-            rest = rest[-self._items_cap * f.ITEM_SIZE :]
+            rest = rest[-self.items_capacity * f.ITEM_SIZE :]
             self._map[self._items_off : self._items_off + len(rest)] = rest
         self._items_written = start + count
         self._trim(len(data))
@@ -166,7 +178,8 @@ class RecordingWriter:
             self._map.madvise(mmap.MADV_DONTNEED)
 
 
-_ROUND_PAD = b"\0" * (f.ROUND_SIZE - f.ROUND.size - 4)
+_ROUND_PAD = b"\0" * (f.ROUND_CRC_OFFSET - f.ROUND_BODY_SIZE)
+_pack_head, _pack_crc, _pack_done = f.ROUND_HEAD.pack_into, f.ROUND_CRC.pack_into, f.DONE.pack_into
 
 
 def process_start(pid: int) -> int:
