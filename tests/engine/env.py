@@ -29,6 +29,7 @@ import itertools
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -240,7 +241,7 @@ class Namespace:
 
 @contextlib.contextmanager
 def loopback_namespace() -> Iterator[Namespace]:
-    """A new network namespace with nothing but loopback, removed at exit.
+    """A new network namespace with nothing but loopback, removed at exit together with the processes still in it.
 
     Mooncake and TCPStore listen on wildcard addresses whatever they are told; in here nobody else can reach them, and
     fixed ports can not collide. Where none can be made (not root, no ``ip``), yields one with `reason` set.
@@ -259,7 +260,7 @@ def loopback_namespace() -> Iterator[Namespace]:
         subprocess.run(["ip", "-n", name, "link", "set", "lo", "up"], check=True)
         yield Namespace(name, None, ("ip", "netns", "exec", name))
     finally:
-        subprocess.run(["ip", "netns", "delete", name], check=False)
+        _remove_namespace(name)
 
 
 def _why_no_namespace() -> str | None:
@@ -277,7 +278,17 @@ def _remove_orphans() -> None:
     for entry in _NAMESPACE_DIR.iterdir():
         match = re.fullmatch(rf"{_NAMESPACE_PREFIX}(\d+)-\d+", entry.name)
         if match and not Path("/proc", match[1]).exists():
-            subprocess.run(["ip", "netns", "delete", entry.name], capture_output=True, check=False)
+            _remove_namespace(entry.name)
+
+
+def _remove_namespace(name: str) -> None:
+    """Kill what still runs in the namespace (schedulers outlive a server that was killed), then remove it."""
+    inside = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
+    for pid in map(int, inside.stdout.split()):
+        if pid != os.getpid():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
 
 
 def _setns(descriptor: int) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,16 @@ def test_what_listens_in_the_namespace_is_reached_from_inside_only() -> None:
             socket.create_connection(address, 2)
     names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout.split()
     assert ns.name not in names
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a network namespace needs root")
+def test_nothing_that_ran_in_the_namespace_outlives_it() -> None:
+    with loopback_namespace() as ns:
+        # A session of its own, as the engine's servers have: no group or terminal to end it by.
+        process = subprocess.Popen(ns.argv(["sleep", "600"]), start_new_session=True)
+        while not subprocess.run(["ip", "netns", "pids", ns.name], capture_output=True, check=True).stdout:
+            time.sleep(0.01)
+    assert process.wait(timeout=10) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("version", sorted(recipe.VERSIONS))
