@@ -93,7 +93,8 @@ class PollHooks:
         self._group_index = group_index
         self.current: QueueTap | None = None
         """The tap whose queue is about to be polled; None outside of a queue's method and after its poll."""
-        self._polling: QueueTap | None = None
+        self.polling: QueueTap | None = None
+        """The tap whose queue's poll is running."""
         self._entered = False
 
     def poll_method(
@@ -138,8 +139,14 @@ class PollHooks:
 
         return self._hooks.wrap(owner, attribute, site_name, make)
 
-    def leave_method(self, owner: Any, attribute: str, site_name: str, tap_of: Callable[[Any], QueueTap],
-                     queue_of: Callable[[Any], list[Any]]) -> bool:
+    def leave_method(
+        self,
+        owner: Any,
+        attribute: str,
+        site_name: str,
+        tap_of: Callable[[Any], QueueTap],
+        queue_of: Callable[[Any], list[Any]],
+    ) -> bool:
         """Hook the outer method that removes from a queue which an inner one polled (``leaves=False`` there)."""
 
         def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
@@ -172,7 +179,7 @@ class PollHooks:
                 if tap is None or not site.on:
                     return original(*args, **kwargs)
                 self.current = None
-                self._polling = tap
+                self.polling = tap
                 try:
                     try:
                         tap.polled(pollers_of(*args, **kwargs))
@@ -180,7 +187,7 @@ class PollHooks:
                         site.failed(error)
                     result = original(*args, **kwargs)
                 finally:
-                    self._polling = None
+                    self.polling = None
                 try:
                     if not self._entered:
                         # a group of one: the engine may skip the collective, the round is still a round
@@ -206,7 +213,7 @@ class PollHooks:
 
         def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
             def gate(polls: list[int], *args: Any, **kwargs: Any) -> Any:
-                tap = self._polling
+                tap = self.polling
                 if tap is not None and site.on:
                     try:
                         tap.raw(polls)
@@ -228,7 +235,7 @@ class PollHooks:
 
     def all_reduce(self, original: Callable[..., Any], site: Site, tensor: Any, args: Any, kwargs: Any) -> Any:
         """Run the engine's all_reduce of one round of polls, recorded before and after."""
-        tap = self._polling
+        tap = self.polling
         if tap is None or not site.on:
             return original(tensor, *args, **kwargs)
         number = width = -1

@@ -1,1 +1,1 @@
-"""How a rank of SGLang is read and hooked. Every difference between versions is in this package."""
+"""How SGLang is read and hooked, 0.5.10 and later. What differs between its versions is in :mod:`.seams` alone."""

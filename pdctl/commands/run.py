@@ -1,0 +1,49 @@
+"""``pdctl run -- CMD…``: starts an engine with the agent in it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pdctl.errors import Exit
+
+STARTUP = Path(__file__).parent.parent / "agent" / "startup"
+CONTEXT_SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+def environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return ``env`` with the start-up directory first on PYTHONPATH, once, and pdctl's own place on it."""
+    first = [str(STARTUP)]
+    parts = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part and part != str(STARTUP)]
+    return {**env, "PYTHONPATH": os.pathsep.join(first + parts)}
+
+
+def run(
+    command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="The engine's command line.", show_default=False)],
+) -> None:
+    """Start an engine with the agent in every scheduler process it starts.
+
+    For SGLang before 0.5.11, which has no plug-ins; harmless with newer ones. The command takes pdctl's place (same pid,
+    its own exit status and signals). No file of the engine is changed: a start-up directory is put first on PYTHONPATH.
+    """
+    program = shutil.which(command[0])
+    if program is None:
+        typer.echo(f"pdctl run: {command[0]}: no such command", err=True)
+        raise typer.Exit(Exit.USAGE)
+    off = os.environ.get("PDCTL_AGENT", "").strip().lower() in ("0", "off", "no", "false")
+    env = dict(os.environ) if off else environment(os.environ)
+    typer.echo(
+        f"pdctl run: {command[0]} without the agent (PDCTL_AGENT=off)"
+        if off
+        else f"pdctl run: {command[0]} with the agent, by {STARTUP} on PYTHONPATH",
+        err=True,
+    )
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(program, command, env)  # noqa: S606 - the user's own command, without a shell

@@ -1,0 +1,136 @@
+"""One SGLang scheduler process as the agent uses it: who it is, its queues, its rounds, its fault sites."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pdctl.agent.tap import QueueTap
+from pdctl.engines.base import Hooks, Site
+from pdctl.engines.sglang import late, seams, steps
+from pdctl.engines.sglang.hooks import SchedulerHooks
+from pdctl.engines.sglang.identity import identify
+from pdctl.engines.sglang.landing import Landings
+from pdctl.engines.sglang.queues import QueueReader
+from pdctl.inject.table import FaultTable
+from pdctl.model import Frame, Identity, QueueEntry, Seam, SlotEntry
+
+if TYPE_CHECKING:
+    from pdctl.agent.tap import Recorder
+
+
+class _WithoutPulse:
+    """A recorder for the taps where the scheduler's loop gives the pulse: a tap's turns are not the scheduler's."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        # As attributes of the instance: the taps call these every turn.
+        self.__dict__.update({name: getattr(recorder, name) for name in dir(recorder) if not name.startswith("_")})
+        self.__dict__["pulse"] = self._leave_to_the_loop
+
+    def _leave_to_the_loop(self, ticks: int, mono_ns: int) -> None: ...
+
+
+class SGLangAdapter:
+    """Reads and hooks the rank that ``scheduler`` (a constructed ``sglang.srt.managers.scheduler.Scheduler``) runs in."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.hooks = Hooks()
+        self._scheduler = scheduler
+        self._identity, self._groups = identify(scheduler)
+        self._reader = QueueReader(scheduler, self._identity.role)
+        self._installed: SchedulerHooks | None = None
+        self._landings: Landings | None = None
+        self._more_seams: list[Seam] = []
+        self._ticks = 0
+        self._tick_ns = 0
+
+    def identity(self) -> Identity:
+        """Return who this rank is."""
+        return self._identity
+
+    def install(self, recorder: Recorder, faults: FaultTable) -> None:
+        """Put the hooks in. A rank without disaggregation gets the pulse of its loop only."""
+        ticked = self._loop(recorder)
+        if self._identity.role == seams.UNIFIED:
+            return
+        sink: Any = _WithoutPulse(recorder) if ticked else recorder
+        self._landings = Landings(self._reader, recorder)
+        self._installed = SchedulerHooks(
+            self._scheduler, self.hooks, self._reader, sink, self._landings, self._groups.number
+        )
+        self._installed.install(self._identity.role)
+        if self._identity.role == "prefill":
+            self._more_seams += late.install(self.hooks, self._scheduler, recorder, faults)
+        else:
+            queue = getattr(seams.module(seams.DECODE), "DecodeTransferQueue", None)
+            if queue is not None:
+                self._more_seams.append(
+                    Seam("slots.zeroed", seams.zeroes_slots(queue), "pop_transferred zeroes freed slots")
+                )
+
+    def _loop(self, recorder: Recorder) -> bool:
+        def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+            del site  # two stores that can't fail
+            pulse, clock = recorder.pulse, time.monotonic_ns
+
+            def process_input_requests(self_: Any, *args: Any, **kwargs: Any) -> Any:
+                self._ticks += 1
+                self._tick_ns = now = clock()
+                pulse(self._ticks, now)
+                return original(self_, *args, **kwargs)
+
+            return process_input_requests
+
+        there = self.hooks.wrap(type(self._scheduler), "process_input_requests", "tick", make)
+        self._more_seams.append(Seam("tick", there, "Scheduler.process_input_requests"))
+        return there
+
+    def seams(self) -> tuple[Seam, ...]:
+        """Return what was looked for in this rank's code, and whether it is there."""
+        groups = ", ".join(f"{info.kind} {info.size}" for info in self._identity.groups)
+        found = [Seam("groups", bool(groups), groups or "no process group on the scheduler"), *self._reader.seams()]
+        if self._installed is not None:
+            found += self._installed.seams
+        return tuple(found + self._more_seams)
+
+    def _taps(self) -> dict[str, QueueTap]:
+        return {} if self._installed is None else self._installed.taps
+
+    def ticks(self) -> tuple[int, int]:
+        """Return (turns of the scheduler so far, monotonic ns of the last)."""
+        return self._ticks, self._tick_ns
+
+    def ordinals(self) -> dict[str, int]:
+        """Return ``queue/group kind`` → ordinal of the last round entered."""
+        infos = self._groups.infos
+        return {
+            f"{name}/{infos[number].kind}": ordinal
+            for name, tap in list(self._taps().items())
+            for number, ordinal in tap.ordinals().items()
+        }
+
+    def queues(self) -> tuple[dict[str, list[QueueEntry]], dict[str, str]]:
+        """Return the queues as they are now and why the others can't be read."""
+        return self._reader.read()
+
+    def slots(self) -> list[SlotEntry]:
+        """Return the metadata slots that belong to a request now."""
+        return self._reader.slots()
+
+    def step_of(self, stack: tuple[Frame, ...]) -> str:
+        """Return the engine's step the stack is in, "" when it can't be told."""
+        return steps.step_of(stack)
+
+    def group_kind(self, group: Any) -> str:
+        """Return GroupInfo.kind of a torch process group of this rank, "" for an unknown one."""
+        return self._groups.kind(group)
+
+    def poll_awaited(self) -> bool:
+        """Look for metadata that came late; returns whether some is still awaited."""
+        return self._landings is not None and self._landings.look()
+
+    def transfer_address(self) -> str:
+        """Return the Mooncake session id under which a prefill's transfers know this rank, "" with another backend."""
+        get = getattr(seams.kv_manager(self._scheduler), "get_session_id", None)
+        return str(get()) if self._identity.role == "decode" and get is not None else ""

@@ -1,0 +1,150 @@
+"""Who an SGLang rank is, and which process groups it is in."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from pdctl import __version__
+from pdctl.engines.sglang import seams
+from pdctl.model import GroupInfo, Identity
+from pdctl.recording.writer import process_start
+
+
+class Groups:
+    """The rank's process groups by torch object: their number in Identity.groups and their kind."""
+
+    def __init__(self, scheduler: Any, world: str) -> None:
+        self.infos: list[GroupInfo] = []
+        self._index: dict[int, int] = {}
+        self._kinds: dict[int, str] = {}
+        self._held: list[Any] = []  # what is known by id() must stay alive
+        for kind, path in seams.GROUPS:
+            group = seams.follow(scheduler, path)
+            if group is None or id(group) in self._index:
+                continue
+            self._index[id(group)] = len(self.infos)
+            self._kinds[id(group)] = kind
+            self._held.append(group)
+            self.infos.append(GroupInfo(kind=kind, ranks=tuple(_ranks(group)), world=world))
+        for kind, path in seams.DEVICE_GROUPS:
+            group = seams.follow(scheduler, path)
+            if group is not None and id(group) not in self._kinds:
+                self._kinds[id(group)] = kind
+                self._held.append(group)
+
+    def number(self, group: Any) -> int:
+        """Return the group's place in Identity.groups. Raises KeyError for a group that is not there."""
+        return self._index[id(group)]
+
+    def kind(self, group: Any) -> str:
+        """Return the group's kind, "" for an unknown one."""
+        return self._kinds.get(id(group), "")
+
+    def of_kind(self, kind: str) -> GroupInfo | None:
+        """Return the first group of a kind, None without one."""
+        return next((info for info in self.infos if info.kind == kind), None)
+
+
+def _ranks(group: Any) -> list[int]:
+    import torch.distributed
+
+    return list(torch.distributed.get_process_group_ranks(group))
+
+
+def _world_rank() -> int:
+    import torch.distributed
+
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+
+
+def identify(scheduler: Any) -> tuple[Identity, Groups]:
+    """Return the identity of the rank that ``scheduler`` runs in, and its groups.
+
+    tp and cp are places in the attention-TP and attention-CP groups, which the polls are reduced over. The agent fills in
+    what it knows better (pid, start times, ``armed``, ``loaded_by``, the cluster's name).
+    """
+    role = seams.role_of(scheduler)
+    dp_attention = bool(seams.server_arg(scheduler, "enable_dp_attention", False))
+    dp = seams.coordinate(scheduler, "dp_rank", seams.coordinate(scheduler, "attn_dp_rank", 0))
+    dp_size = max(seams.coordinate(scheduler, "dp_size", 1), int(seams.server_arg(scheduler, "dp_size", 1)))
+    host = socket.gethostname()
+    service = f"{role}@{host}:{seams.server_arg(scheduler, 'port', 0)}"
+    instance = _instance(scheduler, service)
+    # One torch world serves the whole server, except that dp replicas without dp attention have one each.
+    world = instance if dp_attention or dp_size == 1 else f"{instance}/dp{dp}"
+    groups = Groups(scheduler, world)
+    me = _world_rank()
+    tp, tp_size = _place(groups, "attn-tp", me, scheduler, "attn_tp_rank", "attn_tp_size")
+    cp, cp_size = _place(groups, "attn-cp", me, scheduler, "attn_cp_rank", "attn_cp_size")
+    pp, pp_size = _place(groups, "pp", me, scheduler, "pp_rank", "pp_size")
+    identity = Identity(
+        engine="sglang",
+        engine_version=seams.engine_version(),
+        pdctl_version=__version__,
+        role=role,
+        host=host,
+        pid=os.getpid(),
+        proc_start=process_start(os.getpid()),
+        started_wall_ns=0,
+        started_mono_ns=0,
+        instance=instance,
+        service=service,
+        cluster="",
+        world=world,
+        world_rank=me,
+        dp=dp,
+        dp_size=dp_size,
+        pp=pp,
+        pp_size=pp_size,
+        cp=cp,
+        cp_size=cp_size,
+        tp=tp,
+        tp_size=tp_size,
+        dp_attention=dp_attention,
+        backend=str(seams.server_arg(scheduler, "disaggregation_transfer_backend", ""))
+        if role != seams.UNIFIED
+        else "",
+        groups=tuple(groups.infos),
+    )
+    return identity, groups
+
+
+def _place(groups: Groups, kind: str, me: int, scheduler: Any, rank: str, size: str) -> tuple[int, int]:
+    info = groups.of_kind(kind)
+    if info is not None and me in info.ranks:
+        return info.ranks.index(me), info.size
+    return seams.coordinate(scheduler, rank, 0), seams.coordinate(scheduler, size, 1)
+
+
+def _instance(scheduler: Any, service: str) -> str:
+    """Name one start of one server. On one node all its schedulers have one parent process; over several they agree once."""
+    parent = os.getppid()
+    mine = f"{service}/{_boot_id()[:8]}.{parent}.{process_start(parent)}"
+    if int(seams.server_arg(scheduler, "nnodes", 1)) <= 1:
+        return mine
+    return _agreed(mine)
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+def _agreed(mine: str) -> str:
+    """Return the name the first rank of the job put into the job's own rendezvous store; ``mine`` where there is none.
+
+    Asked once, while the rank starts; the store is a key-value server, no collective. Its namespaces make dp replicas and
+    restarts keep apart by themselves.
+    """
+    import torch.distributed.distributed_c10d as c10d
+
+    try:
+        store = c10d._get_default_store()
+        return bytes(store.compare_set("pdctl/instance", "", mine)).decode()
+    except Exception:  # noqa: BLE001 - torch raises what the store's kind raises; a rank by itself is better than none
+        return mine

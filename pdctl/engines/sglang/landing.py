@@ -1,0 +1,73 @@
+"""Slots that read 0 when their request polled Success: kept until its metadata lands, however late that is.
+
+The engine itself looks again only at its next poll; a rank that hangs never does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pdctl.engines.sglang.queues import QueueReader
+from pdctl.model import QUEUES, EventKind
+
+if TYPE_CHECKING:
+    from pdctl.agent.tap import Recorder
+
+_TRANSFER = QUEUES.index("decode.transfer")
+
+
+@dataclass(frozen=True)
+class _Awaited:
+    room: int
+    since_ns: int
+
+
+class Landings:
+    """The awaited slots of one decode rank. Filled on the main thread, looked at by the agent's."""
+
+    def __init__(self, reader: QueueReader, recorder: Recorder, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self._reader = reader
+        self._recorder = recorder
+        self._clock = clock
+        self._awaited: dict[int, _Awaited] = {}
+
+    def expect(self, slot: int, room: int) -> None:
+        """Remember that ``slot`` read 0 although the poll of ``room`` is Success; the first time counts."""
+        known = self._awaited.get(slot)
+        if known is None or known.room != room:
+            self._awaited[slot] = _Awaited(room, self._clock())
+
+    def seen(self, slot: int, found: int) -> None:
+        """Take a value that the engine's own look at an awaited slot gave; the main thread calls it before a commit."""
+        if found and self._awaited:
+            self._landed(slot, found)
+
+    def look(self) -> bool:
+        """Look at the awaited slots; returns whether any is still awaited. Agent's thread."""
+        if not self._awaited:
+            return False
+        queued = {self._reader.describe(entry) for entry in list(self._reader.queue("decode.transfer"))}
+        for slot, awaited in list(self._awaited.items()):
+            found = self._reader.room_in(slot)
+            if found:
+                self._landed(slot, found)
+            elif (awaited.room, slot) not in queued:
+                self._awaited.pop(slot, None)  # it left some other way: a failure, an abort
+        return bool(self._awaited)
+
+    def _landed(self, slot: int, found: int) -> None:
+        awaited = self._awaited.pop(slot, None)
+        if awaited is not None:
+            now = self._clock()
+            self._recorder.event(
+                EventKind.LANDED,
+                mono_ns=now,
+                queue=_TRANSFER,
+                room=awaited.room,
+                slot=slot,
+                a=now - awaited.since_ns,
+                b=found,
+            )

@@ -1,0 +1,132 @@
+"""Reads an SGLang scheduler's queues and metadata slots. Rooms, rids, slots, states and ages only; never a token id.
+
+Everything may run on the agent's thread while the scheduler works: lists are copied first, and no poll is made, since
+``poll()`` has side effects (timeouts, state changes).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+from pdctl.engines.sglang import seams
+from pdctl.model import UNKNOWN, QueueEntry, Seam, SlotEntry
+
+_stats = attrgetter("time_stats")
+
+
+class QueueReader:
+    """The queues of one rank: as they are now, and one at a time for the taps (it is their QueueView)."""
+
+    def __init__(self, scheduler: Any, role: str) -> None:
+        self._scheduler = scheduler
+        self._role = role
+        self._paths = [path for path in seams.QUEUE_PATHS if role in path.roles]
+        self._manager = seams.kv_manager(scheduler)
+        self._rooms, self.slot_seam = seams.slot_view(scheduler)
+        self.owners: dict[int, int] = {}
+        """Slot → room of the request seen in it last."""
+
+    def queue(self, name: str) -> list[Any]:
+        """Return the engine's list of a queue (not a copy). Raises KeyError for one this rank does not have."""
+        for path in self._paths:
+            if path.name == name:
+                found = seams.follow(self._scheduler, path.path)
+                if found is not None:
+                    return found  # type: ignore[no-any-return]
+        raise KeyError(name)
+
+    def seams(self) -> list[Seam]:
+        """Return which queues and states are there."""
+        found = []
+        for path in self._paths:
+            there = seams.follow(self._scheduler, path.path) is not None
+            found.append(Seam(f"queue.{path.name}", there, "scheduler." + ".".join(path.path)))
+        batches = [name for name in seams.BATCHES if hasattr(self._scheduler, name)]
+        found.append(Seam("queue.running", bool(batches), ", ".join(batches) or "no batch on the scheduler"))
+        if self._role != seams.UNIFIED:
+            statuses = self._statuses()
+            found.append(Seam("state", statuses is not None, "kv_manager.request_status"))
+            found.append(self.slot_seam)
+        return found
+
+    def read(self) -> tuple[dict[str, list[QueueEntry]], dict[str, str]]:
+        """Return the queues now, and why those that are missing can't be read. Ages in seconds."""
+        queues: dict[str, list[QueueEntry]] = {}
+        missing: dict[str, str] = {}
+        statuses = self._statuses() or {}
+        now = time.perf_counter()  # the clock of sglang.srt.observability.req_time_stats
+        for path in self._paths:
+            found = seams.follow(self._scheduler, path.path)
+            if found is None:
+                missing[path.name] = f"this SGLang has no scheduler.{'.'.join(path.path)}"
+                continue
+            queues[path.name] = self._entries(list(found), path.age, statuses, now)
+        queues["running"] = self._entries(self._running(), seams.RUNNING_AGE, statuses, now)
+        return queues, missing
+
+    def _statuses(self) -> Any:
+        return getattr(self._manager, "request_status", None)
+
+    def _running(self) -> list[Any]:
+        waiting = {id(req) for req in list(getattr(self._scheduler, "waiting_queue", None) or ())}
+        found: dict[int, Any] = {}
+        for name in seams.BATCHES:
+            for req in list(getattr(getattr(self._scheduler, name, None), "reqs", None) or ()):
+                if id(req) not in waiting and req.finished_reason is None:
+                    found.setdefault(id(req), req)
+        return list(found.values())
+
+    @staticmethod
+    def _entries(entries: list[Any], age: str, statuses: Any, now: float) -> list[QueueEntry]:
+        if not entries:
+            return []
+        state = statuses.get
+        pairs = (
+            [(entry.req, entry) for entry in entries]
+            if hasattr(entries[0], "kv_receiver")
+            else [(e, e) for e in entries]
+        )
+        return [
+            QueueEntry(
+                req.bootstrap_room or 0,
+                req.rid,
+                seams.slot_of(holder),
+                int(state(req.bootstrap_room, UNKNOWN)),
+                now - entered if age and 0 < (entered := getattr(_stats(req), age, 0.0)) <= now else -1.0,
+            )
+            for req, holder in pairs
+        ]
+
+    # ---- slots ----------------------------------------------------------------------------------------------------------
+
+    def slots(self) -> list[SlotEntry]:
+        """Return the slots of requests whose metadata is on its way: room expected, room found there now."""
+        if self._rooms is None:
+            return []
+        name = "decode.transfer" if self._role == "decode" else "prefill.inflight"
+        try:
+            described = [self.describe(entry) for entry in list(self.queue(name))]
+        except KeyError:
+            return []
+        return [SlotEntry(slot, room, int(self._rooms[slot])) for room, slot in described if slot >= 0]
+
+    def describe(self, entry: Any) -> tuple[int, int]:
+        """Return (room, slot) of a queue entry."""
+        req = getattr(entry, "req", entry)
+        room, slot = seams.room_of(req), seams.slot_of(entry)
+        if slot >= 0:
+            self.owners[slot] = room
+        return room, slot
+
+    def found(self, slots: Sequence[int]) -> Sequence[int] | None:
+        """Return the rooms in these slots, None where they can't be read."""
+        if self._rooms is None:
+            return None
+        return self._rooms[slots].tolist()  # type: ignore[no-any-return]
+
+    def room_in(self, slot: int) -> int | None:
+        """Return the room in one slot (0: not written), None where it can't be read."""
+        return None if self._rooms is None or slot < 0 else int(self._rooms[slot])

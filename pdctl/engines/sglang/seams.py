@@ -1,0 +1,271 @@
+"""What this rank's SGLang has: every difference between its versions, found by looking at the code that is loaded.
+
+Nothing here (or anywhere else in pdctl) asks for a version number. The comments name the versions a shape was read in.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from pdctl.model import Seam
+
+UTILS = "sglang.srt.disaggregation.utils"
+DECODE = "sglang.srt.disaggregation.decode"
+PREFILL = "sglang.srt.disaggregation.prefill"
+COMMON = "sglang.srt.disaggregation.common.conn"
+MOONCAKE = "sglang.srt.disaggregation.mooncake.conn"
+
+UNIFIED = "unified"
+"""Role of a rank without disaggregation, as ``DisaggregationMode.to_engine_type`` names it."""
+
+
+def module(name: str) -> ModuleType | None:
+    """Return an engine module if the rank has loaded it; pdctl imports none by itself."""
+    return sys.modules.get(name)
+
+
+# ---- polls --------------------------------------------------------------------------------------------------------------
+
+
+def _plain(pollers: Any, _group: Any = None, decode_reqs: Any = None, *_: Any, **__: Any) -> list[Any]:
+    # decode_reqs since 0.5.13.post1. With a hierarchical cache the pollers are made anew every turn, these are not.
+    return pollers if decode_reqs is None else list(decode_reqs)  # type: ignore[no-any-return]
+
+
+def _first(pollers: Any, *_: Any, **__: Any) -> list[Any]:
+    return pollers  # type: ignore[no-any-return]
+
+
+def _copied(decode_reqs: Any, *_: Any, **__: Any) -> list[Any]:
+    return list(decode_reqs)  # the engine's own queue: it grows in place
+
+
+def _gloo_group(_pollers: Any, gloo_group: Any, *_: Any, **__: Any) -> Any:
+    return gloo_group
+
+
+def _attn_tp_group(_pollers: Any, attn_cp_cpu_group: Any, attn_tp_cpu_group: Any, *_: Any, **__: Any) -> Any:
+    del attn_cp_cpu_group
+    return attn_tp_cpu_group
+
+
+def _staging_group(_reqs: Any, staging_handler: Any, gloo_group: Any, *_: Any, **__: Any) -> Any:
+    del staging_handler
+    return gloo_group
+
+
+def _first_stage_group(
+    _pollers: Any, attn_cp_cpu_group: Any, attn_tp_cpu_group: Any, pp_group: Any, pp_rank: int, *_: Any, **__: Any
+) -> Any:
+    del attn_cp_cpu_group, pp_group
+    return attn_tp_cpu_group if pp_rank == 0 else None
+
+
+POLL_FUNCTIONS: dict[str, tuple[Callable[..., list[Any]], Callable[..., Any]]] = {
+    "poll_and_all_reduce": (_plain, _gloo_group),
+    "poll_and_all_reduce_attn_cp_tp_group": (_first, _attn_tp_group),
+    "poll_and_all_reduce_with_staging": (_copied, _staging_group),
+    # 0.5.23: with pipeline parallelism only stage 0 reduces and later stages are told
+    "poll_and_all_reduce_prefill_pp": (_first, _first_stage_group),
+}
+"""Poll functions of ``disaggregation/utils.py``: which of their arguments are the pollers and the reduced group."""
+
+GATE = "_apply_metadata_gate"
+"""The metadata gate, in ``disaggregation/utils.py`` since 0.5.13.post1."""
+
+
+def importers(name: str) -> Iterator[tuple[ModuleType, str]]:
+    """Yield (module, attribute) for every engine module that holds the function ``utils.<name>``, utils itself first."""
+    utils = module(UTILS)
+    function = getattr(utils, name, None)
+    if utils is None or function is None:
+        return
+    yield utils, name
+    for key, found in list(sys.modules.items()):
+        if found is not utils and key.startswith("sglang.") and getattr(found, name, None) is function:
+            yield found, name
+
+
+@dataclass(frozen=True)
+class PollMethod:
+    """A method that polls one queue. leave: the outer method that also removes from it, "" where it is the same one.
+
+    picks: the method is given the queue it polls as its first argument and polls any of several.
+    """
+
+    queue: str
+    owner: str
+    method: str
+    leave: str = ""
+    picks: bool = False
+
+
+POLL_METHODS = (
+    PollMethod("decode.transfer", "DecodeTransferQueue", "pop_transferred"),
+    PollMethod("decode.prealloc", "DecodePreallocQueue", "_update_handshake_waiters", leave="pop_preallocated"),
+    PollMethod("prefill.bootstrap", "PrefillBootstrapQueue", "pop_bootstrapped"),
+    PollMethod("prefill.inflight", "Scheduler", "process_disagg_prefill_inflight_queue"),
+    # Pipeline stages up to 0.5.18 poll once more to tell the next stage what they saw.
+    PollMethod("prefill.inflight", "Scheduler", "get_transferred_rids"),
+    PollMethod("", "Scheduler", "get_rids", picks=True),
+)
+
+# ---- queues -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class QueuePath:
+    """Where a queue is: attributes from the scheduler on. age: the field of ``Req.time_stats`` that is set on entry."""
+
+    name: str
+    roles: tuple[str, ...]
+    path: tuple[str, ...]
+    age: str = ""
+
+
+QUEUE_PATHS = (
+    QueuePath(
+        "prefill.bootstrap",
+        ("prefill",),
+        ("disagg_prefill_bootstrap_queue", "queue"),
+        "prefill_bootstrap_queue_entry_time",
+    ),
+    QueuePath(
+        "prefill.inflight", ("prefill",), ("disagg_prefill_inflight_queue",), "prefill_transfer_queue_entry_time"
+    ),
+    QueuePath(
+        "decode.pending",
+        ("decode",),
+        ("disagg_decode_prealloc_queue", "pending_reqs"),
+        "decode_prealloc_queue_entry_time",
+    ),
+    QueuePath(
+        "decode.prealloc", ("decode",), ("disagg_decode_prealloc_queue", "queue"), "decode_prealloc_queue_entry_time"
+    ),
+    QueuePath(
+        "decode.transfer", ("decode",), ("disagg_decode_transfer_queue", "queue"), "decode_transfer_queue_entry_time"
+    ),
+    QueuePath("decode.retracted", ("decode",), ("disagg_decode_prealloc_queue", "retracted_queue")),
+    QueuePath("waiting", ("prefill", "decode", UNIFIED), ("waiting_queue",), "wait_queue_entry_time"),
+)
+
+BATCHES = ("running_batch", "cur_batch", "cur_batch_for_debug", "last_batch")
+"""Attributes of the scheduler that hold a batch of requests; cur_batch became cur_batch_for_debug by 0.5.23."""
+
+RUNNING_AGE = "forward_entry_time"
+
+
+def follow(start: Any, path: tuple[str, ...]) -> Any:
+    """Return the object at the end of an attribute path, None where a part is missing or None."""
+    for name in path:
+        start = getattr(start, name, None)
+        if start is None:
+            return None
+    return start
+
+
+def room_of(req: Any) -> int:
+    """Return a request's room, 0 where it has none (a request that never had a prefill)."""
+    return req.bootstrap_room or 0
+
+
+def slot_of(holder: Any) -> int:
+    """Return the metadata slot kept on ``holder`` (a Req on prefill, a DecodeRequest on decode), -1 without one."""
+    slot = getattr(holder, "metadata_buffer_index", None)
+    return -1 if slot is None else slot
+
+
+# ---- who the rank is ----------------------------------------------------------------------------------------------------
+
+GROUPS = (
+    ("attn-tp", ("attn_tp_cpu_group",)),
+    ("attn-cp", ("attn_cp_cpu_group",)),
+    ("tp", ("tp_cpu_group",)),
+    ("pp", ("pp_group", "cpu_group")),
+    ("world", ("world_group", "cpu_group")),
+)
+"""Gloo groups on the scheduler, in the order that decides where one group serves two purposes."""
+
+DEVICE_GROUPS = (
+    ("tp", ("tp_group", "device_group")),
+    ("attn-tp", ("attn_tp_group", "device_group")),
+    ("pp", ("pp_group", "device_group")),
+)
+"""Groups the model's own collectives use; named for "which call is it in", never compared."""
+
+
+def coordinate(scheduler: Any, name: str, default: int) -> int:
+    """Return a parallel rank or size: from the scheduler (to 0.5.12), its ``ps`` (0.5.13) or the runtime context (0.5.23)."""
+    for holder in (scheduler, getattr(scheduler, "ps", None), _runtime_context()):
+        try:
+            value = getattr(holder, name, None)
+        except (RuntimeError, ValueError):  # the runtime context raises these for what is not set
+            value = None
+        if isinstance(value, int):
+            return value
+    return default
+
+
+def _runtime_context() -> Any:
+    get = getattr(module("sglang.srt.runtime_context"), "get_parallel", None)
+    return get() if get is not None else None
+
+
+def server_arg(scheduler: Any, name: str, default: Any) -> Any:
+    """Return a server argument; ``default`` where this version has no such argument or it is None."""
+    value = getattr(getattr(scheduler, "server_args", None), name, None)
+    return default if value is None else value
+
+
+def role_of(scheduler: Any) -> str:
+    """Return ``prefill``, ``decode`` or ``unified``."""
+    mode = getattr(scheduler, "disaggregation_mode", None)
+    role = str(getattr(mode, "value", mode or server_arg(scheduler, "disaggregation_mode", "null")))
+    return role if role in ("prefill", "decode") else UNIFIED
+
+
+def engine_version() -> str:
+    """Return the version the engine gives itself, for show only."""
+    for name in ("sglang.version", "sglang"):
+        version = getattr(module(name), "__version__", None)
+        if version is not None:
+            return str(version)
+    return ""
+
+
+def kv_manager(scheduler: Any) -> Any:
+    """Return the rank's KV manager, None without one."""
+    for queue in ("disagg_prefill_bootstrap_queue", "disagg_decode_prealloc_queue"):
+        manager = follow(scheduler, (queue, "kv_manager"))
+        if manager is not None:
+            return manager
+    return None
+
+
+# ---- metadata slots -----------------------------------------------------------------------------------------------------
+
+
+def slot_view(scheduler: Any) -> tuple[Any, Seam]:
+    """Return a numpy view of ``MetadataBuffers.bootstrap_room[:, 0]`` and what was found; None where it can't be read.
+
+    The buffers are CPU tensors, except with some memory pools (INTRA_NODE_NVLINK from 0.5.13.post1 on) and on NPU:
+    reading those would wait for the device behind work that may be stuck.
+    """
+    rooms = follow(scheduler, ("disagg_metadata_buffers", "bootstrap_room"))
+    if rooms is None:
+        return None, Seam("slots", False, "no MetadataBuffers.bootstrap_room")
+    if rooms.device.type != "cpu":
+        return None, Seam(
+            "slots", False, f"MetadataBuffers are on {rooms.device}: not read, it could wait for the device"
+        )
+    return rooms[:, 0].numpy(), Seam("slots", True, f"MetadataBuffers.bootstrap_room, {len(rooms)} slots on cpu")
+
+
+def zeroes_slots(transfer_queue: type) -> bool:
+    """Return whether a freed slot is set to 0: ``pop_transferred`` then uses the buffers itself (0.5.13.post1 on)."""
+    code = getattr(transfer_queue.pop_transferred, "__code__", None)  # type: ignore[attr-defined]
+    return code is not None and "metadata_buffers" in code.co_names

@@ -1,0 +1,55 @@
+"""Names the engine's step that a rank's main thread is in, from the function names on its stack."""
+
+from __future__ import annotations
+
+from pdctl.engines.sglang.seams import POLL_FUNCTIONS
+from pdctl.model import Frame
+
+_QUEUE_METHODS = {
+    "pop_transferred": "decode.transfer",
+    "_update_handshake_waiters": "decode.prealloc",
+    "pop_bootstrapped": "prefill.bootstrap",
+    "process_disagg_prefill_inflight_queue": "prefill.inflight",
+    "get_transferred_rids": "prefill.inflight",
+}
+
+_STEPS = {
+    # 0.5.10.post1 – 0.5.12.post1: Scheduler.recv_requests; later scheduler_components/request_receiver.py
+    "recv_requests": "recv_requests",
+    "ingest_requests": "recv_requests",
+    "process_input_requests": "process_input_requests",
+    "pop_preallocated": "allocation of decode.prealloc",
+    "resume_retracted_reqs": "resume of decode.retracted",
+    "get_rids": "poll for the next pipeline stage",
+    "resolve_waiting_queue_bootstrap": "poll of waiting",
+    "check_bootstrap": "poll of a chunked request",
+    "maybe_prepare_mlp_sync_batch": "dp attention sync",
+    "forward_batch_generation": "model forward",
+    "run_batch": "model forward",
+    "process_batch_result": "process_batch_result",
+    "process_batch_result_disagg_prefill": "process_batch_result",
+    "on_idle": "idle",
+    "self_check_during_idle": "idle",
+    "maybe_sleep_on_idle": "idle",
+    "send_kv_chunk": "send_kv_chunk",
+    "get_next_disagg_decode_batch_to_run": "scheduling",
+    "get_next_disagg_prefill_batch_to_run": "scheduling",
+    "get_next_batch_to_run": "scheduling",
+}
+
+
+def step_of(stack: tuple[Frame, ...]) -> str:
+    """Return the step of the innermost frame that has a name here, "" when none has. Innermost frame first."""
+    polling = False
+    for frame in stack:
+        if frame.function in POLL_FUNCTIONS:
+            polling = True
+        queue = _QUEUE_METHODS.get(frame.function)
+        if queue is not None:
+            return f"poll of {queue}" if polling else f"result of the poll of {queue}"
+        step = _STEPS.get(frame.function)
+        if step is not None:
+            return step
+    if any(frame.function.startswith("event_loop_") for frame in stack):
+        return "scheduler loop"
+    return ""
