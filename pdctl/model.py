@@ -117,6 +117,7 @@ class Identity(msgspec.Struct, frozen=True):
     instance: one start of one server: equal for all its ranks, different after a restart.
     service: what stays the same over restarts (role, host, port).
     cluster: ranks of different clusters are never shown as one ("" where unknown).
+    lacks: seams of the engine's protections that this rank's code does not have (``metadata-gate``).
     """
 
     engine: str
@@ -145,6 +146,7 @@ class Identity(msgspec.Struct, frozen=True):
     backend: str = ""
     armed: bool = False
     loaded_by: str = ""
+    lacks: tuple[str, ...] = ()
     groups: tuple[GroupInfo, ...] = ()
 
     @property

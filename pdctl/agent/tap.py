@@ -48,7 +48,7 @@ class Sink(Protocol):
     items_capacity: int
     rounds_capacity: int
 
-    def pulse(self, ticks: int, mono_ns: int) -> None: ...
+    def visited(self, queue: int, visits: int, empty: bool, mono_ns: int) -> None: ...
 
     def live(self, stream: int, head: tuple[int, ...], tail: bytes) -> None: ...
 
@@ -59,6 +59,25 @@ class Sink(Protocol):
     def close_run(self, head: tuple[int, ...], tail: bytes) -> None: ...
 
     def items(self, data: bytes) -> int: ...
+
+
+class Recorder(Sink, Protocol):
+    """What an adapter gets from the agent to write to: a recording, or the null recorder when recording is off."""
+
+    def pulse(self, ticks: int, mono_ns: int) -> None: ...
+
+    def event(
+        self,
+        kind: int,
+        *,
+        mono_ns: int | None = None,
+        queue: int = f.NO_QUEUE,
+        room: int = 0,
+        slot: int = -1,
+        a: int = 0,
+        b: int = 0,
+        text: str = "",
+    ) -> None: ...
 
 
 class QueueView(Protocol):
@@ -186,7 +205,7 @@ class QueueTap:
             self._pollers = []
             del self._rooms[:], self._slots[:]
             self._members += 1
-        self._sink.pulse(self.visits, _now())
+        self._sink.visited(self._code, self.visits, not queue, _now())
 
     def polled(self, pollers: list[Any]) -> None:
         """Take the pollers of this turn, one per entry; the same objects in the same order mean the same requests."""

@@ -2,6 +2,7 @@
 
     0      header        one page area of HEADER_SIZE bytes: fixed fields, counters, identity (JSON)
     640    done words    8 bytes a stream: which live cell has been applied
+    768    visits        16 bytes a queue: turns so far, and when the last was
     16384  live cells    MAX_STREAMS x 2 round records: the run each stream is in, written alternately
     …      rounds ring   immutable round records (runs that have ended)
     …      items ring    item records, referred to by round records
@@ -40,6 +41,11 @@ PULSE = struct.Struct("<Qq")
 # the one before ends with this store alone
 DONE_OFFSET = 640
 DONE = struct.Struct("<Q")
+
+# per queue code: turns in which it was polled or found empty, with EMPTY_BIT set when the last one found it empty; its time
+VISITS_OFFSET = 768
+VISITS = struct.Struct("<Qq")
+EMPTY_BIT = 1 << 63
 
 ROUND_SIZE = 128
 # seq, stream, queue code, group index, phase | flags << 4, repeat, t_enter, t_done: the part that changes in a repeat

@@ -15,10 +15,19 @@ class NullRecorder:
     def pulse(self, ticks: int, mono_ns: int) -> None:
         """Keep nothing."""
 
-    def live(self, stream: int, record: bytes) -> None:
+    def visited(self, queue: int, visits: int, empty: bool, mono_ns: int) -> None:
         """Keep nothing."""
 
-    def close_run(self, record: bytes) -> None:
+    def live(self, stream: int, head: tuple[int, ...], tail: bytes) -> None:
+        """Keep nothing."""
+
+    def again(self, stream: int, *head: int) -> None:
+        """Keep nothing."""
+
+    def done(self, stream: int) -> None:
+        """Keep nothing."""
+
+    def close_run(self, head: tuple[int, ...], tail: bytes) -> None:
         """Keep nothing."""
 
     def items(self, data: bytes) -> int:  # noqa: ARG002

@@ -88,6 +88,15 @@ class Event:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Visits:
+    """Turns of the scheduler at one queue so far; whether the last found it empty; when that was (monotonic ns)."""
+
+    count: int
+    empty: bool
+    mono_ns: int
+
+
 @dataclass(slots=True)
 class Stream:
     """All rounds of one queue over one group that the file still holds, oldest first."""
@@ -194,6 +203,7 @@ class Recording:
     tick_mono_ns: int
     streams: list[Stream]
     problems: list[str]
+    visits: dict[str, Visits]
     _data: bytes
     _events: tuple[int, int]
 
@@ -265,6 +275,10 @@ def parse(data: bytes, name: str = "") -> Recording:
     streams, torn = _streams(data, rounds_off, rounds_cap, identity, items)
     if torn:
         problems.append(f"{torn} round record(s) torn and left out")
+    visits = _visits(data)
+    if not ticks and visits:  # an engine whose loop has no seam of its own
+        last = max(visits.values(), key=lambda v: v.mono_ns)
+        ticks, tick_ns = last.count, last.mono_ns
     return Recording(
         path=name,
         identity=identity,
@@ -277,9 +291,19 @@ def parse(data: bytes, name: str = "") -> Recording:
         tick_mono_ns=tick_ns,
         streams=streams,
         problems=problems,
+        visits=visits,
         _data=data,
         _events=(events_off, events_cap),
     )
+
+
+def _visits(data: bytes) -> dict[str, Visits]:
+    visits = {}
+    for code, queue in enumerate(QUEUES):
+        word, mono_ns = f.VISITS.unpack_from(data, f.VISITS_OFFSET + 16 * code)
+        if word:
+            visits[queue] = Visits(word & ~f.EMPTY_BIT, bool(word & f.EMPTY_BIT), mono_ns)
+    return visits
 
 
 def _identity(data: bytes) -> Identity:

@@ -93,6 +93,10 @@ class RecordingWriter:
         """Say that the scheduler is alive: ``ticks`` turns so far, the last at ``mono_ns``."""
         f.PULSE.pack_into(self._map, f.PULSE_OFFSET, ticks, mono_ns)
 
+    def visited(self, queue: int, visits: int, empty: bool, mono_ns: int) -> None:
+        """Say that turn number ``visits`` of queue code ``queue`` began, and whether it was empty and will be skipped."""
+        _pack_visits(self._map, f.VISITS_OFFSET + 16 * queue, visits | f.EMPTY_BIT if empty else visits, mono_ns)
+
     def live(self, stream: int, head: tuple[int, ...], tail: bytes) -> None:
         """Store the run that ``stream`` is in; ``head`` is a ROUND_HEAD without seq, ``tail`` a packed ROUND_TAIL.
 
@@ -179,6 +183,7 @@ class RecordingWriter:
 
 
 _ROUND_PAD = b"\0" * (f.ROUND_CRC_OFFSET - f.ROUND_BODY_SIZE)
+_pack_visits = f.VISITS.pack_into
 _pack_head, _pack_crc, _pack_done = f.ROUND_HEAD.pack_into, f.ROUND_CRC.pack_into, f.DONE.pack_into
 
 

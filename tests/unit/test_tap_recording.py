@@ -58,6 +58,7 @@ class Engine:
     def turn(self, local: list[int], reduced: list[int], keep: set[int], gate: set[int] = frozenset()) -> None:  # type: ignore[assignment]
         """One turn: ``keep`` are rooms that stay although their poll would let them go; ``gate`` rooms are held back."""
         self.tap.visit(self.queue)
+        self.last_was_empty = not self.queue
         if not self.queue:
             return
         self.tap.polled([request.poller for request in self.queue])
@@ -122,6 +123,9 @@ def test_what_is_read_is_what_happened(turns: list[Any], abort_at: int, tmp_path
     recording = read(path)
     assert rounds_of(recording) == engine.log
     assert recording.ticks == len(turns)
+    if turns:
+        visits = recording.visits["decode.transfer"]
+        assert (visits.count, visits.empty) == (len(turns), engine.last_was_empty)
     stream = recording.stream("decode.transfer")
     if stream is not None:
         assert stream.last == len(engine.log) - 1
