@@ -12,6 +12,9 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+#: Descriptors of the locks held, handed down to the commands that `run` starts.
+_held: list[int] = []
+
 
 class SetupError(Exception):
     """Set-up can not go on; the message says what to do."""
@@ -29,7 +32,10 @@ def say(message: str) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds the lock file `path`, waiting for another process that has it. The kernel drops it if we are killed."""
+    """Holds the lock file `path`, waiting for another process that has it.
+
+    If we are killed, the lock goes with the last command that we started: a pip that lives on is not raced.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         try:
@@ -37,7 +43,11 @@ def locked(path: Path) -> Iterator[None]:
         except BlockingIOError:
             say(f"another set-up holds {path}; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        _held.append(file.fileno())
+        try:
+            yield
+        finally:
+            _held.remove(file.fileno())
 
 
 def run(command: Sequence[str | Path], **environ: str) -> None:
@@ -50,6 +60,7 @@ def run(command: Sequence[str | Path], **environ: str) -> None:
         text=True,
         errors="replace",
         env={**os.environ, **environ},
+        pass_fds=_held,
         check=False,
     )
     if done.returncode:
