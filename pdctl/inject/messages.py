@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import msgspec
 
-from pdctl.inject.faults import DEFAULT_TTL_S, Target
+from pdctl.inject.faults import DEFAULT_TTL_S, LEASE_S, Target
 from pdctl.model import FaultStatus, Seam
 
 
 class InjectArgs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Place one fault. lease_s is 0 for a detached fault, which its TTL ends.
+    """Place one fault. target names the decode ranks for people, targets for the rank.
 
-    target names the decode ranks for people, targets for the rank.
+    Every fault starts with a lease, so that one which arrives late, at a rank that was stopped, ends by itself soon;
+    a detached fault gives it up once all ranks have it (:class:`RenewArgs`).
     limit: faults that may be in place on the rank with this one, 1 unless the operator widened it by name.
     """
 
@@ -24,7 +25,7 @@ class InjectArgs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     target: str
     targets: tuple[Target, ...]
     ttl_s: float = DEFAULT_TTL_S
-    lease_s: float = 0.0
+    lease_s: float = LEASE_S
     room: int = 0
     hits: int = 0
     owner: str = ""
@@ -38,7 +39,7 @@ class InjectBody(msgspec.Struct, frozen=True):
 
 
 class RenewArgs(msgspec.Struct, frozen=True):
-    """Extend a lease, and ask how the fault is doing."""
+    """Extend a lease, and ask how the fault is doing. A lease_s of 0 gives the lease up: only the TTL is left."""
 
     id: str
     lease_s: float

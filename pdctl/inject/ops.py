@@ -22,6 +22,7 @@ from pdctl.inject.messages import (
     RenewArgs,
     RenewBody,
 )
+from pdctl.inject.sites import check_site
 from pdctl.inject.table import FaultTable
 from pdctl.model import FaultStatus, Seam
 
@@ -91,7 +92,7 @@ def _inject(args: InjectArgs, table: FaultTable, adapter: HasSeams) -> InjectBod
         kind=args.kind,
         delay_s=args.delay_s,
         expires=now + args.ttl_s,
-        lease_expires=now + args.lease_s if args.lease_s else None,
+        lease_expires=now + args.lease_s,
         target=args.target[:MAX_TEXT],
         targets=args.targets,
         room=args.room,
@@ -108,28 +109,14 @@ def _inject(args: InjectArgs, table: FaultTable, adapter: HasSeams) -> InjectBod
 
 
 def _renew(args: RenewArgs, table: FaultTable) -> RenewBody:
-    _within("lease", args.lease_s, MAX_LEASE_S)
+    if args.lease_s:
+        _within("lease", args.lease_s, MAX_LEASE_S)
     renewed = table.renew(args.id, args.lease_s)
     return RenewBody(renewed, _find(args.id, (*table.status(), *reversed(table.history()))))
 
 
 def _find(fault_id: str, among: tuple[FaultStatus, ...]) -> FaultStatus | None:
     return next((fault for fault in among if fault.id == fault_id), None)
-
-
-def check_site(kind: str, seams: tuple[Seam, ...]) -> None:
-    """Return when the rank carries the site of ``kind``; raises PdctlError naming the seam it lacks otherwise."""
-    seam = next((seam for seam in seams if seam.name == SEAM_PREFIX + kind), None)
-    if seam is None:
-        raise PdctlError(
-            f"this rank has no site for {kind}", "metadata is written by prefill ranks: delay it there", Exit.REFUSED
-        )
-    if not seam.present:
-        raise PdctlError(
-            f"{kind} needs {seam.detail or seam.name}, which this engine does not have",
-            "pdctl ranks -o wide shows what pdctl found in each rank",
-            Exit.REFUSED,
-        )
 
 
 def _check_numbers(args: InjectArgs) -> None:
@@ -141,8 +128,7 @@ def _check_numbers(args: InjectArgs) -> None:
         raise PdctlError(f"{len(args.targets)} targets: a fault needs 1 to {MAX_TARGETS}", code=Exit.USAGE)
     _within("delay", args.delay_s, MAX_DELAY_S)
     _within("time to live", args.ttl_s, MAX_TTL_S)
-    if args.lease_s:
-        _within("lease", args.lease_s, MAX_LEASE_S)
+    _within("lease", args.lease_s, MAX_LEASE_S)
     if not 0 <= args.room < 1 << 64 or not 0 <= args.hits < 1 << 31 or not 1 <= args.limit <= MAX_FAULTS:
         raise PdctlError("room, hits or limit is out of range", code=Exit.USAGE)
 

@@ -82,7 +82,7 @@ class FaultTable:
         return ""
 
     def renew(self, fault_id: str, lease_s: float) -> bool:
-        """Extend a fault's lease to ``lease_s`` seconds from now; False when it is no longer in place.
+        """Extend a fault's lease to ``lease_s`` seconds from now, 0 to do without; False when it is no longer in place.
 
         A lease that has run out can not be revived, even where its end has not been carried out yet.
         """
@@ -92,7 +92,7 @@ class FaultTable:
             if fault is None or fault.ends <= now:
                 return False
             if fault.lease_expires is not None:
-                fault.lease_expires = now + lease_s
+                fault.lease_expires = now + lease_s if lease_s else None
                 self._wake.notify_all()
             return True
 

@@ -1,0 +1,105 @@
+"""Ends faults and makes sure: asks again until nothing is left, and says of whom it can't be sure.
+
+A rank answers without its scheduler thread. One that does not answer may still hold a fault, unless its process has
+ended or it was never armed; the lease or the TTL in the rank ends it then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from pdctl.client import Answer, Client, Silence
+from pdctl.discovery import FoundRank
+from pdctl.errors import Exit
+from pdctl.inject.messages import FaultsBody, HealArgs, HealBody
+from pdctl.model import FaultStatus
+
+AGAIN_S = 0.1
+"""Pause between two looks at a rank that still writes what it held."""
+
+
+@dataclass
+class Healed:
+    """What healing came to on one rank.
+
+    ended: ids this call ended. left: what is still there. unsure: why nobody can know, "" where the rank told.
+    """
+
+    rank: FoundRank
+    ended: set[str] = field(default_factory=set)
+    left: tuple[FaultStatus, ...] = ()
+    unsure: str = ""
+
+    @property
+    def clean(self) -> bool:
+        """Whether it certainly holds no such fault."""
+        return not self.left and not self.unsure
+
+
+def heal(client: Client, ranks: Sequence[FoundRank], fault_id: str = "", why: str = "heal") -> list[Healed]:
+    """End ``fault_id`` (every fault where empty) on ``ranks`` and return what came of it, in their order.
+
+    Returns when every rank is clean or surely silent, at the latest at the client's deadline. Never raises for a rank.
+    """
+    results = [Healed(rank) for rank in ranks]
+    args = msgspec.to_builtins(HealArgs(fault_id, why))
+    for result, answer in zip(results, client.ask(ranks, "heal", HealBody, args), strict=True):
+        if answer.body is None:
+            result.unsure = may_hold(answer)
+        else:
+            result.ended.update(answer.body.ended)
+            result.left = answer.body.left
+    _verify(client, results, fault_id)
+    return results
+
+
+def _verify(client: Client, results: list[Healed], fault_id: str) -> None:
+    """Ask the ranks that answered once more, and those that still write until they are done."""
+    asked = [result for result in results if not result.unsure and result.rank.live]
+    while asked:
+        answers = client.ask([result.rank for result in asked], "faults", FaultsBody)
+        for result, answer in zip(asked, answers, strict=True):
+            if answer.body is None:
+                result.unsure = may_hold(answer)
+                result.left = () if not result.unsure else result.left
+            else:
+                result.left = tuple(fault for fault in answer.body.left if fault_id in ("", fault.id))
+        asked = [result for result in asked if result.left and not result.unsure]
+        if not asked or not client.deadline.left(1.0):
+            return
+        time.sleep(client.deadline.left(AGAIN_S))
+
+
+def may_hold(answer: Answer[HealBody] | Answer[FaultsBody]) -> str:
+    """Return why a rank that gave no answer may hold a fault, "" when it certainly holds none."""
+    if answer.silence in (Silence.DEAD, Silence.NO_AGENT):
+        return ""  # what it held ended with it, or it never could
+    known = answer.rank.identity
+    if known.role != "unknown" and not known.armed:
+        return ""
+    return answer.reason or answer.silence.value
+
+
+def exit_code(results: Sequence[Healed]) -> Exit:
+    """Return what a command that healed exits with: FAULT_ACTIVE where anything may remain."""
+    return Exit.CLEAN if all(result.clean for result in results) else Exit.FAULT_ACTIVE
+
+
+def lines(results: Sequence[Healed]) -> list[str]:
+    """Return one sentence a rank that is not clean."""
+    said = []
+    for result in results:
+        name = f"{result.rank.identity.selector} (pid {result.rank.identity.pid})"
+        if result.unsure:
+            said.append(
+                f"{name} may hold a fault: {result.unsure}. It ends by itself when its lease (3 s) or its TTL (at most "
+                "15 min) is over and the process runs"
+            )
+        for fault in result.left:
+            doing = f"still writes {fault.pending} held row(s)" if fault.ended else "is still in place"
+            said.append(f"{name}: fault {fault.id} {doing}")
+    return said

@@ -1,0 +1,131 @@
+"""One fault from the client's side: placed on its ranks, kept alive by beats, watched, and healed at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from pdctl.client import Answer, Client
+from pdctl.discovery import FoundRank
+from pdctl.errors import Exit, PdctlError
+from pdctl.inject import healing
+from pdctl.inject.audit import Audit
+from pdctl.inject.messages import FaultsBody, InjectArgs, InjectBody, RenewArgs, RenewBody
+from pdctl.inject.plan import Known
+from pdctl.model import FaultStatus
+
+BEAT_S = 1.0
+
+
+def know(client: Client, ranks: Sequence[FoundRank]) -> list[Known]:
+    """Ask every rank what it can do and holds; what the plan is made from."""
+    answers = client.ask(ranks, "faults", FaultsBody)
+    return [
+        Known(answer.rank.identity, answer.rank.state, answer.body, answer.reason or answer.silence.value)
+        for answer in answers
+    ]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Sums over the ranks that answered. ended: the reasons, once each, where no rank holds the fault any more."""
+
+    visits: int = 0
+    eligible: int = 0
+    fired: int = 0
+    pending: int = 0
+    released: int = 0
+    dropped: int = 0
+    failed: int = 0
+    ended: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended everywhere and nothing of it is held."""
+        return bool(self.ended) and not self.pending and not self.silent
+
+
+def count(statuses: Sequence[FaultStatus], silent: Sequence[str] = ()) -> Counts:
+    """Return the sums. Statuses of one fault, one a rank."""
+    ended = tuple(dict.fromkeys(status.ended for status in statuses))
+    names = ("visits", "eligible", "fired", "pending", "released", "dropped", "failed")
+    sums = {name: sum(getattr(status, name) for status in statuses) for name in names}
+    return Counts(**sums, ended=() if "" in ended else ended, silent=tuple(silent))
+
+
+class Session:
+    """The fault of one command. ``beats`` is a client of its own: a slow rank must not cost the others their lease."""
+
+    def __init__(
+        self, client: Client, beats: Client, audit: Audit, ranks: Sequence[FoundRank], args: InjectArgs
+    ) -> None:
+        self._client = client
+        self._beats = beats
+        self._audit = audit
+        self.ranks = tuple(ranks)
+        self.args = args
+        self._last: dict[int, FaultStatus] = {}
+
+    def place(self, *, detach: bool = False) -> None:
+        """Place the fault on every rank, or on none; ``detach``: without a lease, once it is everywhere.
+
+        Raises PdctlError with what the rank says; FAULT_ACTIVE when taking it back from the others is not certain.
+        """
+        args = msgspec.to_builtins(self.args)
+        self._log("inject", args=args, detach=detach)
+        answers = self._client.ask(self.ranks, "inject", InjectBody, args)
+        refused: list[Answer[Any]] = [answer for answer in answers if answer.body is None]
+        if not refused and detach:
+            without = msgspec.to_builtins(RenewArgs(self.args.id, 0.0))
+            renewed = self._client.ask(self.ranks, "renew", RenewBody, without)
+            refused = [answer for answer in renewed if answer.body is None or not answer.body.renewed]
+        if not refused:
+            return
+        healed = self.heal("not placed on every rank")
+        said = "; ".join(
+            f"{answer.rank.identity.selector}: {answer.reason or 'its lease had run out'}" for answer in refused
+        )
+        if healing.exit_code(healed) is not Exit.CLEAN:
+            left = "; ".join(healing.lines(healed))
+            raise PdctlError(f"not placed: {said}. {left}", "pdctl heal --all", Exit.FAULT_ACTIVE)
+        raise PdctlError(f"not placed: {said}", refused[0].next_step, refused[0].code or Exit.UNREACHABLE)
+
+    def beat(self) -> Counts:
+        """Renew the lease on every rank and return how the fault is doing."""
+        self._beats.restart()
+        args = msgspec.to_builtins(RenewArgs(self.args.id, self.args.lease_s))
+        return self._note(self._beats.ask(self.ranks, "renew", RenewBody, args))
+
+    def _note(self, answers: Sequence[Answer[RenewBody]]) -> Counts:
+        silent = []
+        for index, answer in enumerate(answers):
+            if answer.body is None:
+                silent.append(f"{answer.rank.identity.selector}: {answer.reason}")
+            elif answer.body.fault is not None:
+                self._last[index] = answer.body.fault
+            elif index in self._last:  # a rank that has forgotten it: restarted tables hold nothing
+                self._last[index] = msgspec.structs.replace(self._last[index], pending=0, ended="not known there")
+        return count(list(self._last.values()), silent)
+
+    def final(self) -> Counts:
+        """Return the counts once more, after the fault has ended."""
+        return replace(self.beat(), silent=())
+
+    def heal(self, why: str) -> list[healing.Healed]:
+        """End it on every rank and make sure."""
+        self._client.restart()
+        healed = healing.heal(self._client, self.ranks, self.args.id, why)
+        self._log("heal", why=why, left=healing.lines(healed))
+        return healed
+
+    def over(self, counts: Counts, why: str) -> None:
+        """Write the end of it into the audit log."""
+        self._log("over", why=why, visits=counts.visits, eligible=counts.eligible, fired=counts.fired)
+
+    def _log(self, what: str, **fields: Any) -> None:
+        on = [f"{rank.identity.host} {rank.identity.pid} {rank.identity.selector}" for rank in self.ranks]
+        self._audit.write(what, fault=self.args.id, on=on, **fields)
