@@ -107,6 +107,7 @@ def identify(scheduler: Any) -> tuple[Identity, Groups]:
         backend=str(seams.server_arg(scheduler, "disaggregation_transfer_backend", ""))
         if role != seams.UNIFIED
         else "",
+        lacks=seams.lacks(role),
         groups=tuple(groups.infos),
     )
     return identity, groups

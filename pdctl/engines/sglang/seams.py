@@ -78,6 +78,12 @@ GATE = "_apply_metadata_gate"
 """The metadata gate, in ``disaggregation/utils.py`` since 0.5.13.post1."""
 
 
+def lacks(role: str) -> tuple[str, ...]:
+    """Return which of the engine's protections this rank's code does not have, by the names of their seams."""
+    utils = module(UTILS)
+    return ("gate",) if role == "decode" and utils is not None and not hasattr(utils, GATE) else ()
+
+
 def importers(name: str) -> Iterator[tuple[ModuleType, str]]:
     """Yield (module, attribute) for every engine module that holds the function ``utils.<name>``, utils itself first."""
     utils = module(UTILS)
