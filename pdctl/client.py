@@ -145,17 +145,12 @@ class Client:
 
         through_socket: do not try the file.
         """
-        reason = rank.recording_off or "it has no recording"
-        if rank.recording is not None and not through_socket:
-            try:
-                return Answer(rank, read(rank.recording))
-            except OSError as error:
-                reason = f"{rank.recording}: {error.strerror}"
-            except BadRecording as error:
-                return Answer(rank, None, Silence.GARBAGE, f"{rank.recording}: {error}")
-        if not rank.live or not rank.recording_size:
-            return Answer(rank, None, Silence.ERROR, reason)
-        return self._fetch(rank)
+        if through_socket:
+            return self._fetch(rank)
+        answer = recording_file(rank)
+        if answer.silence is Silence.NOT_AUTHORISED and rank.live:
+            return self._fetch(rank)
+        return answer
 
     def _fetch(self, rank: FoundRank) -> Answer[Recording]:
         data = bytearray()
@@ -194,6 +189,20 @@ class Client:
         if self.deadline.left(1.0) == 0.0:
             return Answer(rank, None, Silence.TIMED_OUT, f"no answer within {self._timeout_s:g} s overall: {why}")
         return Answer(rank, None, Silence.TIMED_OUT, f"no answer within {self._rank_timeout_s:g} s: {why}")
+
+
+def recording_file(rank: FoundRank) -> Answer[Recording]:
+    """Return the rank's recording from its file, or why it can't be read (NOT_AUTHORISED, GARBAGE, ERROR)."""
+    if rank.recording is None:
+        return Answer(rank, None, Silence.ERROR, rank.recording_off or "it has no recording")
+    try:
+        return Answer(rank, read(rank.recording))
+    except BadRecording as error:
+        return Answer(rank, None, Silence.GARBAGE, f"{rank.recording}: {error}")
+    except PermissionError as error:
+        return Answer(rank, None, Silence.NOT_AUTHORISED, f"{rank.recording}: {error.strerror}")
+    except OSError as error:
+        return Answer(rank, None, Silence.ERROR, f"{rank.recording}: {error.strerror}")
 
 
 def unreachable(rank: FoundRank) -> tuple[Silence, str] | None:

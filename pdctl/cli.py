@@ -1,0 +1,115 @@
+"""Assembles the ``pdctl`` command. A command's module is imported when the command is used, or its help is shown."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module, util
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import pdctl
+from pdctl.errors import Exit, PdctlError
+from pdctl.output import Output
+
+COMMANDS = {
+    "ranks": "ranks",
+    "diff-queues": "diff_queues",
+    "record": "record",
+    "inject": "inject",
+    "faults": "faults",
+    "heal": "heal",
+    "explain": "explain",
+    "run": "run",
+    "lab": "lab",
+    "demo": "demo",
+}
+"""Commands in the order of the help, and their modules in ``pdctl.commands``.
+
+A module has ``app`` (a Typer application, a group), or a function for a single command: ``command``, or one of the
+module's own name. CONTEXT_SETTINGS of the module are Typer's for that command.
+"""
+
+_BROKEN_PIPE = 141  # as a shell shows a process that SIGPIPE ended
+
+
+class Commands(TyperGroup):
+    """Finds commands by name, late, and turns what they raise into a line on stderr and an exit code."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        """Return the names of the commands that this installation has."""
+        return [name for name, module in COMMANDS.items() if util.find_spec(f"pdctl.commands.{module}") is not None]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return the command called ``cmd_name``, None when there is none."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        module = import_module(f"pdctl.commands.{COMMANDS[cmd_name]}")
+        group = getattr(module, "app", None)
+        if group is None:
+            group = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+            function = getattr(module, "command", None) or getattr(module, COMMANDS[cmd_name])
+            group.command(cmd_name, context_settings=getattr(module, "CONTEXT_SETTINGS", None))(function)
+        command = typer.main.get_command(group)
+        command.name = cmd_name
+        return command
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; an int it returns is its exit code."""
+        try:
+            code = super().invoke(ctx)
+        except PdctlError as error:
+            if os.environ.get("PDCTL_DEBUG"):
+                raise
+            Output().error(error.message, error.next_step)
+            raise typer.Exit(int(error.code)) from None
+        except KeyboardInterrupt:
+            Output().note("interrupted")
+            raise typer.Exit(int(Exit.INTERRUPTED)) from None
+        except BrokenPipeError:
+            Output().hang_up()
+            raise typer.Exit(_BROKEN_PIPE) from None
+        except Exception as error:
+            if os.environ.get("PDCTL_DEBUG") or isinstance(error, typer.Abort) or hasattr(error, "exit_code"):
+                raise  # what has an exit code is Typer's own: wrong usage, or the end
+            where = "PDCTL_DEBUG=1 shows where this error of pdctl's own came from."
+            Output().error(f"{type(error).__name__}: {error}", where)
+            raise typer.Exit(int(Exit.PARTIAL)) from None
+        if isinstance(code, int) and code:
+            raise typer.Exit(int(code))
+        return code
+
+
+app = typer.Typer(
+    name="pdctl",
+    cls=Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Finds which rank of a prefill/decode disaggregated cluster is out of step, since when, and why.",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        Output().out.write(f"pdctl {pdctl.__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run ``pdctl`` as the console script does; exits the process."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Options that commands share, so that they are called, explained and checked alike everywhere.
+
+def command(output: OutputOption = Format.TABLE, timeout: TimeoutOption = TIMEOUT_S, ...) -> None:
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from pdctl import durations
+from pdctl.output import Format
+
+if TYPE_CHECKING:
+    from pdctl.discovery import Found
+
+TIMEOUT_S = 10.0
+RANK_TIMEOUT_S = 2.0
+
+
+def seconds(text: str) -> float:
+    """Return ``10``, ``2.5``, ``500ms`` or ``1m`` in seconds; raises typer.BadParameter for anything else."""
+    written = str(text).strip()
+    try:
+        return durations.parse(f"{written}s" if written.replace(".", "", 1).isdecimal() else written, most_s=86_400)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Format of the data on standard output.")]
+TimeoutOption = Annotated[
+    float,
+    typer.Option("--timeout", parser=seconds, metavar="TIME", help="When the whole command gives up (10, 500ms, 1m)."),
+]
+RankTimeoutOption = Annotated[
+    float, typer.Option("--rank-timeout", parser=seconds, metavar="TIME", help="How long to wait for one rank.")
+]
+RunDirOption = Annotated[
+    Optional[Path],  # noqa: UP045  # typer evaluates annotations, and 3.10's own | is fine, older typer's is not
+    typer.Option("--run-dir", metavar="DIR", help="Where ranks put their sockets [PDCTL_RUN_DIR]."),
+]
+RecordDirOption = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--record-dir", metavar="DIR", help="Where ranks put their recordings [PDCTL_RECORD_DIR]."),
+]
+FromOption = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--from", metavar="PATH", help="Use only these recordings: a directory or a .pdtrace bundle."),
+]
+AllStartsOption = Annotated[
+    bool, typer.Option("--all", help="Also dead ranks of earlier starts of a server, not only of its newest.")
+]
+
+
+def find(
+    run_dir: Path | None, record_dir: Path | None, source: Path | None = None, *, every_start: bool = False
+) -> Found:
+    """Return the ranks these options mean. Raises PdctlError (UNREACHABLE) when there are none, or none may be seen."""
+    from pdctl.discovery import discover, with_env
+
+    env = with_env(os.environ, run_dir, record_dir)
+    return discover(env, source=source, every_start=every_start).require()

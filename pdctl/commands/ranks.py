@@ -1,0 +1,201 @@
+"""``pdctl ranks``: who is there, what each rank does now, and what pdctl can see of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from pdctl.commands.options import (
+    RANK_TIMEOUT_S,
+    TIMEOUT_S,
+    AllStartsOption,
+    FromOption,
+    OutputOption,
+    RankTimeoutOption,
+    RecordDirOption,
+    RunDirOption,
+    TimeoutOption,
+    find,
+)
+from pdctl.errors import Exit
+from pdctl.output import Format, Output
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from pdctl.probes.ranks import RankRow, RanksDocument
+
+_STYLE = {"live": "green", "silent": "yellow", "dead": "red", "no agent": "yellow"}
+
+
+def command(
+    output: OutputOption = Format.TABLE,
+    every_start: AllStartsOption = False,
+    source: FromOption = None,
+    run_dir: RunDirOption = None,
+    record_dir: RecordDirOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    rank_timeout: RankTimeoutOption = RANK_TIMEOUT_S,
+) -> int:
+    """Show every rank: role, place, process, where its main thread is, and what its agent and recording can do.
+
+    Exit code: 0 when every rank answered, 3 when some did not, 4 when none could be reached and none left a recording.
+    """
+    from pdctl.client import Client
+    from pdctl.probes.ranks import collect, judge
+
+    found = find(run_dir, record_dir, source, every_start=every_start)
+    with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
+        document = judge(found, *collect(found, client))
+    out = Output(output)
+    out.document(document, document.ranks, lambda console: draw(document, console, wide=output is Format.WIDE))
+    if output.drawn:
+        for problem in document.problems:
+            out.note(f"not understood: {problem}")
+        if document.earlier:
+            out.note(f"{document.earlier} dead rank{'s'[: document.earlier != 1]} of earlier starts; --all shows them")
+    return int(exit_code(document, from_recordings=source is not None))
+
+
+def exit_code(document: RanksDocument, *, from_recordings: bool) -> Exit:
+    """Return what the command exits with; from_recordings: dead ranks were asked for, so being dead is no lack."""
+    if not any(row.source for row in document.ranks):
+        return Exit.UNREACHABLE
+    if from_recordings and not document.problems:
+        return Exit.CLEAN if all(row.source for row in document.ranks) else Exit.PARTIAL
+    return Exit.PARTIAL if document.partial else Exit.CLEAN
+
+
+# ---- for people ------------------------------------------------------------------------------------------------------
+
+
+def draw(document: RanksDocument, console: Console, *, wide: bool) -> None:
+    """Draw the ranks, a block for each start of a server; wide adds what explains an odd row."""
+    blocks = groupby(document.ranks, key=lambda row: (row.cluster, row.role, row.service, row.instance))
+    for number, (_, members) in enumerate(blocks):
+        if number:
+            console.print()
+        _draw_server(list(members), console, wide=wide)
+
+
+def _draw_server(rows: list[RankRow], console: Console, *, wide: bool) -> None:
+    from rich.text import Text
+
+    console.print(Text(_heading(rows), style="bold"))
+    table = _table(["rank", "pid", "state", "turn", "round", "main thread"])
+    for row in rows:
+        place = row.rank.removeprefix(f"{row.role} ")
+        table.add_row(
+            place,
+            str(row.pid or "-"),
+            Text(row.state, style=_STYLE.get(row.state, "")),
+            _age(row.tick_age_s),
+            "\n".join(_rounds(row.rounds)) or "-",
+            row.where or "-",
+        )
+    console.print(table)
+    for line in _notes(rows):
+        console.print(Text(f"  {line}"))
+    if wide:
+        console.print(_wide(rows))
+
+
+def _heading(rows: list[RankRow]) -> str:
+    one = rows[0]
+    engines = sorted({f"{row.engine} {row.engine_version}".strip() for row in rows if row.source or row.pid})
+    cluster = [f"cluster {one.cluster}"] if one.cluster else []
+    armed = [row for row in rows if row.armed]
+    arm = ["armed" if len(armed) == len([r for r in rows if r.pid]) else "partly armed"] if armed else []
+    recorded = sorted({row.recording_size for row in rows if row.recording})
+    recording = [f"recording {' / '.join(map(_bytes, recorded))}"] if recorded else []
+    where = one.service if one.host and one.host in one.service else f"{one.service} on {one.host}" if one.host else ""
+    service = where.removeprefix(f"{one.role} ")
+    return " · ".join(part for part in (one.role, service, *cluster, ", ".join(engines), *arm, *recording) if part)
+
+
+def _notes(rows: list[RankRow]) -> Iterable[str]:
+    """Return a line for all that is out of the ordinary, ranks with the same trouble together."""
+    said: dict[str, list[str]] = {}
+    for row in rows:
+        place = row.rank.removeprefix(f"{row.role} ")
+        for text in _troubles(row):
+            said.setdefault(text, []).append(place)
+    for text, places in said.items():
+        who = "every rank" if len(places) == len(rows) > 1 else ", ".join(places)
+        yield f"{who}: {text}"
+
+
+def _troubles(row: RankRow) -> Iterable[str]:
+    if row.reason:
+        yield f"{row.state}: {row.reason}" + (" (numbers are from its recording)" if row.source == "recording" else "")
+    if row.recording_off:
+        yield f"recording off: {row.recording_off}"
+    for site, count in row.hook_errors.items():
+        yield f"hook {site} failed {count} time{'s'[: count != 1]}" + (
+            " and removed itself" if site in row.hooks_removed else ""
+        )
+    if row.faults:
+        yield f"{row.faults} fault{'s'[: row.faults != 1]} in place: pdctl faults shows what, pdctl heal ends it"
+
+
+def _wide(rows: list[RankRow]) -> Table:
+    table = _table(["rank", "host", "instance", "loaded by", "pdctl", "agent CPU", "seams", "endpoint", "recording"])
+    for row in rows:
+        present = [seam.name for seam in row.seams if seam.present]
+        missing = [
+            f"{seam.name} ({seam.detail})" if seam.detail else seam.name for seam in row.seams if not seam.present
+        ]
+        seams = (["present: " + ", ".join(present)] if present else []) + (
+            ["missing: " + ", ".join(missing)] if missing else []
+        )
+        share = "-" if row.agent_cpu_s is None else f"{row.agent_cpu_s:.2f} s"
+        if row.agent_cpu_share is not None:
+            share += f" ({row.agent_cpu_share:.2%})"
+        table.add_row(
+            row.rank.removeprefix(f"{row.role} "),
+            row.host,
+            row.instance,
+            row.loaded_by or "-",
+            row.pdctl_version or "-",
+            share,
+            "\n".join(seams) or "-",
+            row.endpoint or "-",
+            f"{row.recording} ({_bytes(row.recording_size)})" if row.recording else f"off: {row.recording_off or '-'}",
+        )
+    return table
+
+
+def _table(names: list[str]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in names:
+        table.add_column(f"  {name}" if name == names[0] else name, no_wrap=name not in ("main thread", "seams"))
+    return table
+
+
+def _rounds(rounds: dict[str, int]) -> list[str]:
+    """Return ``transfer 881``: the queue without its role, and its group where a queue is polled over several."""
+    queues = [name.partition("/")[0] for name in rounds]
+    lines = []
+    for name, ordinal in rounds.items():
+        queue, _, group = name.partition("/")
+        short = queue.partition(".")[2] or queue
+        lines.append(f"{short} {ordinal}" if queues.count(queue) == 1 else f"{short}/{group} {ordinal}")
+    return lines
+
+
+def _age(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h"
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 2**20:.4g} MiB" if size >= 2**20 else f"{size / 2**10:.4g} KiB"

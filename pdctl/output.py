@@ -1,0 +1,185 @@
+"""How a command's result reaches the user: data on stdout in the format asked for, everything else on stderr.
+
+A command makes one document (a :class:`Document`), the rows of it for the line formats, and a function that draws it
+for people. Nothing here imports rich, yaml or csv before it is needed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TextIO
+
+import msgspec
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PIPE_WIDTH = 100_000
+"""Width of what is drawn into a pipe: nothing is cut or wrapped there, so that grep finds it."""
+
+
+class Format(str, Enum):
+    """What ``-o`` takes."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    JSONL = "jsonl"
+    YAML = "yaml"
+    CSV = "csv"
+
+    @property
+    def drawn(self) -> bool:
+        """Whether it is for people."""
+        return self in (Format.TABLE, Format.WIDE)
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="pdctl"):
+    """A command's result. A subclass has a tag of its own (``tag="pdctl.ranks"``), which JSON carries as ``schema``.
+
+    version counts incompatible changes of the document's shape.
+    """
+
+    version: int = 1
+
+
+class Output:
+    """Streams, terminal and format of one run of a command; tests pass their own."""
+
+    def __init__(
+        self,
+        form: Format = Format.TABLE,
+        *,
+        out: TextIO | None = None,
+        err: TextIO | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.format = form
+        self.out = sys.stdout if out is None else out
+        self.err = sys.stderr if err is None else err
+        self.env = os.environ if env is None else env
+
+    @property
+    def width(self) -> int:
+        """Columns to draw into: COLUMNS, else the terminal's, else PIPE_WIDTH."""
+        columns = self.env.get("COLUMNS", "")
+        if columns.isdecimal() and int(columns) > 0:
+            return int(columns)
+        if self.out.isatty():
+            try:
+                return os.get_terminal_size(self.out.fileno()).columns or 80
+            except OSError:
+                return 80
+        return PIPE_WIDTH
+
+    @property
+    def color(self) -> bool:
+        """Whether colour may be used: on a terminal, unless NO_COLOR is set or TERM is dumb."""
+        return self.out.isatty() and not self.env.get("NO_COLOR") and self.env.get("TERM") != "dumb"
+
+    def document(
+        self,
+        document: Document,
+        rows: Sequence[msgspec.Struct] = (),
+        draw: Callable[[Console], None] | None = None,
+    ) -> None:
+        """Write ``document`` to stdout. rows: its parts for jsonl and csv. draw: how people see it.
+
+        A reader that goes away (``| head``) is no error: the rest is not written, and the command keeps its exit code.
+        """
+        try:
+            if self.format.drawn and draw is not None:
+                draw(self._console())
+            else:
+                self.out.write(_render(self.format, document, rows or (document,)))
+            self.out.flush()
+        except BrokenPipeError:
+            self.hang_up()
+
+    def note(self, text: str) -> None:
+        """Write one line to stderr: something the user should know that is not the result."""
+        try:
+            self.err.write(f"{text}\n")
+            self.err.flush()
+        except BrokenPipeError:
+            pass
+
+    def error(self, text: str, next_step: str = "") -> None:
+        """Write an error and what to do about it to stderr."""
+        self.note(f"pdctl: {text}")
+        if next_step:
+            self.note(f"  Next: {next_step}")
+
+    def hang_up(self) -> None:
+        """Give up stdout, whose reader is gone, so that the interpreter's last flush does not complain either."""
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.out.fileno())
+        except (OSError, ValueError):
+            pass
+
+    def _console(self) -> Console:
+        from rich.console import Console
+
+        wide = self.format is Format.WIDE
+        return Console(
+            file=self.out,
+            width=PIPE_WIDTH if wide else self.width,
+            force_terminal=self.color,
+            no_color=not self.color,
+            color_system="auto" if self.color else None,
+            highlight=False,
+            emoji=False,
+            markup=False,
+            legacy_windows=False,
+            _environ=dict(self.env),
+        )
+
+
+def _render(form: Format, document: Document, rows: Sequence[msgspec.Struct]) -> str:
+    if form is Format.JSONL:
+        return "".join(f"{msgspec.json.encode(_row(document, row)).decode()}\n" for row in rows)
+    if form is Format.YAML:
+        import yaml
+
+        return str(yaml.safe_dump(_plain(document), sort_keys=False, allow_unicode=True, width=120))
+    if form is Format.CSV:
+        return _csv([_plain(row) for row in rows], [type(row) for row in rows])
+    return f"{msgspec.json.format(msgspec.json.encode(document), indent=2).decode()}\n"
+
+
+def _plain(value: Any) -> Any:
+    return msgspec.to_builtins(value, str_keys=True)
+
+
+def _row(document: Document, row: msgspec.Struct) -> Any:
+    """Return a row that says by itself what it is: the document's schema and version come first."""
+    if row is document:
+        return document
+    tag = document.__struct_config__.tag
+    return {"schema": tag, "version": document.version, **_plain(row)}
+
+
+def _csv(rows: list[dict[str, Any]], kinds: list[type[msgspec.Struct]]) -> str:
+    import csv
+    import io
+
+    names: dict[str, None] = {}
+    for kind in kinds:
+        names.update(dict.fromkeys(kind.__struct_encode_fields__))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    for row in rows:
+        writer.writerow([_cell(row.get(name)) for name in names])
+    return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return msgspec.json.encode(value).decode() if isinstance(value, (dict, list)) else value

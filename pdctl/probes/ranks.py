@@ -1,0 +1,176 @@
+"""Who is there: one row a rank, from its own answer, or from its recording where it does not answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from pdctl.client import Answer, Client, recording_file
+from pdctl.discovery import Found, FoundRank
+from pdctl.model import Call, Frame, Phase, Seam, Status
+from pdctl.output import Document
+from pdctl.recording.reader import Recording
+
+NS = 1e9
+
+
+class RankRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank.
+
+    state: ``live`` (it answered), ``silent`` (its process runs, it did not answer), ``dead``, ``no agent`` (its server
+    should have it, nothing of it is here); reason says more for all but ``live``. source: where the numbers are from,
+    ``agent``, ``recording`` or "". ticks, tick_age_s (seconds since its last turn), rounds (``queue/group kind`` to the
+    ordinal of the last round entered) are None or empty where unknown. where: what its main thread does, in words.
+    recording: its path, "" when recording_off says why there is none; size in bytes.
+    agent_cpu_s: CPU seconds the agent used so far, agent_cpu_share of the time since it started.
+    """
+
+    rank: str
+    state: str
+    reason: str = ""
+    source: str = ""
+    role: str
+    dp: int
+    pp: int
+    cp: int
+    tp: int
+    host: str
+    pid: int
+    engine: str
+    engine_version: str
+    pdctl_version: str
+    cluster: str
+    service: str
+    instance: str
+    started_wall_ns: int
+    ticks: int | None = None
+    tick_age_s: float | None = None
+    rounds: dict[str, int] = {}
+    call: Call | None = None
+    where: str = ""
+    armed: bool = False
+    faults: int = 0
+    loaded_by: str = ""
+    backend: str = ""
+    recording: str = ""
+    recording_size: int = 0
+    recording_off: str = ""
+    hook_errors: dict[str, int] = {}
+    hooks_removed: tuple[str, ...] = ()
+    seams: tuple[Seam, ...] = ()
+    agent_cpu_s: float | None = None
+    agent_cpu_share: float | None = None
+    endpoint: str = ""
+
+
+class RanksDocument(Document, frozen=True, kw_only=True, tag="pdctl.ranks"):
+    """Answer of ``pdctl ranks``. earlier: dead ranks of earlier starts, not shown. problems: files not understood."""
+
+    ranks: tuple[RankRow, ...]
+    earlier: int = 0
+    problems: tuple[str, ...] = ()
+    partial: bool = False
+
+
+def collect(found: Found, client: Client) -> tuple[list[Answer[Status]], list[Recording | None]]:
+    """Ask every rank for its status and read the recording of each that gives none; both in found.ranks' order."""
+    answers = client.ask(found.ranks, "status", Status)
+    recordings = [None if answer.body is not None else recording_file(answer.rank).body for answer in answers]
+    return answers, recordings
+
+
+def judge(
+    found: Found,
+    answers: Sequence[Answer[Status]],
+    recordings: Sequence[Recording | None],
+    now_wall_ns: int | None = None,
+) -> RanksDocument:
+    """Return the document of these answers. now_wall_ns: what ages of dead ranks are counted to (default: now)."""
+    now = time.time_ns() if now_wall_ns is None else now_wall_ns
+    rows = tuple(row(answer, recording, now) for answer, recording in zip(answers, recordings, strict=True))
+    partial = any(r.state != "live" for r in rows) or bool(found.problems)
+    return RanksDocument(ranks=rows, earlier=found.earlier, problems=found.problems, partial=partial)
+
+
+def row(answer: Answer[Status], recording: Recording | None, now_wall_ns: int) -> RankRow:
+    """Return the row of one rank: what it said, else what its recording says, else only why there is nothing."""
+    common = _common(answer.rank)
+    if answer.body is not None:
+        return msgspec.structs.replace(common, state="live", source="agent", **_from_status(answer.body))
+    state = "silent" if answer.rank.live else answer.rank.state
+    common = msgspec.structs.replace(common, state=state, reason=answer.reason)
+    if recording is None:
+        return common
+    return msgspec.structs.replace(common, source="recording", **_from_recording(recording, now_wall_ns))
+
+
+def _common(rank: FoundRank) -> RankRow:
+    i = rank.identity
+    return RankRow(
+        rank=i.label, state=rank.state, role=i.role, dp=i.dp, pp=i.pp, cp=i.cp, tp=i.tp, host=i.host, pid=i.pid,
+        engine=i.engine, engine_version=i.engine_version, pdctl_version=i.pdctl_version, cluster=i.cluster,
+        service=i.service, instance=i.instance, started_wall_ns=i.started_wall_ns, armed=i.armed, loaded_by=i.loaded_by,
+        backend=i.backend, recording=str(rank.recording or ""), recording_size=rank.recording_size,
+        recording_off=rank.recording_off, endpoint=rank.endpoint,
+    )  # fmt: skip
+
+
+def _from_status(status: Status) -> dict[str, object]:
+    age = max(0.0, (status.mono_ns - status.tick_mono_ns) / NS) if status.tick_mono_ns else None
+    up_s = (status.mono_ns - status.identity.started_mono_ns) / NS
+    return {
+        "ticks": status.ticks,
+        "tick_age_s": age,
+        "rounds": {name: number for name, number in status.rounds.items() if number >= 0},
+        "call": status.call,
+        "where": call_words(status.call, status.stack),
+        "faults": len(status.faults),
+        "recording_off": status.recording_off,
+        "hook_errors": status.hook_errors,
+        "hooks_removed": status.hooks_removed,
+        "seams": status.seams,
+        "agent_cpu_s": status.agent_cpu_s,
+        "agent_cpu_share": status.agent_cpu_s / up_s if up_s > 0 else None,
+    }
+
+
+def _from_recording(recording: Recording, now_wall_ns: int) -> dict[str, object]:
+    # The monotonic clock may be of another boot or host; the start of the recording ties it to the wall's.
+    last_wall = recording.start_wall_ns + recording.tick_mono_ns - recording.start_mono_ns
+    age = max(0.0, (now_wall_ns - last_wall) / NS) if recording.tick_mono_ns else None
+    return {
+        "ticks": recording.ticks if recording.tick_mono_ns else None,
+        "tick_age_s": age,
+        "rounds": {f"{s.queue}/{s.group.kind}": s.last for s in recording.streams if s.runs},
+        "where": last_round_words(recording),
+        "pid": recording.pid,
+    }
+
+
+def last_round_words(recording: Recording) -> str:
+    """Return how far the rank got in the round it entered last, "" when it entered none."""
+    entered = [(s.runs[-1].t_enter, s) for s in recording.streams if s.runs]
+    if not entered:
+        return ""
+    _, stream = max(entered, key=lambda pair: pair[0])
+    run = stream.runs[-1]
+    words = {
+        Phase.ENTERED: f"in the all_reduce of {run.n}, group {stream.group.kind}",
+        Phase.REDUCED: "after its all_reduce, before deciding",
+        Phase.APPLIED: "over",
+    }
+    return f"last round: {run.last} of {stream.queue}, {words[run.phase]}"
+
+
+def call_words(call: Call, stack: Sequence[Frame] = ()) -> str:
+    """Return where a main thread is, in words: the engine's step, the collective in it, else the innermost frame."""
+    parts = [call.inside] if call.inside else []
+    if call.op:
+        size = f" of {call.elements}" if call.elements >= 0 else ""
+        group = f", group {call.group}" if call.group else ""
+        parts.append(f"{call.op}{size}{group}")
+    if not parts and stack:
+        parts.append(f"{stack[0].function} ({stack[0].file}:{stack[0].line})")
+    return ": ".join(parts)
