@@ -84,7 +84,8 @@ class Hooks:
 class PollHooks:
     """The part that every engine of SGLang's shape shares: methods that poll a queue, poll functions, the collective.
 
-    group_index: gives the number (index into Identity.groups) of a torch process group.
+    group_index: gives the number (index into Identity.groups) of a torch process group, negative for one that is not
+    worth recording. One poll may reduce over several groups, and over the same one twice: that is one round of it.
     The scheduler is single-threaded, so the tap that is being polled is one variable.
     """
 
@@ -95,7 +96,7 @@ class PollHooks:
         """The tap whose queue is about to be polled; None outside of a queue's method and after its poll."""
         self.polling: QueueTap | None = None
         """The tap whose queue's poll is running."""
-        self._entered = False
+        self._entered: list[int] = []
 
     def poll_method(
         self,
@@ -122,7 +123,7 @@ class PollHooks:
                     if tap is not None:
                         tap.visit(queue_of(self_, *args, **kwargs))
                         self.current = tap
-                        self._entered = False
+                        self._entered.clear()
                 except Exception as error:
                     site.failed(error)
                 try:
@@ -205,8 +206,9 @@ class PollHooks:
             return
         data = bytes(polls)
         number = self._group_index(group)
-        tap.entering(number, data, 1)
-        tap.left(number, data, 1)
+        if number >= 0:
+            tap.entering(number, data, 1)
+            tap.left(number, data, 1)
 
     def gate_function(self, owner: Any, attribute: str) -> bool:
         """Hook the metadata gate, whose first argument is this rank's own polls, changed in place."""
@@ -242,9 +244,12 @@ class PollHooks:
         try:
             group = kwargs["group"] if "group" in kwargs else args[1]
             number = self._group_index(group)
-            width = tensor.element_size()
-            tap.entering(number, tensor.numpy().tobytes(), width)
-            self._entered = True
+            if number >= 0 and number not in self._entered:
+                width = tensor.element_size()
+                tap.entering(number, tensor.numpy().tobytes(), width)
+                self._entered.append(number)
+            else:
+                number = -1
         except Exception as error:
             number = -1
             site.failed(error)

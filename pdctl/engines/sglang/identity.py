@@ -36,8 +36,14 @@ class Groups:
                 self._held.append(group)
 
     def number(self, group: Any) -> int:
-        """Return the group's place in Identity.groups. Raises KeyError for a group that is not there."""
-        return self._index[id(group)]
+        """Return the group's place in Identity.groups, -1 for a group of one in which no polls can differ.
+
+        Polls are reduced over the attention-TP group first; that one counts at any size. Raises KeyError for a group that
+        is not there.
+        """
+        number = self._index[id(group)]
+        info = self.infos[number]
+        return number if info.size > 1 or info.kind == "attn-tp" else -1
 
     def kind(self, group: Any) -> str:
         """Return the group's kind, "" for an unknown one."""

@@ -1,0 +1,313 @@
+"""Prefill/decode pairs of real SGLang servers in a network namespace of their own, with run directories of their own.
+
+::
+
+    with loopback_namespace() as ns, Pair.start(env, ns, tmp_path, decode_tp=2) as pair:
+        pair.generate(3)                     # three requests at once, each to both servers
+        pair.ranks()                         # what `pdctl.discovery` finds
+        pair.recordings()                    # label → recording, read from the files
+
+Nothing is waited for without a limit, and every process is ended by its pid at the end, whatever happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from pdctl.client import Client
+from pdctl.discovery import FoundRank, discover
+from pdctl.inject.faults import Target
+from pdctl.inject.messages import HealBody, InjectArgs, InjectBody
+from pdctl.recording.reader import Recording, read
+from tests.engine.env import ROOT, EngineEnv, Namespace
+
+PREFILL_PORT, DECODE_PORT, BOOTSTRAP_PORT = 30100, 30200, 38998
+READY_S = 300.0
+ANSWER_S = 120.0
+
+T = TypeVar("T")
+
+
+def wait_for(what: str, look: Callable[[], T | None], limit_s: float = 60.0, every_s: float = 0.1) -> T:
+    """Return what ``look`` gives as soon as it is true. Raises AssertionError after ``limit_s`` seconds."""
+    end = time.monotonic() + limit_s
+    while True:
+        found = look()
+        if found:
+            return found
+        if time.monotonic() > end:
+            raise AssertionError(f"{what}: not within {limit_s:g} s")
+        time.sleep(every_s)
+
+
+@dataclass
+class Server:
+    """One server process tree, and its log."""
+
+    role: str
+    port: int
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def tail(self, lines: int = 40) -> str:
+        """Return the end of the log without its longest lines."""
+        text = self.log.read_text(errors="replace").splitlines()
+        return "\n".join(line[:240] for line in text if "server_args=" not in line)[-8000:] if lines else ""
+
+    def stop(self) -> None:
+        """End the process and its children, by pid."""
+        end_tree(self.process.pid)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(10)
+
+
+def end_tree(pid: int) -> None:
+    """Kill a process and its descendants. SIGKILL: some of them are hung on purpose."""
+    try:
+        root = psutil.Process(pid)
+        tree = [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for process in tree:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+    psutil.wait_procs(tree, 10)
+
+
+@dataclass
+class Outcome:
+    """What a request gave: token ids of the prefill's and the decode's answer, or why it did not end."""
+
+    room: int
+    prompt: str
+    tokens: list[int] | None
+    error: str = ""
+
+
+@dataclass
+class Pair:
+    """A prefill and a decode server, the directories their agents use, and the environment for pdctl's commands."""
+
+    env: EngineEnv
+    ns: Namespace
+    run_dir: Path
+    record_dir: Path
+    servers: list[Server] = field(default_factory=list)
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(16))
+
+    @classmethod
+    @contextlib.contextmanager
+    def start(
+        cls,
+        env: EngineEnv,
+        ns: Namespace,
+        folder: Path,
+        *,
+        decode_tp: int = 2,
+        prefill_tp: int = 1,
+        environ: Mapping[str, str] | None = None,
+        wrap: Sequence[str] = (),
+        ready_s: float = READY_S,
+    ) -> Iterator[Pair]:
+        """Start both servers at once and wait until both are healthy. wrap: put before their command lines."""
+        pair = cls(env, ns, folder / "run", folder / "record")
+        for directory in (pair.run_dir, pair.record_dir):
+            directory.mkdir(mode=0o700)
+        try:
+            for role, port, tp in (("prefill", PREFILL_PORT, prefill_tp), ("decode", DECODE_PORT, decode_tp)):
+                argv = [*wrap, *env.server_argv(role, port=port, tp=tp, bootstrap_port=BOOTSTRAP_PORT)]
+                pair.servers.append(pair._spawn(role, port, argv, folder, tp, environ or {}))
+            for server in pair.servers:
+                pair._healthy(server, ready_s)
+            yield pair
+        finally:
+            pair.stop()
+
+    @property
+    def agent_environ(self) -> dict[str, str]:
+        """What agents and commands need to find each other."""
+        return {"PDCTL_RUN_DIR": str(self.run_dir), "PDCTL_RECORD_DIR": str(self.record_dir)}
+
+    def _spawn(
+        self, role: str, port: int, argv: Sequence[str], folder: Path, tp: int, environ: Mapping[str, str]
+    ) -> Server:
+        log = folder / f"{role}.log"
+        extra = {**self.agent_environ, "PDCTL_ARM": "1", **environ}
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                self.ns.argv(argv),
+                env=self.env.process_environ(extra, tp=tp),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return Server(role, port, process, log)
+
+    def _healthy(self, server: Server, limit_s: float) -> None:
+        def look() -> bool:
+            if server.process.poll() is not None:
+                raise AssertionError(f"{server.role} ended with {server.process.returncode}:\n{server.tail()}")
+            return self._get(server, "/health")
+
+        try:
+            wait_for(f"{server.role} is healthy", look, limit_s, 0.3)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{server.tail()}") from None
+
+    def _get(self, server: Server, path: str) -> bool:
+        with self.ns.entered(), contextlib.suppress(OSError):
+            with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=5) as answer:
+                return bool(answer.status == 200)
+        return False
+
+    def stop(self) -> None:
+        """End everything."""
+        for server in self.servers:
+            server.stop()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # ---- load -----------------------------------------------------------------------------------------------------------
+
+    def generate(
+        self, count: int, *, tokens: int = 8, limit_s: float = ANSWER_S, first_room: int | None = None
+    ) -> list[Outcome]:
+        """Send ``count`` requests at once and return their outcomes, in order; prompts are the same every time."""
+        return [future() for future in self.begin(count, tokens=tokens, limit_s=limit_s, first_room=first_room)]
+
+    def begin(
+        self, count: int, *, tokens: int = 8, limit_s: float = ANSWER_S, first_room: int | None = None
+    ) -> list[Callable[[], Outcome]]:
+        """Send ``count`` requests and return at once, one function a request that waits for its outcome."""
+        rooms = [first_room + i if first_room is not None else random.getrandbits(62) | 1 for i in range(count)]
+        futures = [self._pool.submit(self._one, room, prompt(i), tokens, limit_s) for i, room in enumerate(rooms)]
+        return [future.result for future in futures]
+
+    def _one(self, room: int, text: str, tokens: int, limit_s: float) -> Outcome:
+        body = {
+            "text": text,
+            "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True},
+            "bootstrap_host": "127.0.0.1",
+            "bootstrap_port": BOOTSTRAP_PORT,
+            "bootstrap_room": room,
+        }
+        answers: dict[str, Any] = {}
+
+        def ask(server: Server) -> None:
+            try:
+                answers[server.role] = self._post(server, "/generate", body, limit_s)
+            except (OSError, ValueError) as error:
+                answers[server.role] = error
+
+        threads = [threading.Thread(target=ask, args=(server,), daemon=True) for server in self.servers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(limit_s + 5)
+        answer = answers.get("decode")
+        if isinstance(answer, dict) and "output_ids" in answer:
+            return Outcome(room, text, list(answer["output_ids"]))
+        return Outcome(room, text, None, str(answers))
+
+    def _post(self, server: Server, path: str, body: Mapping[str, Any], limit_s: float) -> Any:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{server.port}{path}", json.dumps(body).encode(), {"content-type": "application/json"}
+        )
+        with self.ns.entered(), urllib.request.urlopen(request, timeout=limit_s) as answer:
+            return json.loads(answer.read())
+
+    # ---- looking --------------------------------------------------------------------------------------------------------
+
+    def ranks(self) -> list[FoundRank]:
+        """Return the ranks that pdctl finds, those that have an agent or had one."""
+        return [rank for rank in discover(self.agent_environ).ranks if rank.state != "no agent"]
+
+    def rank(self, label: str) -> FoundRank:
+        """Return the rank of this label, ``decode dp0 pp0 tp1``."""
+        return next(rank for rank in self.ranks() if rank.identity.label == label)
+
+    def recordings(self) -> dict[str, Recording]:
+        """Return label → recording, from the files alone."""
+        found = [read(path) for path in sorted(self.record_dir.glob("*.pdrec"))]
+        return {recording.identity.label: recording for recording in found}
+
+    def pdctl(self, *arguments: str, limit_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+        """Run a pdctl command against this pair."""
+        return subprocess.run(
+            [sys.executable, "-m", "pdctl", *arguments],
+            env={**os.environ, **self.agent_environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+
+    def inject(self, seconds: float, tp: int, *, room: int = 0, ttl_s: float = 60.0) -> None:
+        """Place delay-metadata for decode rank ``tp`` on every prefill rank, through their sockets."""
+        with Client() as client:
+            prefill = [rank for rank in self.ranks() if rank.identity.role == "prefill" and rank.live]
+            args = InjectArgs(
+                id="test",
+                kind="delay-metadata",
+                delay_s=seconds,
+                target=f"decode:tp{tp}",
+                targets=(Target(dp=-1, tp=tp),),
+                ttl_s=ttl_s,
+                lease_s=ttl_s,
+                room=room,
+            )
+            plain = json.loads(_json(args))
+            for answer in client.ask(prefill, "inject", InjectBody, plain):
+                assert answer.body is not None, f"{answer.silence} {answer.reason}"
+
+    def heal(self) -> None:
+        """End all faults."""
+        with Client() as client:
+            client.ask([rank for rank in self.ranks() if rank.live], "heal", HealBody, {})
+
+
+def _json(value: Any) -> bytes:
+    import msgspec
+
+    return msgspec.json.encode(value)
+
+
+def prompt(number: int) -> str:
+    """Return the prompt of the n-th request: different lengths, the same every time."""
+    words = "the quick brown fox jumps over the lazy dog".split()
+    chosen = random.Random(number)
+    return " ".join(chosen.choice(words) for _ in range(4 + number % 5))
+
+
+def plain_tokens(env: EngineEnv, ns: Namespace, folder: Path, count: int, tokens: int = 8) -> list[list[int]]:
+    """Return what an ordinary server without pdctl answers to the same prompts."""
+    folder.mkdir()
+    pair = Pair(env, ns, folder, folder)
+    try:
+        argv = env.server_argv("plain", port=DECODE_PORT)
+        server = pair._spawn("decode", DECODE_PORT, argv, folder, 1, {"PDCTL_AGENT": "off"})
+        pair.servers.append(server)
+        pair._healthy(server, READY_S)
+        outcomes = [pair._one(0, prompt(i), tokens, ANSWER_S) for i in range(count)]
+    finally:
+        pair.stop()
+    assert all(outcome.tokens for outcome in outcomes), outcomes
+    return [outcome.tokens or [] for outcome in outcomes]
