@@ -1,6 +1,6 @@
 """From what the operator asked to what each rank is told: pure, so ``--dry-run`` shows exactly what would be done.
 
-A metadata row is written by prefill ranks into a decode rank, so the fault is placed on prefill ranks and aims at decode
+A metadata row is written by prefill ranks into a decode rank: the fault is placed on prefill ranks and aims at decode
 ranks. Everything that could widen the blast radius is refused unless named.
 """
 

@@ -1,0 +1,199 @@
+"""``pdctl faults``: which faults are in place, on which ranks, whose they are, and when they end."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from pdctl import durations
+from pdctl.commands.options import (
+    RANK_TIMEOUT_S,
+    TIMEOUT_S,
+    OutputOption,
+    RankTimeoutOption,
+    RecordDirOption,
+    RunDirOption,
+    TimeoutOption,
+    find,
+)
+from pdctl.errors import Exit, PdctlError
+from pdctl.output import Document, Format, Output
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from pdctl.client import Answer, Client
+    from pdctl.discovery import FoundRank
+    from pdctl.inject.messages import FaultsBody
+    from pdctl.model import FaultStatus
+
+WAIT_S = 900.0
+LOOK_S = 0.25
+
+
+class FaultRow(msgspec.Struct, frozen=True):
+    """One fault on one rank. Times in seconds. ended: why it is over, "" while it is in place."""
+
+    fault: str
+    kind: str
+    target: str
+    rank: str
+    host: str
+    pid: int
+    owner: str
+    delay_s: float
+    left_s: float
+    room: int
+    hits: int
+    visits: int
+    eligible: int
+    fired: int
+    held: int
+    released: int
+    dropped: int
+    failed: int
+    last_room: int
+    ended: str
+
+
+class FaultsDocument(Document, frozen=True, kw_only=True, tag="pdctl.faults"):
+    """All faults found. silent: ranks that may hold one and did not answer, with the reason."""
+
+    faults: list[FaultRow]
+    silent: list[str]
+
+
+def command(
+    past: Annotated[bool, typer.Option("--past", help="Also those that have ended, as far as ranks remember.")] = False,
+    wait_for_hit: Annotated[
+        str, typer.Option("--wait-for-hit", metavar="ID", help="Return when this fault has fired.", show_default=False)
+    ] = "",
+    within: Annotated[str, typer.Option("--within", metavar="TIME", help="How long --wait-for-hit waits.")] = "15m",
+    output: OutputOption = Format.TABLE,
+    timeout: TimeoutOption = TIMEOUT_S,
+    rank_timeout: RankTimeoutOption = RANK_TIMEOUT_S,
+    run_dir: RunDirOption = None,
+    record_dir: RecordDirOption = None,
+) -> int:
+    """Show the faults in place: whose they are, what they did, when they end by themselves.
+
+    Exit code 3: a rank that may hold one did not answer; with --wait-for-hit: the fault ended without having fired.
+    """
+    try:
+        within_s = durations.parse(within, most_s=WAIT_S, what="--within")
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    from pdctl.client import Client
+
+    out = Output(output)
+    found = find(run_dir, record_dir).ranks
+    with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
+        if wait_for_hit:
+            return _wait(out, client, found, wait_for_hit, within_s)
+        answers = _ask(client, found)
+        silent = _silent(answers)
+        rows = _rows(answers, past=past)
+        _show(out, rows, silent)
+        if silent and not any(answer.body for answer in answers):
+            return Exit.UNREACHABLE
+        return Exit.PARTIAL if silent else Exit.CLEAN
+
+
+def _ask(client: Client, found: Sequence[FoundRank]) -> list[Answer[FaultsBody]]:
+    from pdctl.inject.messages import FaultsBody
+
+    client.restart()
+    return client.ask(found, "faults", FaultsBody)
+
+
+def _silent(answers: Sequence[Answer[FaultsBody]]) -> list[str]:
+    from pdctl.inject.healing import may_hold
+
+    reasons = ((answer.rank.identity, may_hold(answer)) for answer in answers if answer.body is None)
+    return [f"{identity.selector} (pid {identity.pid}): {why}" for identity, why in reasons if why]
+
+
+def _rows(answers: Sequence[Answer[FaultsBody]], *, past: bool) -> list[FaultRow]:
+    rows = []
+    for answer in answers:
+        if answer.body is not None:
+            left = {status.id for status in answer.body.left}
+            ended = [status for status in answer.body.past if past and status.id not in left]
+            rows += [_row(answer.rank, status) for status in (*ended, *answer.body.left)]
+    return rows
+
+
+def _row(rank: FoundRank, status: FaultStatus) -> FaultRow:
+    return FaultRow(
+        fault=status.id,
+        kind=status.kind,
+        target=status.target,
+        rank=rank.identity.selector,
+        host=rank.identity.host,
+        pid=rank.identity.pid,
+        owner=status.owner,
+        delay_s=status.delay_s,
+        left_s=round(status.left_s, 1),
+        room=status.room,
+        hits=status.hits,
+        visits=status.visits,
+        eligible=status.eligible,
+        fired=status.fired,
+        held=status.pending,
+        released=status.released,
+        dropped=status.dropped,
+        failed=status.failed,
+        last_room=status.last_room,
+        ended=status.ended,
+    )
+
+
+def _show(out: Output, rows: list[FaultRow], silent: list[str]) -> None:
+    def draw(console: Console) -> None:
+        if not rows:
+            console.print("no faults" if not silent else "no faults on the ranks that answered")
+            return
+        from rich.table import Table
+
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for name in ("FAULT", "KIND", "AIMS AT", "PLACED ON", "OWNER", "STATE"):
+            table.add_column(name, overflow="fold")
+        for name in ("VISITS", "ELIGIBLE", "FIRED", "HELD"):
+            table.add_column(name, justify="right")
+        for row in rows:
+            kind = f"{row.kind} {durations.show(row.delay_s)}"
+            state = f"ended: {row.ended}" if row.ended else f"in place, {durations.show(row.left_s)} left"
+            counts = (str(count) for count in (row.visits, row.eligible, row.fired, row.held))
+            table.add_row(row.fault, kind, row.target, f"{row.rank} pid {row.pid}", row.owner, state, *counts)
+        console.print(table)
+
+    out.document(FaultsDocument(faults=rows, silent=silent), rows, draw)
+    for line in silent:
+        out.error(f"{line}: it may hold a fault")
+
+
+def _wait(out: Output, client: Client, found: Sequence[FoundRank], fault: str, within_s: float) -> int:
+    end = time.monotonic() + within_s
+    while True:
+        answers = _ask(client, found)
+        rows = [row for row in _rows(answers, past=True) if row.fault == fault]
+        silent = _silent(answers)
+        if any(row.fired for row in rows):
+            _show(out, rows, silent)
+            return Exit.CLEAN
+        if not rows and not silent:
+            raise PdctlError(f"no rank knows fault {fault}", "pdctl faults --past shows those known", Exit.PARTIAL)
+        if rows and all(row.ended for row in rows) and not silent:
+            _show(out, rows, silent)
+            out.note(f"{fault} ended ({rows[0].ended}) without having fired: nothing was shown, either way.")
+            return Exit.PARTIAL
+        if time.monotonic() >= end:
+            raise PdctlError(
+                f"{fault} has not fired within {durations.show(within_s)}", "is there load?", Exit.DEADLINE
+            )
+        time.sleep(LOOK_S)

@@ -1,0 +1,213 @@
+"""The foreground of ``pdctl inject``: places, beats, shows and heals, whatever ends it."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from pdctl import durations
+from pdctl.errors import Exit
+from pdctl.inject import healing
+from pdctl.inject.session import BEAT_S, Counts, Session
+from pdctl.output import Document, Output
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Injected(Document, frozen=True, kw_only=True, tag="pdctl.injected"):
+    """How a fault went. Counts are sums over the ranks it was placed on; delay in seconds.
+
+    visits: metadata writes seen. eligible: those to the ranks and room aimed at. fired: held back. released: of these,
+    written late. dropped: never written, since nobody waited any more. failed: the engine could not write.
+    """
+
+    fault: str
+    kind: str
+    target: str
+    delay_s: float
+    visits: int
+    eligible: int
+    fired: int
+    released: int
+    dropped: int
+    failed: int
+    ended: str
+    healed: bool
+
+
+class Stopped(BaseException):
+    """A signal asked the command to end."""
+
+
+class _Signals:
+    def __init__(self) -> None:
+        self.name = ""
+        self.deaf = False
+
+    def hear(self, number: int, _: FrameType | None) -> None:
+        if not self.deaf:
+            self.deaf = True
+            self.name = signal.Signals(number).name
+            raise Stopped
+
+
+@contextmanager
+def _signals() -> Iterator[_Signals]:
+    """Turn the first of STOPPING into Stopped; later ones are ignored, since healing must not be cut short."""
+    signals = _Signals()
+    before = {number: signal.signal(number, signals.hear) for number in STOPPING}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Foreground:
+    """One run of ``pdctl inject``."""
+
+    def __init__(self, out: Output, session: Session, for_s: float, *, until_hit: bool) -> None:
+        self._out = out
+        self._session = session
+        self._for_s = for_s
+        self._until_hit = until_hit
+        self._live = _Live(out)
+
+    def place_only(self) -> Exit:
+        """Place a detached fault; heals what was placed when a signal comes in between."""
+        with _signals() as signals:
+            try:
+                self._session.place(detach=True)
+                signals.deaf = True
+            except Stopped:
+                return self._heal(f"{signals.name} while it was placed") or Exit.INTERRUPTED
+        return Exit.CLEAN
+
+    def run(self) -> Exit:
+        """Place the fault, keep it, heal it; returns the exit code."""
+        why, placed = "", False
+        with _signals() as signals:
+            try:
+                self._session.place()
+                placed = True
+                self._say_placed()
+                why = self._watch()
+                signals.deaf = True
+            except Stopped:
+                why = signals.name
+            finally:
+                signals.deaf = True
+                if placed or signals.name:  # where place() failed by itself it has healed already
+                    self._live.end()
+                    code = self._heal(why or "pdctl failed")
+        counts = self._session.final()
+        self._report(counts, why, healed=code is Exit.CLEAN)
+        self._session.over(counts, why)
+        if code is not Exit.CLEAN:
+            return code
+        if signals.name:
+            return Exit.INTERRUPTED
+        return Exit.CLEAN if counts.fired else Exit.PARTIAL
+
+    def _say_placed(self) -> None:
+        args = self._session.args
+        names = ", ".join(rank.identity.selector for rank in self._session.ranks)
+        self._out.note(
+            f"{args.id}: metadata to {args.target} is held back for {durations.show(args.delay_s)}, by {names}, for "
+            f"{durations.show(self._for_s)}; Ctrl-C heals"
+        )
+
+    def _watch(self) -> str:
+        end = time.monotonic() + self._for_s
+        while True:
+            began = time.monotonic()
+            counts = self._session.beat()
+            self._live.show(counts)
+            if counts.ended and not counts.pending:
+                return "; ".join(counts.ended)
+            if self._until_hit and counts.fired and not counts.pending and not counts.silent:
+                return "it has hit"
+            now = time.monotonic()
+            if now >= end:
+                return "time is up"
+            time.sleep(max(0.0, min(began + BEAT_S, end) - now))
+
+    def _heal(self, why: str) -> Exit:
+        healed = self._session.heal(why)
+        for line in healing.lines(healed):
+            self._out.error(line, "pdctl heal --all")
+        return healing.exit_code(healed)
+
+    def _report(self, counts: Counts, why: str, *, healed: bool) -> None:
+        args = self._session.args
+        document = Injected(
+            fault=args.id,
+            kind=args.kind,
+            target=args.target,
+            delay_s=args.delay_s,
+            visits=counts.visits,
+            eligible=counts.eligible,
+            fired=counts.fired,
+            released=counts.released,
+            dropped=counts.dropped,
+            failed=counts.failed,
+            ended=why,
+            healed=healed,
+        )
+
+        def draw(console: Console) -> None:
+            state = "healed" if healed else "NOT HEALED for certain"
+            console.print(
+                f"{args.id} {state} ({why}): fired {counts.fired} of {counts.eligible} eligible, {counts.visits} writes seen; "
+                f"{counts.released} written late, {counts.dropped} dropped, {counts.failed} failed"
+            )
+
+        self._out.document(document, draw=draw)
+        if not counts.fired:
+            self._out.note(f"It never fired: {_why_not(counts)}. Nothing was shown, either way.")
+
+
+def _why_not(counts: Counts) -> str:
+    if not counts.visits:
+        return "no metadata was written while it was in place"
+    if not counts.eligible:
+        return f"none of the {counts.visits} metadata writes seen went to that rank and room"
+    return f"{counts.eligible} writes were eligible, and none could be held"
+
+
+class _Live:
+    """One line that is kept up to date on a terminal; elsewhere one line a change."""
+
+    def __init__(self, out: Output) -> None:
+        self._out = out
+        self._terminal = out.err.isatty()
+        self._last: object = None
+        self._open = False
+
+    def show(self, counts: Counts) -> None:
+        """Show where the fault stands."""
+        text = (
+            f"visits {counts.visits}  eligible {counts.eligible}  fired {counts.fired}  held {counts.pending}"
+            + "".join(f"  ended: {why}" for why in counts.ended)
+            + "".join(f"  no answer from {who}" for who in counts.silent)
+        )
+        if self._terminal:
+            self._out.err.write(f"\r\x1b[K{text}")
+            self._out.err.flush()
+            self._open = True
+        elif self._last != (key := (counts.fired, counts.pending, counts.ended, counts.silent)):
+            self._out.note(text)
+            self._last = key
+
+    def end(self) -> None:
+        """Leave the line behind."""
+        if self._open:
+            self._out.note("")
+            self._open = False
