@@ -6,17 +6,15 @@ import itertools
 import socket
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import zmq
 
 from pdctl import wire
-from pdctl.discovery import FoundRank
 from pdctl.errors import Exit
+from pdctl.observed import Answer, FoundRank, Silence
 from pdctl.processes import look
 from pdctl.recording.reader import BadRecording, Recording, parse, read
 
@@ -25,37 +23,6 @@ RANK_TIMEOUT_S = 2.0
 CHUNK = 512 * 1024
 
 T = TypeVar("T")
-
-
-class Silence(str, Enum):
-    """Why a rank gave no answer."""
-
-    NONE = ""
-    NO_AGENT = "no agent"
-    DEAD = "dead"
-    NO_SOCKET = "no socket"
-    REFUSED = "refused"
-    NOT_AUTHORISED = "not authorised"
-    TIMED_OUT = "timed out"
-    PROTOCOL = "other protocol"
-    GARBAGE = "garbage"
-    ERROR = "error"
-
-
-@dataclass(frozen=True)
-class Answer(Generic[T]):
-    """What one rank answered: ``body``, or None with ``silence`` and ``reason`` (one sentence) saying why.
-
-    next_step and code are the agent's own where it answered with an error. round_trip_s: from question to answer.
-    """
-
-    rank: FoundRank
-    body: T | None = None
-    silence: Silence = Silence.NONE
-    reason: str = ""
-    next_step: str = ""
-    code: int = 0
-    round_trip_s: float = 0.0
 
 
 class Deadline:
@@ -211,6 +178,8 @@ def unreachable(rank: FoundRank) -> tuple[Silence, str] | None:
         return Silence.NO_AGENT, rank.endpoint_off
     if rank.state == "dead":
         return Silence.DEAD, rank.process.words if rank.process.state == "Z" else "process has ended"
+    if rank.state == "recorded":
+        return Silence.RECORDED, ""
     if not rank.endpoint:
         return Silence.NO_SOCKET, rank.endpoint_off or "it has no socket"
     if rank.protocol != wire.PROTOCOL:
@@ -254,3 +223,6 @@ def _read(sock: zmq.Socket[bytes], rank: FoundRank, number: int, kind: type[T], 
     except (ValueError, TypeError) as error:
         return Answer(rank, None, Silence.GARBAGE, f"its answer can't be read: {error}"[:200])
     return Answer(rank, body, round_trip_s=time.monotonic() - sent)
+
+
+__all__ = ["Answer", "Client", "Deadline", "Silence", "recording_file", "unreachable"]

@@ -18,37 +18,13 @@ import msgspec
 from pdctl.agent import paths
 from pdctl.errors import PdctlError
 from pdctl.model import Identity
-from pdctl.processes import NO_PROCESS, Process, look
+from pdctl.observed import FoundRank
+from pdctl.processes import NO_PROCESS, look
 from pdctl.recording.header import read_header
 from pdctl.wire import PROTOCOL
 
 MAX_ABSENT = 4096
 """Rows for ranks that never registered; sizes come from files and may be damaged."""
-
-
-@dataclass(frozen=True)
-class FoundRank:
-    """One rank, or a place in a server where a rank should be.
-
-    state: ``live`` (its process runs), ``dead`` (registration or recording left behind), ``no agent`` (expected from
-    the sizes of its server, never registered here). For the last, identity holds its coordinates and no process.
-    protocol: what its agent speaks, 0 unknown. recording: the file, None without one, and why in recording_off.
-    """
-
-    identity: Identity
-    state: str
-    endpoint: str = ""
-    endpoint_off: str = ""
-    protocol: int = PROTOCOL
-    recording: Path | None = None
-    recording_size: int = 0
-    recording_off: str = ""
-    process: Process = NO_PROCESS
-
-    @property
-    def live(self) -> bool:
-        """Whether it can be asked."""
-        return self.state == "live"
 
 
 @dataclass(frozen=True)
@@ -99,7 +75,8 @@ def discover(env: Mapping[str, str], *, source: Path | None = None, every_start:
     for rank in _recorded(recordings, problems, source is None):
         ranks.setdefault(_key(rank.identity), rank)
     chosen, earlier = (list(ranks.values()), 0) if every_start else _current(list(ranks.values()))
-    chosen += _absent(chosen)
+    where = "no agent of this rank registered here" if source is None else f"no recording of this rank in {source}"
+    chosen += _absent(chosen, where)
     chosen.sort(key=lambda rank: order(rank.identity))
     return Found(tuple(chosen), earlier, tuple(problems), looked_in)
 
@@ -231,7 +208,7 @@ def _recorded(folder: Path, problems: list[str], here: bool) -> Iterable[FoundRa
         live = here and process.runs_since(identity.proc_start)
         yield FoundRank(
             identity=identity,
-            state="live" if live else "dead",
+            state="live" if live else "dead" if here else "recorded",
             endpoint_off="it has no registration, only a recording" if live else "",
             recording=path,
             recording_size=header.size,
@@ -256,8 +233,8 @@ def _current(ranks: list[FoundRank]) -> tuple[list[FoundRank], int]:
     return kept, len(ranks) - len(kept)
 
 
-def _absent(ranks: list[FoundRank]) -> list[FoundRank]:
-    """Return a row for each rank that the sizes of a server promise and that never registered here."""
+def _absent(ranks: list[FoundRank], why: str) -> list[FoundRank]:
+    """Return a row for each rank that the sizes of a server promise and of which nothing is here."""
     servers: dict[tuple[str, str, str], list[FoundRank]] = {}
     for rank in ranks:
         i = rank.identity
@@ -280,11 +257,13 @@ def _absent(ranks: list[FoundRank]) -> list[FoundRank]:
                     pid=0,
                     proc_start=0,
                     world_rank=-1,
+                    host="",
+                    pdctl_version="",
                     groups=(),
                     armed=False,
                     loaded_by="",
                 )
-                absent.append(FoundRank(identity, "no agent", endpoint_off="no agent of this rank registered here"))
+                absent.append(FoundRank(identity, "no agent", endpoint_off=why))
     return absent
 
 
@@ -303,3 +282,6 @@ def refresh(rank: FoundRank) -> FoundRank:
     process = look(rank.identity.pid)
     live = rank.live and (process.runs_since(rank.identity.proc_start) or process.state == "")
     return replace(rank, process=process, state="live" if live else "dead" if rank.live else rank.state)
+
+
+__all__ = ["Found", "FoundRank", "discover", "order", "refresh", "with_env"]

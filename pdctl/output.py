@@ -1,7 +1,7 @@
 """How a command's result reaches the user: data on stdout in the format asked for, everything else on stderr.
 
-A command makes one document (a :class:`Document`), the rows of it for the line formats, and a function that draws it
-for people. Nothing here imports rich, yaml or csv before it is needed.
+A command makes one document (:class:`pdctl.documents.Document`), the rows of it for the line formats, and a function
+that draws it for people. Nothing here imports rich, yaml or csv before it is needed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TextIO
 
 import msgspec
+
+from pdctl.documents import Document
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,15 +37,6 @@ class Format(str, Enum):
     def drawn(self) -> bool:
         """Whether it is for people."""
         return self in (Format.TABLE, Format.WIDE)
-
-
-class Document(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="pdctl"):
-    """A command's result. A subclass has a tag of its own (``tag="pdctl.ranks"``), which JSON carries as ``schema``.
-
-    version counts incompatible changes of the document's shape.
-    """
-
-    version: int = 1
 
 
 class Output:
@@ -182,4 +175,7 @@ def _cell(value: Any) -> Any:
         return ""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return msgspec.json.encode(value).decode() if isinstance(value, (dict, list)) else value
+    return msgspec.json.encode(value).decode() if isinstance(value, (dict, list, tuple)) else value
+
+
+__all__ = ["Document", "Format", "Output"]

@@ -19,11 +19,11 @@ import msgspec
 
 import pdctl
 from pdctl.agent import paths
+from pdctl.agent.space import make_way, recording_size
 from pdctl.engines.base import MAX_ERRORS, Adapter, Site
 from pdctl.inject.faults import Fault
 from pdctl.inject.table import FaultTable
 from pdctl.model import EventKind, Identity
-from pdctl.recording import format as f
 from pdctl.recording.null import NullRecorder
 from pdctl.recording.writer import RecordingWriter, process_start
 from pdctl.wire import PROTOCOL
@@ -74,7 +74,7 @@ class Agent:
                 cls.current = agent
                 _stop_at_exit(agent)
                 log.info("%s", agent.start_line())
-            except Exception as error:  # noqa: BLE001  # the engine must not notice
+            except Exception as error:  # the engine must not notice
                 log.info("pdctl agent is off: %s: %s", type(error).__name__, error)
             return cls.current
 
@@ -128,8 +128,9 @@ class Agent:
         if _off(env, "PDCTL_RECORD"):
             return NullRecorder("switched off (PDCTL_RECORD=off)")
         try:
-            size = int(env.get("PDCTL_RECORD_SIZE") or f.DEFAULT_SIZE)
             folder = paths.private_dir(paths.record_dir(env))
+            make_way([folder, *paths.run_dirs(env)], self.identity)
+            size = recording_size(folder, env.get("PDCTL_RECORD_SIZE", ""))
             path = folder / f"{self._stem}{paths.RECORDING_SUFFIX}"
             path.unlink(missing_ok=True)  # the name is this process's: what is there is of another boot
             return RecordingWriter.create(path, msgspec.json.encode(self.identity), size=size)
@@ -139,7 +140,7 @@ class Agent:
     def _install(self) -> None:
         try:
             self.adapter.install(self.recorder, self.faults)
-        except Exception as error:  # noqa: BLE001  # seams missing: the rank still tells where it is
+        except Exception as error:  # seams missing: the rank still tells where it is
             self.adapter.hooks.remove_all()
             site = self.adapter.hooks.sites.setdefault("install", Site("install"))
             for _ in range(MAX_ERRORS):
@@ -158,7 +159,7 @@ class Agent:
         for folder in paths.run_dirs(env):
             try:
                 return self._bind(paths.private_dir(folder), r)
-            except Exception as error:  # noqa: BLE001  # zmq missing, directory refused: said in the log line
+            except Exception as error:  # zmq missing, directory refused: said in the log line
                 reasons.append(str(error))
         return msgspec.structs.replace(r, endpoint_off="; ".join(reasons))
 
@@ -195,7 +196,7 @@ def _stop_at_exit(agent: Agent) -> None:
     def stop() -> None:
         try:
             agent.stop()
-        except Exception:  # noqa: BLE001, S110  # at exit there is nobody to tell
+        except Exception:  # noqa: S110  # at exit there is nobody to tell
             pass
 
     atexit.register(stop)
@@ -217,7 +218,7 @@ def _forked() -> None:
     _of_the_parent.append(agent)  # never finalized here: its ZeroMQ context belongs to the parent
     try:
         agent.adapter.hooks.remove_all()
-    except Exception:  # noqa: BLE001, S110  # the child goes on, hooked or not
+    except Exception:  # noqa: S110  # the child goes on, hooked or not
         pass
 
 

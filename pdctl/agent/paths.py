@@ -42,6 +42,11 @@ class Registration(msgspec.Struct, frozen=True):
     recording_off: str = ""
 
 
+def read_registration(path: Path) -> Registration:
+    """Return the registration in ``path``. Raises OSError, ValueError (msgspec's errors are ValueErrors)."""
+    return msgspec.json.decode(path.read_bytes(), type=Registration)
+
+
 def run_dirs(env: Mapping[str, str]) -> list[Path]:
     """Return the run directories to use, the first one first. With PDCTL_RUN_DIR set there is only that one."""
     if env.get("PDCTL_RUN_DIR"):

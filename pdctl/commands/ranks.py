@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from pdctl.probes.ranks import RankRow, RanksDocument
+    from pdctl.probes.ranks.judge import RankRow, RanksDocument
 
+_INDENT = (0, 0, 0, 2)
 _STYLE = {"live": "green", "silent": "yellow", "dead": "red", "no agent": "yellow"}
 
 
@@ -44,11 +45,12 @@ def command(
     Exit code: 0 when every rank answered, 3 when some did not, 4 when none could be reached and none left a recording.
     """
     from pdctl.client import Client
-    from pdctl.probes.ranks import collect, judge
+    from pdctl.probes.ranks.collect import collect
+    from pdctl.probes.ranks.judge import judge
 
     found = find(run_dir, record_dir, source, every_start=every_start)
     with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
-        document = judge(found, *collect(found, client))
+        document = judge(*collect(found, client), earlier=found.earlier, problems=found.problems)
     out = Output(output)
     out.document(document, document.ranks, lambda console: draw(document, console, wide=output is Format.WIDE))
     if output.drawn:
@@ -63,8 +65,8 @@ def exit_code(document: RanksDocument, *, from_recordings: bool) -> Exit:
     """Return what the command exits with; from_recordings: dead ranks were asked for, so being dead is no lack."""
     if not any(row.source for row in document.ranks):
         return Exit.UNREACHABLE
-    if from_recordings and not document.problems:
-        return Exit.CLEAN if all(row.source for row in document.ranks) else Exit.PARTIAL
+    if from_recordings and not document.problems and all(row.source for row in document.ranks):
+        return Exit.CLEAN
     return Exit.PARTIAL if document.partial else Exit.CLEAN
 
 
@@ -81,6 +83,7 @@ def draw(document: RanksDocument, console: Console, *, wide: bool) -> None:
 
 
 def _draw_server(rows: list[RankRow], console: Console, *, wide: bool) -> None:
+    from rich.padding import Padding
     from rich.text import Text
 
     console.print(Text(_heading(rows), style="bold"))
@@ -95,11 +98,13 @@ def _draw_server(rows: list[RankRow], console: Console, *, wide: bool) -> None:
             "\n".join(_rounds(row.rounds)) or "-",
             row.where or "-",
         )
-    console.print(table)
-    for line in _notes(rows):
-        console.print(Text(f"  {line}"))
+    console.print(Padding(table, _INDENT, expand=False))
+    for who, text in _notes(rows):
+        # a hanging indent, so that a long reason still belongs to its rank at a glance
+        console.print(Padding(Text(f"{who}:"), _INDENT))
+        console.print(Padding(Text(text), (0, 0, 0, 4)))
     if wide:
-        console.print(_wide(rows))
+        console.print(Padding(_wide(rows), _INDENT, expand=False))
 
 
 def _heading(rows: list[RankRow]) -> str:
@@ -115,8 +120,8 @@ def _heading(rows: list[RankRow]) -> str:
     return " · ".join(part for part in (one.role, service, *cluster, ", ".join(engines), *arm, *recording) if part)
 
 
-def _notes(rows: list[RankRow]) -> Iterable[str]:
-    """Return a line for all that is out of the ordinary, ranks with the same trouble together."""
+def _notes(rows: list[RankRow]) -> Iterable[tuple[str, str]]:
+    """Return (ranks, what) for all that is out of the ordinary, ranks with the same trouble together."""
     said: dict[str, list[str]] = {}
     for row in rows:
         place = row.rank.removeprefix(f"{row.role} ")
@@ -124,12 +129,12 @@ def _notes(rows: list[RankRow]) -> Iterable[str]:
             said.setdefault(text, []).append(place)
     for text, places in said.items():
         who = "every rank" if len(places) == len(rows) > 1 else ", ".join(places)
-        yield f"{who}: {text}"
+        yield who, text
 
 
 def _troubles(row: RankRow) -> Iterable[str]:
     if row.reason:
-        yield f"{row.state}: {row.reason}" + (" (numbers are from its recording)" if row.source == "recording" else "")
+        yield f"{row.state}: {row.reason}" + (" (numbers are from its recording)" if row.tick_age_s is not None else "")
     if row.recording_off:
         yield f"recording off: {row.recording_off}"
     for site, count in row.hook_errors.items():
@@ -172,7 +177,7 @@ def _table(names: list[str]) -> Table:
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in names:
-        table.add_column(f"  {name}" if name == names[0] else name, no_wrap=name not in ("main thread", "seams"))
+        table.add_column(name, no_wrap=name not in ("main thread", "seams"))
     return table
 
 

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pdctl.client import Answer, Client, recording_file
-from pdctl.discovery import Found, FoundRank
+from pdctl.documents import Document
 from pdctl.model import Call, Frame, Phase, Seam, Status
-from pdctl.output import Document
+from pdctl.observed import Answer, FoundRank
 from pdctl.recording.reader import Recording
 
 NS = 1e9
@@ -19,10 +18,11 @@ NS = 1e9
 class RankRow(msgspec.Struct, frozen=True, kw_only=True):
     """One rank.
 
-    state: ``live`` (it answered), ``silent`` (its process runs, it did not answer), ``dead``, ``no agent`` (its server
-    should have it, nothing of it is here); reason says more for all but ``live``. source: where the numbers are from,
-    ``agent``, ``recording`` or "". ticks, tick_age_s (seconds since its last turn), rounds (``queue/group kind`` to the
-    ordinal of the last round entered) are None or empty where unknown. where: what its main thread does, in words.
+    state: ``live`` (it answered), ``silent`` (its process runs, it did not answer), ``dead``, ``recorded`` (only its
+    recording was asked for), ``no agent`` (its server should have it, nothing of it is here); reason says more for all
+    but ``live``. source: where the numbers are from, ``agent``, ``recording`` or "". ticks, tick_age_s (seconds since
+    its last turn) and rounds (``queue/group kind`` to the ordinal of the last round entered) are None or empty where
+    unknown. where: what its main thread does, in words.
     recording: its path, "" when recording_off says why there is none; size in bytes.
     agent_cpu_s: CPU seconds the agent used so far, agent_cpu_share of the time since it started.
     """
@@ -74,24 +74,19 @@ class RanksDocument(Document, frozen=True, kw_only=True, tag="pdctl.ranks"):
     partial: bool = False
 
 
-def collect(found: Found, client: Client) -> tuple[list[Answer[Status]], list[Recording | None]]:
-    """Ask every rank for its status and read the recording of each that gives none; both in found.ranks' order."""
-    answers = client.ask(found.ranks, "status", Status)
-    recordings = [None if answer.body is not None else recording_file(answer.rank).body for answer in answers]
-    return answers, recordings
-
-
 def judge(
-    found: Found,
     answers: Sequence[Answer[Status]],
     recordings: Sequence[Recording | None],
+    *,
+    earlier: int = 0,
+    problems: tuple[str, ...] = (),
     now_wall_ns: int | None = None,
 ) -> RanksDocument:
     """Return the document of these answers. now_wall_ns: what ages of dead ranks are counted to (default: now)."""
     now = time.time_ns() if now_wall_ns is None else now_wall_ns
     rows = tuple(row(answer, recording, now) for answer, recording in zip(answers, recordings, strict=True))
-    partial = any(r.state != "live" for r in rows) or bool(found.problems)
-    return RanksDocument(ranks=rows, earlier=found.earlier, problems=found.problems, partial=partial)
+    partial = any(r.state != "live" for r in rows) or bool(problems)
+    return RanksDocument(ranks=rows, earlier=earlier, problems=problems, partial=partial)
 
 
 def row(answer: Answer[Status], recording: Recording | None, now_wall_ns: int) -> RankRow:

@@ -1,0 +1,93 @@
+"""How much room a recording may take, and which old ones make way. Shared memory is the engine's first, then ours."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from pdctl.agent import paths
+from pdctl.model import Identity
+from pdctl.recording import format as f
+from pdctl.recording.header import read_header
+from pdctl.recording.writer import process_start
+
+SHARE = 8
+"""A recording takes at most one eighth of what is free: NCCL and torch need shared memory too, and ranks are many."""
+
+KEEP_STARTS = 2
+"""Earlier starts of a server whose recordings are kept."""
+
+
+def recording_size(folder: Path, wanted: str) -> int:
+    """Return the size in bytes of a new recording in ``folder``.
+
+    wanted: PDCTL_RECORD_SIZE, which is taken as it is; where it is empty the default, or less where space is short.
+    Raises ValueError when it is no number, OSError when there is not even room for a small recording.
+    """
+    if wanted:
+        return int(wanted)
+    found = os.statvfs(folder)
+    free = found.f_bavail * found.f_frsize
+    size = min(f.DEFAULT_SIZE, free // SHARE // 4096 * 4096)
+    if size < f.MIN_SIZE:
+        raise OSError(f"only {free // 1024} KiB are free in {folder}; PDCTL_RECORD_DIR names another place")
+    return size
+
+
+@dataclass(frozen=True)
+class _Left:
+    """What a rank left behind."""
+
+    stem: str
+    identity: Identity
+
+
+def make_way(folders: list[Path], own: Identity) -> int:
+    """Remove what dead ranks of this host and service left, but for the KEEP_STARTS newest earlier starts.
+
+    Returns the number of ranks whose files were removed. Ranks of ``own``'s start, of other services and hosts, and
+    whatever can't be read stay. Never raises.
+    """
+    left: dict[str, _Left] = {}
+    for folder in folders:
+        try:
+            names = list(folder.iterdir())
+        except OSError:
+            continue
+        for path in names:
+            found = _left(path, own)
+            if found is not None:
+                left.setdefault(found.stem, found)
+    starts = sorted({(r.identity.started_wall_ns // 10**9, r.identity.instance) for r in left.values()}, reverse=True)
+    kept: list[str] = []
+    for _, instance in starts:  # ranks of one start begin at slightly different times: its newest rank counts
+        if instance not in kept:
+            kept.append(instance)
+    gone = [r for r in left.values() if r.identity.instance not in kept[:KEEP_STARTS]]
+    for rank in gone:
+        for folder in folders:
+            for suffix in (paths.REGISTRATION_SUFFIX, paths.SOCKET_SUFFIX, paths.RECORDING_SUFFIX):
+                try:
+                    (folder / f"{rank.stem}{suffix}").unlink(missing_ok=True)
+                except OSError:
+                    pass
+    return len(gone)
+
+
+def _left(path: Path, own: Identity) -> _Left | None:
+    """Return what ``path`` is of, None unless it is a dead rank's of an earlier start of the same server."""
+    stem = paths.parse_stem(path.name)
+    if stem is None or path.suffix not in (paths.RECORDING_SUFFIX, paths.REGISTRATION_SUFFIX):
+        return None
+    try:
+        if path.suffix == paths.RECORDING_SUFFIX:
+            identity = read_header(path).identity
+        else:
+            identity = paths.read_registration(path).identity
+    except (OSError, ValueError):
+        return None
+    same = (identity.cluster, identity.service, identity.host) == (own.cluster, own.service, own.host)
+    if not same or identity.instance == own.instance or process_start(stem[0]) == stem[1]:
+        return None
+    return _Left(paths.stem(*stem), identity)

@@ -1,0 +1,72 @@
+"""A rank as seen from outside: where it is, and what it answered. Plain data, which judges use too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from pdctl.model import Identity
+from pdctl.processes import NO_PROCESS, Process
+from pdctl.wire import PROTOCOL
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FoundRank:
+    """One rank, or a place in a server where a rank should be.
+
+    state: ``live`` (its process runs), ``dead`` (registration or recording left behind), ``recorded`` (its recording
+    was given to be read, whatever became of it), ``no agent`` (expected from the sizes of its server, nothing of it is
+    here). For the last, identity holds its coordinates and no process.
+    protocol: what its agent speaks, 0 unknown. recording: the file, None without one, and why in recording_off.
+    """
+
+    identity: Identity
+    state: str
+    endpoint: str = ""
+    endpoint_off: str = ""
+    protocol: int = PROTOCOL
+    recording: Path | None = None
+    recording_size: int = 0
+    recording_off: str = ""
+    process: Process = NO_PROCESS
+
+    @property
+    def live(self) -> bool:
+        """Whether it can be asked."""
+        return self.state == "live"
+
+
+class Silence(str, Enum):
+    """Why a rank gave no answer."""
+
+    NONE = ""
+    NO_AGENT = "no agent"
+    DEAD = "dead"
+    RECORDED = "only its recording was asked for"
+    NO_SOCKET = "no socket"
+    REFUSED = "refused"
+    NOT_AUTHORISED = "not authorised"
+    TIMED_OUT = "timed out"
+    PROTOCOL = "other protocol"
+    GARBAGE = "garbage"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class Answer(Generic[T]):
+    """What one rank answered: ``body``, or None with ``silence`` and ``reason`` (one sentence) saying why.
+
+    next_step and code are the agent's own where it answered with an error. round_trip_s: from question to answer.
+    """
+
+    rank: FoundRank
+    body: T | None = None
+    silence: Silence = Silence.NONE
+    reason: str = ""
+    next_step: str = ""
+    code: int = 0
+    round_trip_s: float = 0.0

@@ -1,0 +1,16 @@
+"""Asks ranks for their status, and reads the recordings of those that stay silent."""
+
+from __future__ import annotations
+
+from pdctl.client import Client, recording_file
+from pdctl.discovery import Found
+from pdctl.model import Status
+from pdctl.observed import Answer
+from pdctl.recording.reader import Recording
+
+
+def collect(found: Found, client: Client) -> tuple[list[Answer[Status]], list[Recording | None]]:
+    """Ask every rank for its status and read the recording of each that gives none; both in found.ranks' order."""
+    answers = client.ask(found.ranks, "status", Status)
+    recordings = [None if answer.body is not None else recording_file(answer.rank).body for answer in answers]
+    return answers, recordings
