@@ -41,7 +41,7 @@ class SGLangAdapter:
         self._reader = QueueReader(scheduler, self._identity.role)
         self._installed: SchedulerHooks | None = None
         self._landings: Landings | None = None
-        self._more_seams: list[Seam] = []
+        self._more_seams: list[Seam] = seams.zeroes_slots() if self._identity.role == "decode" else []
         self._ticks = 0
         self._tick_ns = 0
 
@@ -62,12 +62,6 @@ class SGLangAdapter:
         self._installed.install(self._identity.role)
         if self._identity.role == "prefill":
             self._more_seams += late.install(self.hooks, self._scheduler, recorder, faults)
-        else:
-            queue = getattr(seams.module(seams.DECODE), "DecodeTransferQueue", None)
-            if queue is not None:
-                self._more_seams.append(
-                    Seam("slots.zeroed", seams.zeroes_slots(queue), "pop_transferred zeroes freed slots")
-                )
 
     def _loop(self, recorder: Recorder) -> bool:
         def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:

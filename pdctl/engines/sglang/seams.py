@@ -271,7 +271,12 @@ def slot_view(scheduler: Any) -> tuple[Any, Seam]:
     return rooms[:, 0].numpy(), Seam("slots", True, f"MetadataBuffers.bootstrap_room, {len(rooms)} slots on cpu")
 
 
-def zeroes_slots(transfer_queue: type) -> bool:
-    """Return whether a freed slot is set to 0: ``pop_transferred`` then uses the buffers itself (0.5.13.post1 on)."""
-    code = getattr(transfer_queue.pop_transferred, "__code__", None)  # type: ignore[attr-defined]
-    return code is not None and "metadata_buffers" in code.co_names
+def zeroes_slots() -> list[Seam]:
+    """Return whether a freed slot is set to 0 (0.5.13.post1 on: ``pop_transferred`` then uses the buffers itself).
+
+    Asked before any hook is in: it looks at the engine's own code object.
+    """
+    method = getattr(getattr(module(DECODE), "DecodeTransferQueue", None), "pop_transferred", None)
+    names = getattr(getattr(method, "__code__", None), "co_names", ())
+    there = "metadata_buffers" in names
+    return [Seam("slots.zeroed", there, "pop_transferred sets freed slots to 0" if there else "freed slots keep their room")]

@@ -1,0 +1,273 @@
+"""One rank of the light harness: the engine's own queue classes, polls, gate, commit and Gloo groups in a process of its own.
+
+Run in the engine's environment, once for each rank::
+
+    python rank.py SCRIPT.json ROLE RANK
+
+What stands in: the scheduler (attributes only, with the engine's own methods for prefill's in-flight queue), the requests,
+and the transfer, whose polls and whose metadata writes the script dictates. What is the engine's: ``PrefillBootstrapQueue``,
+``DecodePreallocQueue._update_handshake_waiters``, ``DecodeTransferQueue``, every poll function, ``MetadataBuffers``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import torch
+import torch.distributed as dist
+
+
+class Transfer:
+    """A request's sender or receiver: its poll is what the script says for this turn and rank."""
+
+    require_staging = False
+    conclude_state = None
+
+    def __init__(self, room: int, polls: list[list[int]], rank: int, manager: Any) -> None:
+        self.bootstrap_room = room
+        self.kv_mgr = manager
+        self._polls = polls[min(rank, len(polls) - 1)]
+        self._turn = 0
+
+    def poll(self) -> int:
+        value = self._polls[min(self._turn, len(self._polls) - 1)]
+        self.kv_mgr.request_status[self.bootstrap_room] = value
+        return value
+
+    def next_turn(self) -> None:
+        self._turn += 1
+
+    def init(self, *_: Any) -> None: ...
+
+    def clear(self) -> None:
+        self.kv_mgr.request_status.pop(self.bootstrap_room, None)
+
+    def abort(self) -> None: ...
+
+    def pop_decode_prefix_len(self) -> int:
+        return 0
+
+    def get_transfer_metric(self) -> None: ...
+
+    def failure_exception(self) -> None:
+        raise RuntimeError("the script says so")
+
+
+class Request:
+    """What the queues use of a Req."""
+
+    def __init__(self, room: int) -> None:
+        self.rid = f"r{room}"
+        self.bootstrap_room = room
+        self.bootstrap_host = "127.0.0.1"
+        self.bootstrap_port = 0
+        self.metadata_buffer_index = -1
+        self.origin_input_ids = [1, 2, 3]
+        self.output_ids: list[int] = []
+        self.finished_reason: Any = None
+        self.return_logprob = self.is_retracted = self.return_routed_experts = False
+        self.pending_bootstrap = True
+        self.prefill_attempt_count = 0
+        self.req_pool_idx = self.mamba_pool_idx = None
+        self.kv = MagicMock(holds_kv=False, is_kv_released=True, holds_mamba=False)
+        self.time_stats = MagicMock(
+            prefill_bootstrap_queue_entry_time=time.perf_counter(),
+            decode_prealloc_queue_entry_time=time.perf_counter(),
+            decode_transfer_queue_entry_time=time.perf_counter(),
+            prefill_transfer_queue_entry_time=time.perf_counter(),
+        )
+        self.time_stats.compute_and_observe_kv_transfer_metrics.return_value = None
+        self.return_sampling_mask = False
+        self.pd_rebootstrap_forced_output_id = None
+
+    def finished(self) -> bool:
+        return self.finished_reason is not None
+
+
+def scheduler_class() -> type:
+    from sglang.srt.disaggregation.prefill import SchedulerDisaggregationPrefillMixin
+
+    class Scheduler(SchedulerDisaggregationPrefillMixin):
+        def process_input_requests(self, recv_reqs: list[Any]) -> None: ...
+
+        def abort_request(self, recv_req: Any) -> None: ...
+
+        def handle_bootstrap_failure(self, req: Any) -> None:
+            req.finished_reason = "failed"
+
+    return Scheduler
+
+
+def make_scheduler(role: str, rank: int, size: int, slots: int) -> Any:
+    from sglang.srt.disaggregation.utils import DisaggregationMode, MetadataBuffers, ReqToMetadataIdxAllocator
+
+    scheduler = scheduler_class()()
+    everyone = dist.new_group(list(range(size)), backend="gloo")
+    alone = [dist.new_group([member], backend="gloo") for member in range(size)][rank]
+    more = (8,) if "max_sampling_mask_tokens" in inspect.signature(MetadataBuffers.__init__).parameters else ()
+    nothing: dict[str, Any] = dict.fromkeys(
+        ("enable_hisparse", "enable_decode_hicache", "enable_metrics", "enable_priority_scheduling", "enable_overlap"),
+        False,
+    )
+    scheduler.__dict__.update(
+        nothing,
+        disaggregation_mode=DisaggregationMode(role),
+        server_args=MagicMock(
+            enable_dp_attention=False,
+            dp_size=1,
+            nnodes=1,
+            port=7 if role == "prefill" else 8,
+            disaggregation_transfer_backend="mooncake",
+            optimistic_prefill_retries=0,
+        ),
+        attn_tp_cpu_group=everyone,
+        attn_cp_cpu_group=alone,
+        tp_cpu_group=everyone,
+        attn_tp_rank=rank,
+        dp_rank=None,
+        waiting_queue=[],
+        running_batch=MagicMock(reqs=[]),
+        disagg_metadata_buffers=MetadataBuffers(slots, 16, torch.float32, *more),
+        req_to_metadata_buffer_idx_allocator=ReqToMetadataIdxAllocator(slots),
+        kv_checksum_computer=None,
+        metrics_reporter=MagicMock(enable_metrics=False),
+        output_streamer=MagicMock(),
+        stream_output=MagicMock(),
+        metrics_collector=MagicMock(),
+        batch_result_processor=MagicMock(),
+        tree_cache=MagicMock(),
+        spec_algorithm=MagicMock(is_none=lambda: True),
+        token_to_kv_pool_allocator=MagicMock(page_size=1),
+    )
+    return scheduler
+
+
+def make_queue(cls: type, scheduler: Any, rank: int) -> Any:
+    """Make one of the engine's queues without its ``__init__``, which wants pools, an engine and a bootstrap server."""
+    queue = cls.__new__(cls)
+    queue.__dict__.update(
+        queue=[],
+        pending_reqs=[],
+        retracted_queue=[],
+        gloo_group=scheduler.attn_tp_cpu_group,
+        req_to_metadata_buffer_idx_allocator=scheduler.req_to_metadata_buffer_idx_allocator,
+        metadata_buffers=scheduler.disagg_metadata_buffers,
+        scheduler=scheduler,
+        tree_cache=scheduler.tree_cache,
+        tp_rank=rank,
+        tp_size=2,
+        pp_rank=0,
+        pp_size=1,
+        spec_algorithm=scheduler.spec_algorithm,
+        enable_staging=False,
+        staging_handler=None,
+        enable_host_receive=False,
+        enable_deferred_kv_release=False,
+        _deferred_releases=[],
+        token_to_kv_pool=MagicMock(page_size=1),
+        scheduler_stage_metrics=MagicMock(),
+        kv_manager=MagicMock(request_status={}, get_session_id=lambda: f"light:{rank}"),
+    )
+    return queue
+
+
+def run_decode(script: dict[str, Any], scheduler: Any, rank: int) -> None:
+    """The transfer queue: every request is in it from the start, its slot written when the script says."""
+    from sglang.srt.disaggregation.decode import DecodePreallocQueue, DecodeRequest, DecodeTransferQueue
+
+    transfer = make_queue(DecodeTransferQueue, scheduler, rank)
+    prealloc = make_queue(DecodePreallocQueue, scheduler, rank)
+    scheduler.disagg_decode_transfer_queue, scheduler.disagg_decode_prealloc_queue = transfer, prealloc
+    start_agent(scheduler)
+    rooms = scheduler.disagg_metadata_buffers.bootstrap_room
+    requests = []
+    for entry in script["requests"]:
+        receiver = Transfer(entry["room"], entry["polls"], rank, prealloc.kv_manager)
+        made = DecodeRequest(req=Request(entry["room"]), kv_receiver=receiver)
+        queue = prealloc if entry.get("queue") == "prealloc" else transfer
+        if queue is transfer:
+            made.metadata_buffer_index = scheduler.req_to_metadata_buffer_idx_allocator.alloc()
+            transfer.extend([made])
+        else:
+            prealloc.queue.append(made)
+        requests.append((entry, made, receiver, made.metadata_buffer_index))
+    for turn in range(script["turns"]):
+        scheduler.process_input_requests([])
+        for entry, _, _, slot in requests:
+            late = entry.get("lands", [0, 0])[rank]
+            if slot >= 0 and turn == late:
+                rooms[slot, 0] = entry.get("found", entry["room"])
+        drop = script.get("drop")
+        if drop and drop["rank"] == rank and drop["turn"] == turn:
+            transfer.queue = [made for made in transfer.queue if made.req.bootstrap_room != drop["room"]]
+        prealloc._update_handshake_waiters()
+        for req in transfer.pop_transferred():
+            say("transferred", turn, req.bootstrap_room)
+        for _, _, receiver, _ in requests:
+            receiver.next_turn()
+        time.sleep(script.get("pause_s", 0.002))
+    say("left", script["turns"], *[made.req.bootstrap_room for made in transfer.queue])
+
+
+def run_prefill(script: dict[str, Any], scheduler: Any, rank: int) -> None:
+    """The bootstrap queue, then the in-flight queue: polls past WaitingForInput are those of the second."""
+    from sglang.srt.disaggregation.prefill import PrefillBootstrapQueue
+
+    queue = make_queue(PrefillBootstrapQueue, scheduler, rank)
+    scheduler.disagg_prefill_bootstrap_queue, scheduler.disagg_prefill_inflight_queue = queue, []
+    start_agent(scheduler)
+    senders = []
+    for entry in script["requests"]:
+        req = Request(entry["room"])
+        req.disagg_kv_sender = Transfer(entry["room"], entry["polls"], rank, queue.kv_manager)  # type: ignore[attr-defined]
+        senders.append(req.disagg_kv_sender)  # type: ignore[attr-defined]
+        queue.queue.append(req)
+    for turn in range(script["turns"]):
+        scheduler.process_input_requests([])
+        for req in queue.pop_bootstrapped():
+            scheduler.disagg_metadata_buffers.bootstrap_room[req.metadata_buffer_index, 0] = req.bootstrap_room
+            scheduler.disagg_prefill_inflight_queue.append(req)
+            say("bootstrapped", turn, req.bootstrap_room)
+        for req in scheduler.process_disagg_prefill_inflight_queue():
+            say("sent", turn, req.bootstrap_room)
+        for sender in senders:
+            sender.next_turn()
+        time.sleep(script.get("pause_s", 0.002))
+    say("left", script["turns"], len(queue.queue), len(scheduler.disagg_prefill_inflight_queue))
+
+
+def start_agent(scheduler: Any) -> None:
+    from pdctl.agent.plugin import after_scheduler
+
+    after_scheduler(scheduler, "light")
+
+
+def say(*words: object) -> None:
+    print(json.dumps(words), flush=True)
+
+
+def main() -> None:
+    script = json.loads(Path(sys.argv[1]).read_text())
+    role, rank = sys.argv[2], int(sys.argv[3])
+    torch.set_num_threads(1)
+    import sglang.srt.disaggregation.decode
+    import sglang.srt.disaggregation.prefill
+    import sglang.srt.managers.scheduler_pp_mixin  # noqa: F401
+
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{script['port']}", rank=rank, world_size=script["size"])
+    scheduler = make_scheduler(role, rank, script["size"], script.get("slots", 64))
+    say("ready")
+    (run_prefill if role == "prefill" else run_decode)(script, scheduler, rank)
+    dist.barrier()
+    if "hold_s" in script:  # still alive, its queues as the last turn left them
+        time.sleep(script["hold_s"])
+
+
+if __name__ == "__main__":
+    main()
