@@ -1,4 +1,4 @@
-"""What commands write as JSON: every document says which schema it follows. docs/schemas/ holds the schemas."""
+"""The shape every command's result has, as JSON carries it. docs/schemas/ has the schema of each, by its tag."""
 
 from __future__ import annotations
 
@@ -12,9 +12,3 @@ class Document(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", ta
     """
 
     version: int = 1
-
-
-DOCUMENTS: dict[str, str] = {
-    "pdctl.ranks": "pdctl.probes.ranks.judge:RanksDocument",
-}
-"""Tag of each document and where its class is; ``python -m tools.gen_schemas`` writes a schema for each."""

@@ -85,9 +85,10 @@ class Output:
         """
         try:
             if self.format.drawn and draw is not None:
-                draw(self._console())
+                text = self._drawn(draw)
             else:
-                self.out.write(_render(self.format, document, rows or (document,)))
+                text = _render(self.format, document, rows or (document,))
+            self.out.write(text)
             self.out.flush()
         except BrokenPipeError:
             self.hang_up()
@@ -113,12 +114,16 @@ class Output:
         except (OSError, ValueError):
             pass
 
-    def _console(self) -> Console:
+    def _drawn(self, draw: Callable[[Console], None]) -> str:
+        """Return what ``draw`` draws, without the blanks that rich fills lines with."""
+        import io
+
         from rich.console import Console
 
         wide = self.format is Format.WIDE
-        return Console(
-            file=self.out,
+        text = io.StringIO()
+        console = Console(
+            file=text,
             width=PIPE_WIDTH if wide else self.width,
             force_terminal=self.color,
             no_color=not self.color,
@@ -129,6 +134,8 @@ class Output:
             legacy_windows=False,
             _environ=dict(self.env),
         )
+        draw(console)
+        return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
 
 
 def _render(form: Format, document: Document, rows: Sequence[msgspec.Struct]) -> str:

@@ -7,25 +7,39 @@ stale.
 from __future__ import annotations
 
 import json
+import pkgutil
 import sys
 from importlib import import_module
 from pathlib import Path
 
 import msgspec
 
-from pdctl.documents import DOCUMENTS
+import pdctl.commands
+import pdctl.probes
+from pdctl.documents import Document
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "schemas"
+
+
+def documents() -> list[type[Document]]:
+    """Return the class of every document, wherever in commands and probes it is."""
+    for package in (pdctl.commands, pdctl.probes):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            import_module(module.name)
+    return sorted(Document.__subclasses__(), key=tag)
+
+
+def tag(document: type[Document]) -> str:
+    """Return what the document's JSON has as its ``schema``."""
+    return str(document.__struct_config__.tag)
 
 
 def schemas() -> dict[str, str]:
     """Return file name → text of every schema."""
     found = {}
-    for tag, place in DOCUMENTS.items():
-        module, _, name = place.partition(":")
-        schema = msgspec.json.schema(getattr(import_module(module), name))
-        schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": tag, **schema}
-        found[f"{tag}.json"] = json.dumps(schema, indent=2, sort_keys=False) + "\n"
+    for document in documents():
+        schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": tag(document)}
+        found[f"{tag(document)}.json"] = json.dumps({**schema, **msgspec.json.schema(document)}, indent=2) + "\n"
     return found
 
 

@@ -87,7 +87,7 @@ class Server:
                     self._drain()
             except zmq.ContextTerminated:
                 return
-            except Exception:  # noqa: BLE001  # one bad turn must not end the agent, nor spin
+            except Exception:  # one bad turn must not end the agent, nor spin
                 self.dropped += 1
                 time.sleep(0.05)
 
@@ -96,7 +96,7 @@ class Server:
             return False
         try:
             return bool(self._poll_awaited())
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             site = self._agent.adapter.hooks.sites.setdefault("poll_awaited", Site("poll_awaited"))
             site.failed(error)
             if not site.on:
@@ -135,7 +135,7 @@ class Server:
         except PdctlError as error:
             text = f"{error.message}\n{error.next_step}" if error.next_step else error.message
             return self._error(number, text, error.code)
-        except Exception as error:  # noqa: BLE001  # whatever it was, the client is told and the thread lives
+        except Exception as error:  # whatever it was, the client is told and the thread lives
             return self._error(number, f"{type(error).__name__}: {error}"[:500], Exit.UNREACHABLE)
 
     @staticmethod

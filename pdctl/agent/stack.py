@@ -88,11 +88,11 @@ def call_of(
         try:
             pg, elements = _locals(found)
             group = group_kind(pg)
-        except Exception:  # noqa: BLE001, S110  # a rank's stack is worth showing without its group
+        except Exception:  # noqa: S110  # a rank's stack is worth showing without its group
             pass
     try:
         inside = step_of(stack)
-    except Exception:  # noqa: BLE001, S110  # and without the engine's step
+    except Exception:  # noqa: S110  # and without the engine's step
         pass
     return Call(op=op, group=group, elements=elements, inside=inside)
 

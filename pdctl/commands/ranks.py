@@ -115,8 +115,10 @@ def _heading(rows: list[RankRow]) -> str:
     arm = ["armed" if len(armed) == len([r for r in rows if r.pid]) else "partly armed"] if armed else []
     recorded = sorted({row.recording_size for row in rows if row.recording})
     recording = [f"recording {' / '.join(map(_bytes, recorded))}"] if recorded else []
-    where = one.service if one.host and one.host in one.service else f"{one.service} on {one.host}" if one.host else ""
-    service = where.removeprefix(f"{one.role} ")
+    hosts = sorted({row.host for row in rows if row.host})
+    service = one.service.removeprefix(f"{one.role} ")
+    if hosts and not any(host in service for host in hosts):
+        service = f"{service} on {', '.join(hosts)}"
     return " · ".join(part for part in (one.role, service, *cluster, ", ".join(engines), *arm, *recording) if part)
 
 
