@@ -1,0 +1,198 @@
+"""One rank of the embedded cluster as the agent uses it. Hooks the same seams as in SGLang, under the same names."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pdctl.agent.tap import QueueTap
+from pdctl.engines.base import Hooks, PollHooks, Site
+from pdctl.engines.lab import steps
+from pdctl.engines.lab.events import Events
+from pdctl.engines.lab.identity import KINDS, identify
+from pdctl.engines.lab.late import install as install_metadata_site
+from pdctl.engines.lab.reader import QueueReader
+from pdctl.engines.sglang.hooks import LEAVES
+from pdctl.engines.sglang.landing import Landings
+from pdctl.inject.table import FaultTable
+from pdctl.model import Action, Frame, Identity, QueueEntry, Seam, SlotEntry
+
+if TYPE_CHECKING:
+    from pdctl.agent.tap import Recorder
+
+_ENGINE = "pdctl.lab.engine."
+
+
+def _module(name: str) -> Any:
+    return sys.modules[_ENGINE + name]
+
+
+class LabAdapter:
+    """Reads and hooks the rank that ``scheduler`` (a constructed ``pdctl.lab.engine.scheduler.Scheduler``) runs in."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.hooks = Hooks()
+        self._scheduler = scheduler
+        self._identity, self._groups = identify(scheduler)
+        self._reader = QueueReader(scheduler)
+        self._taps: dict[str, QueueTap] = {}
+        self._landings: Landings | None = None
+        self._streams = 0
+        self._seams: list[Seam] = []
+
+    def identity(self) -> Identity:
+        """Return who this rank is."""
+        return self._identity
+
+    def install(self, recorder: Recorder, faults: FaultTable) -> None:
+        """Put the hooks in: rounds, decisions, events, and on prefill the site of the metadata fault."""
+        scheduler = self._scheduler
+        polls = PollHooks(self.hooks, self._number)
+        if scheduler.role == "prefill":
+            bootstrap = scheduler.disagg_prefill_bootstrap_queue
+            self._polled(polls, recorder, "prefill.bootstrap", bootstrap, "pop_bootstrapped")
+            self._polled(polls, recorder, "prefill.inflight", scheduler, "process_disagg_prefill_inflight_queue")
+            self._seams += install_metadata_site(self.hooks, scheduler, recorder, faults)
+        else:
+            self._landings = Landings(self._reader, recorder)  # type: ignore[arg-type]
+            prealloc, transfer = scheduler.disagg_decode_prealloc_queue, scheduler.disagg_decode_transfer_queue
+            self._polled(polls, recorder, "decode.prealloc", prealloc, "_update_handshake_waiters", "pop_preallocated")
+            self._polled(polls, recorder, "decode.transfer", transfer, "pop_transferred")
+            self.hooks.wrap(_module("utils"), "_apply_metadata_gate", "gate", self._gate(polls))
+            self.hooks.wrap(transfer, "_commit_transfer_to_req", "commit", self._commits)
+            self._seams.append(Seam("gate", transfer.gate, "_apply_metadata_gate" if transfer.gate else "left out"))
+            self._seams.append(Seam("slots.zeroed", transfer.zero_on_free, "pop_transferred zeroes freed slots"))
+            self._seams.append(Seam("commit", True, "DecodeTransferQueue._commit_transfer_to_req"))
+        for name in ("poll_and_all_reduce", "poll_and_all_reduce_attn_cp_tp_group"):
+            group_at = 2 if name.endswith("group") else 1
+            for module in (_module("utils"), _module("decode"), _module("prefill"), _module("pipeline")):
+                polls.poll_function(
+                    module, name, lambda pollers, *_: list(pollers), lambda *args, at=group_at: args[at]
+                )
+        polls.collective(_module("utils"))
+        events = Events(scheduler, self.hooks, self._reader, recorder)
+        self._seams += [Seam(name, True, "lab") for name in events.install()]  # last: around the hooks of the rounds
+        events.routing(_module("sender").KVSender, _module("receiver").KVReceiver)
+        self._seams.append(Seam("poll", True, "poll_and_all_reduce, poll_and_all_reduce_attn_cp_tp_group"))
+
+    def _number(self, group: Any) -> int:
+        number = self._groups[id(group)]
+        info = self._identity.groups[number]
+        return number if info.size > 1 or info.kind == "attn-tp" else -1  # with itself alone nobody is out of step
+
+    def _next_stream(self) -> int:
+        self._streams += 1
+        return self._streams - 1
+
+    def _polled(
+        self, polls: PollHooks, recorder: Recorder, queue: str, owner: Any, method: str, leave: str = ""
+    ) -> None:
+        tap = self._taps[queue] = QueueTap(queue, self._reader, recorder, self._next_stream, LEAVES[queue])
+        reader = self._reader
+        cls = type(owner)
+        site = f"rounds.{queue}"
+        polls.poll_method(
+            cls, method, site, lambda *_, **__: tap, lambda *_, **__: reader.queue(queue), leaves=not leave
+        )
+        if leave:
+            polls.leave_method(cls, leave, site, lambda _: tap, lambda _: reader.queue(queue))
+        self._seams.append(Seam(site, True, f"{cls.__name__}.{method}"))
+
+    def _gate(self, polls: PollHooks) -> Callable[[Callable[..., Any], Site], Callable[..., Any]]:
+        landings = self._landings
+        assert landings is not None
+
+        def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+            def gate(values: list[int], decode_reqs: Any, *args: Any, **kwargs: Any) -> Any:
+                tap = polls.polling
+                if tap is None or not site.on:
+                    return original(values, decode_reqs, *args, **kwargs)
+                before = values.copy()
+                try:
+                    tap.raw(values)
+                except Exception as error:  # noqa: BLE001
+                    site.failed(error)
+                result = original(values, decode_reqs, *args, **kwargs)
+                if before != values:
+                    try:
+                        for old, new, entry in zip(before, values, decode_reqs, strict=True):
+                            if old != new:
+                                landings.expect(entry.metadata_buffer_index, entry.req.bootstrap_room)
+                    except Exception as error:  # noqa: BLE001
+                        site.failed(error)
+                return result
+
+            return gate
+
+        return make
+
+    def _commits(self, original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+        reader, landings, tap = self._reader, self._landings, self._taps["decode.transfer"]
+        assert landings is not None
+
+        def commits(decode_req: Any) -> Any:
+            if not site.on:
+                return original(decode_req)
+            slot = decode_req.metadata_buffer_index
+            found = reader.room_in(slot)
+            leaves = original(decode_req)
+            try:
+                if not leaves:  # without the gate: the slot read 0, the request stays
+                    tap.decided(decode_req, Action.KEPT, 0)
+                    landings.expect(slot, decode_req.req.bootstrap_room)
+                else:
+                    found = found or reader.room_in(slot)  # it may have landed between the two looks
+                    aborted = decode_req.req.is_aborted
+                    tap.decided(decode_req, Action.ABORTED if aborted else Action.COMMITTED, found)
+                    landings.seen(slot, found or 0)
+            except Exception as error:  # noqa: BLE001
+                site.failed(error)
+            return leaves
+
+        return commits
+
+    # ---- answers ----------------------------------------------------------------------------------------------------
+
+    def seams(self) -> tuple[Seam, ...]:
+        """Return what this rank's engine has: queues, rounds, fixes."""
+        config = self._scheduler.config
+        fixes = [Seam(f"fix.{name}", False, "left out with --without") for name in config.without]
+        return tuple([*self._reader.seams(), *self._seams, *fixes])
+
+    def ticks(self) -> tuple[int, int]:
+        """Return (turns of the scheduler so far, monotonic ns of the last)."""
+        return self._scheduler.ticks, self._scheduler.tick_mono_ns
+
+    def ordinals(self) -> dict[str, int]:
+        """Return ``queue/group kind`` → ordinal of the last round entered."""
+        return {
+            f"{name}/{KINDS[number]}": ordinal
+            for name, tap in list(self._taps.items())
+            for number, ordinal in tap.ordinals().items()
+        }
+
+    def queues(self) -> tuple[dict[str, list[QueueEntry]], dict[str, str]]:
+        """Return the queues as they are now; none is missing in a lab."""
+        return self._reader.read(), {}
+
+    def slots(self) -> list[SlotEntry]:
+        """Return the metadata slots that belong to a request now."""
+        return self._reader.slots()
+
+    def step_of(self, stack: tuple[Frame, ...]) -> str:
+        """Return the engine's step the stack is in, "" when it can't be told."""
+        return steps.step_of(stack)
+
+    def group_kind(self, group: Any) -> str:
+        """Return GroupInfo.kind of a torch process group of this rank, "" for an unknown one."""
+        number = self._groups.get(id(group))
+        return "" if number is None else KINDS[number]
+
+    def poll_awaited(self) -> bool:
+        """Look for metadata that came late; returns whether some is still awaited."""
+        return self._landings is not None and self._landings.look()
+
+    def transfer_address(self) -> str:
+        """Return the session under which a prefill's transfers know this rank, "" on prefill."""
+        return self._scheduler.transport.session_id if self._identity.role == "decode" else ""

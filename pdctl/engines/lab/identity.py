@@ -1,0 +1,56 @@
+"""Who a lab rank is, and which process groups it is in."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from pdctl import __version__
+from pdctl.model import GroupInfo, Identity
+from pdctl.recording.writer import process_start
+
+KINDS = ("attn-tp", "attn-cp", "tp", "pp", "world")
+
+
+def identify(scheduler: Any) -> tuple[Identity, dict[int, int]]:
+    """Return the identity of the rank and the place in Identity.groups of each torch group by its ``id()``."""
+    config, groups, role = scheduler.config, scheduler.groups, scheduler.role
+    shape = config.shape(role)
+    parent = os.getppid()
+    service = f"{role}@lab:{config.name}"
+    instance = f"{service}/{parent}.{process_start(parent)}"
+    world = f"{instance}/dp{scheduler.dp_rank}"  # a dp rank is a torch world of its own
+    objects = (groups.attn_tp_cpu, groups.attn_cp_cpu, groups.tp, groups.pp, groups.world)
+    infos = tuple(GroupInfo(kind=kind, ranks=groups.members[kind], world=world) for kind in KINDS)
+    identity = Identity(
+        engine="lab",
+        engine_version=version(config),
+        pdctl_version=__version__,
+        role=role,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        proc_start=process_start(os.getpid()),
+        started_wall_ns=0,
+        started_mono_ns=0,
+        instance=instance,
+        service=service,
+        cluster=config.name,
+        world=world,
+        world_rank=groups.world_rank,
+        dp=scheduler.dp_rank,
+        dp_size=shape.dp,
+        pp=groups.pp_rank,
+        pp_size=groups.pp_size,
+        tp=groups.tp_rank,
+        tp_size=groups.tp_size,
+        backend=scheduler.transport.name,
+        groups=infos,
+    )
+    return identity, {id(group): index for index, group in enumerate(objects)}
+
+
+def version(config: Any) -> str:
+    """Return the lab's version with the fixes it was started without: ``0.1.0 without gate, receiver``."""
+    left_out = f" without {', '.join(config.without)}" if config.without else ""
+    return f"{__version__}{left_out}"

@@ -1,0 +1,243 @@
+"""The lab's load generator: sends the same request with the same room to both servers, as the router does, and checks answers."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import zmq
+
+from pdctl.lab import toymodel
+from pdctl.lab.config import LabConfig
+from pdctl.lab.rank import request_endpoint
+
+
+@dataclass
+class Request:
+    """One request on its way. Times are monotonic seconds."""
+
+    rid: str
+    room: int
+    prompt: list[int]
+    max_new_tokens: int
+    prefill_dp: int
+    decode_dp: int
+    sent: float
+    prefill_ended: bool = False
+    aborted: bool = False
+    error: str = ""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What came of a load. Latencies are seconds over completed requests, None without any.
+
+    wrong: completed with tokens that are not this request's. unfinished: no answer before the time was over.
+    """
+
+    sent: int
+    completed: int
+    failed: int
+    wrong: int
+    unfinished: int
+    aborted: int
+    seconds: float
+    latency_p50_s: float | None
+    latency_p99_s: float | None
+    latency_max_s: float | None
+    errors: dict[str, int]
+    unfinished_rooms: list[int]
+
+    @property
+    def good(self) -> bool:
+        """Whether every request completed with its own tokens."""
+        return self.completed == self.sent and not self.wrong
+
+
+@dataclass
+class Load:
+    """How much to send and how. rate: requests a second, 0 for as fast as concurrency allows.
+
+    room, prefill_dp: fixed instead of chosen. to: ``both``, or one server only (the other never hears of the request).
+    abort_after_s: give up requests that are not finished by then, 0 for never. requests 0: until the time is over.
+    """
+
+    requests: int = 32
+    concurrency: int = 8
+    rate: float = 0.0
+    seconds: float = 30.0
+    prompt_tokens: int = 24
+    new_tokens: int = 8
+    room: int = 0
+    prefill_dp: int = -1
+    to: str = "both"
+    abort_after_s: float = 0.0
+    seed: int | None = None
+
+
+@dataclass
+class Client:
+    """Sends requests to one lab and gathers the answers. Close it."""
+
+    config: LabConfig
+    load: Load
+    waiting: dict[str, Request] = field(default_factory=dict)
+    latencies: list[float] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)
+    sent: int = 0
+    failed: int = 0
+    wrong: int = 0
+    aborted: int = 0
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.load.seed)
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._reply_path = self.config.state_dir / f"load-{os.getpid()}-{time.monotonic_ns() & 0xFFFFFF:x}.reply"
+        self._replies = self._context.socket(zmq.PULL)
+        self._replies.bind(f"ipc://{self._reply_path}")
+        self._servers: dict[tuple[str, int], Any] = {}
+        for role in ("prefill", "decode"):
+            for dp in range(self.config.shape(role).dp):
+                server = self._context.socket(zmq.PUSH)
+                server.setsockopt(zmq.LINGER, 0)
+                server.connect(request_endpoint(self.config, role, dp))
+                self._servers[role, dp] = server
+        self._outstanding: Counter[int] = Counter()
+        self._next_dp = self._next_decode_dp = 0
+
+    def close(self) -> None:
+        """Close the sockets and remove the one that answers come to."""
+        self._context.destroy(linger=0)
+        self._reply_path.unlink(missing_ok=True)
+
+    def run(self) -> Outcome:
+        """Send the load and return what came of it, at the latest when its seconds are over."""
+        load, started = self.load, time.monotonic()
+        deadline = started + load.seconds
+        poller = zmq.Poller()
+        poller.register(self._replies, zmq.POLLIN)
+        while True:
+            now = time.monotonic()
+            more = (not load.requests or self.sent < load.requests) and now < deadline
+            if not more and not self.waiting:
+                break
+            if now >= deadline and (load.requests or now >= deadline + 10):
+                break  # an endless load is allowed 10 s more to see its last requests through
+            due = started + self.sent / load.rate if load.rate else now
+            if more and len(self.waiting) < load.concurrency and due <= now:
+                self.send()
+                continue
+            for _ in poller.poll(20):
+                while True:
+                    try:
+                        self._take(msgspec.msgpack.decode(self._replies.recv(zmq.NOBLOCK)))
+                    except zmq.Again:
+                        break
+            if load.abort_after_s:
+                self._abort_old(time.monotonic() - load.abort_after_s)
+        return self._outcome(time.monotonic() - started)
+
+    def send(self) -> Request:
+        """Send one request and return it."""
+        config, load = self.config, self.load
+        room = load.room + self.sent if load.room else self._random.getrandbits(62) + 1
+        prefill_dp = load.prefill_dp if load.prefill_dp >= 0 else self._balance(room)
+        decode_dp = self._next_decode_dp % config.decode.dp
+        self._next_decode_dp += 1
+        prompt = [self._random.randrange(1, toymodel.VOCABULARY) for _ in range(load.prompt_tokens)]
+        rid = f"{room:016x}-{self.sent}"
+        request = Request(rid, room, prompt, load.new_tokens, prefill_dp, decode_dp, time.monotonic())
+        message = msgspec.msgpack.encode(
+            {
+                "op": "generate",
+                "rid": rid,
+                "room": room,
+                "prompt": prompt,
+                "max_new_tokens": load.new_tokens,
+                "reply": f"ipc://{self._reply_path}",
+            }
+        )
+        self.waiting[rid] = request
+        self._outstanding[prefill_dp] += 1
+        self.sent += 1
+        if load.to in ("both", "prefill"):
+            self._servers["prefill", prefill_dp].send(message)
+        if load.to in ("both", "decode"):
+            self._servers["decode", decode_dp].send(message)
+        return request
+
+    def _balance(self, room: int) -> int:
+        size, method = self.config.prefill.dp, self.config.load_balance
+        if method == "follow_bootstrap_room":
+            return room % size
+        if method == "total_requests":
+            return min(range(size), key=lambda dp: self._outstanding[dp])
+        self._next_dp += 1
+        return (self._next_dp - 1) % size
+
+    def _take(self, answer: dict[str, Any]) -> None:
+        request = self.waiting.get(answer["rid"])
+        if request is None:
+            return
+        if answer["role"] == "prefill":
+            if not request.prefill_ended:
+                request.prefill_ended = True
+                self._outstanding[request.prefill_dp] -= 1
+            if not answer["error"]:
+                return
+            if self.load.to == "both" and not request.aborted:
+                self.abort(request, ("decode",))  # as a router does: the other half has lost its purpose
+            self._end(request, answer["error"])
+            return
+        if answer["error"]:
+            self._end(request, answer["error"])
+            return
+        self.latencies.append(time.monotonic() - request.sent)
+        del self.waiting[request.rid]
+        if answer["tokens"] != toymodel.expected_tokens(request.prompt, request.max_new_tokens, self.config.layers):
+            self.wrong += 1
+            self.errors["wrong tokens: metadata or KV of another request"] += 1
+
+    def _end(self, request: Request, error: str) -> None:
+        del self.waiting[request.rid]
+        self.failed += 1
+        self.errors[error.replace(str(request.room), "ROOM").replace(request.rid, "RID")] += 1
+
+    def _abort_old(self, sent_before: float) -> None:
+        for request in list(self.waiting.values()):
+            if not request.aborted and request.sent <= sent_before:
+                request.aborted = True
+                self.aborted += 1
+                self.abort(request, ("prefill", "decode") if self.load.to == "both" else (self.load.to,))
+
+    def abort(self, request: Request, roles: tuple[str, ...]) -> None:
+        """Tell servers to abort a request."""
+        message = msgspec.msgpack.encode({"op": "abort", "rid": request.rid})
+        for role in roles:
+            dp = request.prefill_dp if role == "prefill" else request.decode_dp
+            self._servers[role, dp].send(message)
+
+    def _outcome(self, seconds: float) -> Outcome:
+        latencies = sorted(self.latencies)
+
+        def at(share: float) -> float | None:
+            return latencies[min(len(latencies) - 1, int(share * len(latencies)))] if latencies else None
+
+        return Outcome(
+            sent=self.sent,
+            completed=len(latencies) - self.wrong,
+            failed=self.failed,
+            wrong=self.wrong,
+            unfinished=len(self.waiting),
+            aborted=self.aborted,
+            seconds=seconds,
+            latency_p50_s=at(0.5),
+            latency_p99_s=at(0.99),
+            latency_max_s=at(1.0),
+            errors=dict(self.errors.most_common()),
+            unfinished_rooms=[request.room for request in self.waiting.values()],
+        )

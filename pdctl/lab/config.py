@@ -1,0 +1,152 @@
+"""What a lab is made of, and the fixes that can be left out of it. Standard library and msgspec only."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from pdctl.errors import Exit, PdctlError
+
+FIXES: dict[str, str] = {
+    "gate": "metadata gate: Success becomes Transferring before the polls are reduced while the slot still reads 0 "
+    "(S1, SGLang PR 26394, since 0.5.13)",
+    "metadata-sync": "Success is reported after the metadata write has completed; without it the write is queued and "
+    "nobody waits for it, as over intra-node NVLink (S2, PR 23252)",
+    "receiver": "the receiver is made and enqueued in add() on every rank; without it each decode rank asks the "
+    "bootstrap server by itself and enqueues once it is told (S3, PR 21299)",
+    "dp-registration": "a room routed against follow_bootstrap_room fails at once, or is registered with --force-query; "
+    "without it both sides wait in silence (S4, PR 22901, since 0.5.11)",
+    "orphan-drain": "a later PP stage removes its failed bootstrap requests even if the first stage has forgotten them "
+    "(S5, issue 26912, since 0.5.13)",
+    "zero-on-free": "a metadata slot is zeroed when it is freed, so that its next owner does not see the old room "
+    "(since 0.5.13)",
+    "register-every-room": "with --force-query prefill registers every room; without it only the rooms that conflict, "
+    "so that a decode that asks for every room waits for ever (hole in 0.5.11 to 0.5.18)",
+}
+"""Fixes of the engine by the name that ``--without`` takes, and what each does. All are present by default."""
+
+LOAD_BALANCE = ("round_robin", "follow_bootstrap_room", "total_requests")
+SIDES = ("prefill", "decode")
+DEVICES = ("cpu", "cuda")
+TRANSPORTS = ("auto", "mooncake", "socket")
+MAX_RANKS = 64
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """Parallel sizes of one server."""
+
+    tp: int = 1
+    dp: int = 1
+    pp: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Number of rank processes."""
+        return self.tp * self.dp * self.pp
+
+    def __str__(self) -> str:
+        return f"tp={self.tp},dp={self.dp},pp={self.pp}"
+
+
+class LabConfig(msgspec.Struct, frozen=True):
+    """Everything a lab's processes need to know; written once, before the first of them starts.
+
+    Directories are absolute. Timeouts are seconds and mean what SGLang's variables of similar name mean
+    (``SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT``, ``…_WAITING_TIMEOUT``, ``…_BOOTSTRAP_ENTRY_CLEANUP_INTERVAL``).
+    kv_tokens: token places in each rank's KV pool. slots: metadata slots of each rank. step_s: duration of a batch.
+    """
+
+    name: str
+    prefill: Shape = Shape()
+    decode: Shape = Shape(tp=2)
+    without: tuple[str, ...] = ()
+    metadata_device: str = "cpu"
+    transport: str = "auto"
+    load_balance: str = "follow_bootstrap_room"
+    force_query: tuple[str, ...] = ()
+    armed: bool = True
+    netns: bool = True
+    slots: int = 64
+    kv_tokens: int = 4096
+    max_running: int = 32
+    layers: int = 4
+    step_s: float = 0.002
+    metadata_lag_s: float = 0.05
+    group_timeout_s: float = 1800.0
+    bootstrap_timeout_s: float = 300.0
+    waiting_timeout_s: float = 300.0
+    entry_cleanup_s: float = 120.0
+    run_dir: str = ""
+    record_dir: str = ""
+
+    def has(self, fix: str) -> bool:
+        """Whether the engine of this lab has ``fix``. Raises KeyError for a name not in FIXES."""
+        if fix not in FIXES:
+            raise KeyError(fix)
+        return fix not in self.without
+
+    def shape(self, role: str) -> Shape:
+        """Return the sizes of the server of ``role``."""
+        return self.prefill if role == "prefill" else self.decode
+
+    @property
+    def state_dir(self) -> Path:
+        """Directory of the lab's own files: configuration, process ids, request sockets, logs."""
+        return Path(self.run_dir) / f"lab-{self.name}"
+
+
+def parse_shape(text: str) -> Shape:
+    """Return the sizes in ``tp=2,dp=1,pp=1`` (any part may be left out). Raises PdctlError (USAGE) for anything else."""
+    sizes: dict[str, int] = {}
+    for part in filter(None, text.replace(" ", "").split(",")):
+        key, _, value = part.partition("=")
+        if key not in ("tp", "dp", "pp") or not value.isdecimal() or not 1 <= int(value) <= 16:
+            raise PdctlError(
+                f"{part!r} is no size of a server", "write sizes as tp=2,dp=1,pp=1, each from 1 to 16", Exit.USAGE
+            )
+        sizes[key] = int(value)
+    return Shape(**sizes)
+
+
+def parse_names(texts: list[str], known: tuple[str, ...], what: str) -> tuple[str, ...]:
+    """Return the names in comma separated ``texts``, each once. Raises PdctlError (USAGE) that lists the known ones."""
+    names: list[str] = []
+    for name in (n for text in texts for n in filter(None, text.replace(" ", "").split(","))):
+        if name not in known:
+            raise PdctlError(f"there is no {what} {name!r}", f"known: {', '.join(known)}", Exit.USAGE)
+        if name not in names:
+            names.append(name)
+    return tuple(names)
+
+
+def check_name(name: str) -> str:
+    """Return ``name`` when it can name a lab. Raises PdctlError (USAGE)."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,23}", name):
+        raise PdctlError(
+            f"{name!r} can't name a lab", "use up to 24 lower-case letters, digits and dashes, letter first", Exit.USAGE
+        )
+    return name
+
+
+def check(config: LabConfig) -> LabConfig:
+    """Return ``config`` when its parts go together. Raises PdctlError (USAGE) with the part that does not."""
+    if config.decode.pp not in (1, config.prefill.pp):
+        raise PdctlError(
+            f"decode pp={config.decode.pp} does not go with prefill pp={config.prefill.pp}",
+            "the engine wants decode pp to be 1 or the same as prefill pp",
+            Exit.USAGE,
+        )
+    big, small = max(config.prefill.tp, config.decode.tp), min(config.prefill.tp, config.decode.tp)
+    if big % small:
+        raise PdctlError(
+            f"prefill tp={config.prefill.tp} and decode tp={config.decode.tp}: one must be a multiple of the other",
+            "choose other tp sizes",
+            Exit.USAGE,
+        )
+    if config.layers % config.prefill.pp:
+        raise PdctlError(f"{config.layers} layers can't be split over pp={config.prefill.pp}", code=Exit.USAGE)
+    if config.prefill.ranks + config.decode.ranks > MAX_RANKS:
+        raise PdctlError(f"a lab has at most {MAX_RANKS} ranks", "make it smaller", Exit.USAGE)
+    return config

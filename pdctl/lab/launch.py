@@ -1,0 +1,143 @@
+"""Start, look at and end a lab, from any other process."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from pdctl.agent import paths
+from pdctl.errors import Exit, PdctlError
+from pdctl.lab import rank, state
+from pdctl.lab.config import LabConfig
+
+START_TIMEOUT_S = 90.0
+
+
+@contextmanager
+def _one_at_a_time(run_dir: Path) -> Iterator[None]:
+    """Keep two starts or ends of labs of one user apart."""
+    with (run_dir / ".labs.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def expected(config: LabConfig) -> list[str]:
+    """Return the labels of the processes that a lab has besides its supervisor, in order."""
+    labels = ["bootstrap"]
+    for role in ("prefill", "decode"):
+        shape = config.shape(role)
+        labels += [
+            rank.label_of(role, dp, pp, tp)
+            for dp in range(shape.dp)
+            for pp in range(shape.pp)
+            for tp in range(shape.tp)
+        ]
+    return labels
+
+
+def up(config: LabConfig, timeout_s: float = START_TIMEOUT_S) -> list[state.Process]:
+    """Start a lab and return its processes once all are ready.
+
+    Raises PdctlError when the name is in use or a process does not get ready in time; nothing is left then.
+    """
+    folder = config.state_dir
+    with _one_at_a_time(Path(config.run_dir)):
+        if (folder / "lab.json").exists():
+            if any(process.alive for process in state.processes(folder)):
+                raise PdctlError(
+                    f"a lab {config.name!r} is running",
+                    f"end it with `pdctl lab down --name {config.name}`, or choose another --name",
+                    Exit.REFUSED,
+                )
+            down(config.name, folder)  # leftovers of one that died
+        paths.private_dir(folder)
+        state.publish(folder / "lab.json", msgspec.json.encode(config).decode())
+    log = os.open(folder / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        supervisor = subprocess.Popen(
+            [sys.executable, "-m", "pdctl.lab.supervisor", str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    finally:
+        os.close(log)
+    try:
+        return _until_ready(config, supervisor, time.monotonic() + timeout_s)
+    except BaseException:
+        if supervisor.poll() is None:
+            supervisor.kill()  # its ranks die with it
+        supervisor.wait()
+        down(config.name, folder)
+        raise
+
+
+def _until_ready(config: LabConfig, supervisor: subprocess.Popen[bytes], deadline: float) -> list[state.Process]:
+    folder, labels = config.state_dir, expected(config)
+    while True:
+        found = state.processes(folder)
+        by_label = {process.label: process for process in found}
+        for process in found:
+            if process.state in (state.FAILED, state.ENDED):
+                raise PdctlError(
+                    f"{process.label} did not start: {process.detail}", _tail(folder, process.label), Exit.UNREACHABLE
+                )
+        if all(label in by_label and by_label[label].state == state.READY for label in labels):
+            return found
+        if supervisor.poll() is not None:
+            raise PdctlError("the lab's supervisor ended", _tail(folder, "supervisor"), Exit.UNREACHABLE)
+        if time.monotonic() > deadline:
+            missing = [label for label in labels if label not in by_label or by_label[label].state != state.READY]
+            raise PdctlError(
+                f"not ready in time: {', '.join(missing)}", "the machine may be busy: try again", Exit.DEADLINE
+            )
+        time.sleep(0.02)
+
+
+def _tail(folder: Path, label: str) -> str:
+    try:
+        lines = (folder / f"{label.replace(' ', '-')}.log").read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return "its log ends with: " + " / ".join(lines[-3:]) if lines else ""
+
+
+def status(name: str, env: dict[str, str]) -> tuple[LabConfig, list[state.Process]]:
+    """Return a lab's configuration and processes. Raises PdctlError (UNREACHABLE) when there is no such lab."""
+    folder = paths.run_dirs(env)[0] / f"lab-{name}"
+    return state.read_config(folder), state.processes(folder)
+
+
+def down(name: str, folder: Path) -> list[state.Process]:
+    """End every process of a lab and remove its files; returns the processes that were ended.
+
+    Works without the supervisor, and on ranks that hang or are stopped. Raises PdctlError when there is no such lab, or
+    when a process is still there after SIGKILL.
+    """
+    config = state.read_config(folder)
+    known: dict[tuple[int, int], state.Process] = {}
+    ended: list[state.Process] = []
+    while True:  # ranks that were forked while the supervisor was being ended have written their files by now
+        fresh = [p for p in state.processes(folder) if (p.pid, p.start) not in known]
+        if not fresh:
+            break
+        known.update({(p.pid, p.start): p for p in fresh})
+        ended += [process for process in fresh if process.alive]
+        left = state.end(fresh)
+        if left:
+            raise PdctlError(
+                f"still there after SIGKILL: {', '.join(f'{p.label} (pid {p.pid})' for p in left)}",
+                "they wait in the kernel; try again",
+                Exit.PARTIAL,
+            )
+    state.remove_files(config, known.values())
+    return ended

@@ -1,0 +1,140 @@
+"""The files of a lab: its configuration, and who its processes are. Standard library and msgspec only.
+
+<run dir>/lab-<name>/   lab.json           configuration
+                        supervisor.json    Process of the supervisor
+                        proc-<label>.json  Process of each rank and of the bootstrap server
+                        *.port *.req *.log ports, request sockets, logs
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from pdctl.agent import paths
+from pdctl.errors import Exit, PdctlError
+from pdctl.lab.config import LabConfig
+from pdctl.recording.writer import process_start
+
+STARTING, READY, FAILED, ENDED = "starting", "ready", "failed", "ended"
+
+
+class Process(msgspec.Struct, frozen=True):
+    """One process of a lab. start: clock ticks since boot; with the pid it names one process.
+
+    state: ``starting``, ``ready``, ``failed`` or ``ended``; detail says why. transport: how a rank moves KV and metadata.
+    """
+
+    label: str
+    pid: int
+    start: int
+    state: str = STARTING
+    detail: str = ""
+    transport: str = ""
+    endpoint: str = ""
+
+    @property
+    def alive(self) -> bool:
+        """Whether that very process is still there (a zombie is not)."""
+        return alive(self.pid, self.start)
+
+
+def alive(pid: int, start: int) -> bool:
+    """Whether the process that had ``pid`` at ``start`` is still there (a zombie is not)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rsplit(b")", 1)[1].split()
+    except (OSError, IndexError):
+        return False
+    return fields[0] not in (b"Z", b"X") and int(fields[19]) == start
+
+
+def me(label: str, state: str = STARTING, **more: str) -> Process:
+    """Return this process."""
+    return Process(label, os.getpid(), process_start(os.getpid()), state, **more)
+
+
+def write(folder: Path, process: Process) -> None:
+    """Put ``process`` into its file."""
+    paths.write_private(_file(folder, process.label), msgspec.json.encode(process))
+
+
+def publish(path: Path, text: str) -> None:
+    """Put ``text`` into ``path``, whole or not at all."""
+    paths.write_private(path, text.encode())
+
+
+def _file(folder: Path, label: str) -> Path:
+    return folder / ("supervisor.json" if label == "supervisor" else f"proc-{label.replace(' ', '-')}.json")
+
+
+def processes(folder: Path) -> list[Process]:
+    """Return all processes of the lab that have told who they are, the supervisor first, ranks in order."""
+    found = []
+    for path in [folder / "supervisor.json", *sorted(folder.glob("proc-*.json"))]:
+        try:
+            found.append(msgspec.json.decode(path.read_bytes(), type=Process))
+        except (OSError, msgspec.DecodeError):
+            continue
+    return found
+
+
+def read_config(folder: Path) -> LabConfig:
+    """Return the configuration of the lab in ``folder``. Raises PdctlError when there is none to read."""
+    try:
+        return msgspec.json.decode((folder / "lab.json").read_bytes(), type=LabConfig)
+    except (OSError, msgspec.DecodeError) as error:
+        name = folder.name.removeprefix("lab-")
+        raise PdctlError(
+            f"there is no lab {name!r}", f"start it: pdctl lab up --name {name}", Exit.UNREACHABLE
+        ) from error
+
+
+def run_dir(env: dict[str, str]) -> Path:
+    """Return the run directory that this user's labs are in, made private."""
+    return paths.private_dir(paths.run_dirs(env)[0])
+
+
+def labs(env: dict[str, str]) -> list[str]:
+    """Return the names of this user's labs."""
+    try:
+        found = sorted(paths.run_dirs(env)[0].glob("lab-*/lab.json"))
+    except OSError:
+        return []
+    return [path.parent.name.removeprefix("lab-") for path in found]
+
+
+def end(victims: Iterable[Process], grace_s: float = 1.0) -> list[Process]:
+    """End processes: SIGTERM, after ``grace_s`` SIGKILL; returns those that are still there after another 10 s.
+
+    A stopped process and one that hangs in a collective do not see SIGTERM; SIGKILL ends both.
+    """
+    left = [process for process in victims if process.alive]
+    for number, patience in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0)):
+        for process in left:
+            try:
+                os.kill(process.pid, number)
+            except ProcessLookupError:
+                pass
+        deadline = time.monotonic() + patience
+        while True:
+            left = [process for process in left if process.alive]
+            if not left or time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
+    return left
+
+
+def remove_files(config: LabConfig, ended: Iterable[Process]) -> None:
+    """Remove sockets, registrations and recordings of the lab's processes, and its directory."""
+    for process in ended:
+        stem = paths.stem(process.pid, process.start)
+        for suffix in (paths.REGISTRATION_SUFFIX, paths.SOCKET_SUFFIX):
+            (Path(config.run_dir) / f"{stem}{suffix}").unlink(missing_ok=True)
+        (Path(config.record_dir) / f"{stem}{paths.RECORDING_SUFFIX}").unlink(missing_ok=True)
+    shutil.rmtree(config.state_dir, ignore_errors=True)

@@ -1,0 +1,129 @@
+"""The process that owns a lab: ``python -m pdctl.lab.supervisor STATE_DIR``. Imports torch once and forks the ranks.
+
+The ranks die with it (parent-death signal), and it ends them when it is told to end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from pdctl.lab import network, rank, state
+from pdctl.lab.config import LabConfig
+
+_PR_SET_PDEATHSIG = 1
+
+
+def _fork(folder: Path, label: str, body: Callable[[], None]) -> state.Process:
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return state.Process(label, pid, state.process_start(pid))
+    _child(folder, label, body, parent)
+
+
+def _child(folder: Path, label: str, body: Callable[[], None], parent: int) -> NoReturn:
+    code = 1
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        rank.logs_to(folder, label)
+        state.write(folder, state.me(label))
+        body()
+        code = 0
+    except BaseException as error:  # noqa: BLE001  # whatever it was: said in the log and in the state
+        traceback.print_exc()
+        state.write(folder, state.me(label, state.FAILED, detail=f"{type(error).__name__}: {error}"))
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _environment(config: LabConfig) -> None:
+    """Set what agent, Gloo and Mooncake read from the environment in every rank."""
+    os.environ.update(
+        PDCTL_CLUSTER=config.name,
+        PDCTL_RUN_DIR=config.run_dir,
+        PDCTL_RECORD_DIR=config.record_dir,
+        PDCTL_ARM="1" if config.armed else "0",
+        GLOO_SOCKET_IFNAME="lo",
+        OMP_NUM_THREADS="1",
+    )
+
+
+def _network(config: LabConfig) -> str:
+    if not config.netns:
+        return "the host's network (--no-netns)"
+    try:
+        network.new_network()
+    except OSError as error:
+        return f"the host's network: no namespace of its own ({error.strerror or error})"
+    return "a network namespace of its own"
+
+
+def supervise(folder: Path) -> int:
+    """Start the lab in ``folder`` and stay until it is ended; returns the exit status."""
+    config = state.read_config(folder)
+    children: dict[int, state.Process] = {}
+
+    def stop(*_: object) -> None:
+        state.end(children.values())
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, stop)
+    _environment(config)
+    where = _network(config)
+    state.write(folder, state.me("supervisor", detail=where))
+    if os.environ.get("PDCTL_FLIGHT_RECORDER"):
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+    import torch  # noqa: F401  # once, before the ranks are forked
+    import torch.distributed  # noqa: F401
+
+    def start(label: str, body: Callable[[], None]) -> None:
+        child = _fork(folder, label, body)
+        children[child.pid] = child
+
+    start("bootstrap", lambda: rank.bootstrap_main(config))
+    for role in ("prefill", "decode"):
+        shape = config.shape(role)
+        for dp in range(shape.dp):
+            for pp in range(shape.pp):
+                for tp in range(shape.tp):
+                    start(
+                        rank.label_of(role, dp, pp, tp),
+                        lambda role=role, dp=dp, pp=pp, tp=tp: rank.rank_main(config, role, dp, pp, tp),  # type: ignore[misc]
+                    )
+    state.write(folder, state.me("supervisor", state.READY, detail=where))
+    while children:
+        pid, status = os.wait()
+        child = children.pop(pid, None)
+        if child is not None:
+            _note_end(folder, child, status)
+    return 0
+
+
+def _note_end(folder: Path, child: state.Process, status: int) -> None:
+    """Say in a child's file how it ended, unless it said so itself."""
+    for known in state.processes(folder):
+        if known.pid == child.pid:
+            if known.state == state.FAILED:
+                return
+            child = known
+    if os.WIFSIGNALED(status):
+        how = signal.Signals(os.WTERMSIG(status)).name
+    else:
+        how = f"exit status {os.WEXITSTATUS(status)}"
+    ended = state.Process(child.label, child.pid, child.start, state.ENDED, f"ended by {how}", child.transport)
+    state.write(folder, ended)
+
+
+if __name__ == "__main__":
+    sys.exit(supervise(Path(sys.argv[1])))
