@@ -48,7 +48,7 @@ class Commands(TyperGroup):
         module = import_module(f"pdctl.commands.{COMMANDS[cmd_name]}")
         group = getattr(module, "app", None)
         if group is None:
-            group = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+            group = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
             function = getattr(module, "command", None) or getattr(module, COMMANDS[cmd_name])
             group.command(cmd_name, context_settings=getattr(module, "CONTEXT_SETTINGS", None))(function)
         command = typer.main.get_command(group)
@@ -86,6 +86,7 @@ app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # drawing help with rich would double the start-up time
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Finds which rank of a prefill/decode disaggregated cluster is out of step, since when, and why.",
 )

@@ -40,7 +40,9 @@ def command(
     timeout: TimeoutOption = TIMEOUT_S,
     rank_timeout: RankTimeoutOption = RANK_TIMEOUT_S,
 ) -> int:
-    """Show every rank: role, place, process, where its main thread is, and what its agent and recording can do.
+    """Show every rank and what its main thread does now.
+
+    Also role, place, process, rounds, and what agent and recording can do. -o wide adds what explains an odd row.
 
     Exit code: 0 when every rank answered, 3 when some did not, 4 when none could be reached and none left a recording.
     """
