@@ -6,6 +6,7 @@ last full list before it; where that or anything between is gone, the round is k
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,18 +120,12 @@ class Stream:
 
     def at(self, ordinal: int) -> Run | None:
         """Return the run that contains round ``ordinal``, None where it is not (or no longer) in the file."""
-        lo, hi = 0, len(self.runs)
-        while lo < hi:
-            mid = (lo + hi) // 2
-            if self.runs[mid].last < ordinal:
-                lo = mid + 1
-            else:
-                hi = mid
+        lo = bisect_left(self.runs, ordinal, key=lambda r: r.last)
         return self.runs[lo] if lo < len(self.runs) and self.runs[lo].ordinal <= ordinal else None
 
     def items(self, run: Run) -> list[Item] | None:
         """Return the requests of a run in queue order, None where they can't be rebuilt."""
-        rows = self._rows(self.runs.index(run))
+        rows = self._rows(self._index(run))
         if rows is None:
             return None
         return [
@@ -145,6 +140,19 @@ class Stream:
             )
             for room, found, slot, _, local, gated, reduced, action, flags, _ in rows.tolist()
         ]
+
+    def rows(self, run: Run) -> NDArray[Any] | None:
+        """Return the requests of a run as a structured array (format.ITEM_DTYPE), None where they can't be rebuilt.
+
+        Fields the run's phase has not reached yet are not meaningful in it; :meth:`items` hides them.
+        """
+        return self._rows(self._index(run))
+
+    def _index(self, run: Run) -> int:
+        lo = bisect_left(self.runs, run.ordinal, key=lambda r: r.ordinal)
+        if lo == len(self.runs) or self.runs[lo] is not run:
+            raise ValueError("the run is not of this stream")
+        return lo
 
     def _batch(self, run: Run) -> NDArray[Any] | None:
         cap = len(self._items)
@@ -221,10 +229,8 @@ class Recording:
     def _read_events(self) -> Iterator[Event]:
         offset, cap = self._events
         data = self._data
-        for place in range(cap):
+        for place in _used(data, offset, cap, f.EVENT_SIZE):
             at = offset + place * f.EVENT_SIZE
-            if at + f.EVENT_SIZE > len(data) or data[at : at + 8] == _ZERO8:
-                continue
             body = data[at : at + f.EVENT.size]
             if crc32(body) != _u32(data, at + f.EVENT_CRC_OFFSET):
                 continue
@@ -335,13 +341,8 @@ def _streams(
 ) -> tuple[list[Stream], int]:
     torn = 0
     found: dict[int, _Record] = {}
-    for place in range(cap):
-        at = offset + place * f.ROUND_SIZE
-        if at + f.ROUND_SIZE > len(data):
-            break
-        if data[at : at + 8] == _ZERO8:
-            continue
-        record = _round_at(data, at)
+    for place in _used(data, offset, cap, f.ROUND_SIZE):
+        record = _round_at(data, offset + place * f.ROUND_SIZE)
         if record is None or (record[0] - 1) % cap != place:
             torn += 1
             continue
@@ -361,6 +362,15 @@ def _streams(
         streams.append(Stream(runs[-1].queue, group, runs, items))
     streams.sort(key=lambda s: QUEUES.index(s.queue))
     return streams, torn
+
+
+def _used(data: bytes, offset: int, cap: int, size: int) -> list[int]:
+    """Return the places of a ring that something was written to; records begin with their sequence number, from 1 on."""
+    whole = max(0, min(cap, (len(data) - offset) // size))
+    if not whole:
+        return []
+    first = np.frombuffer(data, "<u8", whole * size // 8, offset)[:: size // 8]
+    return [int(place) for place in np.flatnonzero(first)]
 
 
 def _live_cell(data: bytes, stream_id: int) -> Run | None:

@@ -1,0 +1,201 @@
+"""``pdctl diff-queues``: which rank is out of step with its group, since which round, on which request, and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pdctl.commands.options import (
+    RANK_TIMEOUT_S,
+    TIMEOUT_S,
+    AllStartsOption,
+    FromOption,
+    OutputOption,
+    RankTimeoutOption,
+    RecordDirOption,
+    RunDirOption,
+    TimeoutOption,
+    find,
+    seconds,
+)
+from pdctl.errors import Exit
+from pdctl.output import Format, Output
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pdctl.findings import Finding
+    from pdctl.probes.queues.model import GroupReport, QueuesDocument, RankNow
+
+STALLED_S = 10.0
+CONFIRM = 3
+_STYLE = {"DIVERGED": "bold red", "WAITING": "yellow", "SKEWED": "yellow", "HELD": "cyan", "AGREE": "green"}
+
+
+def command(
+    output: OutputOption = Format.TABLE,
+    every_start: AllStartsOption = False,
+    source: FromOption = None,
+    run_dir: RunDirOption = None,
+    record_dir: RecordDirOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    rank_timeout: RankTimeoutOption = RANK_TIMEOUT_S,
+    stalled: Annotated[
+        float,
+        typer.Option("--stalled", parser=seconds, metavar="TIME", help="How long one rank may keep its group waiting."),
+    ] = STALLED_S,
+    confirm: Annotated[
+        int,
+        typer.Option("--confirm", min=1, max=100, help="Looks a difference must last where no rounds are recorded."),
+    ] = CONFIRM,
+    through: Annotated[
+        str,
+        typer.Option("--through", metavar="WAY", help="Use only: sockets, recordings. Default: both."),
+    ] = "",
+) -> int:
+    """Compare the queues of all ranks of each group, round by round, and name the first difference and its cause.
+
+    Exit code: 0 when all groups agree, 1 on a finding, 3 when some ranks could not be judged, 4 when none could.
+    """
+    from pdctl.client import Client
+    from pdctl.probes.queues.collect import again, collect
+    from pdctl.probes.queues.judge import judge, unconfirmed
+
+    if through not in ("", "sockets", "recordings"):
+        raise typer.BadParameter("sockets or recordings", param_hint="--through")
+    found = find(run_dir, record_dir, source, every_start=every_start)
+    sockets = through != "recordings" and source is None
+    with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
+        views = collect(found, client, sockets=sockets, files=through != "sockets")
+        confirmed = True
+        if unconfirmed(views):
+            for _ in range(confirm - 1):
+                later = again(found, client, views)
+                confirmed = unconfirmed(later, views)
+                views = later
+                if not confirmed:
+                    break
+    document = judge(views, stalled_s=stalled, confirmed=confirmed)
+    out = Output(output)
+    out.document(document, document.groups, lambda console: draw(document, console))
+    if output.drawn:
+        for problem in (*document.problems, *found.problems):
+            out.note(f"not judged or in part: {problem}")
+    return int(exit_code(document, found_problems=bool(found.problems)))
+
+
+def exit_code(document: QueuesDocument, *, found_problems: bool = False) -> Exit:
+    """Return what the command exits with: findings come first, then what could not be judged."""
+    from pdctl.findings import Level
+
+    if any(f.level is not Level.INFO for f in document.findings):
+        return Exit.FINDING
+    if document.groups and all(not group.compared and group.verdict == "UNKNOWN" for group in document.groups):
+        return Exit.UNREACHABLE
+    return Exit.PARTIAL if document.partial or found_problems or not document.groups else Exit.CLEAN
+
+
+# ---- for people ------------------------------------------------------------------------------------------------------
+
+
+def draw(document: QueuesDocument, console: Console) -> None:
+    """Draw every group, then every finding."""
+    for number, group in enumerate(document.groups):
+        if number:
+            console.print()
+        _draw_group(group, console)
+    for finding in document.findings:
+        console.print()
+        _draw_finding(finding, console)
+
+
+def _draw_group(group: GroupReport, console: Console) -> None:
+    from rich.text import Text
+
+    verdict = group.verdict
+    if group.round >= 0:
+        verdict += f" at round {group.round}"
+    if group.age_s is not None:
+        from pdctl.probes.queues.words import seconds as spoken
+
+        verdict += f", {spoken(group.age_s)} ago"
+    line = Text(group.title, style="bold")
+    line.append("   ")
+    line.append(verdict, style=_STYLE.get(group.verdict, ""))
+    console.print(line)
+    _draw_queues(group, console)
+    if group.splits:
+        _draw_splits(group, console)
+    if group.verdict not in ("AGREE", "HELD"):
+        _draw_now(group.now, console)
+
+
+def _draw_queues(group: GroupReport, console: Console) -> None:
+    from rich.table import Table
+
+    if not group.queues:
+        console.print("  no requests, no rounds yet")
+        return
+    shown = group.ranks if len(group.ranks) <= 8 else group.ranks[:8]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("  queue", no_wrap=True)
+    for rank in shown:
+        table.add_column(rank, justify="right", no_wrap=True)
+    table.add_column("")
+    for row in group.queues:
+        name = row.queue.partition(".")[2] or row.queue
+        lengths = ["-" if n is None else str(n) for n in row.lengths[: len(shown)]]
+        said = {"diverged": row.text, "held": row.text, "agree": f"agree {row.text and '· ' + row.text}".strip()}
+        text = said.get(row.verdict, f"{row.verdict}: {row.text}" if row.text else row.verdict)
+        table.add_row(f"  {name}", *lengths, "" if row.verdict == "not polled" else text)
+    console.print(table)
+    if len(group.ranks) > len(shown):
+        console.print(f"  ({len(group.ranks) - len(shown)} more ranks: -o json shows all)")
+
+
+def _draw_splits(group: GroupReport, console: Console) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from pdctl.probes.queues.words import side
+
+    for split in group.splits[:5]:
+        rid = f" (rid {split.rid})" if split.rid else ""
+        console.print(Text(f"      round {group.round}, room {split.room}{rid}", style="dim"))
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+        table.add_column(no_wrap=True)
+        table.add_column()
+        for s in split.sides:
+            did, knew = side(s, ordinal=group.round)
+            table.add_row(f"        {s.rank} {did}", knew)
+        console.print(table)
+    if len(group.splits) > 5:
+        console.print(f"      … and {len(group.splits) - 5} more rooms (-o json shows all)")
+
+
+def _draw_now(now: tuple[RankNow, ...], console: Console) -> None:
+    from rich.table import Table
+
+    from pdctl.probes.queues.words import seconds as spoken
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for n, rank in enumerate(now):
+        age = f", {spoken(rank.age_s)}" if rank.age_s is not None else ""
+        state = "" if rank.state == "live" else f"({rank.state}) "
+        table.add_row(f"  {'now' if not n else '   '}  {rank.rank}", f"{state}{rank.doing or 'unknown'}{age}")
+    console.print(table)
+
+
+def _draw_finding(finding: Finding, console: Console) -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    head = Text(finding.code, style="bold")
+    head.append(f"  {finding.summary}")
+    console.print(head)
+    for line in (finding.versions, f"Next: {finding.next_step}" if finding.next_step else ""):
+        if line:
+            console.print(Padding(Text(line), (0, 0, 0, 7)))

@@ -1,0 +1,181 @@
+"""What pdctl can find: one catalogue of codes, each with its meaning, where it is known from and what to do next.
+
+A judge makes a Finding from a code and the evidence; the text that is the same every time stands here once.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+
+class Level(str, Enum):
+    """How bad. INFO never changes an exit code."""
+
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class Code(msgspec.Struct, frozen=True):
+    """A kind of finding. versions: engine versions it is known for, in words. reference: the public report or fix."""
+
+    code: str
+    level: Level
+    title: str
+    meaning: str
+    versions: str = ""
+    reference: str = ""
+    next_step: str = ""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One finding. summary: what was found, in one or two sentences that name ranks and rooms.
+
+    evidence: what it rests on, one statement a line. group: which group it is about. rooms, ranks: concerned.
+    """
+
+    code: str
+    level: Level
+    summary: str
+    group: str = ""
+    rooms: tuple[int, ...] = ()
+    ranks: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
+    cause: str = ""
+    versions: str = ""
+    next_step: str = ""
+
+
+_CODES = (
+    Code(
+        "PD101",
+        Level.ERROR,
+        "metadata landed on one rank before the other, and nothing held it back",
+        "The reduced poll said Success on every rank, but that only means that the KV cache arrived. One rank found its"
+        " metadata row written and took the request out of its queue; another still read 0 and kept it. From the next"
+        " round on their lists differ in length: the group hangs, aborts, or reduces one request's poll with another's."
+        " The collective they hang in is a victim, often one of the model.",
+        "SGLang up to 0.5.12.post1; a gate before the reduction prevents it from 0.5.13 on (PR 26394)",
+        "sgl-project/sglang PR 26394",
+        "Upgrade decode to 0.5.13 or newer. Restart this decode server now: its group can't recover by itself.",
+    ),
+    Code(
+        "PD102",
+        Level.INFO,
+        "the metadata gate is holding requests until every rank has their metadata",
+        "A rank's transfer is complete but its metadata row still reads 0; the engine's gate lowers the poll to"
+        " Transferring, so that no rank commits before all can. This is the fix at work, not a fault.",
+        "SGLang 0.5.13 and newer",
+        "sgl-project/sglang PR 26394",
+        "Nothing, unless it lasts: then look at the prefill side's metadata writes.",
+    ),
+    Code(
+        "PD103",
+        Level.ERROR,
+        "skipped collective: one rank's list was empty where another's was not",
+        "A rank with an empty queue returns before the collective. Another rank of the group had a request in the same"
+        " turn and entered it; from then on its collective is paired with the wrong one of its peers.",
+        "every version: the poll sites do not check that the lists agree",
+        "sgl-project/sglang issues 37909, 36928",
+        "Find why the request is on one rank only (an abort or a time-out that reached one rank is the commonest cause).",
+    ),
+    Code(
+        "PD104",
+        Level.ERROR,
+        "the ranks of a group polled different requests in the same round",
+        "The reduction is positional: with different lists one request's poll is reduced with another's, and with different"
+        " lengths Gloo hangs until its time-out or kills the process.",
+        "every version: the poll sites do not check that the lists agree",
+        "sgl-project/sglang issues 37909, 36928",
+        "Look for what took the request off one rank: an abort, a time-out, a failure seen by one rank only.",
+    ),
+    Code(
+        "PD105",
+        Level.ERROR,
+        "the ranks of a group polled the same requests in a different order",
+        "The reduction is positional, so requests get each other's polls although the lists are equally long. Nothing hangs;"
+        " requests commit too early or fail for no reason of their own.",
+        "every version: the poll sites do not check the order",
+        "",
+        "Look for what orders the queue differently per rank (priorities, retractions, late arrivals).",
+    ),
+    Code(
+        "PD106",
+        Level.ERROR,
+        "a request waits for its prefill dp rank on one rank and is in the handshake on another",
+        "Each decode rank asked the bootstrap server by itself which prefill dp rank owns the room; one asked before it was"
+        " registered and one after, so the request is on their queues at different times.",
+        "SGLang between 0.5.9 and 0.5.10.post1; later versions enqueue on every rank at once (PR 21299)",
+        "sgl-project/sglang PR 21299",
+        "Upgrade decode; until then use follow_bootstrap_room load balancing, which needs no query.",
+    ),
+    Code(
+        "PD107",
+        Level.ERROR,
+        "a metadata slot held another request's room on one rank",
+        "The gate tests only whether the slot reads 0. A slot that still holds its previous owner's room passes it, and the"
+        " rank that finds the wrong room aborts the request while its peers commit it.",
+        "SGLang up to 0.5.12.post1 does not zero slots when it frees them",
+        "sgl-project/sglang issue 27374",
+        "If the room found is that of a finished request, the slot is stale, not corrupt. Upgrade decode to 0.5.13 or newer.",
+    ),
+    Code(
+        "PD108",
+        Level.ERROR,
+        "the ranks of a group did different things with the same reduced polls",
+        "All ranks got the same reduced polls in the same round and yet one kept a request that another let go.",
+        "",
+        "",
+        "Compare what each rank knew of the request in that round (above).",
+    ),
+    Code(
+        "PD110",
+        Level.WARNING,
+        "one rank keeps its group waiting",
+        "The others have entered a round and wait for it. Its lists agree with theirs so far: it is late, stopped, dead or"
+        " stuck elsewhere, not out of step.",
+        "",
+        "",
+        "See what the late rank is doing (last lines above). A stopped process (state T) needs SIGCONT; a dead one a restart.",
+    ),
+    Code(
+        "PD111",
+        Level.WARNING,
+        "the ranks' queues differ, but there are no rounds to tell skew from divergence",
+        "Without recordings only moments can be compared. The difference stayed the same over several looks while nothing"
+        " progressed, so it is probably real.",
+        "",
+        "",
+        "Switch recording on (see why it is off: pdctl ranks) and look again.",
+    ),
+)
+
+CATALOGUE: dict[str, Code] = {code.code: code for code in _CODES}
+
+
+def finding(
+    code: str,
+    summary: str,
+    *,
+    group: str = "",
+    rooms: tuple[int, ...] = (),
+    ranks: tuple[str, ...] = (),
+    evidence: tuple[str, ...] = (),
+    versions: str = "",
+) -> Finding:
+    """Return a finding of ``code``; level, cause and next step are the catalogue's. Raises KeyError for no such code."""
+    entry = CATALOGUE[code]
+    return Finding(
+        code=code,
+        level=entry.level,
+        summary=summary,
+        group=group,
+        rooms=rooms,
+        ranks=ranks,
+        evidence=evidence,
+        cause=entry.title,
+        versions=versions or entry.versions,
+        next_step=entry.next_step,
+    )

@@ -1,0 +1,243 @@
+"""From the first round that differs to its cause: which rooms, what each rank knew of them, which finding it is. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pdctl.findings import Finding, finding
+from pdctl.model import Action, EventKind, Identity, Phase, poll_name
+from pdctl.probes.queues import words
+from pdctl.probes.queues.compare import Difference, Kind
+from pdctl.probes.queues.model import RankView, RoomSide, RoomSplit
+from pdctl.recording.reader import Event, Item, Run
+
+if TYPE_CHECKING:
+    from pdctl.probes.queues.judge import Group
+
+MOST_ROOMS = 20
+"""Rooms told in full; a list that differs in more has a common cause."""
+
+_ACTIONS = {
+    Action.KEPT: "kept",
+    Action.COMMITTED: "committed",
+    Action.FAILED: "failed",
+    Action.ABORTED: "aborted",
+    Action.MOVED: "moved on",
+}
+NOT_THERE = "not on its list"
+
+
+def splits(group: Group, queue: str, difference: Difference) -> tuple[RoomSplit, ...]:
+    """Return the rooms on which the ranks differ in the round, at most MOST_ROOMS, in the order of the first list."""
+    sides: list[dict[int, tuple[str, Item | None]]] = []
+    views = [group.members[n] for n in group.judged]
+    for view, run in zip(views, difference.runs, strict=True):
+        sides.append(_known(view, queue, group.info.kind, run, difference.ordinal))
+    order: dict[int, None] = {}
+    for known in sides:
+        order.update(dict.fromkeys(known))
+    found = []
+    for room in order:
+        acts = [known[room][0] if room in known else NOT_THERE for known in sides]
+        if len(set(acts)) > 1 or difference.kind is Kind.SKIPPED:
+            found.append(
+                RoomSplit(
+                    room,
+                    _rid(views, room),
+                    tuple(
+                        _side(group.place(n), view, room, *(known.get(room) or (NOT_THERE, None)))
+                        for n, view, known in zip(group.judged, views, sides, strict=True)
+                        if view is not None
+                    ),
+                )
+            )
+        if len(found) == MOST_ROOMS:
+            break
+    return tuple(found)
+
+
+def _known(view: RankView | None, queue: str, kind: str, run: Run | None, ordinal: int) -> dict[int, tuple[str, Item | None]]:
+    stream = view.recording.stream(queue, kind) if view is not None and view.recording is not None else None
+    if stream is None or run is None:
+        return {}
+    items = stream.items(run)
+    if items is None:
+        return {}
+    last = ordinal == run.last
+    return {item.room: (_act(item, run, last=last), item) for item in items}
+
+
+def _act(item: Item, run: Run, *, last: bool) -> str:
+    if last and run.phase is not Phase.APPLIED:
+        return "undecided"
+    return _ACTIONS.get(Action(item.action), "kept") if item.action in _ACTION_VALUES else "kept"
+
+
+_ACTION_VALUES = {int(action) for action in Action}
+
+
+def _side(rank: str, view: RankView, room: int, action: str, item: Item | None) -> RoomSide:
+    slot = item.slot if item else -1
+    return RoomSide(
+        rank=rank,
+        action=action,
+        local=poll_name(item.local) if item else "-",
+        gated=poll_name(item.gated) if item else "-",
+        slot=slot,
+        found=item.found if item else None,
+        landed_s=_landed(view, room, slot),
+        where=where_now(view, room),
+    )
+
+
+def _landed(view: RankView, room: int, slot: int) -> float | None:
+    for event in _events(view):
+        if event.kind is EventKind.LANDED and event.slot == slot and room in (event.room, event.b):
+            return event.a / 1e9
+    return None
+
+
+def _events(view: RankView) -> list[Event]:
+    return view.recording.events() if view.recording is not None else []
+
+
+def where_now(view: RankView, room: int) -> str:
+    """Return the queue a room is in on a rank now, "" when it is in none or the rank does not answer."""
+    if view.snapshot is None:
+        return ""
+    for queue, entries in view.snapshot.queues.items():
+        if any(entry.room == room for entry in entries):
+            return queue
+    return ""
+
+
+def _rid(views: list[RankView | None], room: int) -> str:
+    for view in views:
+        if view is None:
+            continue
+        if view.snapshot is not None:
+            for entries in view.snapshot.queues.values():
+                for entry in entries:
+                    if entry.room == room and entry.rid:
+                        return entry.rid
+        for event in _events(view):
+            if event.kind is EventKind.ENQUEUE and event.room == room and event.text:
+                return event.text
+    return ""
+
+
+def difference(group: Group, queue: str, diff: Difference, found: tuple[RoomSplit, ...]) -> Finding:
+    """Return the finding that this first difference is."""
+    code, summary = _classify(group, queue, diff, found)
+    one = group.known[0].identity
+    return finding(
+        code,
+        summary,
+        group=group.title,
+        rooms=tuple(split.room for split in found),
+        ranks=_odd_ranks(group, diff, found),
+        evidence=tuple(_evidence(queue, diff, found)),
+        versions=_versions(code, one),
+    )
+
+
+def _classify(group: Group, queue: str, diff: Difference, found: tuple[RoomSplit, ...]) -> tuple[str, str]:
+    names = [group.place(n) for n in group.judged]
+    pending = _pending(group, found) if queue == "decode.prealloc" else {}
+    if pending:
+        room, ranks = next(iter(pending.items()))
+        others = [name for name in names if name not in ranks]
+        return "PD106", f"Room {room} is still pending on {words.names(ranks)} and in the handshake on {words.names(others)}."
+    if diff.kind is Kind.SKIPPED:
+        odd = [names[n] for n in diff.odd]
+        lengths = {run.n for run in diff.runs if run is not None}
+        polls = "/".join(map(str, sorted(lengths)))
+        rest = [name for name in names if name not in odd]
+        return "PD103", (
+            f"{words.names(odd)} had nothing in {queue} and skipped the collective of round {diff.ordinal};"
+            f" {words.names(rest)} entered it with {polls} poll{'s'[: lengths == {1}]}."
+        )
+    if diff.kind is Kind.LISTS:
+        counts = [f"{name} {run.n}" for name, run in zip(names, diff.runs, strict=True) if run is not None]
+        if found:
+            return "PD104", f"In round {diff.ordinal} of {queue} the lists differ ({', '.join(counts)}): {words.diverged(diff, found)}."
+        return "PD105", f"In round {diff.ordinal} of {queue} the same requests stand in another order."
+    return _by_action(queue, diff, found)
+
+
+def _by_action(queue: str, diff: Difference, found: tuple[RoomSplit, ...]) -> tuple[str, str]:
+    for split in found:
+        foreign = [s for s in split.sides if s.found not in (None, 0, split.room)]
+        if foreign:
+            return "PD107", (
+                f"Room {split.room}: on {words.names(s.rank for s in foreign)} slot {foreign[0].slot} held room"
+                f" {foreign[0].found}."
+            )
+        kept = [s for s in split.sides if s.action == "kept"]
+        committed = [s for s in split.sides if s.action == "committed"]
+        if kept and committed and all(s.found == 0 for s in kept):
+            return "PD101", (
+                f"Metadata of room {split.room} landed on {words.names(s.rank for s in committed)} before"
+                f" {words.names(s.rank for s in kept)}, and no gate held {words.names(s.rank for s in committed)} back."
+                " The collective they wait in now is a victim."
+            )
+    return "PD108", f"In round {diff.ordinal} of {queue} the same polls led to different actions: {words.diverged(diff, found)}."
+
+
+def _pending(group: Group, found: tuple[RoomSplit, ...]) -> dict[int, list[str]]:
+    """Return rooms that a rank without them in the handshake has in decode.pending: by its queues now, or its events."""
+    pending: dict[int, list[str]] = {}
+    for split in found:
+        for n in group.judged:
+            view = group.members[n]
+            side = next((s for s in split.sides if s.rank == group.place(n)), None)
+            if view is None or side is None or side.action != NOT_THERE:
+                continue
+            if side.where == "decode.pending" or (not view.snapshot and _was_pending(view, split.room)):
+                pending.setdefault(split.room, []).append(group.place(n))
+    return pending
+
+
+def _was_pending(view: RankView, room: int) -> bool:
+    last = None
+    for event in _events(view):
+        if event.room == room and event.kind is EventKind.ENQUEUE:
+            last = event.queue
+    return last == "decode.pending"
+
+
+def _odd_ranks(group: Group, diff: Difference, found: tuple[RoomSplit, ...]) -> tuple[str, ...]:
+    names = [group.place(n) for n in group.judged]
+    if diff.odd:
+        return tuple(names[n] for n in diff.odd)
+    odd: dict[str, None] = {}
+    for split in found:
+        by_action: dict[str, list[str]] = {}
+        for s in split.sides:
+            by_action.setdefault(s.action, []).append(s.rank)
+        fewest = min(len(ranks) for ranks in by_action.values())
+        for ranks in by_action.values():
+            if len(ranks) == fewest:
+                odd.update(dict.fromkeys(ranks))
+    return tuple(name for name in names if name in odd) or tuple(names)
+
+
+def _evidence(queue: str, diff: Difference, found: tuple[RoomSplit, ...]) -> list[str]:
+    lines = [f"first difference: round {diff.ordinal} of {queue}"]
+    for split in found[:5]:
+        for s in split.sides:
+            did, knew = words.side(s, ordinal=diff.ordinal)
+            lines.append(f"room {split.room}: {s.rank} {did}" + (f"; {knew}" if knew else ""))
+    return lines
+
+
+def _versions(code: str, identity: Identity) -> str:
+    if code != "PD101":
+        return ""
+    engine = {"sglang": "SGLang"}.get(identity.engine, identity.engine)
+    if "gate" in identity.lacks:
+        return f"{engine} {identity.engine_version} has no metadata gate; SGLang has one from 0.5.13 on (PR 26394)."
+    return f"{engine} {identity.engine_version} has a metadata gate, and yet this happened: report it with this output."
+
+
+__all__ = ["MOST_ROOMS", "difference", "splits", "where_now"]

@@ -1,0 +1,56 @@
+"""Finds what the metadata gate held back: requests whose own poll said Success and whose gated poll did not. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pdctl.model import KVPoll
+from pdctl.recording.reader import Stream
+
+LOOK_BACK = 400
+"""Runs looked at, from the newest back."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A request the gate held on one rank. rounds: how many; since / until: their ordinals; seconds: between them."""
+
+    rank: str
+    room: int
+    rounds: int
+    since: int
+    until: int
+    seconds: float
+    now: bool
+
+
+def holding(streams: Iterable[tuple[str, Any]]) -> list[Held]:
+    """Return the holds in the last LOOK_BACK runs of each (rank name, stream), newest last; now: the last round is one."""
+    found = []
+    for rank, stream in streams:
+        found += _of(rank, stream)
+    return sorted(found, key=lambda held: held.until)
+
+
+def _of(rank: str, stream: Stream) -> list[Held]:
+    held: dict[int, list[int]] = {}  # room: rounds, first ordinal, last ordinal, first ns, last ns
+    for run in stream.runs[-LOOK_BACK:]:
+        rows = stream.rows(run)
+        if rows is None:
+            continue
+        mask = (rows["local"] == KVPoll.SUCCESS) & (rows["gated"] == KVPoll.TRANSFERRING)
+        if not mask.any():
+            continue
+        for room in np.unique(rows["room"][mask]).tolist():
+            entry = held.setdefault(room, [0, run.ordinal, run.last, run.t_first, run.t_enter])
+            entry[0] += run.repeat
+            entry[2], entry[4] = run.last, run.t_enter
+    last = stream.last
+    return [
+        Held(rank, room, rounds, since, until, (t1 - t0) / 1e9, now=until == last)
+        for room, (rounds, since, until, t0, t1) in held.items()
+    ]

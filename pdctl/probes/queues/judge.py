@@ -1,0 +1,365 @@
+"""Judges the queues of every group: views of ranks in, groups and findings out. Pure.
+
+Ranks are compared within one process group of one start of one server, over the rounds they recorded. Where there are no
+rounds, snapshots are compared, and a difference counts only after it has lasted (:func:`unconfirmed`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from pdctl.findings import Finding, finding
+from pdctl.model import POLLED_QUEUES, QUEUES, GroupInfo, Phase
+from pdctl.probes.queues import explain, words
+from pdctl.probes.queues.compare import Comparison, Difference, Polled, compare
+from pdctl.probes.queues.gate import Held, holding
+from pdctl.probes.queues.model import GroupReport, QueueRow, QueuesDocument, RankNow, RankView, RoomSplit
+
+STALLED_S = 10.0
+"""How long a rank may keep its group waiting before that is a finding."""
+
+KINDS = ("attn-tp", "attn-cp")
+"""Kinds of groups that polls are reduced over."""
+
+
+@dataclass
+class Group:
+    """One process group of one server start, with the views of its members in group order (None: nothing is known)."""
+
+    info: GroupInfo
+    members: list[RankView | None]
+    comparisons: dict[str, Comparison] = field(default_factory=dict)
+    judged: list[int] = field(default_factory=list)  # members with rounds, by index
+
+    @property
+    def known(self) -> list[RankView]:
+        """The members of which something is known."""
+        return [view for view in self.members if view is not None]
+
+    def place(self, index: int) -> str:
+        """Return how member ``index`` is called in its group: tp1, or its coordinate in a cp group."""
+        view = self.members[index]
+        if view is None:
+            return f"rank {self.info.ranks[index]}"
+        return f"cp{view.identity.cp}" if self.info.kind == "attn-cp" else view.place
+
+    @property
+    def title(self) -> str:
+        """``decode dp0 pp0 · attention-TP group of 2``."""
+        one = self.known[0].identity
+        kind = {"attn-tp": "attention-TP", "attn-cp": "attention-CP"}.get(self.info.kind, self.info.kind)
+        more = f" tp{one.tp}" if self.info.kind == "attn-cp" else f" cp{one.cp}" if one.cp_size > 1 else ""
+        return f"{one.role} dp{one.dp} pp{one.pp}{more} · {kind} group of {self.info.size}"
+
+
+def groups_of(views: Iterable[RankView]) -> list[Group]:
+    """Return the groups polls are reduced over, each once; groups of one rank only where its server has no larger."""
+    found: dict[str, Group] = {}
+    for view in views:
+        for info in view.identity.groups:
+            if info.kind not in KINDS or (info.kind != "attn-tp" and info.size == 1):
+                continue
+            group = found.setdefault(info.key, Group(info, [None] * info.size))
+            if view.identity.world_rank in info.ranks:
+                group.members[info.ranks.index(view.identity.world_rank)] = view
+    return [group for group in found.values() if group.known]
+
+
+def judge(views: Sequence[RankView], *, stalled_s: float = STALLED_S, confirmed: bool = True) -> QueuesDocument:
+    """Return the document of these views. confirmed: differences of snapshots have lasted (see :func:`unconfirmed`)."""
+    reports, findings, problems = [], [], []
+    for view in views:
+        if view.silence:
+            problems.append(f"{view.identity.label}: {view.silence}")
+        elif view.recording is None and view.identity.groups:
+            problems.append(f"{view.identity.label}: no rounds, {view.recording_off or 'no recording'}")
+        problems += [f"{view.identity.label}: recording: {p}" for p in (view.recording.problems if view.recording else [])]
+    for group in groups_of(views):
+        report, found = _group(group, stalled_s, confirmed)
+        reports.append(report)
+        findings += found
+        problems += [f"{report.title}: {note}" for note in report.notes]
+    return QueuesDocument(
+        groups=tuple(reports), findings=tuple(findings), partial=bool(problems), problems=tuple(problems)
+    )
+
+
+def unconfirmed(views: Sequence[RankView], before: Sequence[RankView] | None = None) -> bool:
+    """Return whether a group without rounds shows a difference that has to be looked at again.
+
+    before: the views of an earlier look; then only a difference that is still the same is one.
+    """
+    now = {group.info.key: _snapshot_lists(group) for group in groups_of(views) if _without_rounds(group)}
+    then = now if before is None else {g.info.key: _snapshot_lists(g) for g in groups_of(before) if _without_rounds(g)}
+    return any(len(set(lists.values())) > 1 and then.get(key) == lists for key, lists in now.items())
+
+
+def _without_rounds(group: Group) -> bool:
+    return sum(view.recording is not None for view in group.known) < 2 <= sum(v.snapshot is not None for v in group.known)
+
+
+def _snapshot_lists(group: Group) -> dict[str, tuple[tuple[int, ...], ...]]:
+    return {
+        view.place: tuple(tuple(e.room for e in view.snapshot.queues.get(q, [])) for q in POLLED_QUEUES)
+        for view in group.known
+        if view.snapshot is not None
+    }
+
+
+# ---- one group --------------------------------------------------------------------------------------------------------
+
+
+def _group(group: Group, stalled_s: float, confirmed: bool) -> tuple[GroupReport, list[Finding]]:
+    group.judged = [n for n, view in enumerate(group.members) if view is not None and view.recording is not None]
+    recordings = [group.members[n].recording for n in group.judged]  # type: ignore[union-attr]
+    queues = [q for q in POLLED_QUEUES if any(r is not None and r.stream(q, group.info.kind) for r in recordings)]
+    if len(group.judged) > 1:
+        for queue in queues:
+            group.comparisons[queue] = compare(
+                [Polled(r.stream(queue, group.info.kind), r.visits.get(queue)) for r in recordings if r is not None]
+            )
+    notes = [
+        f"{queue}: {comparison.gap}" for queue, comparison in group.comparisons.items() if comparison.gap
+    ]
+    if group.info.size > 1 and len(group.known) > 1 and len(group.judged) < 2 and not _without_rounds(group):
+        notes.append("fewer than two ranks have rounds or answer: nothing to compare")
+    first = _first(group)
+    held = {q: holding(_named_streams(group, q)) for q in queues if q == "decode.transfer"}
+    findings: list[Finding] = []
+    splits: tuple[RoomSplit, ...] = ()
+    age = None
+    if first is not None:
+        queue, difference = first
+        splits = explain.splits(group, queue, difference)
+        findings.append(explain.difference(group, queue, difference, splits))
+        age = _age(group, difference)
+    else:
+        findings += _held_findings(group, held)
+        findings += _waiting(group, stalled_s)
+        if confirmed:
+            findings += _by_snapshots(group)
+    leaders, stragglers = _ahead(group)
+    verdict = _verdict(group, first, held, findings)
+    return GroupReport(
+        title=group.title,
+        ranks=tuple(group.place(n) for n in range(group.info.size)),
+        verdict=verdict,
+        queue=first[0] if first else "",
+        round=first[1].ordinal if first else -1,
+        age_s=age,
+        queues=tuple(_rows(group, first, held, splits)),
+        splits=splits,
+        leaders=leaders,
+        stragglers=stragglers,
+        now=tuple(_now(group)),
+        compared={q: c.last - c.first + 1 for q, c in group.comparisons.items() if c.last >= c.first},
+        notes=tuple(notes),
+        role=group.known[0].identity.role,
+        cluster=group.known[0].identity.cluster,
+    ), findings
+
+
+def _named_streams(group: Group, queue: str) -> list[tuple[str, object]]:
+    out: list[tuple[str, object]] = []
+    for n in group.judged:
+        view = group.members[n]
+        if view is not None and view.recording is not None:
+            stream = view.recording.stream(queue, group.info.kind)
+            if stream is not None:
+                out.append((group.place(n), stream))
+    return out
+
+
+def _first(group: Group) -> tuple[str, Difference] | None:
+    """Return the difference that came first in time: the others follow from it."""
+    found = [(queue, c.difference) for queue, c in group.comparisons.items() if c.difference is not None]
+    return min(found, key=lambda pair: _when(pair[1]), default=None)
+
+
+def _when(difference: Difference) -> int:
+    return min((run.t_enter if run.repeat == 1 else run.t_first for run in difference.runs if run is not None), default=0)
+
+
+def _age(group: Group, difference: Difference) -> float | None:
+    now = _clock(group)
+    return None if now is None else max(0.0, (now - _when(difference)) / 1e9)
+
+
+def _clock(group: Group) -> int | None:
+    clocks = [view.now_ns for view in group.known if view.now_ns is not None]
+    return max(clocks) if clocks else None
+
+
+def _ahead(group: Group) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return who has entered a round that others of the group have not, and those others."""
+    for comparison in group.comparisons.values():
+        if comparison.waiting:
+            ahead = set(comparison.waiting)
+            names = [group.place(n) for n in group.judged]
+            return (
+                tuple(name for n, name in enumerate(names) if n in ahead),
+                tuple(name for n, name in enumerate(names) if n not in ahead),
+            )
+    return (), ()
+
+
+def _held_findings(group: Group, held: dict[str, list[Held]]) -> list[Finding]:
+    current = [h for hs in held.values() for h in hs if h.now]
+    if not current:
+        return []
+    rooms = tuple(sorted({h.room for h in current}))
+    lines = tuple(words.held(h) for h in current)
+    return [
+        finding("PD102", "; ".join(lines[:3]), group=group.title, rooms=rooms, ranks=tuple({h.rank: 1 for h in current}),
+                evidence=lines)
+    ]
+
+
+def _waiting(group: Group, stalled_s: float) -> list[Finding]:
+    now = _clock(group)
+    leaders, stragglers = _ahead(group)
+    if not leaders or now is None:
+        return _waiting_for_the_silent(group, stalled_s, now)
+    since = []
+    for n in group.judged:
+        view = group.members[n]
+        if group.place(n) in leaders and view is not None and view.recording is not None:
+            entered = [s.runs[-1] for s in view.recording.streams if s.runs and s.runs[-1].phase is Phase.ENTERED]
+            since += [run.t_enter for run in entered]
+    waited = (now - max(since)) / 1e9 if since else 0.0
+    if waited < stalled_s:
+        return []
+    return [_late(group, leaders, stragglers, waited)]
+
+
+def _waiting_for_the_silent(group: Group, stalled_s: float, now: int | None) -> list[Finding]:
+    """One rank alone has rounds, sits in a collective, and the rest of its group says nothing."""
+    silent = [group.place(n) for n, view in enumerate(group.members) if n not in group.judged and (not view or view.silence)]
+    if now is None or not silent:
+        return []
+    entered = []
+    for n in group.judged:
+        view = group.members[n]
+        if view is not None and view.recording is not None:
+            entered += [
+                (s.runs[-1].t_enter, group.place(n))
+                for s in view.recording.streams
+                if s.group.size > 1 and s.runs and s.runs[-1].phase is Phase.ENTERED
+            ]
+    if not entered or (now - max(entered)[0]) / 1e9 < stalled_s:
+        return []
+    return [_late(group, tuple(name for _, name in entered), tuple(silent), (now - max(entered)[0]) / 1e9)]
+
+
+def _late(group: Group, leaders: tuple[str, ...], late: tuple[str, ...], waited: float) -> Finding:
+    states = {group.place(n): _state(view) for n, view in enumerate(group.members)}
+    summary = f"{' and '.join(leaders)} {words.has(leaders)} waited {waited:.0f} s for {' and '.join(late)}"
+    evidence = tuple(f"{name}: {states[name]}" for name in late if states.get(name))
+    return finding("PD110", summary, group=group.title, ranks=late, evidence=evidence)
+
+
+def _state(view: RankView | None) -> str:
+    if view is None:
+        return "nothing is known of it"
+    return view.silence or words.doing(view)
+
+
+def _by_snapshots(group: Group) -> list[Finding]:
+    if not _without_rounds(group):
+        return []
+    lists = _snapshot_lists(group)
+    if len(set(lists.values())) < 2:
+        return []
+    lines = []
+    for number, queue in enumerate(POLLED_QUEUES):
+        rooms = {name: lists[name][number] for name in lists}
+        if len(set(rooms.values())) > 1:
+            lines.append(f"{queue}: " + ", ".join(f"{name} has {words.rooms(r)}" for name, r in rooms.items()))
+    return [finding("PD111", "; ".join(lines), group=group.title, ranks=tuple(lists), evidence=tuple(lines))]
+
+
+# ---- how it is shown ---------------------------------------------------------------------------------------------------
+
+
+def _verdict(
+    group: Group, first: tuple[str, Difference] | None, held: dict[str, list[Held]], findings: list[Finding]
+) -> str:
+    if first is not None:
+        return "DIVERGED"
+    codes = {f.code for f in findings}
+    if "PD110" in codes:
+        return "WAITING"
+    if "PD111" in codes:
+        return "SKEWED"
+    if any(h.now for hs in held.values() for h in hs):
+        return "HELD"
+    if group.info.size > 1 and len(group.judged) < 2:
+        return "UNKNOWN"
+    return "AGREE"
+
+
+def _rows(
+    group: Group,
+    first: tuple[str, Difference] | None,
+    held: dict[str, list[Held]],
+    splits: Sequence[RoomSplit],
+) -> Iterable[QueueRow]:
+    for queue in QUEUES:
+        lengths = tuple(_length(view, queue) for view in group.members)
+        comparison = group.comparisons.get(queue)
+        polled = comparison is not None and (comparison.last >= 0 or comparison.difference is not None)
+        if not polled and not any(lengths):
+            continue
+        if first is not None and first[0] == queue:
+            yield QueueRow(queue, lengths, "diverged", words.diverged(first[1], splits), first[1].ordinal)
+        elif comparison is not None and comparison.difference is not None:
+            yield QueueRow(queue, lengths, "diverged", f"later, at round {comparison.difference.ordinal}")
+        elif any(h.now for h in held.get(queue, ())):
+            current = [h for h in held[queue] if h.now]
+            yield QueueRow(queue, lengths, "held", "; ".join(words.held(h) for h in current[:2]))
+        elif comparison is None:
+            yield QueueRow(queue, lengths, "unknown" if queue in POLLED_QUEUES else "not polled", "")
+        elif comparison.gap:
+            yield QueueRow(queue, lengths, "unknown", comparison.gap)
+        else:
+            past = [h for h in held.get(queue, ()) if not h.now]
+            text = "" if group.info.size > 1 else "one rank"
+            if past:
+                text = f"the gate held {words.held_past(past)}"
+            yield QueueRow(queue, lengths, "agree", text, comparison.last)
+
+
+def _length(view: RankView | None, queue: str) -> int | None:
+    if view is None:
+        return None
+    if view.snapshot is not None:
+        entries = view.snapshot.queues.get(queue)
+        return None if entries is None else len(entries)
+    if view.recording is None or queue not in POLLED_QUEUES:
+        return None
+    visits = view.recording.visits.get(queue)
+    stream = view.recording.stream(queue)
+    if visits is not None and visits.empty:
+        return 0
+    if stream is None or not stream.runs:
+        return None if visits is None else 0
+    run = stream.runs[-1]
+    return run.n_after if run.phase is Phase.APPLIED else run.n
+
+
+def _now(group: Group) -> Iterable[RankNow]:
+    for n, view in enumerate(group.members):
+        if view is None:
+            yield RankNow(group.place(n), "no agent", "nothing is known of it")
+            continue
+        age = None
+        if view.status is not None and view.status.tick_mono_ns:
+            age = max(0.0, (view.status.mono_ns - view.status.tick_mono_ns) / 1e9)
+        elif view.recording is not None and view.now_ns is not None and view.recording.tick_mono_ns:
+            age = max(0.0, (view.now_ns - view.recording.tick_mono_ns) / 1e9)
+        state = "live" if view.status is not None else "silent" if view.state == "live" else view.state
+        doing = words.doing(view) or view.silence
+        if view.silence and view.silence not in doing:
+            doing = f"{view.silence}; {doing}" if doing else view.silence
+        yield RankNow(group.place(n), state, doing, age, words.last_round(view))

@@ -1,0 +1,114 @@
+"""What ``diff-queues`` takes and gives: views of ranks in, groups with their queues, splits and findings out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from pdctl.findings import Finding
+from pdctl.model import Identity, Snapshot, Status
+from pdctl.documents import Document
+from pdctl.recording.reader import Recording
+
+
+@dataclass(frozen=True)
+class RankView:
+    """All that could be had of one rank. silence: why it gave no live answer, "" when it did.
+
+    recording_off: why there are no rounds. now_ns: this moment on the clock of its recording, None where unknown.
+    """
+
+    identity: Identity
+    state: str
+    silence: str = ""
+    status: Status | None = None
+    snapshot: Snapshot | None = None
+    recording: Recording | None = None
+    recording_off: str = ""
+    now_ns: int | None = None
+
+    @property
+    def place(self) -> str:
+        """``tp1``: its place in its group."""
+        return f"tp{self.identity.tp}"
+
+
+class RoomSide(msgspec.Struct, frozen=True):
+    """What one rank knew of a room in the round that differs, or that it did not have it.
+
+    action: ``committed``, ``kept``, ``failed``, ``aborted``, ``moved on``, ``undecided``, ``not on its list``.
+    found: room in the slot when it decided, None unknown. landed_s: seconds from Success until the slot held the room,
+    None when it was not seen to land. where: queue it is in now, "" unknown.
+    """
+
+    rank: str
+    action: str
+    local: str = "-"
+    gated: str = "-"
+    slot: int = -1
+    found: int | None = None
+    landed_s: float | None = None
+    where: str = ""
+
+
+class RoomSplit(msgspec.Struct, frozen=True):
+    """A room on which the ranks differ."""
+
+    room: int
+    rid: str
+    sides: tuple[RoomSide, ...]
+
+
+class QueueRow(msgspec.Struct, frozen=True):
+    """One queue of a group. lengths: per rank, None unknown. verdict: agree, diverged, held, waiting, skewed, unknown."""
+
+    queue: str
+    lengths: tuple[int | None, ...]
+    verdict: str
+    text: str = ""
+    round: int = -1
+
+
+class RankNow(msgspec.Struct, frozen=True):
+    """Where a rank is. age_s: seconds since its last turn, None unknown. last_round: of the group's queues, in words."""
+
+    rank: str
+    state: str
+    doing: str
+    age_s: float | None = None
+    last_round: str = ""
+
+
+class GroupReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One group of ranks that reduce their polls together.
+
+    verdict: AGREE, DIVERGED, HELD, WAITING, SKEWED or UNKNOWN. round / queue / age_s: of the first round that differs.
+    compared: per queue, how many rounds were compared. leaders and stragglers: ranks ahead and behind, when they differ.
+    """
+
+    title: str
+    ranks: tuple[str, ...]
+    verdict: str
+    queue: str = ""
+    round: int = -1
+    age_s: float | None = None
+    queues: tuple[QueueRow, ...] = ()
+    splits: tuple[RoomSplit, ...] = ()
+    leaders: tuple[str, ...] = ()
+    stragglers: tuple[str, ...] = ()
+    now: tuple[RankNow, ...] = ()
+    compared: dict[str, int] = {}
+    notes: tuple[str, ...] = ()
+    role: str = ""
+    cluster: str = ""
+
+
+class QueuesDocument(Document, frozen=True, kw_only=True, tag="pdctl.queues"):
+    """Answer of ``pdctl diff-queues``. partial: something could not be judged; problems say what."""
+
+    groups: tuple[GroupReport, ...]
+    findings: tuple[Finding, ...] = ()
+    partial: bool = False
+    problems: tuple[str, ...] = ()
+    earlier: int = 0
