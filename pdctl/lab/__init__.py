@@ -1,1 +1,1 @@
-"""An embedded PD cluster: real processes, real Gloo groups, real transfers, and each of five engine fixes as a switch."""
+"""An embedded PD cluster: real processes, groups and transfers, and the engine's fixes as switches."""

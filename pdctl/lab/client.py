@@ -1,4 +1,4 @@
-"""The lab's load generator: sends the same request with the same room to both servers, as the router does, and checks answers."""
+"""The lab's load generator: sends a request with its room to both servers, as a router does, and checks answers."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from pdctl.errors import Exit, PdctlError
 FIXES: dict[str, str] = {
     "gate": "metadata gate: Success becomes Transferring before the polls are reduced while the slot still reads 0 "
     "(S1, SGLang PR 26394, since 0.5.13)",
-    "metadata-sync": "Success is reported after the metadata write has completed; without it the write is queued and "
-    "nobody waits for it, as over intra-node NVLink (S2, PR 23252)",
+    "metadata-sync": "Success is reported after the metadata write has completed; without it the write is "
+    "queued and nobody waits for it, as over intra-node NVLink (S2, PR 23252)",
     "receiver": "the receiver is made and enqueued in add() on every rank; without it each decode rank asks the "
     "bootstrap server by itself and enqueues once it is told (S3, PR 21299)",
     "dp-registration": "a room routed against follow_bootstrap_room fails at once, or is registered with --force-query; "
@@ -98,7 +98,7 @@ class LabConfig(msgspec.Struct, frozen=True):
 
 
 def parse_shape(text: str) -> Shape:
-    """Return the sizes in ``tp=2,dp=1,pp=1`` (any part may be left out). Raises PdctlError (USAGE) for anything else."""
+    """Return the sizes in ``tp=2,dp=1,pp=1``; any part may be left out. Raises PdctlError (USAGE)."""
     sizes: dict[str, int] = {}
     for part in filter(None, text.replace(" ", "").split(",")):
         key, _, value = part.partition("=")

@@ -57,7 +57,7 @@ def up(config: LabConfig, timeout_s: float = START_TIMEOUT_S) -> list[state.Proc
                     f"end it with `pdctl lab down --name {config.name}`, or choose another --name",
                     Exit.REFUSED,
                 )
-            down(config.name, folder)  # leftovers of one that died
+            down(folder)  # leftovers of one that died
         paths.private_dir(folder)
         state.publish(folder / "lab.json", msgspec.json.encode(config).decode())
     log = os.open(folder / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -77,7 +77,7 @@ def up(config: LabConfig, timeout_s: float = START_TIMEOUT_S) -> list[state.Proc
         if supervisor.poll() is None:
             supervisor.kill()  # its ranks die with it
         supervisor.wait()
-        down(config.name, folder)
+        down(folder)
         raise
 
 
@@ -117,7 +117,7 @@ def status(name: str, env: dict[str, str]) -> tuple[LabConfig, list[state.Proces
     return state.read_config(folder), state.processes(folder)
 
 
-def down(name: str, folder: Path) -> list[state.Process]:
+def down(folder: Path) -> list[state.Process]:
     """End every process of a lab and remove its files; returns the processes that were ended.
 
     Works without the supervisor, and on ranks that hang or are stopped. Raises PdctlError when there is no such lab, or

@@ -1,7 +1,7 @@
 """A network of the lab's own, where the machine allows it. Standard library only.
 
-Mooncake and torch's TCPStore listen on every address of the machine, so a lab is best kept in a network namespace that holds a
-loopback device only. It lives as long as a process of the lab does and needs no cleaning up.
+Mooncake and torch's TCPStore listen on every address of the machine, so a lab is best kept in a network namespace
+that holds a loopback device only. It lives as long as a process of the lab does and needs no cleaning up.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ STARTING, READY, FAILED, ENDED = "starting", "ready", "failed", "ended"
 class Process(msgspec.Struct, frozen=True):
     """One process of a lab. start: clock ticks since boot; with the pid it names one process.
 
-    state: ``starting``, ``ready``, ``failed`` or ``ended``; detail says why. transport: how a rank moves KV and metadata.
+    state: ``starting``, ``ready``, ``failed`` or ``ended``; detail says why. transport: how a rank moves KV and
+    metadata.
     """
 
     label: str

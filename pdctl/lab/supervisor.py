@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from pdctl.lab import network, rank, state
 from pdctl.lab.config import LabConfig
+from pdctl.recording.writer import process_start
 
 _PR_SET_PDEATHSIG = 1
 
@@ -24,8 +25,8 @@ def _fork(folder: Path, label: str, body: Callable[[], None]) -> state.Process:
     parent = os.getpid()
     pid = os.fork()
     if pid:
-        return state.Process(label, pid, state.process_start(pid))
-    _child(folder, label, body, parent)
+        return state.Process(label, pid, process_start(pid))
+    return _child(folder, label, body, parent)
 
 
 def _child(folder: Path, label: str, body: Callable[[], None], parent: int) -> NoReturn:
@@ -84,8 +85,6 @@ def supervise(folder: Path) -> int:
     state.write(folder, state.me("supervisor", detail=where))
     if os.environ.get("PDCTL_FLIGHT_RECORDER"):
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
-    import torch  # noqa: F401  # once, before the ranks are forked
-    import torch.distributed  # noqa: F401
 
     def start(label: str, body: Callable[[], None]) -> None:
         child = _fork(folder, label, body)

@@ -1,8 +1,8 @@
 """The lab's stand-in for a model: deterministic tokens that depend on every KV row and on the metadata row.
 
-Next token = f(last token, sum over all KV rows). Each tensor-parallel rank adds up its share of the columns and the shares are
-summed by an all_reduce, so the tokens are the same for every tp size. A request that got another one's metadata or KV
-gets other tokens, and whoever knows the prompt can tell (:func:`expected_tokens`). numpy only.
+Next token = f(last token, sum over all KV rows). Each tensor-parallel rank adds up its share of the columns and the
+shares are summed by an all_reduce, so the tokens are the same for every tp size. A request that got another one's
+metadata or KV gets other tokens, and whoever knows the prompt can tell (:func:`expected_tokens`). numpy only.
 """
 
 from __future__ import annotations

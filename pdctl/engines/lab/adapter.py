@@ -66,7 +66,13 @@ class LabAdapter:
             self._seams.append(Seam("commit", True, "DecodeTransferQueue._commit_transfer_to_req"))
         for name in ("poll_and_all_reduce", "poll_and_all_reduce_attn_cp_tp_group"):
             group_at = 2 if name.endswith("group") else 1
-            for module in (_module("utils"), _module("decode"), _module("prefill"), _module("pipeline")):
+            for module in (
+                _module("utils"),
+                _module("decode"),
+                _module("prealloc"),
+                _module("prefill"),
+                _module("pipeline"),
+            ):
                 polls.poll_function(
                     module, name, lambda pollers, *_: list(pollers), lambda *args, at=group_at: args[at]
                 )
@@ -111,7 +117,7 @@ class LabAdapter:
                 before = values.copy()
                 try:
                     tap.raw(values)
-                except Exception as error:  # noqa: BLE001
+                except Exception as error:
                     site.failed(error)
                 result = original(values, decode_reqs, *args, **kwargs)
                 if before != values:
@@ -119,7 +125,7 @@ class LabAdapter:
                         for old, new, entry in zip(before, values, decode_reqs, strict=True):
                             if old != new:
                                 landings.expect(entry.metadata_buffer_index, entry.req.bootstrap_room)
-                    except Exception as error:  # noqa: BLE001
+                    except Exception as error:
                         site.failed(error)
                 return result
 
@@ -146,7 +152,7 @@ class LabAdapter:
                     aborted = decode_req.req.is_aborted
                     tap.decided(decode_req, Action.ABORTED if aborted else Action.COMMITTED, found)
                     landings.seen(slot, found or 0)
-            except Exception as error:  # noqa: BLE001
+            except Exception as error:
                 site.failed(error)
             return leaves
 
@@ -158,7 +164,7 @@ class LabAdapter:
         """Return what this rank's engine has: queues, rounds, fixes."""
         config = self._scheduler.config
         fixes = [Seam(f"fix.{name}", False, "left out with --without") for name in config.without]
-        return tuple([*self._reader.seams(), *self._seams, *fixes])
+        return (*self._reader.seams(), *self._seams, *fixes)
 
     def ticks(self) -> tuple[int, int]:
         """Return (turns of the scheduler so far, monotonic ns of the last)."""

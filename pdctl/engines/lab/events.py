@@ -24,7 +24,7 @@ def after(then: Callable[..., None]) -> Maker:
             if site.on:
                 try:
                     then(result, *args, **kwargs)
-                except Exception as error:  # noqa: BLE001  # counted: the rank goes on
+                except Exception as error:  # counted: the rank goes on
                     site.failed(error)
             return result
 
@@ -80,7 +80,7 @@ class Events:
                             room, slot = self._reader.describe(entry)
                             rid = getattr(entry, "req", entry).rid
                             self._event(EventKind.ENQUEUE, queue=code, room=room, slot=slot, text=rid)
-                    except Exception as error:  # noqa: BLE001
+                    except Exception as error:
                         site.failed(error)
                 return result
 
@@ -104,7 +104,7 @@ class Events:
                             self._event(
                                 EventKind.DEQUEUE, queue=code, room=entry.req.bootstrap_room, slot=slot, a=action
                             )
-                except Exception as error:  # noqa: BLE001
+                except Exception as error:
                     site.failed(error)
             return result
 
@@ -121,7 +121,7 @@ class Events:
                     now = status.get(bootstrap_room)
                     if now is not None and now != before:
                         self._event(EventKind.STATE, room=bootstrap_room, a=int(now))
-                except Exception as error:  # noqa: BLE001
+                except Exception as error:
                     site.failed(error)
             return result
 
@@ -156,7 +156,7 @@ class Events:
                         if answers.get(room) != answer:
                             answers[room] = answer
                             self._event(EventKind.DP_ANSWER, room=room, a=answer)
-                except Exception as error:  # noqa: BLE001
+                except Exception as error:
                     site.failed(error)
             return result
 

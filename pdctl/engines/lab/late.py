@@ -1,7 +1,8 @@
 """The metadata write of a lab's prefill rank: seen, and held back where a fault asks for it.
 
-``send_aux`` writes a row into the decode rank's memory and the status goes out after it, so returning 0 at once and writing
-later is "Success, but no metadata yet" for that decode rank: the same seam and the same trick as with Mooncake in SGLang.
+``send_aux`` writes a row into the decode rank's memory and the status goes out after it, so returning 0 at once and
+writing later is "Success, but no metadata yet" for that decode rank: the same seam and the same trick as with
+Mooncake in SGLang.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ def install(hooks: Hooks, scheduler: Any, recorder: Recorder, faults: FaultTable
                 try:
                     if _held(req, prefill_aux_index, dst_aux_ptrs, memory):
                         return 0
-                except Exception as error:  # noqa: BLE001  # the write goes its usual way
+                except Exception as error:  # the write goes its usual way
                     site.failed(error)
             result = original(req, prefill_aux_index, dst_aux_ptrs)
             if site.on:
                 try:
                     event = EventKind.META_SENT
                     recorder.event(event, room=req.room, slot=req.dst_aux_index, a=memory.dst_tp_rank, b=result)
-                except Exception as error:  # noqa: BLE001
+                except Exception as error:
                     site.failed(error)
             return result
 

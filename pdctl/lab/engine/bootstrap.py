@@ -1,8 +1,8 @@
 """The prefill server's bootstrap server: the routes of SGLang's ``CommonKVBootstrapServer`` (``common/conn.py``).
 
 ``GET /health`` · ``PUT /route`` registers a rank · ``GET /route?prefill_dp_rank=&prefill_cp_rank=&target_tp_rank=&
-target_pp_rank=`` finds one (all -1: sizes of the server, 503 until every rank has registered) · ``POST /register_dp_rank``
-· ``POST /query_dp_ranks``. Standard library only.
+target_pp_rank=`` finds one (all -1: sizes of the server, 503 until every rank has registered) · ``POST
+/register_dp_rank`` · ``POST /query_dp_ranks``. Standard library only.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             raise TypeError("an object is wanted")
         return body
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         """Health and routes."""
         url = urlsplit(self.path)
         if url.path == "/health":
@@ -120,7 +120,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         else:
             self._answer(404, "Not found")
 
-    def do_PUT(self) -> None:  # noqa: N802
+    def do_PUT(self) -> None:
         """Registration of a rank."""
         try:
             self.directory.put_route(self._body())
@@ -129,7 +129,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         self._answer(200, "OK")
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         """Registration and query of dp ranks."""
         try:
             data = self._body()

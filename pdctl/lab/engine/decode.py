@@ -1,217 +1,21 @@
-"""The decode server's queues (SGLang: ``sglang/srt/disaggregation/decode.py``).
+"""The decode server's transfer queue and loop (SGLang: ``sglang/srt/disaggregation/decode.py``).
 
-pending → handshake and preallocation → transfer → waiting → running. All ranks of an attention-TP group walk through the
-same lists in the same order; nothing checks that they do.
+pending → handshake and preallocation → transfer → waiting → running. All ranks of an attention-TP group walk through
+the same lists in the same order; nothing checks that they do.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pdctl.lab.engine.core import SchedulerCore
 from pdctl.lab.engine.memory import Req
-from pdctl.lab.engine.receiver import DecodeKVManager, KVReceiver
+from pdctl.lab.engine.prealloc import DecodeRequest
 from pdctl.lab.engine.utils import MetadataBuffers, ReqToMetadataIdxAllocator, poll_and_all_reduce
 from pdctl.model import KVPoll
 
-if TYPE_CHECKING:
-    from pdctl.lab.engine.scheduler import Scheduler
-
 log = logging.getLogger(__name__)
-
-ENSURE_RETRIES = 15
-ENSURE_INTERVAL_S = 1.0
-
-
-@dataclass(eq=False)
-class DecodeRequest:
-    """A request on its way through the decode queues. kv_receiver is None until it is made (only without ``receiver``)."""
-
-    req: Req
-    kv_receiver: KVReceiver | None
-    waiting_for_input: bool = False
-    metadata_buffer_index: int = -1
-
-    @property
-    def receiver(self) -> KVReceiver:
-        """The receiver of a request that is in a polled queue."""
-        assert self.kv_receiver is not None
-        return self.kv_receiver
-
-
-class DecodePreallocQueue:
-    """Requests before their transfer: ``pending_reqs`` (dp rank unknown), ``queue`` (handshake), ``retracted_queue``."""
-
-    def __init__(self, scheduler: Scheduler, kv_manager: DecodeKVManager, gloo_group: Any) -> None:
-        self.scheduler = scheduler
-        self.kv_manager = kv_manager
-        self.gloo_group = gloo_group
-        self.queue: list[DecodeRequest] = []
-        self.pending_reqs: list[DecodeRequest] = []
-        self.retracted_queue: list[Req] = []
-        self._ensure_retries = 0
-        self._ensure_last = 0.0
-
-    def add(self, req: Req) -> None:
-        """Take a new request."""
-        if len(req.origin_input_ids) + req.max_new_tokens > self.scheduler.pool.size:
-            req.abort("request exceeds the KV capacity")
-            self.scheduler.stream_output(req)
-            return
-        if not self.kv_manager.config.has("receiver"):
-            # The old life cycle: nothing is enqueued before this very rank has heard of the prefill dp rank.
-            self.pending_reqs.append(DecodeRequest(req, None))
-            return
-        decode_req = self._create_receiver_and_enqueue(DecodeRequest(req, None))
-        prefill_dp_rank = self._resolve_prefill_dp_rank(req)
-        if prefill_dp_rank is not None:
-            decode_req.receiver.init(prefill_dp_rank)
-        else:
-            self.pending_reqs.append(decode_req)
-
-    def _create_receiver_and_enqueue(self, decode_req: DecodeRequest) -> DecodeRequest:
-        address = self.kv_manager.bootstrap_addr
-        decode_req.kv_receiver = KVReceiver(self.kv_manager, address, decode_req.req.bootstrap_room)
-        self.queue.append(decode_req)
-        return decode_req
-
-    def _resolve_prefill_dp_rank(self, req: Req) -> int | None:
-        info = self.kv_manager.prefill_info_table.get(self.kv_manager.bootstrap_addr)
-        if info is None:
-            return None
-        if info.dp_size == 1:
-            return 0
-        if info.follow_bootstrap_room and "decode" not in self.kv_manager.config.force_query:
-            return req.bootstrap_room % info.dp_size
-        return None
-
-    def _ensure_prefill_info(self) -> bool:
-        """Whether the prefill server's sizes are known; asks at most once a second and gives up after 15 times."""
-        now = time.monotonic()
-        if self.kv_manager.bootstrap_addr in self.kv_manager.prefill_info_table:
-            return True
-        if now - self._ensure_last < ENSURE_INTERVAL_S:
-            return False
-        self._ensure_last = now
-        if self.kv_manager.try_ensure_parallel_info(self.kv_manager.bootstrap_addr):
-            self._ensure_retries = 0
-            return True
-        self._ensure_retries += 1
-        if self._ensure_retries >= ENSURE_RETRIES:
-            self._ensure_retries = 0
-            for decode_req in self.pending_reqs:
-                if decode_req.kv_receiver is None:
-                    self._create_receiver_and_enqueue(decode_req)
-                decode_req.receiver.abort()
-            self.pending_reqs = []
-        return False
-
-    def _resolve_pending_reqs(self) -> None:
-        """Ask the bootstrap server about all rooms without a dp rank. Each rank asks for itself."""
-        if not self.pending_reqs or not self._ensure_prefill_info():
-            return
-        resolved: list[tuple[DecodeRequest, int]] = []
-        need_query: list[DecodeRequest] = []
-        for decode_req in self.pending_reqs:
-            if decode_req.kv_receiver is not None and decode_req.kv_receiver.conclude_state == KVPoll.FAILED:
-                continue  # aborted: the handshake queue ends it
-            dp_rank = self._resolve_prefill_dp_rank(decode_req.req)
-            if dp_rank is not None:
-                resolved.append((decode_req, dp_rank))
-            else:
-                need_query.append(decode_req)
-        remaining: list[DecodeRequest] = []
-        if need_query:
-            rooms = [decode_req.req.bootstrap_room for decode_req in need_query]
-            found = KVReceiver.query_prefill_dp_ranks(self.kv_manager.bootstrap_addr, rooms)
-            for decode_req in need_query:
-                answer = found.get(str(decode_req.req.bootstrap_room))
-                if answer is None:
-                    remaining.append(decode_req)
-                else:
-                    resolved.append((decode_req, int(answer)))
-        self.pending_reqs = remaining
-        for decode_req, dp_rank in resolved:
-            if decode_req.kv_receiver is None:
-                self._create_receiver_and_enqueue(decode_req)
-            decode_req.receiver.init(dp_rank)
-
-    def _update_handshake_waiters(self, rids_to_check: list[str] | None = None) -> None:
-        if not self.queue:
-            return
-        if all(decode_req.waiting_for_input for decode_req in self.queue) and not any(
-            decode_req.receiver.conclude_state == KVPoll.FAILED for decode_req in self.queue
-        ):
-            return
-        polls = poll_and_all_reduce([decode_req.receiver for decode_req in self.queue], self.gloo_group)
-        for decode_req, poll in zip(self.queue, polls, strict=False):
-            if rids_to_check is not None and decode_req.req.rid not in rids_to_check:
-                continue
-            if poll == KVPoll.WAITING_FOR_INPUT:
-                decode_req.waiting_for_input = True
-            elif poll == KVPoll.FAILED:
-                decode_req.req.abort(f"decode handshake failed: {decode_req.receiver.failure_reason()}")
-            elif poll != KVPoll.BOOTSTRAPPING:
-                raise ValueError(f"Unexpected poll case: {poll}")
-
-    def pop_preallocated(
-        self, rids_to_check: list[str] | None = None
-    ) -> tuple[list[DecodeRequest], list[DecodeRequest]]:
-        """Return (requests that got KV places and a slot, requests that failed); both have left the queue."""
-        self._resolve_pending_reqs()
-        self._update_handshake_waiters(rids_to_check)
-        scheduler = self.scheduler
-        failed: list[DecodeRequest] = []
-        preallocated: list[DecodeRequest] = []
-        remove: set[int] = set()
-        for i, decode_req in enumerate(self.queue):
-            if rids_to_check is not None and decode_req.req.rid not in rids_to_check:
-                continue
-            if decode_req.req.is_aborted:
-                scheduler.stream_output(decode_req.req)
-                failed.append(decode_req)
-                remove.add(i)
-        for i, decode_req in enumerate(self.queue):
-            if (rids_to_check is not None and decode_req.req.rid not in rids_to_check) or i in remove:
-                continue
-            if not decode_req.waiting_for_input:
-                continue
-            # Strictly first come, first served: a request that does not fit holds up those behind it.
-            wanted = len(decode_req.req.origin_input_ids) + decode_req.req.max_new_tokens
-            if scheduler.slots.available_size() <= 0 or wanted > scheduler.allocatable_tokens():
-                break
-            self._pre_alloc(decode_req)
-            preallocated.append(decode_req)
-            remove.add(i)
-            decode_req.receiver.send_metadata(decode_req.req.kv, decode_req.metadata_buffer_index)
-        self.queue = [entry for i, entry in enumerate(self.queue) if i not in remove]
-        return preallocated, failed
-
-    def _pre_alloc(self, decode_req: DecodeRequest) -> None:
-        places = self.scheduler.pool.alloc(len(decode_req.req.origin_input_ids))
-        slot = self.scheduler.slots.alloc()
-        assert places is not None
-        assert slot is not None
-        decode_req.req.kv = places
-        decode_req.metadata_buffer_index = slot
-
-    def resume_retracted_reqs(self) -> list[Req]:
-        """Return retracted requests that have their KV places back."""
-        resumed: list[Req] = []
-        for req in self.retracted_queue:
-            need = len(req.origin_input_ids) + len(req.output_ids) - 1
-            if need + 1 > self.scheduler.pool.available_size():
-                break
-            places = self.scheduler.pool.alloc(need)
-            assert places is not None
-            req.kv = places
-            self.scheduler.pool.load(places, req.saved_kv)
-            req.saved_kv = None
-            resumed.append(req)
-        self.retracted_queue = self.retracted_queue[len(resumed) :]
-        return resumed
 
 
 class DecodeTransferQueue:
@@ -219,7 +23,7 @@ class DecodeTransferQueue:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: SchedulerCore,
         gloo_group: Any,
         allocator: ReqToMetadataIdxAllocator,
         metadata_buffers: MetadataBuffers,
@@ -294,10 +98,10 @@ class DecodeTransferQueue:
         return transferred
 
 
-class SchedulerDisaggregationDecodeMixin:
+class SchedulerDisaggregationDecodeMixin(SchedulerCore):
     """The decode server's loop."""
 
-    def event_loop_normal_disagg_decode(self: Scheduler) -> None:
+    def event_loop_normal_disagg_decode(self) -> None:
         """Serve for ever."""
         while True:
             self.begin_tick()
@@ -307,7 +111,7 @@ class SchedulerDisaggregationDecodeMixin:
             if batch:
                 self.process_batch_result(batch, self.run_batch(batch))
 
-    def process_decode_queue(self: Scheduler) -> None:
+    def process_decode_queue(self) -> None:
         """Move requests through the decode queues, as far as they can go now."""
         self.waiting_queue.extend(self.disagg_decode_prealloc_queue.resume_retracted_reqs())
         if self.disagg_decode_prealloc_queue.retracted_queue:
@@ -316,7 +120,7 @@ class SchedulerDisaggregationDecodeMixin:
         self.disagg_decode_transfer_queue.extend(req_conns)
         self.waiting_queue.extend(self.disagg_decode_transfer_queue.pop_transferred())
 
-    def get_next_disagg_decode_batch_to_run(self: Scheduler) -> list[Req]:
+    def get_next_disagg_decode_batch_to_run(self) -> list[Req]:
         """Return the running batch after new requests joined it and, where KV runs out, the youngest left it."""
         space = self.config.max_running - len(self.running_batch)
         self.running_batch.extend(self.waiting_queue[:space])
@@ -326,7 +130,7 @@ class SchedulerDisaggregationDecodeMixin:
             self._retract(self.running_batch.pop())
         return self.running_batch
 
-    def _retract(self: Scheduler, req: Req) -> None:
+    def _retract(self, req: Req) -> None:
         req.saved_kv = self.pool.save(req.kv)
         self.release_kv(req)
         self.disagg_decode_prealloc_queue.retracted_queue.append(req)

@@ -74,11 +74,13 @@ def make_groups(
     rank = pp_rank * tp_size + tp_rank
     timeout = datetime.timedelta(seconds=timeout_s)
     if rank == 0:
-        store = dist.TCPStore(HOST, 0, None, is_master=True, timeout=timeout, wait_for_workers=False)
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            HOST, 0, None, is_master=True, timeout=timeout, wait_for_workers=False
+        )
         publish(port_file, str(store.port))
     else:
         port = int(wait_for_file(port_file, time.monotonic() + 60))
-        store = dist.TCPStore(HOST, port, None, is_master=False, timeout=timeout)
+        store = dist.TCPStore(HOST, port, None, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=tp_size * pp_size, timeout=timeout)
     mine: dict[str, Group] = {}
     members: dict[str, tuple[int, ...]] = {"world": tuple(range(tp_size * pp_size))}

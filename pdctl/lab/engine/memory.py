@@ -1,7 +1,8 @@
-"""Memory of a rank: the KV pool with its allocator, and the requests that own it. Shapes follow SGLang's ``mem_cache``."""
+"""Memory of a rank: the KV pool with its allocator, and the requests that own it (SGLang: ``mem_cache``)."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -102,4 +103,4 @@ def group_concurrent_contiguous(source: list[int], destination: list[int]) -> li
         return []
     src, dst = np.asarray(source), np.asarray(destination)
     cuts = [0, *(np.flatnonzero((np.diff(src) != 1) | (np.diff(dst) != 1)) + 1).tolist(), len(src)]
-    return [(int(src[a]), int(dst[a]), b - a) for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [(int(src[a]), int(dst[a]), b - a) for a, b in itertools.pairwise(cuts)]

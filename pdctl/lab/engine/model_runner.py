@@ -1,4 +1,4 @@
-"""What stands where the model does: one collective over the tensor-parallel group a batch, and tokens that depend on KV."""
+"""What stands where the model does: a collective over the tensor-parallel group, and tokens that depend on KV."""
 
 from __future__ import annotations
 

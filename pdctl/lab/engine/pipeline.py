@@ -1,29 +1,29 @@
 """Loops of servers with pipeline stages (SGLang: ``managers/scheduler_pp_mixin.py``), one microbatch at a time.
 
-A turn has two passes round the ring of stages: first each stage adds its own polls to what the stage before it found (rids
-that all have, rids that any has failed), then the last stage's result is carried out by the first, which passes on *what
-it did*, and so on. In a prefill server new requests and aborts reach a stage one turn after the stage before it.
+A turn has two passes round the ring of stages: first each stage adds its own polls to what the stage before it found
+(rids that all have, rids that any has failed), then the last stage's result is carried out by the first, which passes
+on *what it did*, and so on. In a prefill server new requests and aborts reach a stage one turn after the stage before
+it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pdctl.lab.engine.decode import SchedulerDisaggregationDecodeMixin
 from pdctl.lab.engine.groups import recv_pyobj, send_pyobj
+from pdctl.lab.engine.memory import Req
+from pdctl.lab.engine.prefill import SchedulerDisaggregationPrefillMixin
 from pdctl.lab.engine.utils import poll_and_all_reduce, poll_and_all_reduce_attn_cp_tp_group
 from pdctl.model import KVPoll
 
-if TYPE_CHECKING:
-    from pdctl.lab.engine.memory import Req
-    from pdctl.lab.engine.scheduler import Scheduler
 
-
-class SchedulerPPMixin:
+class SchedulerPPMixin(SchedulerDisaggregationDecodeMixin, SchedulerDisaggregationPrefillMixin):
     """Loops and ring passes of a pipeline stage."""
 
     held_requests: list[dict[str, Any]] = []  # noqa: RUF012  # replaced, never changed
 
-    def event_loop_pp_disagg_prefill(self: Scheduler) -> None:
+    def event_loop_pp_disagg_prefill(self) -> None:
         """Serve for ever as one stage of a prefill server."""
         while True:
             self.begin_tick()
@@ -38,7 +38,7 @@ class SchedulerPPMixin:
                 self.process_batch_result_disagg_prefill(batch, self.run_batch(batch))
             self.process_disagg_prefill_inflight_queue(released)
 
-    def event_loop_pp_disagg_decode(self: Scheduler) -> None:
+    def event_loop_pp_disagg_decode(self) -> None:
         """Serve for ever as one stage of a decode server."""
         while True:
             self.begin_tick()
@@ -55,7 +55,7 @@ class SchedulerPPMixin:
 
     # ---- ring passes ----------------------------------------------------------------------------------------------
 
-    def _pp_recv_requests(self: Scheduler, late: bool) -> list[dict[str, Any]]:
+    def _pp_recv_requests(self, late: bool) -> list[dict[str, Any]]:
         """Return new messages. late: the next stage gets them a turn later, so it lags behind by a turn."""
         groups = self.groups
         stages, rank = groups.members["pp"], groups.pp_rank
@@ -68,7 +68,7 @@ class SchedulerPPMixin:
         return received
 
     def _pp_consensus(
-        self: Scheduler, good: list[str], bad: list[str], released: list[str]
+        self, good: list[str], bad: list[str], released: list[str]
     ) -> tuple[list[str], list[str], list[str]]:
         """Return rids to move on, rids to fail and rids to release, as this stage is told to."""
         groups = self.groups
@@ -85,14 +85,14 @@ class SchedulerPPMixin:
         good, bad, released = recv_pyobj(groups.pp, stages[rank - 1])  # of the first stage: the last one
         return good, bad, released
 
-    def _pp_pass_on(self: Scheduler, good: list[str], bad: list[str], released: list[str]) -> None:
+    def _pp_pass_on(self, good: list[str], bad: list[str], released: list[str]) -> None:
         groups = self.groups
         if not groups.pp_last:
             send_pyobj((good, bad, released), groups.pp, groups.members["pp"][groups.pp_rank + 1])
 
     # ---- what this stage polls ------------------------------------------------------------------------------------
 
-    def get_rids(self: Scheduler, reqs: list[Req], pollers: list[Any], *wanted: tuple[KVPoll, ...]) -> list[list[str]]:
+    def get_rids(self, reqs: list[Req], pollers: list[Any], *wanted: tuple[KVPoll, ...]) -> list[list[str]]:
         """Return, for each set of polls, the rids that are in it on all ranks of this stage. Polls empty lists too."""
         if self.role == "prefill":
             polls = poll_and_all_reduce_attn_cp_tp_group(pollers, self.attn_cp_cpu_group, self.attn_tp_cpu_group)
@@ -100,7 +100,7 @@ class SchedulerPPMixin:
             polls = poll_and_all_reduce(pollers, self.attn_tp_cpu_group)
         return [[req.rid for req, poll in zip(reqs, polls, strict=False) if poll in states] for states in wanted]
 
-    def _pp_prefill_rids(self: Scheduler) -> tuple[list[str], list[str], list[str]]:
+    def _pp_prefill_rids(self) -> tuple[list[str], list[str], list[str]]:
         queue = self.disagg_prefill_bootstrap_queue.queue
         senders = [req.disagg_kv_sender for req in queue]
         good, bad = self.get_rids(queue, senders, (KVPoll.WAITING_FOR_INPUT,), (KVPoll.FAILED,))
@@ -109,14 +109,14 @@ class SchedulerPPMixin:
         (released,) = self.get_rids(inflight, senders, (KVPoll.SUCCESS, KVPoll.FAILED))
         return good, bad, released
 
-    def _pp_decode_rids(self: Scheduler) -> tuple[list[str], list[str], list[str]]:
+    def _pp_decode_rids(self) -> tuple[list[str], list[str], list[str]]:
         prealloc = self.disagg_decode_prealloc_queue
-        prealloc._resolve_pending_reqs()  # noqa: SLF001  # a request in pending can't be in the handshake
+        prealloc._resolve_pending_reqs()  # a request in pending can't be in the handshake
         queue = prealloc.queue
         reqs, receivers = [entry.req for entry in queue], [entry.kv_receiver for entry in queue]
         good, bad = self.get_rids(reqs, receivers, (KVPoll.WAITING_FOR_INPUT,), (KVPoll.FAILED,))
         transfer = self.disagg_decode_transfer_queue
-        polls = transfer._poll_with_metadata_gate()  # noqa: SLF001  # a stage that has no metadata yet holds all others
+        polls = transfer._poll_with_metadata_gate()  # a stage that has no metadata yet holds all others
         ended = (KVPoll.SUCCESS, KVPoll.FAILED)
         released = [e.req.rid for e, poll in zip(transfer.queue, polls, strict=False) if poll in ended]
         return good, bad, released

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-from typing import TYPE_CHECKING
-
+from pdctl.lab.engine.core import SchedulerCore
 from pdctl.lab.engine.memory import Req
 from pdctl.lab.engine.sender import KVSender, PrefillKVManager
 from pdctl.lab.engine.utils import poll_and_all_reduce_attn_cp_tp_group
 from pdctl.model import KVPoll
-
-if TYPE_CHECKING:
-    from pdctl.lab.engine.scheduler import Scheduler
-
-log = logging.getLogger(__name__)
 
 
 def sender_of(req: Req) -> KVSender:
@@ -25,7 +18,7 @@ def sender_of(req: Req) -> KVSender:
 class PrefillBootstrapQueue:
     """Requests that wait for decode's addresses."""
 
-    def __init__(self, scheduler: Scheduler, kv_manager: PrefillKVManager) -> None:
+    def __init__(self, scheduler: SchedulerCore, kv_manager: PrefillKVManager) -> None:
         self.scheduler = scheduler
         self.kv_manager = kv_manager
         self.queue: list[Req] = []
@@ -77,10 +70,10 @@ class PrefillBootstrapQueue:
         return bootstrapped, failed
 
 
-class SchedulerDisaggregationPrefillMixin:
+class SchedulerDisaggregationPrefillMixin(SchedulerCore):
     """The prefill server's loop."""
 
-    def event_loop_normal_disagg_prefill(self: Scheduler) -> None:
+    def event_loop_normal_disagg_prefill(self) -> None:
         """Serve for ever."""
         while True:
             self.begin_tick()
@@ -91,7 +84,7 @@ class SchedulerDisaggregationPrefillMixin:
                 self.process_batch_result_disagg_prefill(batch, self.run_batch(batch))
             self.process_disagg_prefill_inflight_queue()
 
-    def get_new_batch_prefill(self: Scheduler) -> list[Req]:
+    def get_new_batch_prefill(self) -> list[Req]:
         """Return waiting requests that KV can be computed for now, in their order."""
         batch: list[Req] = []
         for req in self.waiting_queue:
@@ -103,19 +96,19 @@ class SchedulerDisaggregationPrefillMixin:
         del self.waiting_queue[: len(batch)]
         return batch
 
-    def process_batch_result_disagg_prefill(self: Scheduler, batch: list[Req], tokens: list[int]) -> None:
+    def process_batch_result_disagg_prefill(self, batch: list[Req], tokens: list[int]) -> None:
         """Start the transfer of every prompt in the batch."""
         for req, token in zip(batch, tokens, strict=True):
             req.output_ids.append(token)
             self.disagg_prefill_inflight_queue.append(req)
             self.send_kv_chunk(req)
 
-    def send_kv_chunk(self: Scheduler, req: Req) -> None:
+    def send_kv_chunk(self, req: Req) -> None:
         """Fill the request's metadata row and queue its transfer."""
         self.metadata_buffers.set_buf(req.metadata_buffer_index, req.output_ids[0], req.bootstrap_room)
         sender_of(req).send(req.kv, req.metadata_buffer_index)
 
-    def process_disagg_prefill_inflight_queue(self: Scheduler, rids_to_check: list[str] | None = None) -> list[Req]:
+    def process_disagg_prefill_inflight_queue(self, rids_to_check: list[str] | None = None) -> list[Req]:
         """Return requests whose transfer has ended; they have left the queue and been answered."""
         if not self.disagg_prefill_inflight_queue:
             return []
@@ -146,9 +139,3 @@ class SchedulerDisaggregationPrefillMixin:
             self.release_slot(req)
         self.disagg_prefill_inflight_queue = undone
         return done
-
-    def handle_bootstrap_failure(self: Scheduler, req: Req) -> None:
-        """Answer a request that failed before its transfer."""
-        req.abort(f"prefill bootstrap failed: {sender_of(req).failure_reason()}")
-        self.release_slot(req)
-        self.stream_output(req)

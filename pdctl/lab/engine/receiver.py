@@ -1,4 +1,4 @@
-"""The decode side of a transfer (SGLang: ``MooncakeKVManager`` in decode mode and ``MooncakeKVReceiver``, ``mooncake/conn.py``)."""
+"""The decode side of a transfer (SGLang: ``MooncakeKVReceiver`` and its manager, ``mooncake/conn.py``)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class DecodeKVManager(CommonKVManager):
     def _handle_aux_data(self, message: dict[str, Any]) -> None:
         tensors = self.kv_args.metadata.tensors()
         if tensors[0].device.type == "cuda" and self._stream is None:
-            self._stream = torch.cuda.Stream()
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):  # does nothing for None
             for tensor, row in zip(tensors, message["rows"], strict=True):
                 host = torch.frombuffer(bytearray(row), dtype=tensor.dtype)
@@ -92,10 +92,12 @@ class DecodeKVManager(CommonKVManager):
         rank = args.engine_rank
         if args.tp_size >= prefill_tp:
             ratio = args.tp_size // prefill_tp
-            tp_ranks, dst_num = (rank // ratio,), ratio
+            tp_ranks: tuple[int, ...] = (rank // ratio,)
+            dst_num = ratio
         else:
             ratio = prefill_tp // args.tp_size
-            tp_ranks, dst_num = tuple(range(rank * ratio, (rank + 1) * ratio)), 1
+            tp_ranks = tuple(range(rank * ratio, (rank + 1) * ratio))
+            dst_num = 1
         same_stages = args.pp_size == prefill_pp
         pp_ranks = (args.pp_rank,) if same_stages else tuple(range(prefill_pp))
         return PrefillServerInfo(

@@ -1,4 +1,4 @@
-"""The prefill side of a transfer (SGLang: ``MooncakeKVManager`` in prefill mode and ``MooncakeKVSender``, ``mooncake/conn.py``)."""
+"""The prefill side of a transfer (SGLang: ``MooncakeKVSender`` and its manager, ``mooncake/conn.py``)."""
 
 from __future__ import annotations
 
@@ -136,7 +136,8 @@ class PrefillKVManager(CommonKVManager):
     def send_aux(self, req: TransferInfo, prefill_aux_index: int, dst_aux_ptrs: list[int]) -> int:
         """Write the metadata row of a room; returns 0 or a negative number.
 
-        Tensors on a device go by message, as the engine's ``send_aux_tcp``, and land when the decode rank has copied them.
+        Tensors on a device go by message, as the engine's ``send_aux_tcp``, and land when the decode rank has copied
+        them.
         """
         if self.config.metadata_device != "cpu":
             rows = [tensor[prefill_aux_index].cpu().numpy().tobytes() for tensor in self.kv_args.metadata.tensors()]

@@ -1,7 +1,7 @@
-"""One-sided writes into another rank's memory: Mooncake's TransferEngine over TCP, or plain sockets where it can't load.
+"""Writes into another rank's memory: by Mooncake's TransferEngine over TCP, or over plain sockets.
 
-Both have the shape of SGLang's ``distributed/device_communicators/mooncake_transfer_engine.py``: memory is registered by
-address, a session is named ``host:port``, and a write returns 0 or a negative number.
+Both have the shape of SGLang's ``distributed/device_communicators/mooncake_transfer_engine.py``: memory is registered
+by address, a session is named ``host:port``, and a write returns 0 or a negative number.
 """
 
 from __future__ import annotations
@@ -26,11 +26,16 @@ class Transport(Protocol):
     name: str
 
     @property
-    def session_id(self) -> str: ...
+    def session_id(self) -> str:
+        """Name of this rank for peers that write to it."""
+        ...
 
-    def register(self, address: int, length: int) -> None: ...
+    def register(self, address: int, length: int) -> None:
+        """Let peers write into this memory."""
 
-    def write(self, session: str, blocks: list[Block]) -> int: ...
+    def write(self, session: str, blocks: list[Block]) -> int:
+        """Write all blocks into the peer's memory and return when they are there: 0, or a negative number."""
+        ...
 
 
 class MooncakeTransport:

@@ -78,7 +78,7 @@ class ReqToMetadataIdxAllocator:
 
 
 class MetadataBuffers:
-    """One row (slot) per request in each of ten tensors; ``bootstrap_room[slot, 0]`` is the owner, 0 is "not written"."""
+    """A row (slot) per request in each of ten tensors; ``bootstrap_room[slot, 0]`` is its owner, 0: not written."""
 
     def __init__(self, size: int, hidden_size: int = 32, device: str = "cpu", max_top_logprobs_num: int = 16) -> None:
         self.size = size

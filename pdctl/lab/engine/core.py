@@ -1,0 +1,239 @@
+"""What a rank of either role has: requests in, answers out, memory, batches (SGLang: ``managers/scheduler.py``)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import zmq
+
+from pdctl.lab.config import LabConfig
+from pdctl.lab.engine.groups import Groups, broadcast_pyobj
+from pdctl.lab.engine.memory import KVPool, Req
+from pdctl.lab.engine.model_runner import ModelRunner
+from pdctl.lab.engine.transport import Transport
+from pdctl.lab.engine.utils import MetadataBuffers, ReqToMetadataIdxAllocator
+
+if TYPE_CHECKING:
+    from pdctl.lab.engine.decode import DecodeTransferQueue
+    from pdctl.lab.engine.prealloc import DecodePreallocQueue
+    from pdctl.lab.engine.prefill import PrefillBootstrapQueue
+    from pdctl.lab.engine.receiver import DecodeKVManager
+    from pdctl.lab.engine.sender import PrefillKVManager
+
+log = logging.getLogger(__name__)
+
+IDLE_WAIT_MS = 20
+BUSY_WAIT_MS = 2
+
+
+class SchedulerCore:
+    """A rank's memory, sockets and batches. ticks and tick_mono_ns: turns so far and when the last began."""
+
+    prefill_manager: PrefillKVManager
+    disagg_prefill_bootstrap_queue: PrefillBootstrapQueue
+    disagg_prefill_inflight_queue: list[Req]
+    decode_manager: DecodeKVManager
+    disagg_decode_prealloc_queue: DecodePreallocQueue
+    disagg_decode_transfer_queue: DecodeTransferQueue
+
+    def __init__(
+        self,
+        config: LabConfig,
+        role: str,
+        dp_rank: int,
+        groups: Groups,
+        transport: Transport,
+        request_endpoint: str,
+    ) -> None:
+        self.config = config
+        self.role = role
+        self.dp_rank = dp_rank
+        self.groups = groups
+        self.transport = transport
+        self.attn_tp_cpu_group = groups.attn_tp_cpu
+        self.attn_cp_cpu_group = groups.attn_cp_cpu
+        self.ticks = 0
+        self.tick_mono_ns = 0
+        shape = config.shape(role)
+        layers = config.layers // shape.pp
+        self.pool = KVPool(layers, groups.pp_rank * layers, config.kv_tokens)
+        self.metadata_buffers = MetadataBuffers(config.slots, device=config.metadata_device)
+        self.slots = ReqToMetadataIdxAllocator(config.slots)
+        self.model_runner = ModelRunner(self.pool, groups, config.step_s)
+        self.waiting_queue: list[Req] = []
+        self.running_batch: list[Req] = []
+        self.context: zmq.Context[Any] = zmq.Context()
+        self._outputs: dict[str, Any] = {}
+        self._requests: Any = None
+        if groups.pp_first and groups.tp_rank == 0:
+            self._requests = self.context.socket(zmq.PULL)
+            self._requests.bind(request_endpoint)
+
+    def begin_tick(self) -> None:
+        """Count a turn of the loop."""
+        self.ticks += 1
+        self.tick_mono_ns = time.monotonic_ns()
+
+    # ---- requests in, answers out ---------------------------------------------------------------------------------
+
+    def recv_requests(self) -> list[dict[str, Any]]:
+        """Return new messages: rank 0 takes them from its socket and broadcasts them over the attention-TP group."""
+        groups = self.groups
+        received: list[dict[str, Any]] = []
+        if self._requests is not None:
+            if not self.running_batch:  # an idle rank waits here, all others in the broadcast
+                self._requests.poll(BUSY_WAIT_MS if self.has_work() else IDLE_WAIT_MS)
+            while True:
+                try:
+                    received.append(msgspec.msgpack.decode(self._requests.recv(zmq.NOBLOCK)))
+                except zmq.Again:
+                    break
+                except msgspec.DecodeError:
+                    log.warning("a message that is no request was dropped")
+        if groups.tp_size > 1:
+            first = groups.tp_rank == 0
+            received = broadcast_pyobj(received, first, self.attn_tp_cpu_group, groups.members["attn-tp"][0])
+        return received
+
+    def has_work(self) -> bool:
+        """Whether any request is in a queue of this rank."""
+        if self.waiting_queue or self.running_batch:
+            return True
+        if self.role == "prefill":
+            return bool(self.disagg_prefill_bootstrap_queue.queue or self.disagg_prefill_inflight_queue)
+        prealloc = self.disagg_decode_prealloc_queue
+        return bool(
+            prealloc.queue
+            or prealloc.pending_reqs
+            or prealloc.retracted_queue
+            or self.disagg_decode_transfer_queue.queue
+        )
+
+    def process_input_requests(self, messages: list[dict[str, Any]]) -> None:
+        """Enqueue new requests and carry out aborts."""
+        for message in messages:
+            if message.get("op") == "abort":
+                self.abort_request(message["rid"])
+            elif self.role == "prefill":
+                self.disagg_prefill_bootstrap_queue.add(_request(message))
+            else:
+                self.disagg_decode_prealloc_queue.add(_request(message))
+
+    def abort_request(self, rid: str) -> None:
+        """Abort a request wherever it is (SGLang: ``Scheduler.abort_request``)."""
+        for req in [req for req in self.waiting_queue if req.rid == rid]:
+            self.waiting_queue.remove(req)
+            req.abort("Aborted by AbortReq.")
+            self.stream_output(req)
+            self.release_kv(req)
+            if self.role == "prefill":
+                if req.disagg_kv_sender is not None:
+                    req.disagg_kv_sender.abort()
+                self.release_slot(req)
+        for req in self.running_batch:
+            if req.rid == rid:
+                req.abort("Aborted by AbortReq.")
+        if self.role == "prefill":
+            for req in [*self.disagg_prefill_bootstrap_queue.queue, *self.disagg_prefill_inflight_queue]:
+                if req.rid == rid and req.disagg_kv_sender is not None:
+                    req.disagg_kv_sender.abort()
+            return
+        prealloc = self.disagg_decode_prealloc_queue
+        for entry in [*prealloc.queue, *self.disagg_decode_transfer_queue.queue]:
+            if entry.req.rid == rid and entry.kv_receiver is not None:
+                entry.kv_receiver.abort()
+        for entry in [e for e in prealloc.pending_reqs if e.req.rid == rid and e.kv_receiver is None]:
+            prealloc.pending_reqs.remove(entry)
+            entry.req.abort("Aborted by AbortReq.")
+            self.stream_output(entry.req)
+        for req in [req for req in prealloc.retracted_queue if req.rid == rid]:
+            prealloc.retracted_queue.remove(req)
+            req.abort("Aborted by AbortReq.")
+            self.stream_output(req)
+
+    def stream_output(self, req: Req) -> None:
+        """Answer a request that has ended; only one rank of a server's dp rank does."""
+        if self.groups.tp_rank != 0 or not self.groups.pp_last or not req.reply:
+            return
+        output = self._outputs.get(req.reply)
+        if output is None:
+            output = self.context.socket(zmq.PUSH)
+            output.setsockopt(zmq.LINGER, 0)
+            output.connect(req.reply)
+            self._outputs[req.reply] = output
+        answer = {
+            "rid": req.rid,
+            "role": self.role,
+            "tokens": req.output_ids if self.role == "decode" else [],
+            "error": req.finished_reason if req.is_aborted else "",
+        }
+        try:
+            output.send(msgspec.msgpack.encode(answer), zmq.NOBLOCK)
+        except zmq.Again:
+            log.warning("nobody takes the answer to %s", req.rid)
+
+    def handle_bootstrap_failure(self, req: Req) -> None:
+        """Answer a request that failed before its transfer."""
+        assert req.disagg_kv_sender is not None
+        req.abort(f"prefill bootstrap failed: {req.disagg_kv_sender.failure_reason()}")
+        self.release_slot(req)
+        self.stream_output(req)
+
+    # ---- memory ---------------------------------------------------------------------------------------------------
+
+    def allocatable_tokens(self) -> int:
+        """Return KV places that a new request may have: the next step of all that are ahead of it must still fit."""
+        grow = len(self.running_batch) + len(self.waiting_queue) + len(self.disagg_decode_transfer_queue.queue)
+        return self.pool.available_size() - grow
+
+    def release_kv(self, req: Req) -> None:
+        """Give back a request's KV places."""
+        self.pool.free(req.kv)
+        req.kv = []
+
+    def release_slot(self, req: Req) -> None:
+        """Give back a prefill request's metadata slot."""
+        if req.metadata_buffer_index >= 0:
+            self.slots.free(req.metadata_buffer_index)
+            req.metadata_buffer_index = -1
+
+    # ---- batches --------------------------------------------------------------------------------------------------
+
+    def run_batch(self, batch: list[Req]) -> list[int]:
+        """Return the next token of every request in the batch."""
+        for req in batch:
+            if self.role == "prefill":
+                self.pool.fill(req.kv, req.origin_input_ids, 0)
+            elif len(req.kv) < len(req.origin_input_ids) + len(req.output_ids):
+                place = self.pool.alloc(1)
+                assert place is not None
+                self.pool.fill(place, req.output_ids[-1:], len(req.kv))
+                req.kv += place
+        return self.model_runner.forward(batch)
+
+    def process_batch_result(self, batch: list[Req], tokens: list[int]) -> None:
+        """Append the tokens of a decode batch and end requests that are complete."""
+        for req, token in zip(batch, tokens, strict=True):
+            req.output_ids.append(token)
+        self.finish_requests()
+
+    def finish_requests(self) -> None:
+        """Take requests that are complete or aborted out of the running batch and answer them."""
+        done = [req for req in self.running_batch if req.is_aborted or len(req.output_ids) >= req.max_new_tokens]
+        if not done:
+            return
+        self.running_batch = [req for req in self.running_batch if req not in done]
+        for req in done:
+            req.finished_reason = req.finished_reason or "length"
+            self.stream_output(req)
+            self.release_kv(req)
+
+
+def _request(message: dict[str, Any]) -> Req:
+    return Req(
+        message["rid"], message["room"], list(message["prompt"]), message["max_new_tokens"], message["reply"],
+        message.get("dp"),
+    )  # fmt: skip
