@@ -95,6 +95,14 @@ def list_hash(rooms: array[int]) -> int:
     return int.from_bytes(blake2b(rooms, digest_size=8).digest(), "little") if rooms else 0
 
 
+def outcome_hash(kept: array[int], actions: dict[int, int]) -> int:
+    """Return a 64-bit hash of what a round led to: the rooms kept, in order, and the action on each index that left."""
+    if not actions:
+        return list_hash(kept)
+    left = b"".join(index.to_bytes(4, "little") + bytes([action]) for index, action in sorted(actions.items()))
+    return int.from_bytes(blake2b(kept.tobytes() + left, digest_size=8).digest(), "little")
+
+
 class _Seen:
     """What is known of the requests of a round, one byte (or sparse entry) a request in queue order."""
 
@@ -385,7 +393,7 @@ class QueueTap:
             rooms = self._rooms[:]
             for index in reversed(gone):
                 del rooms[index]
-            stream.after_hash = list_hash(rooms)
+            stream.after_hash = outcome_hash(rooms, stream.seen.actions)
         stream.mergeable = not gone
         self._store(stream)
 
