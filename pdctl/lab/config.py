@@ -12,8 +12,8 @@ from pdctl.errors import Exit, PdctlError
 FIXES: dict[str, str] = {
     "gate": "metadata gate: Success becomes Transferring before the polls are reduced while the slot still reads 0 "
     "(S1, SGLang PR 26394, since 0.5.13)",
-    "metadata-sync": "Success is reported after the metadata write has completed; without it the write is "
-    "queued and nobody waits for it, as over intra-node NVLink (S2, PR 23252)",
+    "metadata-sync": "Success is reported after the metadata write has ended; without it the write is queued and "
+    "nobody waits for it, as over intra-node NVLink (S2, PR 23252)",
     "receiver": "the receiver is made and enqueued in add() on every rank; without it each decode rank asks the "
     "bootstrap server by itself and enqueues once it is told (S3, PR 21299)",
     "dp-registration": "a room routed against follow_bootstrap_room fails at once, or is registered with --force-query; "

@@ -1,0 +1,358 @@
+"""``pdctl lab``: the embedded cluster; starts it, sends requests through it, looks at it, ends it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pdctl.commands.options import OutputOption, RecordDirOption, RunDirOption, seconds
+from pdctl.errors import Exit, PdctlError
+from pdctl.lab.config import DEVICES, FIXES, LOAD_BALANCE, SIDES, TRANSPORTS
+from pdctl.output import Document, Format, Output
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pdctl.lab.client import Outcome
+    from pdctl.lab.config import LabConfig
+    from pdctl.lab.state import Process
+
+app = typer.Typer(
+    name="lab",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="An embedded PD cluster of real processes, without a model: to learn on, to test with, to break on purpose.",
+)
+
+NameOption = Annotated[
+    str, typer.Option("--name", metavar="NAME", help="The lab's name; labs side by side differ in it.")
+]
+
+_FIXES_HELP = "\n\n".join(
+    ["Fixes that --without takes:", *(f"{name}: {what}." for name, what in FIXES.items())],
+)
+
+
+class LabProcess(Document, frozen=True, kw_only=True, tag="pdctl.lab.process"):
+    """One process of a lab. state: ``ready``, ``starting``, ``failed``, ``ended`` or ``gone`` (without a word)."""
+
+    process: str
+    pid: int
+    state: str
+    detail: str
+    transport: str
+    endpoint: str
+
+
+class LabStatus(Document, frozen=True, kw_only=True, tag="pdctl.lab.status"):
+    """A lab: how it was started and its processes. network says whether it has one of its own."""
+
+    name: str
+    prefill: str
+    decode: str
+    without: list[str]
+    armed: bool
+    load_balance: str
+    metadata_device: str
+    network: str
+    bootstrap: str
+    run_dir: str
+    processes: list[LabProcess]
+
+
+class LabLoad(Document, frozen=True, kw_only=True, tag="pdctl.lab.load"):
+    """What came of a load; see :class:`pdctl.lab.client.Outcome`. Times in seconds."""
+
+    name: str
+    sent: int
+    completed: int
+    failed: int
+    wrong: int
+    unfinished: int
+    aborted: int
+    seconds: float
+    latency_p50_s: float | None
+    latency_p99_s: float | None
+    latency_max_s: float | None
+    errors: dict[str, int]
+    unfinished_rooms: list[int]
+
+
+class LabDown(Document, frozen=True, kw_only=True, tag="pdctl.lab.down"):
+    """Processes that were ended."""
+
+    name: str
+    ended: list[str]
+
+
+@app.command(epilog=_FIXES_HELP)
+def up(
+    name: NameOption = "lab",
+    prefill: Annotated[str, typer.Option(metavar="SIZES", help="Prefill server: tp=1,dp=1,pp=1.")] = "tp=1",
+    decode: Annotated[str, typer.Option(metavar="SIZES", help="Decode server: tp=2,dp=1,pp=1.")] = "tp=2",
+    without: Annotated[
+        list[str] | None, typer.Option(metavar="FIX[,FIX...]", help="Leave fixes of the engine out, to have the bug.")
+    ] = None,
+    armed: Annotated[bool, typer.Option(help="Whether faults can be injected.")] = True,
+    load_balance: Annotated[
+        str, typer.Option(metavar="METHOD", help=f"How rooms go to prefill dp ranks: {', '.join(LOAD_BALANCE)}.")
+    ] = "follow_bootstrap_room",
+    force_query: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SIDE[,SIDE]",
+            help="Sides with SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK=1: prefill, decode.",
+        ),
+    ] = None,
+    metadata_device: Annotated[
+        str, typer.Option(metavar="DEVICE", help=f"Where MetadataBuffers are: {', '.join(DEVICES)}.")
+    ] = "cpu",
+    transport: Annotated[
+        str, typer.Option(metavar="NAME", help="What moves KV: auto (Mooncake if it loads), mooncake, socket.")
+    ] = "auto",
+    netns: Annotated[bool, typer.Option(help="A network namespace of its own, where the machine allows it.")] = True,
+    slots: Annotated[int, typer.Option(min=1, max=4096, help="Metadata slots of each rank.")] = 64,
+    kv_tokens: Annotated[int, typer.Option(min=64, max=1 << 20, help="Token places in each rank's KV pool.")] = 4096,
+    bootstrap_timeout: Annotated[
+        float,
+        typer.Option(parser=seconds, metavar="TIME", help="Prefill fails a room that is Bootstrapping this long."),
+    ] = 300.0,
+    waiting_timeout: Annotated[
+        float,
+        typer.Option(parser=seconds, metavar="TIME", help="Decode fails a room that is WaitingForInput this long."),
+    ] = 300.0,
+    timeout: Annotated[float, typer.Option(parser=seconds, metavar="TIME", help="How long starting may take.")] = 90.0,
+    output: OutputOption = Format.TABLE,
+    run_dir: RunDirOption = None,
+    record_dir: RecordDirOption = None,
+) -> int:
+    """Start a lab and wait until it is ready; it runs on until `pdctl lab down`.
+
+    Exit code: 0 ready, 2 wrong options, 4 a process did not start, 5 the name is in use, 124 not ready in time.
+    """
+    from pdctl.agent import paths
+    from pdctl.discovery import with_env
+    from pdctl.lab import launch, state
+    from pdctl.lab.config import LabConfig, check, check_name, parse_names, parse_shape
+
+    env = with_env(os.environ, run_dir, record_dir)
+    config = check(
+        LabConfig(
+            name=check_name(name),
+            prefill=parse_shape(prefill),
+            decode=parse_shape(decode),
+            without=parse_names(without or [], tuple(FIXES), "fix"),
+            metadata_device=_one_of(metadata_device, DEVICES, "device"),
+            transport=_one_of(transport, TRANSPORTS, "transport"),
+            load_balance=_one_of(load_balance, LOAD_BALANCE, "load balancing method"),
+            force_query=parse_names(force_query or [], SIDES, "side"),
+            armed=armed,
+            netns=netns,
+            slots=slots,
+            kv_tokens=kv_tokens,
+            bootstrap_timeout_s=bootstrap_timeout,
+            waiting_timeout_s=waiting_timeout,
+            run_dir=str(state.run_dir(env)),
+            record_dir=str(paths.record_dir(env)),
+        )
+    )
+    _show(config, launch.up(config, timeout), Output(output))
+    return int(Exit.CLEAN)
+
+
+@app.command()
+def status(
+    name: NameOption = "lab",
+    output: OutputOption = Format.TABLE,
+    run_dir: RunDirOption = None,
+) -> int:
+    """Show a lab's processes, what moves its KV, and its network.
+
+    Exit code: 0 when all its processes are there, 3 when some are not, 4 when there is no such lab.
+    """
+    config, processes = _find(name, _env(run_dir))
+    _show(config, processes, Output(output))
+    from pdctl.lab.launch import expected
+
+    there = {process.label for process in processes if process.alive}
+    return int(Exit.CLEAN if there >= {"supervisor", *expected(config)} else Exit.PARTIAL)
+
+
+@app.command()
+def load(
+    name: NameOption = "lab",
+    requests: Annotated[int, typer.Option("--requests", "-n", min=0, help="How many; 0: until the time is over.")] = 32,
+    concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, help="How many at a time.")] = 8,
+    rate: Annotated[float, typer.Option(min=0, help="Requests a second; 0: as fast as the concurrency allows.")] = 0.0,
+    time_s: Annotated[
+        float, typer.Option("--seconds", min=0.1, help="When to stop sending and waiting, in seconds.")
+    ] = 30.0,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of a prompt.")] = 24,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Length of an answer.")] = 8,
+    room: Annotated[int, typer.Option(min=0, help="Room of the first request, then counted up; 0: random.")] = 0,
+    prefill_dp: Annotated[
+        int, typer.Option(min=-1, help="Prefill dp rank that gets every request; -1: balanced.")
+    ] = -1,
+    to: Annotated[str, typer.Option(metavar="SIDE", help="Who gets the requests: both, prefill, decode.")] = "both",
+    abort_after: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="Abort requests that are not done by then; 0: never.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="Same seed, same rooms and prompts; -1: a new one.")] = -1,
+    output: OutputOption = Format.TABLE,
+    run_dir: RunDirOption = None,
+) -> int:
+    """Send requests to a lab as a router does, and check every answer's tokens.
+
+    The tokens depend on the prompt, on the KV and on the metadata: a request that got another one's has wrong tokens.
+    Exit code: 0 when all completed with the right tokens, 1 when not, 4 when there is no such lab.
+    """
+    from pdctl.lab.client import Client, Load
+
+    config, processes = _find(name, _env(run_dir))
+    if not any(process.alive for process in processes):
+        raise PdctlError(f"no process of lab {name!r} is there any more", f"pdctl lab down --name {name}, then up")
+    side = _one_of(to, ("both", *SIDES), "side")
+    if prefill_dp >= config.prefill.dp:
+        raise PdctlError(f"there is no prefill dp {prefill_dp}", f"this lab has {config.prefill.dp}", Exit.USAGE)
+    client = Client(
+        config,
+        Load(
+            requests=requests,
+            concurrency=concurrency,
+            rate=rate,
+            seconds=time_s,
+            prompt_tokens=prompt_tokens,
+            new_tokens=new_tokens,
+            room=room,
+            prefill_dp=prefill_dp,
+            to=side,
+            abort_after_s=abort_after,
+            seed=None if seed < 0 else seed,
+        ),
+    )
+    try:
+        outcome = client.run()
+    finally:
+        client.close()
+    document = LabLoad(name=name, **{field: getattr(outcome, field) for field in outcome.__struct_fields__})
+    Output(output).document(document, draw=lambda console: _draw_outcome(outcome, console))
+    return int(Exit.CLEAN if outcome.good else Exit.FINDING)
+
+
+@app.command()
+def down(
+    name: NameOption = "lab",
+    output: OutputOption = Format.TABLE,
+    run_dir: RunDirOption = None,
+) -> int:
+    """End every process of a lab, also hanging and stopped ones, and remove its sockets and recordings.
+
+    Exit code: 0 when nothing of it is left, 3 when a process can't be ended, 4 when there is no such lab.
+    """
+    from pdctl.lab import launch
+
+    config, _ = _find(name, _env(run_dir))
+    ended = launch.down(config.state_dir)
+    document = LabDown(name=name, ended=[process.label for process in ended])
+    count = len(ended)
+    text = f"lab {name}: {count} process{'es'[: 2 * (count != 1)]} ended, nothing left"
+    Output(output).document(document, draw=lambda console: console.print(text))
+    return int(Exit.CLEAN)
+
+
+# ---- parts -----------------------------------------------------------------------------------------------------------
+
+
+def _env(run_dir: object) -> dict[str, str]:
+    env = dict(os.environ)
+    if run_dir is not None:
+        env["PDCTL_RUN_DIR"] = str(run_dir)
+    return env
+
+
+def _find(name: str, env: dict[str, str]) -> tuple[LabConfig, list[Process]]:
+    from pdctl.lab import launch, state
+    from pdctl.lab.config import check_name
+
+    try:
+        return launch.status(check_name(name), env)
+    except PdctlError as error:
+        others = [other for other in state.labs(env) if other != name]
+        if others and error.code == Exit.UNREACHABLE:
+            raise PdctlError(error.message, f"running: {', '.join(others)} (choose with --name)", error.code) from None
+        raise
+
+
+def _one_of(value: str, known: tuple[str, ...], what: str) -> str:
+    if value not in known:
+        raise PdctlError(f"there is no {what} {value!r}", f"known: {', '.join(known)}", Exit.USAGE)
+    return value
+
+
+def _show(config: LabConfig, processes: list[Process], out: Output) -> None:
+    by_label = {process.label: process for process in processes}
+    supervisor, bootstrap = by_label.get("supervisor"), by_label.get("bootstrap")
+    rows = [_row(process) for process in sorted(processes, key=_order)]
+    document = LabStatus(
+        name=config.name,
+        prefill=str(config.prefill),
+        decode=str(config.decode),
+        without=list(config.without),
+        armed=config.armed,
+        load_balance=config.load_balance,
+        metadata_device=config.metadata_device,
+        network=supervisor.detail if supervisor is not None else "unknown",
+        bootstrap=bootstrap.endpoint if bootstrap is not None else "",
+        run_dir=config.run_dir,
+        processes=rows,
+    )
+    out.document(document, rows, lambda console: _draw(document, console))
+
+
+def _order(process: Process) -> tuple[int, str]:
+    roles = ("supervisor", "bootstrap", "prefill", "decode")
+    return roles.index(process.label.split()[0]), process.label
+
+
+def _row(process: Process) -> LabProcess:
+    state = process.state if process.alive or process.state in ("failed", "ended") else "gone"
+    return LabProcess(
+        process=process.label,
+        pid=process.pid,
+        state=state,
+        detail=process.detail,
+        transport=process.transport,
+        endpoint=process.endpoint,
+    )
+
+
+def _draw(document: LabStatus, console: Console) -> None:
+    from rich.table import Table
+
+    without = f"without {', '.join(document.without)}" if document.without else "with every fix"
+    armed = "armed" if document.armed else "not armed"
+    console.print(f"lab {document.name} · prefill {document.prefill} · decode {document.decode} · {without} · {armed}")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for column in ("process", "pid", "state", "KV moved by", "detail"):
+        table.add_column(column)
+    for row in document.processes:
+        detail = f"http://{row.endpoint}" if row.process == "bootstrap" and not row.detail else row.detail
+        table.add_row(row.process, str(row.pid), row.state, row.transport or "-", detail or "-")
+    console.print(table)
+
+
+def _draw_outcome(outcome: Outcome, console: Console) -> None:
+    parts = [f"{outcome.completed} completed", f"{outcome.failed} failed", f"{outcome.wrong} with wrong tokens"]
+    parts.append(f"{outcome.unfinished} unfinished")
+    console.print(f"{outcome.sent} sent in {outcome.seconds:.1f} s: {', '.join(parts)}")
+    if outcome.latency_p50_s is not None and outcome.latency_p99_s is not None and outcome.latency_max_s is not None:
+        ms = [1000 * value for value in (outcome.latency_p50_s, outcome.latency_p99_s, outcome.latency_max_s)]
+        console.print(f"latency p50 {ms[0]:.0f} ms, p99 {ms[1]:.0f} ms, max {ms[2]:.0f} ms")
+    for error, count in outcome.errors.items():
+        console.print(f"  {count} × {error}")
+    if outcome.unfinished_rooms:
+        shown = ", ".join(map(str, outcome.unfinished_rooms[:8]))
+        console.print(f"  unfinished rooms: {shown}{' …' if len(outcome.unfinished_rooms) > 8 else ''}")
