@@ -201,7 +201,8 @@ class Call(msgspec.Struct, frozen=True):
     op: collective or blocking operation (``all_reduce``, ``broadcast``, …), "" when it is in none.
     group: GroupInfo.kind of the collective's group, "" unknown. elements: numbers in the tensor, -1 unknown.
     inside: the engine's step around it (``poll of decode.transfer``, ``recv_requests``, ``model forward``), "" unknown.
-    source: ``stack`` or ``flight recorder``. seq: the collective's sequence number in its group, -1 unknown.
+    seq: the number of the collective in its group, as its backend counts them (equal on all members of a group that is in
+    step), -1 unknown. source: ``stack`` or ``flight recorder``.
     """
 
     op: str = ""

@@ -81,20 +81,21 @@ def call_of(
 
     stack is :func:`frames_of` of the same frame; group_kind and step_of are the adapter's.
     """
-    op, group, elements, inside = "", "", -1, ""
+    op, group, elements, inside, seq = "", "", -1, "", -1
     found = _innermost_op(frame)
     if found is not None:
         op = found.f_code.co_name
         try:
             pg, elements = _locals(found)
             group = group_kind(pg)
+            seq = _sequence(pg)
         except Exception:  # noqa: S110  # a rank's stack is worth showing without its group
             pass
     try:
         inside = step_of(stack)
     except Exception:  # noqa: S110  # and without the engine's step
         pass
-    return Call(op=op, group=group, elements=elements, inside=inside)
+    return Call(op=op, group=group, elements=elements, inside=inside, seq=seq)
 
 
 def _innermost_op(frame: FrameType | None) -> FrameType | None:
@@ -126,6 +127,12 @@ def _locals(frame: FrameType) -> tuple[Any, int]:
             elements = _numel(value)
             break
     return group, elements
+
+
+def _sequence(group: Any) -> int:
+    """Return the number of the collective the group is in, counted by its backend; -1 where it counts none."""
+    count = getattr(group, "_get_sequence_number_for_group", None)
+    return -1 if count is None else int(count())
 
 
 def _numel(value: Any) -> int:

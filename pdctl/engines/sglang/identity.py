@@ -28,7 +28,7 @@ class Groups:
             self._index[id(group)] = len(self.infos)
             self._kinds[id(group)] = kind
             self._held.append(group)
-            self.infos.append(GroupInfo(kind=kind, ranks=tuple(_ranks(group)), world=world))
+            self.infos.append(GroupInfo(kind=kind, ranks=tuple(_ranks(group)), world=world, fr_id=group_number(group)))
         for kind, path in seams.DEVICE_GROUPS:
             group = seams.follow(scheduler, path)
             if group is not None and id(group) not in self._kinds:
@@ -52,6 +52,12 @@ class Groups:
     def of_kind(self, kind: str) -> GroupInfo | None:
         """Return the first group of a kind, None without one."""
         return next((info for info in self.infos if info.kind == kind), None)
+
+
+def group_number(group: Any) -> int:
+    """Return the number PyTorch's flight recorder knows a group by (its name is that number), -1 for another name."""
+    name = str(getattr(group, "group_name", ""))
+    return int(name) if name.isdecimal() else -1
 
 
 def _ranks(group: Any) -> list[int]:
