@@ -3,7 +3,7 @@
 usage: python -m tests.system.targets.tiny [--rank R --size N --port P] [--count K] [--then WHAT]
 
 It prints ``ready`` when its agent is up and then does WHAT:
-  loop      turns of a scheduler: a reduced poll of the transfer queue, ten a second
+  loop        turns of a scheduler: a reduced poll of the transfer queue, ten a second
   collective  rank 0 waits in an all_reduce of 7 elements that no other rank joins
   sleep     sleeps in Python
   gil       sleeps in C with the GIL held, for ever
@@ -64,7 +64,7 @@ class TinyAdapter:
     def install(self, recorder: Recorder, faults: FaultTable) -> None:
         if os.environ.get("TINY_BREAK_INSTALL"):
             raise RuntimeError("no seam here")
-        self.tap = QueueTap("decode.transfer", self, recorder, lambda: 0, frozenset((KVPoll.SUCCESS, KVPoll.FAILED)))
+        self.tap = QueueTap("decode.transfer", self, recorder, lambda: 0)
 
     def describe(self, entry: Any) -> tuple[int, int]:
         return entry[0], entry[2]
