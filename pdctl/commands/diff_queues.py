@@ -59,7 +59,7 @@ def command(
     Exit code: 0 when all groups agree, 1 on a finding, 3 when some ranks could not be judged, 4 when none could.
     """
     from pdctl.client import Client
-    from pdctl.probes.queues.collect import again, collect
+    from pdctl.probes.queues.collect import again, collect, flights
     from pdctl.probes.queues.judge import judge, unconfirmed
 
     if through not in ("", "sockets", "recordings"):
@@ -76,7 +76,10 @@ def command(
                 views = later
                 if not confirmed:
                     break
-    document = judge(views, stalled_s=stalled, confirmed=confirmed)
+        document = judge(views, stalled_s=stalled, confirmed=confirmed)
+        if sockets and any(group.verdict in ("DIVERGED", "WAITING", "SKEWED") for group in document.groups):
+            views = flights(found, client, views)  # dear, so only when there is something to explain
+            document = judge(views, stalled_s=stalled, confirmed=confirmed)
     out = Output(output)
     out.document(document, document.groups, lambda console: draw(document, console))
     if output.drawn:
@@ -128,7 +131,7 @@ def _draw_group(group: GroupReport, console: Console) -> None:
     if group.splits:
         _draw_splits(group, console)
     if group.verdict not in ("AGREE", "HELD"):
-        _draw_now(group.now, console)
+        _draw_now(group.now, group.pairing, console)
 
 
 def _draw_queues(group: GroupReport, console: Console) -> None:
@@ -174,7 +177,7 @@ def _draw_splits(group: GroupReport, console: Console) -> None:
         console.print(f"      … and {len(group.splits) - 5} more rooms (-o json shows all)")
 
 
-def _draw_now(now: tuple[RankNow, ...], console: Console) -> None:
+def _draw_now(now: tuple[RankNow, ...], pairing: tuple[str, ...], console: Console) -> None:
     from rich.table import Table
 
     from pdctl.probes.queues.words import seconds as spoken
@@ -187,6 +190,8 @@ def _draw_now(now: tuple[RankNow, ...], console: Console) -> None:
         state = "" if rank.state == "live" else f"({rank.state}) "
         table.add_row(f"  {'now' if not n else '   '}  {rank.rank}", f"{state}{rank.doing or 'unknown'}{age}")
     console.print(table)
+    for line in pairing:
+        console.print(f"       {line}")
 
 
 def _draw_finding(finding: Finding, console: Console) -> None:

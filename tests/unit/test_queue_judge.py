@@ -50,9 +50,23 @@ class Rank:
         self.queue: list[Request] = []
         group = GroupInfo("attn-tp", tuple(range(self.size)), f"w{self.instance}")
         self.identity = Identity(
-            engine="sglang", engine_version="0.5.x", pdctl_version="0", role="decode", host="h", pid=os.getpid(), proc_start=1,
-            started_wall_ns=1, started_mono_ns=1, instance=self.instance, service="s", cluster="c",
-            world=f"w{self.instance}", world_rank=self.number, tp=self.number, tp_size=self.size, groups=(group,),
+            engine="sglang",
+            engine_version="0.5.x",
+            pdctl_version="0",
+            role="decode",
+            host="h",
+            pid=os.getpid(),
+            proc_start=1,
+            started_wall_ns=1,
+            started_mono_ns=1,
+            instance=self.instance,
+            service="s",
+            cluster="c",
+            world=f"w{self.instance}",
+            world_rank=self.number,
+            tp=self.number,
+            tp_size=self.size,
+            groups=(group,),
             lacks=self.lacks,
         )
         self.path = self.folder / f"{self.instance}-{self.number}"
@@ -104,7 +118,9 @@ class Rank:
 
     def view(self, **more: Any) -> RankView:
         recording = parse(self.path.read_bytes())
-        return RankView(identity=self.identity, state="live", recording=recording, now_ns=recording.start_mono_ns + 10**12, **more)
+        return RankView(
+            identity=self.identity, state="live", recording=recording, now_ns=recording.start_mono_ns + 10**12, **more
+        )
 
 
 @pytest.fixture
@@ -198,7 +214,7 @@ def test_a_stale_owner_is_not_called_late_metadata(ranks: Callable[..., list[Ran
 
 
 def test_empty_against_one_is_a_skipped_collective(ranks: Callable[..., list[Rank]]) -> None:
-    a, b = group = ranks()
+    _a, b = group = ranks()
     for _ in range(3):
         assert turn(group)
     b.arrive(9)
@@ -224,7 +240,7 @@ def test_a_skipped_collective_shows_even_after_the_rank_went_on(ranks: Callable[
 
 
 def test_n_against_m_and_one_different_rid(ranks: Callable[..., list[Rank]]) -> None:
-    a, b = group = ranks()
+    a, _b = group = ranks()
     for rank in group:
         rank.arrive(1, 2, 3)
     assert turn(group)
@@ -264,7 +280,7 @@ def test_nothing_is_compared_across_starts_of_a_server(tmp_path: Path) -> None:
 
 
 def test_a_straggler_is_named_only_after_a_while(ranks: Callable[..., list[Rank]]) -> None:
-    a, b = group = ranks()
+    a, _b = group = ranks()
     for rank in group:
         rank.arrive(1)
     assert turn(group)
@@ -327,12 +343,17 @@ def test_without_rounds_a_difference_counts_only_once_it_has_lasted(ranks: Calla
         views = []
         for rank, rooms in zip((a, b), lists, strict=True):
             queues: Any = {"decode.transfer": [(room, f"r{room}") for room in rooms]}
-            body = msgspec.msgpack.encode(
-                {"mono_ns": 1, "ticks": 1, "queues": queues, "slots": [], "missing": {}}
-            )
+            body = msgspec.msgpack.encode({"mono_ns": 1, "ticks": 1, "queues": queues, "slots": [], "missing": {}})
             snapshot = msgspec.msgpack.decode(body, type=Snapshot)
-            views.append(RankView(identity=rank.identity, state="live", snapshot=snapshot, recording_off="disk full",
-                                  status=_status(rank.identity)))
+            views.append(
+                RankView(
+                    identity=rank.identity,
+                    state="live",
+                    snapshot=snapshot,
+                    recording_off="disk full",
+                    status=_status(rank.identity),
+                )
+            )
         return views
 
     first = look([1], [1, 2])
@@ -348,6 +369,18 @@ def test_without_rounds_a_difference_counts_only_once_it_has_lasted(ranks: Calla
 
 def _status(identity: Identity) -> Status:
     return Status(
-        identity=identity, mono_ns=1, ticks=1, tick_mono_ns=1, call=Call(), stack=(), rounds={}, seams=(), recording="",
-        recording_off="disk full", hook_errors={}, hooks_removed=(), faults=(), agent_cpu_s=0.0,
+        identity=identity,
+        mono_ns=1,
+        ticks=1,
+        tick_mono_ns=1,
+        call=Call(),
+        stack=(),
+        rounds={},
+        seams=(),
+        recording="",
+        recording_off="disk full",
+        hook_errors={},
+        hooks_removed=(),
+        faults=(),
+        agent_cpu_s=0.0,
     )

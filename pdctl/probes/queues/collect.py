@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pdctl.client import Client, recording_file
 from pdctl.discovery import Found, FoundRank
-from pdctl.model import Snapshot, Status
+from pdctl.model import FlightEntry, Snapshot, Status
 from pdctl.probes.queues.model import RankView
 from pdctl.recording.reader import Recording
 
@@ -51,13 +52,18 @@ def again(found: Found, client: Client, views: Sequence[RankView]) -> list[RankV
     ranks = [rank for rank, view in zip(found.ranks, views, strict=True) if view.snapshot is not None]
     fresh = {id(a.rank): a.body for a in client.ask(ranks, "queues", Snapshot)}
     return [
-        RankView(**{**_fields(view), "snapshot": fresh.get(id(rank), view.snapshot)})
+        replace(view, snapshot=fresh.get(id(rank)) or view.snapshot)
         for rank, view in zip(found.ranks, views, strict=True)
     ]
 
 
-def _fields(view: RankView) -> dict[str, object]:
-    return {name: getattr(view, name) for name in RankView.__dataclass_fields__}
+def flights(found: Found, client: Client, views: Sequence[RankView]) -> list[RankView]:
+    """Return the same views with the flight recorders of the ranks that answer and have one."""
+    ranks = [rank for rank, view in zip(found.ranks, views, strict=True) if view.status is not None]
+    fresh = {id(a.rank): a.body for a in client.ask(ranks, "flight_recorder", list[FlightEntry])}
+    return [
+        replace(view, flight=tuple(fresh.get(id(rank)) or ())) for rank, view in zip(found.ranks, views, strict=True)
+    ]
 
 
 def _silence(rank: FoundRank, reason: str, *, sockets: bool) -> str:

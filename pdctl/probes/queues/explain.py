@@ -56,7 +56,9 @@ def splits(group: Group, queue: str, difference: Difference) -> tuple[RoomSplit,
     return tuple(found)
 
 
-def _known(view: RankView | None, queue: str, kind: str, run: Run | None, ordinal: int) -> dict[int, tuple[str, Item | None]]:
+def _known(
+    view: RankView | None, queue: str, kind: str, run: Run | None, ordinal: int
+) -> dict[int, tuple[str, Item | None]]:
     stream = view.recording.stream(queue, kind) if view is not None and view.recording is not None else None
     if stream is None or run is None:
         return {}
@@ -147,7 +149,10 @@ def _classify(group: Group, queue: str, diff: Difference, found: tuple[RoomSplit
     if pending:
         room, ranks = next(iter(pending.items()))
         others = [name for name in names if name not in ranks]
-        return "PD106", f"Room {room} is still pending on {words.names(ranks)} and in the handshake on {words.names(others)}."
+        return (
+            "PD106",
+            f"Room {room} is still pending on {words.names(ranks)} and in the handshake on {words.names(others)}.",
+        )
     if diff.kind is Kind.SKIPPED:
         odd = [names[n] for n in diff.odd]
         lengths = {run.n for run in diff.runs if run is not None}
@@ -160,7 +165,10 @@ def _classify(group: Group, queue: str, diff: Difference, found: tuple[RoomSplit
     if diff.kind is Kind.LISTS:
         counts = [f"{name} {run.n}" for name, run in zip(names, diff.runs, strict=True) if run is not None]
         if found:
-            return "PD104", f"In round {diff.ordinal} of {queue} the lists differ ({', '.join(counts)}): {words.diverged(diff, found)}."
+            return (
+                "PD104",
+                f"In round {diff.ordinal} of {queue} the lists differ ({', '.join(counts)}): {words.diverged(diff, found)}.",
+            )
         return "PD105", f"In round {diff.ordinal} of {queue} the same requests stand in another order."
     return _by_action(queue, diff, found)
 
@@ -181,7 +189,10 @@ def _by_action(queue: str, diff: Difference, found: tuple[RoomSplit, ...]) -> tu
                 f" {words.names(s.rank for s in kept)}, and no gate held {words.names(s.rank for s in committed)} back."
                 " The collective they wait in now is a victim."
             )
-    return "PD108", f"In round {diff.ordinal} of {queue} the same polls led to different actions: {words.diverged(diff, found)}."
+    return (
+        "PD108",
+        f"In round {diff.ordinal} of {queue} the same polls led to different actions: {words.diverged(diff, found)}.",
+    )
 
 
 def _pending(group: Group, found: tuple[RoomSplit, ...]) -> dict[int, list[str]]:

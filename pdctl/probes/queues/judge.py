@@ -15,6 +15,7 @@ from pdctl.probes.queues import explain, words
 from pdctl.probes.queues.compare import Comparison, Difference, Polled, compare
 from pdctl.probes.queues.gate import Held, holding
 from pdctl.probes.queues.model import GroupReport, QueueRow, QueuesDocument, RankNow, RankView, RoomSplit
+from pdctl.probes.queues.pairing import pairing
 
 STALLED_S = 10.0
 """How long a rank may keep its group waiting before that is a finding."""
@@ -74,7 +75,9 @@ def judge(views: Sequence[RankView], *, stalled_s: float = STALLED_S, confirmed:
             problems.append(f"{view.identity.label}: {view.silence}")
         elif view.recording is None and view.identity.groups:
             problems.append(f"{view.identity.label}: no rounds, {view.recording_off or 'no recording'}")
-        problems += [f"{view.identity.label}: recording: {p}" for p in (view.recording.problems if view.recording else [])]
+        problems += [
+            f"{view.identity.label}: recording: {p}" for p in (view.recording.problems if view.recording else [])
+        ]
     for group in groups_of(views):
         report, found = _group(group, stalled_s, confirmed)
         reports.append(report)
@@ -96,7 +99,9 @@ def unconfirmed(views: Sequence[RankView], before: Sequence[RankView] | None = N
 
 
 def _without_rounds(group: Group) -> bool:
-    return sum(view.recording is not None for view in group.known) < 2 <= sum(v.snapshot is not None for v in group.known)
+    return (
+        sum(view.recording is not None for view in group.known) < 2 <= sum(v.snapshot is not None for v in group.known)
+    )
 
 
 def _snapshot_lists(group: Group) -> dict[str, tuple[tuple[int, ...], ...]]:
@@ -119,9 +124,7 @@ def _group(group: Group, stalled_s: float, confirmed: bool) -> tuple[GroupReport
             group.comparisons[queue] = compare(
                 [Polled(r.stream(queue, group.info.kind), r.visits.get(queue)) for r in recordings if r is not None]
             )
-    notes = [
-        f"{queue}: {comparison.gap}" for queue, comparison in group.comparisons.items() if comparison.gap
-    ]
+    notes = [f"{queue}: {comparison.gap}" for queue, comparison in group.comparisons.items() if comparison.gap]
     if group.info.size > 1 and len(group.known) > 1 and len(group.judged) < 2 and not _without_rounds(group):
         notes.append("fewer than two ranks have rounds or answer: nothing to compare")
     first = _first(group)
@@ -153,6 +156,7 @@ def _group(group: Group, stalled_s: float, confirmed: bool) -> tuple[GroupReport
         leaders=leaders,
         stragglers=stragglers,
         now=tuple(_now(group)),
+        pairing=() if verdict in ("AGREE", "HELD") else pairing(group.info, _by_name(group)),
         compared={q: c.last - c.first + 1 for q, c in group.comparisons.items() if c.last >= c.first},
         notes=tuple(notes),
         role=group.known[0].identity.role,
@@ -178,7 +182,9 @@ def _first(group: Group) -> tuple[str, Difference] | None:
 
 
 def _when(difference: Difference) -> int:
-    return min((run.t_enter if run.repeat == 1 else run.t_first for run in difference.runs if run is not None), default=0)
+    return min(
+        (run.t_enter if run.repeat == 1 else run.t_first for run in difference.runs if run is not None), default=0
+    )
 
 
 def _age(group: Group, difference: Difference) -> float | None:
@@ -211,8 +217,14 @@ def _held_findings(group: Group, held: dict[str, list[Held]]) -> list[Finding]:
     rooms = tuple(sorted({h.room for h in current}))
     lines = tuple(words.held(h) for h in current)
     return [
-        finding("PD102", "; ".join(lines[:3]), group=group.title, rooms=rooms, ranks=tuple({h.rank: 1 for h in current}),
-                evidence=lines)
+        finding(
+            "PD102",
+            "; ".join(lines[:3]),
+            group=group.title,
+            rooms=rooms,
+            ranks=tuple({h.rank: 1 for h in current}),
+            evidence=lines,
+        )
     ]
 
 
@@ -235,7 +247,9 @@ def _waiting(group: Group, stalled_s: float) -> list[Finding]:
 
 def _waiting_for_the_silent(group: Group, stalled_s: float, now: int | None) -> list[Finding]:
     """One rank alone has rounds, sits in a collective, and the rest of its group says nothing."""
-    silent = [group.place(n) for n, view in enumerate(group.members) if n not in group.judged and (not view or view.silence)]
+    silent = [
+        group.place(n) for n, view in enumerate(group.members) if n not in group.judged and (not view or view.silence)
+    ]
     if now is None or not silent:
         return []
     entered = []
@@ -346,6 +360,10 @@ def _length(view: RankView | None, queue: str) -> int | None:
         return None if visits is None else 0
     run = stream.runs[-1]
     return run.n_after if run.phase is Phase.APPLIED else run.n
+
+
+def _by_name(group: Group) -> dict[str, RankView]:
+    return {group.place(n): view for n, view in enumerate(group.members) if view is not None}
 
 
 def _now(group: Group) -> Iterable[RankNow]:

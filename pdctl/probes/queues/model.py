@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pdctl.findings import Finding
-from pdctl.model import Identity, Snapshot, Status
 from pdctl.documents import Document
+from pdctl.findings import Finding
+from pdctl.model import FlightEntry, Identity, Snapshot, Status
 from pdctl.recording.reader import Recording
 
 
@@ -17,6 +17,7 @@ class RankView:
     """All that could be had of one rank. silence: why it gave no live answer, "" when it did.
 
     recording_off: why there are no rounds. now_ns: this moment on the clock of its recording, None where unknown.
+    flight: PyTorch's flight recorder of it, where that is on and was asked.
     """
 
     identity: Identity
@@ -27,6 +28,7 @@ class RankView:
     recording: Recording | None = None
     recording_off: str = ""
     now_ns: int | None = None
+    flight: tuple[FlightEntry, ...] = ()
 
     @property
     def place(self) -> str:
@@ -84,7 +86,8 @@ class GroupReport(msgspec.Struct, frozen=True, kw_only=True):
     """One group of ranks that reduce their polls together.
 
     verdict: AGREE, DIVERGED, HELD, WAITING, SKEWED or UNKNOWN. round / queue / age_s: of the first round that differs.
-    compared: per queue, how many rounds were compared. leaders and stragglers: ranks ahead and behind, when they differ.
+    compared: per queue, how many rounds were compared. pairing: what the ranks' collectives of this group say, in words.
+    leaders and stragglers: ranks ahead and behind, when they differ.
     """
 
     title: str
@@ -98,6 +101,7 @@ class GroupReport(msgspec.Struct, frozen=True, kw_only=True):
     leaders: tuple[str, ...] = ()
     stragglers: tuple[str, ...] = ()
     now: tuple[RankNow, ...] = ()
+    pairing: tuple[str, ...] = ()
     compared: dict[str, int] = {}
     notes: tuple[str, ...] = ()
     role: str = ""

@@ -29,7 +29,11 @@ def rooms(listed: Sequence[int]) -> str:
     if not listed:
         return "nothing"
     shown = ", ".join(map(str, listed[:3]))
-    return f"room {shown}" if len(listed) == 1 else f"rooms {shown}" + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
+    return (
+        f"room {shown}"
+        if len(listed) == 1
+        else f"rooms {shown}" + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
+    )
 
 
 def seconds(value: float) -> str:
@@ -41,14 +45,17 @@ def seconds(value: float) -> str:
 
 def held(h: Held) -> str:
     """Return ``room 7 held by the gate on tp1 for 812 rounds (4.9 s)``."""
-    return f"room {h.room} held by the gate on {h.rank} for {h.rounds} round{'s'[: h.rounds != 1]} ({seconds(h.seconds)})"
+    return (
+        f"room {h.room} held by the gate on {h.rank} for {h.rounds} round{'s'[: h.rounds != 1]} ({seconds(h.seconds)})"
+    )
 
 
 def held_past(past: Sequence[Held]) -> str:
     """Return what the gate held earlier, the longest hold by name."""
     longest = max(past, key=lambda h: h.seconds)
     more = f", and {len(past) - 1} other hold{'s'[: len(past) != 2]}" if len(past) > 1 else ""
-    return f"room {longest.room} on {longest.rank} until round {longest.until} ({longest.rounds} rounds, {seconds(longest.seconds)}){more}"
+    span = f"{longest.rounds} rounds, {seconds(longest.seconds)}"
+    return f"room {longest.room} on {longest.rank} until round {longest.until} ({span}){more}"
 
 
 def diverged(difference: Difference, splits: Sequence[RoomSplit]) -> str:
@@ -60,7 +67,10 @@ def diverged(difference: Difference, splits: Sequence[RoomSplit]) -> str:
         on = tuple(side.rank for side in split.sides if side.action in ("kept", "undecided"))
         if len(on) < len(split.sides):
             only.setdefault(on, []).append(split.room)
-    parts = [f"{rooms(found)} {'is' if len(found) == 1 else 'are'} on {names(on) or 'no rank'} only" for on, found in only.items()]
+    parts = [
+        f"{rooms(found)} {'is' if len(found) == 1 else 'are'} on {names(on) or 'no rank'} only"
+        for on, found in only.items()
+    ]
     return "; ".join(parts) or "the same requests in another order"
 
 

@@ -165,7 +165,8 @@ def call_words(call: Call, stack: Sequence[Frame] = ()) -> str:
     if call.op:
         size = f" of {call.elements}" if call.elements >= 0 else ""
         group = f", group {call.group}" if call.group else ""
-        parts.append(f"{call.op}{size}{group}")
+        number = f" (#{call.seq})" if call.seq >= 0 else ""
+        parts.append(f"{call.op}{size}{group}{number}")
     if not parts and stack:
         parts.append(f"{stack[0].function} ({stack[0].file}:{stack[0].line})")
     return ": ".join(parts)
