@@ -15,9 +15,9 @@ FIXES: dict[str, str] = {
     "metadata-sync": "Success is reported after the metadata write has ended; without it the write is queued and "
     "nobody waits for it, as over intra-node NVLink (S2, PR 23252)",
     "receiver": "the receiver is made and enqueued in add() on every rank; without it each decode rank asks the "
-    "bootstrap server by itself and enqueues once it is told (S3, PR 21299)",
-    "dp-registration": "a room routed against follow_bootstrap_room fails at once, or is registered with --force-query; "
-    "without it both sides wait in silence (S4, PR 22901, since 0.5.11)",
+    "bootstrap server itself, and enqueues once it is told (S3, PR 21299)",
+    "dp-registration": "a room routed against follow_bootstrap_room fails at once, or is registered with "
+    "--force-query; without it both sides wait in silence (S4, PR 22901, since 0.5.11)",
     "orphan-drain": "a later PP stage removes its failed bootstrap requests even if the first stage has forgotten them "
     "(S5, issue 26912, since 0.5.13)",
     "zero-on-free": "a metadata slot is zeroed when it is freed, so that its next owner does not see the old room "

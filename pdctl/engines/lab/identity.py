@@ -45,6 +45,7 @@ def identify(scheduler: Any) -> tuple[Identity, dict[int, int]]:
         tp=groups.tp_rank,
         tp_size=groups.tp_size,
         backend=scheduler.transport.name,
+        lacks=tuple(config.without),
         groups=infos,
     )
     return identity, {id(group): index for index, group in enumerate(objects)}
