@@ -138,7 +138,7 @@ def _draw_queues(group: GroupReport, console: Console) -> None:
     from rich.table import Table
 
     if not group.queues:
-        console.print("  no requests, no rounds yet")
+        console.print("  one rank, nothing to compare" if len(group.ranks) == 1 else "  no requests, no rounds yet")
         return
     shown = group.ranks if len(group.ranks) <= 8 else group.ranks[:8]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
@@ -195,12 +195,15 @@ def _draw_now(now: tuple[RankNow, ...], pairing: tuple[str, ...], console: Conso
 
 
 def _draw_finding(finding: Finding, console: Console) -> None:
-    from rich.padding import Padding
+    from rich.table import Table
     from rich.text import Text
 
-    head = Text(finding.code, style="bold")
-    head.append(f"  {finding.summary}")
-    console.print(head)
-    for line in (finding.versions, f"Next: {finding.next_step}" if finding.next_step else ""):
-        if line:
-            console.print(Padding(Text(line), (0, 0, 0, 7)))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    table.add_row(Text(finding.code, style="bold"), finding.summary)
+    if finding.versions:
+        table.add_row("", finding.versions)
+    if finding.next_step:
+        table.add_row("", f"Next: {finding.next_step}")
+    console.print(table)

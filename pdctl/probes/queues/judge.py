@@ -155,7 +155,7 @@ def _group(group: Group, stalled_s: float, confirmed: bool) -> tuple[GroupReport
         splits=splits,
         leaders=leaders,
         stragglers=stragglers,
-        now=tuple(_now(group)),
+        now=tuple(_now(group, splits)),
         pairing=() if verdict in ("AGREE", "HELD") else pairing(group.info, _by_name(group)),
         compared={q: c.last - c.first + 1 for q, c in group.comparisons.items() if c.last >= c.first},
         notes=tuple(notes),
@@ -366,7 +366,7 @@ def _by_name(group: Group) -> dict[str, RankView]:
     return {group.place(n): view for n, view in enumerate(group.members) if view is not None}
 
 
-def _now(group: Group) -> Iterable[RankNow]:
+def _now(group: Group, splits: Sequence[RoomSplit] = ()) -> Iterable[RankNow]:
     for n, view in enumerate(group.members):
         if view is None:
             yield RankNow(group.place(n), "no agent", "nothing is known of it")
@@ -378,6 +378,9 @@ def _now(group: Group) -> Iterable[RankNow]:
             age = max(0.0, (view.now_ns - view.recording.tick_mono_ns) / 1e9)
         state = "live" if view.status is not None else "silent" if view.state == "live" else view.state
         doing = words.doing(view) or view.silence
-        if view.silence and view.silence not in doing:
+        batch = [split.room for split in splits if explain.where_now(view, split.room) == "running"]
+        if batch:
+            doing += f", with {words.rooms(batch)} in its batch"
+        if view.silence not in ("", state, doing):
             doing = f"{view.silence}; {doing}" if doing else view.silence
         yield RankNow(group.place(n), state, doing, age, words.last_round(view))
