@@ -1,0 +1,250 @@
+"""``pdctl ranks`` against real processes in the states a hang leaves them in: every rank has a row, and a reason."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from pdctl import wire
+from pdctl.agent import paths
+from tests.system.tiny_ranks import TinyRanks, stop
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[TinyRanks]:
+    with TinyRanks(tmp_path) as ranks:
+        yield ranks
+
+
+def by_pid(rows: list[dict[str, object]], child: subprocess.Popen[str]) -> dict[str, object]:
+    [row] = [row for row in rows if row["pid"] == child.pid]
+    return row
+
+
+def test_ranks_that_answer(ranks: TinyRanks) -> None:
+    children = ranks.group(2, "loop")
+    rows = ranks.rows(code=0)
+    assert [row["rank"] for row in rows] == ["decode dp0 pp0 tp0", "decode dp0 pp0 tp1"]
+    for row, child in zip(rows, children, strict=True):
+        assert (row["state"], row["source"], row["pid"]) == ("live", "agent", child.pid)
+        assert "decode.transfer/attn-tp" in row["rounds"]
+        assert row["recording_size"] > 0
+        assert row["seams"][1] == {"name": "gate", "present": False, "detail": "tiny has none"}
+
+
+def test_a_stopped_a_killed_and_a_stuck_rank_next_to_one_that_works(ranks: TinyRanks) -> None:
+    waits, _ = ranks.group(2, "collective", TINY_SERVICE="a")
+    killed = ranks.start("--then", "sleep", TINY_SERVICE="b")
+    works = ranks.start("--size", 4, "--rank", 0, "--then", "sleep")
+    stopped = ranks.start("--size", 4, "--rank", 1, "--then", "sleep")
+    holds_gil = ranks.start("--size", 4, "--rank", 2, "--then", "gil")
+    stop(stopped)
+    killed.kill()
+    killed.wait()
+    rows = ranks.rows("--rank-timeout", "1", code=3)
+    assert by_pid(rows, works)["state"] == "live"
+    assert by_pid(rows, waits)["state"] == "live"
+    assert by_pid(rows, killed)["state"] == "dead"
+    assert by_pid(rows, stopped)["state"] == by_pid(rows, holds_gil)["state"] == "silent"
+    assert "stopped" in str(by_pid(rows, stopped)["reason"])
+    assert "GIL" in str(by_pid(rows, holds_gil)["reason"])
+    [absent] = [row for row in rows if row["state"] == "no agent"]
+    assert (absent["rank"], absent["pid"]) == ("decode dp0 pp0 tp3", 0)
+
+
+def test_the_last_round_of_killed_ranks_is_in_their_recordings(ranks: TinyRanks, tmp_path: Path) -> None:
+    children = ranks.group(2, "collective")
+    while not ranks.rows(code=0)[0]["rounds"]:
+        pass
+    for child in children:
+        child.kill()
+        child.wait()
+    for row in ranks.rows(code=3):
+        assert (row["state"], row["source"]) == ("dead", "recording")
+    copied = shutil.copytree(ranks.record_dir, tmp_path / "copied")
+    waited, _ = ranks.rows("--from", str(copied), code=0)
+    assert (waited["state"], waited["rounds"]) == ("recorded", {"decode.transfer/attn-tp": 0})
+    assert waited["where"] == "last round: 0 of decode.transfer, in the all_reduce of 7, group attn-tp"
+
+
+def test_nothing_to_find_and_nobody_allowed_to_look(ranks: TinyRanks) -> None:
+    nothing = ranks.pdctl("ranks")
+    assert (nothing.returncode, nothing.stdout) == (4, "")
+    assert str(ranks.run_dir) in nothing.stderr
+    ranks.start()
+    ranks.run_dir.chmod(0o755)
+    refused = ranks.pdctl("ranks")
+    assert (refused.returncode, refused.stdout) == (4, "")
+    assert "open to others" in refused.stderr
+    assert "Next:" in refused.stderr
+
+
+def test_only_silent_ranks_without_recordings_are_nothing_reached(ranks: TinyRanks) -> None:
+    stop(ranks.start("--then", "sleep", PDCTL_RECORD="off"))
+    [row] = ranks.rows("--rank-timeout", "0.5", code=4)
+    assert row["state"] == "silent"
+
+
+def test_a_recording_that_is_cut_off_or_foreign_is_named_and_the_others_shown(ranks: TinyRanks) -> None:
+    ranks.start()
+    (ranks.record_dir / "5-5.pdrec").write_bytes(b"PDCTLREC" + bytes(20))
+    (ranks.record_dir / "6-6.pdrec").write_bytes(b"not one of ours, surely")
+    done = ranks.pdctl("ranks")
+    assert done.returncode == 3
+    assert "live" in done.stdout
+    assert "5-5.pdrec" in done.stderr
+    assert "6-6.pdrec" in done.stderr
+
+
+class Impostor:
+    """Listens where a rank would, as this process, and answers every question with ``answer``."""
+
+    def __init__(self, ranks: TinyRanks, answer: bytes, protocol: int = wire.PROTOCOL) -> None:
+        child = ranks.start("--then", "sleep", TINY_SERVICE="impostor")
+        path = ranks.socket_of(child)
+        registration = json.loads(path.with_suffix(".json").read_bytes()) | {"protocol": protocol}
+        registration["endpoint"] = f"ipc://{path}2"
+        paths.write_private(path.with_suffix(".json"), json.dumps(registration).encode())
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.ROUTER)
+        self.socket.bind(registration["endpoint"])
+        self.answer = answer
+        self.thread = threading.Thread(target=self._serve, daemon=True)
+        self.thread.start()
+
+    def _serve(self) -> None:
+        try:
+            while True:
+                client, *_ = self.socket.recv_multipart()
+                self.socket.send_multipart([client, self.answer])
+        except zmq.ContextTerminated:
+            self.socket.close(linger=0)
+
+    def close(self) -> None:
+        self.context.term()
+        self.thread.join()
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"\x00garbage", "can't be read"),
+        (wire.encode({"v": 7}), "speaks protocol 7, this pdctl speaks 1"),
+        (wire.encode({"v": 1, "id": 0, "body": {"no": "status"}}), "can't be read"),
+        (wire.encode(wire.Reply(error="not today")), "not today"),
+    ],
+)
+def test_an_agent_that_answers_nonsense(ranks: TinyRanks, answer: bytes, reason: str) -> None:
+    works = ranks.start("--then", "sleep")
+    impostor = Impostor(ranks, answer)
+    try:
+        rows = ranks.rows(code=3)
+    finally:
+        impostor.close()
+    assert by_pid(rows, works)["state"] == "live"
+    [other] = [row for row in rows if row["pid"] != works.pid]
+    assert other["state"] == "silent"
+    assert reason in str(other["reason"])
+
+
+def test_an_agent_that_registered_another_protocol_is_not_asked(ranks: TinyRanks) -> None:
+    impostor = Impostor(ranks, b"", protocol=2)
+    try:
+        [row] = ranks.rows(code=3)
+    finally:
+        impostor.close()
+    assert row["reason"] == "its agent speaks protocol 2, this pdctl speaks 1"
+
+
+def test_a_socket_nobody_listens_on_is_refused(ranks: TinyRanks) -> None:
+    child = ranks.start("--then", "sleep", PDCTL_RECORD="off")
+    path = ranks.socket_of(child)
+    path.unlink()
+    [row] = ranks.rows(code=4)
+    assert "is gone" in row["reason"]
+    with socket.socket(socket.AF_UNIX) as closed:
+        closed.bind(str(path))
+    [row] = ranks.rows(code=4)
+    assert "nobody listens" in row["reason"]
+
+
+def test_the_table_fits_eighty_columns_and_says_the_state_in_words(ranks: TinyRanks) -> None:
+    stop(ranks.start("--size", 2, "--then", "sleep", TINY_SERVICE="decode 10.11.12.13:30001"))
+    ranks.group(2, "collective", TINY_SERVICE="decode 10.11.12.13:30002")
+    done = ranks.pdctl("ranks", "--rank-timeout", "1")
+    assert done.returncode == 3
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    for word in ("live", "silent", "no agent", "10.11.12.13:30002", "all_reduce"):
+        assert word in done.stdout
+    wide = ranks.pdctl("ranks", "-o", "wide", "--rank-timeout", "1")
+    for word in ("missing: gate (tiny has none)", "present: poll.decode.transfer", "loaded by", "test", "ipc://"):
+        assert word in wide.stdout
+
+
+def test_older_starts_are_counted_and_shown_on_request(ranks: TinyRanks) -> None:
+    for start in ("first", "second"):
+        child = ranks.start(TINY_INSTANCE=start)
+        if start == "first":
+            child.kill()
+            child.wait()
+    done = ranks.pdctl("ranks")
+    assert "1 dead rank of earlier starts; --all shows them" in done.stderr
+    assert {row["instance"] for row in ranks.rows("--all", code=3)} == {"first", "second"}
+
+
+@pytest.mark.parametrize("form", ["table", "wide", "json", "jsonl", "yaml", "csv"])
+def test_a_reader_that_takes_one_line_sees_no_traceback(ranks: TinyRanks, form: str) -> None:
+    ranks.start("--then", "sleep")
+    command = f"{sys.executable} -m pdctl.cli ranks -o {form} | head -n 1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        cwd=Path(__file__).parents[2],
+        env=ranks.env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == 1
+
+
+def test_interrupting_it_is_130_without_a_traceback(ranks: TinyRanks) -> None:
+    stopped = ranks.start("--then", "sleep")
+    stop(stopped)
+    with subprocess.Popen(
+        [sys.executable, "-m", "pdctl.cli", "ranks", "--rank-timeout", "60", "--timeout", "60"],
+        cwd=Path(__file__).parents[2],
+        env=ranks.env,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as asking:
+        # Its first connection is made when all is imported and it is about to ask.
+        while not _has_socket(asking.pid):
+            pass
+        asking.send_signal(signal.SIGINT)
+        _, errors = asking.communicate()
+    assert (asking.returncode, errors) == (130, "interrupted\n")
+
+
+def _has_socket(pid: int) -> bool:
+    try:
+        return any(str(fd.readlink()).startswith("socket:") for fd in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False
+
+
+def test_wrong_usage_is_2(ranks: TinyRanks) -> None:
+    for args in (["ranks", "--timeout", "soon"], ["ranks", "-o", "xml"], ["rank"], ["ranks", "--nonsense"]):
+        assert ranks.pdctl(*args).returncode == 2

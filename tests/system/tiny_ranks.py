@@ -1,0 +1,143 @@
+"""Starts tiny ranks (:mod:`tests.system.targets.tiny`) as processes of their own, and pdctl against them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import zmq
+
+from pdctl import wire
+
+ROOT = Path(__file__).parents[2]
+
+
+def free_port() -> int:
+    """Return a TCP port of the loopback interface that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class TinyRanks:
+    """Ranks with directories of their own; all of them end with the ``with`` block."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run_dir = folder / "run"
+        self.record_dir = folder / "record"
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith(("PDCTL_", "TORCH_FR", "XDG_RUNTIME"))}
+        self.env |= {"PDCTL_RUN_DIR": str(self.run_dir), "PDCTL_RECORD_DIR": str(self.record_dir)}
+        self.children: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> TinyRanks:  # noqa: PYI034
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for child in self.children:
+            child.kill()
+        for child in self.children:
+            child.communicate()
+
+    def begin(self, *args: object, **env: str) -> subprocess.Popen[str]:
+        """Start a rank and return at once."""
+        child = subprocess.Popen(
+            [sys.executable, "-m", "tests.system.targets.tiny", *map(str, args)],
+            cwd=ROOT,
+            env=self.env | env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.children.append(child)
+        return child
+
+    def start(self, *args: object, **env: str) -> subprocess.Popen[str]:
+        """Start a rank and return when its agent is up."""
+        child = self.begin(*args, **env)
+        self.ready(child)
+        return child
+
+    def ready(self, child: subprocess.Popen[str]) -> str:
+        """Wait for a rank's agent and return the line it would log."""
+        assert child.stdout is not None
+        line = child.stdout.readline()
+        assert line.startswith("ready"), line
+        return line
+
+    def group(self, size: int, then: str, **env: str) -> list[subprocess.Popen[str]]:
+        """Start ranks that are a real Gloo group of ``size``, and return when all agents are up."""
+        port = free_port()
+        args = ("--size", size, "--port", port, "--then", then)
+        children = [self.begin("--rank", rank, *args, **env) for rank in range(size)]
+        for child in children:
+            self.ready(child)
+        return children
+
+    def socket_of(self, child: subprocess.Popen[str]) -> Path:
+        """Return the control socket of a rank."""
+        [path] = self.run_dir.glob(f"{child.pid}-*.sock")
+        return path
+
+    def pdctl(self, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run the command line program as a user would."""
+        return subprocess.run(
+            [sys.executable, "-m", "pdctl.cli", *args],
+            cwd=ROOT,
+            env=self.env | {"COLUMNS": "80", **env},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def rows(self, *args: str, code: int) -> list[dict[str, Any]]:
+        """Return the rows of ``pdctl ranks -o json``, which must exit with ``code``."""
+        done = self.pdctl("ranks", "-o", "json", *args)
+        assert done.returncode == code, done
+        rows: list[dict[str, Any]] = json.loads(done.stdout)["ranks"]
+        return rows
+
+
+def stop(child: subprocess.Popen[str]) -> None:
+    """SIGSTOP a process and return when it has stopped."""
+    child.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+
+
+class Wire:
+    """A bare connection to a control socket, for what a well-behaved client would not send."""
+
+    def __init__(self, path: Path) -> None:
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.connect(f"ipc://{path}")
+
+    def __enter__(self) -> Wire:  # noqa: PYI034
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.context.destroy(linger=0)
+
+    def send(self, *frames: bytes) -> None:
+        """Send frames as they are."""
+        self.socket.send_multipart(frames)
+
+    def reply(self, wait_ms: int = 20_000) -> wire.Reply | None:
+        """Return the next reply, None when none comes."""
+        return wire.decode_reply(self.socket.recv()) if self.socket.poll(wait_ms) else None
+
+    def ask(self, op: str, args: dict[str, Any] | None = None, number: int = 1) -> wire.Reply:
+        """Ask in good order and return the reply to it."""
+        self.send(wire.encode(wire.Request(op, id=number, args=args or {})))
+        while True:
+            reply = self.reply()
+            assert reply is not None, f"no reply to {op}"
+            if reply.id == number:
+                return reply
