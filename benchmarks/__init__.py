@@ -1,0 +1,1 @@
+"""What pdctl costs, measured: ``python -m benchmarks`` runs all of it."""

@@ -10,8 +10,8 @@ The engine adapter calls, in this order and once per turn of the scheduler:
     tap.decided(entry, action, found) the engine committed, failed or kept an entry, as seen at its own seam
     tap.leave(queue)                  the turn is over; this is the queue now
 
-A turn that is equal to the one before costs a few list comparisons in C and a store into a mapped file before and after the
-collective; everything else is done only when something changed, and then for what changed.
+A turn that is equal to the one before costs a few list comparisons in C and a store into a mapped file before and after
+the collective; everything else is done only when something changed, and then for what changed.
 """
 
 from __future__ import annotations
@@ -42,29 +42,44 @@ _MANY = 48
 """From this many items on, numpy builds them faster than struct."""
 
 
+class Live(Protocol):
+    """Where the run that a stream is in is kept; :class:`pdctl.recording.writer.LiveRun` is one."""
+
+    def store(self, head: tuple[int, ...], tail: bytes) -> None:
+        """Store a run, or a new phase of it."""
+
+    def again(self, repeat: int, t_enter: int) -> None:
+        """Store that the run was entered once more."""
+
+    def done(self) -> None:
+        """Store that the run's last round has been applied."""
+
+
 class Sink(Protocol):
     """What a tap writes to; :class:`pdctl.recording.writer.RecordingWriter` is one. Capacities count records."""
 
     items_capacity: int
     rounds_capacity: int
 
-    def visited(self, queue: int, visits: int, empty: bool, mono_ns: int) -> None: ...
+    def visited(self, queue: int, visits: int, empty: bool, mono_ns: int) -> None:
+        """Store that a turn of a queue began."""
 
-    def live(self, stream: int, head: tuple[int, ...], tail: bytes) -> None: ...
+    def live(self, stream: int) -> Live:
+        """Return where the run of a stream is kept."""
 
-    def again(self, stream: int, *head: int) -> None: ...
+    def close_run(self, head: tuple[int, ...], tail: bytes) -> None:
+        """Append a run that has ended."""
 
-    def done(self, stream: int) -> None: ...
-
-    def close_run(self, head: tuple[int, ...], tail: bytes) -> None: ...
-
-    def items(self, data: bytes) -> int: ...
+    def items(self, data: bytes) -> int:
+        """Append item records and return the number of the first."""
+        ...
 
 
 class Recorder(Sink, Protocol):
     """What an adapter gets from the agent to write to: a recording, or the null recorder when recording is off."""
 
-    def pulse(self, ticks: int, mono_ns: int) -> None: ...
+    def pulse(self, ticks: int, mono_ns: int) -> None:
+        """Store that the scheduler took a turn."""
 
     def event(
         self,
@@ -77,7 +92,8 @@ class Recorder(Sink, Protocol):
         a: int = 0,
         b: int = 0,
         text: str = "",
-    ) -> None: ...
+    ) -> None:
+        """Append an event."""
 
 
 class QueueView(Protocol):
@@ -144,9 +160,44 @@ class _Seen:
 class _Stream:
     """The rounds of one queue over one group: the run it is in and what a reader knows before that run."""
 
-    def __init__(self, stream_id: int, group: int) -> None:
+    __slots__ = (
+        "after_hash",
+        "data",
+        "due",
+        "full",
+        "gone",
+        "group",
+        "hash",
+        "id",
+        "items_count",
+        "items_crc",
+        "items_start",
+        "known",
+        "live",
+        "members",
+        "mergeable",
+        "merging",
+        "n",
+        "n_after",
+        "ordinal",
+        "phase",
+        "prev_enter",
+        "raw",
+        "reduced_data",
+        "repeat",
+        "runs_since_full",
+        "seen",
+        "since_full",
+        "t_done",
+        "t_enter",
+        "t_first",
+        "visit",
+    )
+
+    def __init__(self, stream_id: int, group: int, live: Live) -> None:
         self.id = stream_id
         self.group = group
+        self.live = live
         self.seen = _Seen(b"", b"")
         self.known: _Seen | None = None
         self.gone: list[int] = []
@@ -157,6 +208,7 @@ class _Stream:
         self.ordinal = 0
         self.repeat = 0
         self.visit = 0
+        self.due = 0  # the turn in which the next round of this run would be
         self.phase = 0
         self.full = True
         self.mergeable = False
@@ -174,10 +226,35 @@ class _Stream:
 class QueueTap:
     """Records the rounds of one polled queue.
 
-    queue: its name, one of :data:`pdctl.model.POLLED_QUEUES`. view: how entries and slots are read. sink: where it goes.
-    next_stream: gives stream numbers unique in the recording. decides: reduced polls after which the engine decides on an
-    entry (its metadata slot is looked at then).
+    queue: its name, one of :data:`pdctl.model.POLLED_QUEUES`. view: how entries and slots are read. sink: where it
+    goes. next_stream: gives stream numbers unique in the recording. decides: reduced polls after which the engine
+    decides on an entry (its metadata slot is looked at then).
     """
+
+    __slots__ = (
+        "_code",
+        "_current",
+        "_decided",
+        "_decides",
+        "_hash",
+        "_members",
+        "_next_stream",
+        "_polled",
+        "_pollers",
+        "_queue",
+        "_raw",
+        "_raw_kept",
+        "_raw_polls",
+        "_rooms",
+        "_same",
+        "_sink",
+        "_slots",
+        "_streams",
+        "_view",
+        "_visited",
+        "queue",
+        "visits",
+    )
 
     def __init__(
         self, queue: str, view: QueueView, sink: Sink, next_stream: Callable[[], int], decides: Iterable[int] = (0, 4)
@@ -187,6 +264,7 @@ class QueueTap:
         self._code = QUEUES.index(queue)
         self._view = view
         self._sink = sink
+        self._visited = sink.visited
         self._next_stream = next_stream
         self._decides = [bytes([poll]) for poll in decides]
         self._streams: dict[int, _Stream] = {}
@@ -199,13 +277,15 @@ class QueueTap:
         self._members = 0
         self._same = self._polled = False
         self._raw: list[int] | None = None
+        self._raw_polls: list[int] = []
+        self._raw_kept: list[int] | None = None
         self._decided: dict[int, tuple[int, int | None]] = {}
 
     # ---- one turn -------------------------------------------------------------------------------------------------
 
     def visit(self, queue: Sequence[Any]) -> None:
         """Begin a turn. ``queue`` is the engine's list; an empty one means the engine will skip the collective."""
-        self.visits += 1
+        visits = self.visits = self.visits + 1
         self._queue = queue
         self._raw = None
         self._polled = False
@@ -213,7 +293,7 @@ class QueueTap:
             self._pollers = []
             del self._rooms[:], self._slots[:]
             self._members += 1
-        self._sink.visited(self._code, self.visits, not queue, _now())
+        self._visited(self._code, visits, not queue, _now())
 
     def polled(self, pollers: list[Any]) -> None:
         """Take the pollers of this turn, one per entry; the same objects in the same order mean the same requests."""
@@ -221,9 +301,10 @@ class QueueTap:
             return  # one poll function of the engine calls another
         self._polled = True
         before = self._pollers
-        self._same = pollers == before
-        if self._same:
+        if pollers == before:
+            self._same = True
             return
+        self._same = False
         known = len(before)
         if known > len(pollers) or pollers[:known] != before:
             known = 0
@@ -238,28 +319,27 @@ class QueueTap:
 
     def raw(self, polls: list[int]) -> None:
         """Take this rank's own polls before the engine's metadata gate, which changes nothing but Success."""
-        if _SUCCESS in polls:
-            self._raw = polls.copy()
+        if polls != self._raw_polls:  # to compare lists of the same small ints is far cheaper than to search one
+            self._raw_polls = polls.copy()
+            self._raw_kept = self._raw_polls if _SUCCESS in polls else None
+        self._raw = self._raw_kept
 
     def entering(self, group: int, data: bytes, width: int) -> None:
         """Record that the collective over group number ``group`` starts with ``data``, ``width`` bytes a poll."""
         stream = self._streams.get(group)
         if stream is None:
-            stream = self._streams[group] = _Stream(self._next_stream(), group)
+            number = self._next_stream()
+            stream = self._streams[group] = _Stream(number, group, self._sink.live(number))
         self._current.append(stream)
         stream.prev_enter = stream.t_enter
-        stream.t_enter = _now()
-        if (
-            self._same
-            and stream.mergeable
-            and data == stream.data
-            and self._raw == stream.raw
-            and stream.visit + stream.repeat == self.visits
-        ):
-            stream.merging = True
-            stream.repeat += 1
+        now = stream.t_enter = _now()
+        visits = self.visits
+        if stream.due == visits and self._same and stream.mergeable and data == stream.data and self._raw == stream.raw:
+            stream.due = visits + 1
+            repeat = stream.repeat = stream.repeat + 1
             stream.phase = _ENTERED
-            self._sink.again(stream.id, *self._head(stream))
+            stream.merging = True
+            stream.live.again(repeat, now)
         else:
             self._start(stream, data, width)
 
@@ -294,7 +374,7 @@ class QueueTap:
                 stream.phase = _APPLIED
                 if stream.merging:
                     stream.merging = False
-                    self._sink.done(stream.id)
+                    stream.live.done()
                 else:
                     self._settle(stream, [])
         current.clear()
@@ -303,7 +383,7 @@ class QueueTap:
 
     def _start(self, stream: _Stream, data: bytes, width: int) -> None:
         self._close(stream)
-        if stream.members != self._members or stream.visit + stream.repeat != self.visits:
+        if stream.members != self._members or stream.due != self.visits:
             stream.known = None  # the list is another one, or this stream missed turns
         gated = _narrow(data, width)
         stream.seen = _Seen(gated, gated if self._raw is None else bytes(self._raw))
@@ -328,6 +408,7 @@ class QueueTap:
 
     def _new_run(self, stream: _Stream, enter: int, phase: int) -> None:
         stream.repeat = 1
+        stream.due = stream.visit + 1
         stream.phase = phase
         stream.t_first = stream.t_enter = enter
         stream.t_done = 0
@@ -373,7 +454,7 @@ class QueueTap:
             if stream.merging:
                 if not actions and found == seen.found:
                     stream.merging = False  # decided again as in the round before: still the same run
-                    self._sink.done(stream.id)
+                    stream.live.done()
                     continue
                 seen = _Seen(seen.gated, seen.local)
                 seen.reduced = stream.seen.reduced
@@ -415,7 +496,7 @@ class QueueTap:
     def _store(self, stream: _Stream) -> None:
         seen, known = stream.seen, stream.known
         if stream.full or known is None:
-            picked = range(stream.n)
+            picked: Sequence[int] = range(stream.n)
         else:
             picked = seen.changed_since(known, stream.phase)
         data = self._items(seen, picked)
@@ -423,7 +504,7 @@ class QueueTap:
         stream.since_full += len(picked)
         stream.items_crc = crc32(data)
         stream.items_start = self._sink.items(data)
-        self._sink.live(stream.id, self._head(stream), self._tail(stream))
+        stream.live.store(self._head(stream), self._tail(stream))
 
     def _items(self, seen: _Seen, picked: Sequence[int]) -> bytes:
         rooms, slots, found, actions = self._rooms, self._slots, seen.found, seen.actions
@@ -431,7 +512,14 @@ class QueueTap:
         if len(picked) < _MANY:
             return b"".join(
                 _pack_item(
-                    rooms[i], found.get(i, 0), slots[i], i, seen.local[i], seen.gated[i], reduced[i], actions.get(i, 0),
+                    rooms[i],
+                    found.get(i, 0),
+                    slots[i],
+                    i,
+                    seen.local[i],
+                    seen.gated[i],
+                    reduced[i],
+                    actions.get(i, 0),
                     f.ITEM_FOUND_KNOWN if i in found else 0,
                 )
                 for i in picked
@@ -459,7 +547,16 @@ class QueueTap:
     @staticmethod
     def _tail(s: _Stream) -> bytes:
         return _pack_tail(
-            s.n, s.n_after, s.ordinal, s.visit, s.t_first, s.hash, s.after_hash, s.items_start, s.items_count, s.items_crc
+            s.n,
+            s.n_after,
+            s.ordinal,
+            s.visit,
+            s.t_first,
+            s.hash,
+            s.after_hash,
+            s.items_start,
+            s.items_count,
+            s.items_crc,
         )
 
     def ordinals(self) -> dict[int, int]:
@@ -483,7 +580,8 @@ def _differ(old: bytes, new: bytes) -> list[int]:
         different.append(at)
         bits &= ~(255 << (at << 3))
     if bits:
-        return [int(i) for i in np.flatnonzero(np.frombuffer(old, np.uint8, count) != np.frombuffer(new, np.uint8, count))]
+        unequal = np.frombuffer(old, np.uint8, count) != np.frombuffer(new, np.uint8, count)
+        return [int(i) for i in np.flatnonzero(unequal)]
     return different
 
 

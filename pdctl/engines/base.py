@@ -113,6 +113,8 @@ class PollHooks:
         tap_of and queue_of get the method's arguments; a tap of None means that this call polls no queue pdctl follows.
         """
 
+        entered = self._entered
+
         def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
             def polls_queue(self_: Any, *args: Any, **kwargs: Any) -> Any:
                 if not site.on:
@@ -123,7 +125,7 @@ class PollHooks:
                     if tap is not None:
                         tap.visit(queue_of(self_, *args, **kwargs))
                         self.current = tap
-                        self._entered.clear()
+                        entered.clear()
                 except Exception as error:
                     site.failed(error)
                 try:
@@ -170,8 +172,8 @@ class PollHooks:
     ) -> bool:
         """Hook a module-level poll function. pollers_of / group_of pick the pollers and the group from its arguments.
 
-        A group of None means that this rank reduces nothing (its polls come from elsewhere): not a round. A queue's method
-        polls its queue with the first poll function it calls; what it may reduce after that is something else.
+        A group of None means that this rank reduces nothing (its polls come from elsewhere): not a round. A queue's
+        method polls its queue with the first poll function it calls; what it may reduce after that is something else.
         """
 
         def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
@@ -228,59 +230,60 @@ class PollHooks:
         return self._hooks.wrap(owner, attribute, "gate", make)
 
     def collective(self, owner: Any) -> bool:
-        """Replace ``owner.dist`` (the module's name for torch.distributed) by one whose all_reduce is seen."""
+        """Replace ``owner.dist`` (the module's name for torch.distributed) by one whose all_reduce is seen.
+
+        The engine's all_reduce of polls is recorded before and after; any other goes straight through.
+        """
 
         def make(dist: Any, site: Site) -> Any:
-            return _Distributed(dist, self, site)
+            entered, group_index = self._entered, self._group_index
+
+            def all_reduce(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+                tap = self.polling
+                if tap is None or not site.on:
+                    return dist.all_reduce(tensor, *args, **kwargs)
+                polls = None
+                number = -1
+                try:
+                    number = group_index(kwargs["group"] if "group" in kwargs else args[1])
+                    if number >= 0 and number not in entered:
+                        polls = tensor.numpy()  # shares the tensor's memory, so that it also shows what comes back
+                        tap.entering(number, polls.tobytes(), polls.itemsize)
+                        entered.append(number)
+                except Exception as error:
+                    polls = None
+                    site.failed(error)
+                result = dist.all_reduce(tensor, *args, **kwargs)
+                if polls is not None:
+                    try:
+                        tap.left(number, polls.tobytes(), polls.itemsize)
+                    except Exception as error:
+                        site.failed(error)
+                return result
+
+            return _Distributed(dist, all_reduce)
 
         return self._hooks.wrap(owner, "dist", "collective", make)
-
-    def all_reduce(self, original: Callable[..., Any], site: Site, tensor: Any, args: Any, kwargs: Any) -> Any:
-        """Run the engine's all_reduce of one round of polls, recorded before and after."""
-        tap = self.polling
-        if tap is None or not site.on:
-            return original(tensor, *args, **kwargs)
-        number = width = -1
-        try:
-            group = kwargs["group"] if "group" in kwargs else args[1]
-            number = self._group_index(group)
-            if number >= 0 and number not in self._entered:
-                width = tensor.element_size()
-                tap.entering(number, tensor.numpy().tobytes(), width)
-                self._entered.append(number)
-            else:
-                number = -1
-        except Exception as error:
-            number = -1
-            site.failed(error)
-        result = original(tensor, *args, **kwargs)
-        if number >= 0:
-            try:
-                tap.left(number, tensor.numpy().tobytes(), width)
-            except Exception as error:
-                site.failed(error)
-        return result
 
 
 class _Distributed:
     """torch.distributed as the hooked module sees it: everything is the original's, only all_reduce is watched."""
 
-    def __init__(self, dist: Any, hooks: PollHooks, site: Site) -> None:
-        self.__dict__.update(_dist=dist, _hooks=hooks, _site=site)
+    def __init__(self, dist: Any, all_reduce: Callable[..., Any]) -> None:
+        self.__dict__.update(_dist=dist, all_reduce=all_reduce)
+        if hasattr(dist, "ReduceOp"):
+            self.__dict__["ReduceOp"] = dist.ReduceOp  # asked for in every poll; a class of torch's that never changes
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dist, name)
-
-    def all_reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._hooks.all_reduce(self._dist.all_reduce, self._site, tensor, args, kwargs)
 
 
 class Adapter(Protocol):
     """One engine in one rank, as the agent uses it.
 
     ``identity`` and ``install`` run on the thread that starts the agent, the rest on the agent's own thread while the
-    engine runs. An adapter may also have ``poll_awaited() -> bool``: the agent calls it about four times a second, and every
-    20 ms while it returns True, so that metadata that comes late is seen landing (:class:`pdctl.model.EventKind` LANDED).
+    engine runs. An adapter may also have ``poll_awaited() -> bool``: the agent calls it about four times a second, and
+    every 20 ms while it returns True, so that metadata that comes late is seen landing (EventKind.LANDED).
     On ranks that receive metadata it should have ``transfer_address() -> str``: the address under which the sending
     side's fault site knows this rank (Mooncake: the session id), "" where unknown: it alone tells two servers apart.
     A rank that carries the site of a fault has a present Seam ``fault.<kind>`` (``fault.delay-metadata`` where metadata

@@ -18,14 +18,9 @@ class NullRecorder:
     def visited(self, queue: int, visits: int, empty: bool, mono_ns: int) -> None:
         """Keep nothing."""
 
-    def live(self, stream: int, head: tuple[int, ...], tail: bytes) -> None:
-        """Keep nothing."""
-
-    def again(self, stream: int, *head: int) -> None:
-        """Keep nothing."""
-
-    def done(self, stream: int) -> None:
-        """Keep nothing."""
+    def live(self, stream: int) -> NullRun:  # noqa: ARG002
+        """Return what keeps no run."""
+        return NullRun()
 
     def close_run(self, head: tuple[int, ...], tail: bytes) -> None:
         """Keep nothing."""
@@ -46,4 +41,17 @@ class NullRecorder:
         b: int = 0,
         text: str = "",
     ) -> None:
+        """Keep nothing."""
+
+
+class NullRun:
+    """Stands where :class:`pdctl.recording.writer.LiveRun` would."""
+
+    def store(self, head: tuple[int, ...], tail: bytes) -> None:
+        """Keep nothing."""
+
+    def again(self, repeat: int, t_enter: int) -> None:
+        """Keep nothing."""
+
+    def done(self) -> None:
         """Keep nothing."""

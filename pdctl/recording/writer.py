@@ -1,7 +1,7 @@
 """The rank's side of a recording: a mapped file that is only ever stored into. Standard library only.
 
-Nothing here blocks, allocates on disk after start-up, or raises on the hot path: the file's space is reserved when it is
-created, so a full disk shows at start (OSError) and never later as a bus error in the engine.
+Nothing here blocks, allocates on disk after start-up, or raises on the hot path: the file's space is reserved when it
+is created, so a full disk shows at start (OSError) and never later as a bus error in the engine.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
+import struct
+import sys
 import time
 from pathlib import Path
 from zlib import crc32
@@ -36,8 +38,8 @@ class RecordingWriter:
         self._round_seq = 0
         self._items_written = 0
         self._event_seq = itertools.count(1)
-        self._live_seq = [0] * f.MAX_STREAMS
-        self._scratch = [bytearray(f.ROUND_SIZE) for _ in range(f.MAX_STREAMS)]
+        # The header as 8-byte words: a store of one is a single store of the processor, so that nobody reads half of it.
+        self._words = memoryview(mapping)[: f.HEADER_SIZE].cast("Q")
         self._since_trim = 0
 
     @classmethod
@@ -45,8 +47,10 @@ class RecordingWriter:
         """Create ``path`` (mode 0600, must not exist), reserve ``size`` bytes and write the header.
 
         Raises OSError when the file can't be made or its space can't be reserved, ValueError for a size under
-        MIN_SIZE or an identity over IDENTITY_MAX bytes.
+        MIN_SIZE, an identity over IDENTITY_MAX bytes or a big-endian machine.
         """
+        if sys.byteorder != "little":
+            raise ValueError("recordings are written on little-endian machines only")
         if size < f.MIN_SIZE:
             raise ValueError(f"a recording needs at least {f.MIN_SIZE} bytes, not {size}")
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -54,7 +58,7 @@ class RecordingWriter:
             os.posix_fallocate(fd, 0, size)
             mapping = mmap.mmap(fd, size)
         except BaseException:
-            os.unlink(path)
+            path.unlink()
             raise
         finally:
             os.close(fd)
@@ -91,32 +95,22 @@ class RecordingWriter:
 
     def pulse(self, ticks: int, mono_ns: int) -> None:
         """Say that the scheduler is alive: ``ticks`` turns so far, the last at ``mono_ns``."""
-        f.PULSE.pack_into(self._map, f.PULSE_OFFSET, ticks, mono_ns)
+        words = self._words
+        words[_PULSE_WORD] = ticks
+        words[_PULSE_WORD + 1] = mono_ns
 
     def visited(self, queue: int, visits: int, empty: bool, mono_ns: int) -> None:
-        """Say that turn number ``visits`` of queue code ``queue`` began, and whether it was empty and will be skipped."""
-        _pack_visits(self._map, f.VISITS_OFFSET + 16 * queue, visits | f.EMPTY_BIT if empty else visits, mono_ns)
+        """Say that turn number ``visits`` of queue code ``queue`` began, and whether it is empty and will be skipped."""
+        words = self._words
+        at = _VISITS_WORD + 2 * queue
+        words[at] = visits | f.EMPTY_BIT if empty else visits
+        words[at + 1] = mono_ns
 
-    def live(self, stream: int, head: tuple[int, ...], tail: bytes) -> None:
-        """Store the run that ``stream`` is in; ``head`` is a ROUND_HEAD without seq, ``tail`` a packed ROUND_TAIL.
-
-        The two cells of a stream are written in turn, so that a death in the middle of one leaves the other whole.
-        """
-        self._scratch[stream][f.ROUND_HEAD.size : f.ROUND_BODY_SIZE] = tail
-        self.again(stream, *head)
-
-    def again(self, stream: int, *head: int) -> None:
-        """Store the same run with another head: one more round of it."""
-        seq = self._live_seq[stream] = self._live_seq[stream] + 1
-        cell = self._scratch[stream]
-        _pack_head(cell, 0, seq, *head)
-        _pack_crc(cell, f.ROUND_CRC_OFFSET, crc32(cell[: f.ROUND_BODY_SIZE]))
-        at = f.LIVE_OFFSET + (2 * stream + (seq & 1)) * f.ROUND_SIZE
-        self._map[at : at + f.ROUND_SIZE] = cell
-
-    def done(self, stream: int) -> None:
-        """Say that the last round of the run in the live cell has been applied."""
-        _pack_done(self._map, f.DONE_OFFSET + 8 * stream, self._live_seq[stream])
+    def live(self, stream: int) -> LiveRun:
+        """Return what keeps the run that ``stream`` is in. Raises IndexError from MAX_STREAMS on."""
+        if not 0 <= stream < f.MAX_STREAMS:
+            raise IndexError(f"a recording has room for {f.MAX_STREAMS} streams")
+        return LiveRun(self._map, self._words, stream)
 
     def close_run(self, head: tuple[int, ...], tail: bytes) -> None:
         """Append a run that has ended to the rounds ring."""
@@ -183,8 +177,53 @@ class RecordingWriter:
 
 
 _ROUND_PAD = b"\0" * (f.ROUND_CRC_OFFSET - f.ROUND_BODY_SIZE)
-_pack_visits = f.VISITS.pack_into
-_pack_head, _pack_crc, _pack_done = f.ROUND_HEAD.pack_into, f.ROUND_CRC.pack_into, f.DONE.pack_into
+_PULSE_WORD = f.PULSE_OFFSET // 8
+_VISITS_WORD = f.VISITS_OFFSET // 8
+_DONE_WORD = f.DONE_OFFSET // 8
+_AGAIN = struct.Struct("<Q4sQq")  # the start of a ROUND_HEAD: its four bytes after seq as one, without t_done
+_pack_head, _pack_crc, _pack_again = f.ROUND_HEAD.pack_into, f.ROUND_CRC.pack_into, _AGAIN.pack_into
+
+
+class LiveRun:
+    """The run one stream is in: two cells that are written in turn, so that a death in one leaves the other whole."""
+
+    __slots__ = ("_body", "_cell", "_done", "_kind", "_map", "_places", "_seq", "_words")
+
+    def __init__(self, mapping: mmap.mmap, words: memoryview[int], stream: int) -> None:
+        self._map = mapping
+        self._words = words
+        self._done = _DONE_WORD + stream
+        first = f.LIVE_OFFSET + 2 * stream * f.ROUND_SIZE
+        self._places = tuple(slice(at, at + f.ROUND_SIZE) for at in (first, first + f.ROUND_SIZE))
+        self._seq = 0
+        self._kind = bytes(4)
+        self._cell = bytearray(f.ROUND_SIZE)
+        self._body = memoryview(self._cell)[: f.ROUND_BODY_SIZE]
+
+    def store(self, head: tuple[int, ...], tail: bytes) -> None:
+        """Store the run; ``head`` is a ROUND_HEAD without seq, ``tail`` a packed ROUND_TAIL."""
+        seq = self._seq = self._seq + 1
+        cell = self._cell
+        _pack_head(cell, 0, seq, *head)
+        cell[f.ROUND_HEAD.size : f.ROUND_BODY_SIZE] = tail
+        self._kind = bytes((*head[:3], head[3] & _FLAGS | _ENTERED))
+        _pack_crc(cell, f.ROUND_CRC_OFFSET, crc32(self._body))
+        self._map[self._places[seq & 1]] = cell
+
+    def again(self, repeat: int, t_enter: int) -> None:
+        """Store the same run, ``repeat`` times by now, its last round entered at ``t_enter``."""
+        seq = self._seq = self._seq + 1
+        cell = self._cell
+        _pack_again(cell, 0, seq, self._kind, repeat, t_enter)
+        _pack_crc(cell, 124, crc32(self._body))
+        self._map[self._places[seq & 1]] = cell
+
+    def done(self) -> None:
+        """Say that the last round of the run has been applied."""
+        self._words[self._done] = self._seq
+
+
+_FLAGS, _ENTERED = 0xF0, 1
 
 
 def process_start(pid: int) -> int:
