@@ -1,8 +1,8 @@
 """How the agent gets into an SGLang scheduler process, from the engine's plug-in group or from a start-up file.
 
-Both ways end in :func:`after_scheduler`, called with each scheduler right after its ``__init__``: the process groups, queues
-and buffers exist then, and the event loop has not begun. Never earlier: a thread started while modules are still being
-imported has broken programs.
+Both ways end in :func:`after_scheduler`, called with each scheduler right after its ``__init__``: the process groups,
+queues and buffers exist then, and the event loop has not begun. Never earlier: a thread started while modules are still
+being imported has broken programs.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def after_scheduler(scheduler: Any, loaded_by: str) -> None:
 
         if Agent.current is None and not switched_off():
             Agent.start(SGLangAdapter(scheduler), loaded_by=loaded_by)
-    except Exception as error:  # noqa: BLE001 - the engine must not notice
+    except Exception as error:
         import logging
 
         logging.getLogger("pdctl").info("pdctl agent is off: %s: %s", type(error).__name__, error)

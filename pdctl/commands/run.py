@@ -25,12 +25,14 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="The engine's command line.", show_default=False)],
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- CMD...", help="The engine's command line.", show_default=False)
+    ],
 ) -> None:
     """Start an engine with the agent in every scheduler process it starts.
 
-    For SGLang before 0.5.11, which has no plug-ins; harmless with newer ones. The command takes pdctl's place (same pid,
-    its own exit status and signals). No file of the engine is changed: a start-up directory is put first on PYTHONPATH.
+    For SGLang before 0.5.11, which has no plug-ins; harmless with newer ones. The command takes pdctl's place: same pid,
+    its own exit status and signals. No file of the engine is changed: a start-up directory is put first on PYTHONPATH.
     """
     program = shutil.which(command[0])
     if program is None:

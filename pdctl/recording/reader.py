@@ -136,7 +136,7 @@ class Stream:
                 gated,
                 reduced if run.phase > Phase.ENTERED or run.repeat > 1 else UNKNOWN,
                 action if run.phase is Phase.APPLIED or run.repeat > 1 else UNKNOWN,
-                found if flags & f.ITEM_FOUND_KNOWN and run.phase > Phase.ENTERED else None,
+                found if flags & f.ITEM_FOUND_KNOWN and (run.phase > Phase.ENTERED or run.repeat > 1) else None,
             )
             for room, found, slot, _, local, gated, reduced, action, flags, _ in rows.tolist()
         ]
@@ -238,7 +238,9 @@ class Recording:
             if (seq - 1) % cap != place or kind not in _KINDS:
                 continue
             name = QUEUES[queue] if queue < len(QUEUES) else ""
-            yield Event(seq, mono, EventKind(kind), name, slot, room, a, b, text.rstrip(b"\0").decode("utf-8", "replace"))
+            yield Event(
+                seq, mono, EventKind(kind), name, slot, room, a, b, text.rstrip(b"\0").decode("utf-8", "replace")
+            )
 
 
 _ZERO8 = b"\0" * 8
@@ -273,9 +275,11 @@ def parse(data: bytes, name: str = "") -> Recording:
         problems.append(f"cut off: {len(data)} of {size} bytes")
     ticks, tick_ns = f.PULSE.unpack_from(data, f.PULSE_OFFSET)
     rounds_off, rounds_cap, items_off, items_cap, events_off, events_cap = rings
-    items = np.frombuffer(data, _ITEM, max(0, min(items_cap, (len(data) - items_off) // f.ITEM_SIZE)), items_off) if (
-        len(data) > items_off
-    ) else np.zeros(0, _ITEM)
+    items = (
+        np.frombuffer(data, _ITEM, max(0, min(items_cap, (len(data) - items_off) // f.ITEM_SIZE)), items_off)
+        if (len(data) > items_off)
+        else np.zeros(0, _ITEM)
+    )
     if len(items) < items_cap:
         items = np.concatenate([items, np.zeros(items_cap - len(items), _ITEM)])
     streams, torn = _streams(data, rounds_off, rounds_cap, identity, items)
@@ -336,9 +340,7 @@ def _round_at(data: bytes, at: int) -> _Record | None:
     return (*f.ROUND_HEAD.unpack_from(body), f.ROUND_TAIL.unpack_from(body, f.ROUND_HEAD.size))
 
 
-def _streams(
-    data: bytes, offset: int, cap: int, identity: Identity, items: NDArray[Any]
-) -> tuple[list[Stream], int]:
+def _streams(data: bytes, offset: int, cap: int, identity: Identity, items: NDArray[Any]) -> tuple[list[Stream], int]:
     torn = 0
     found: dict[int, _Record] = {}
     for place in _used(data, offset, cap, f.ROUND_SIZE):

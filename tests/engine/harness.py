@@ -174,10 +174,12 @@ class Pair:
             raise AssertionError(f"{error}\n{server.tail()}") from None
 
     def _get(self, server: Server, path: str) -> bool:
-        with self.ns.entered(), contextlib.suppress(OSError):
-            with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=5) as answer:
+        url = f"http://127.0.0.1:{server.port}{path}"
+        try:
+            with self.ns.entered(), urllib.request.urlopen(url, timeout=5) as answer:
                 return bool(answer.status == 200)
-        return False
+        except OSError:
+            return False
 
     def stop(self) -> None:
         """End everything."""
@@ -185,7 +187,7 @@ class Pair:
             server.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    # ---- load -----------------------------------------------------------------------------------------------------------
+    # ---- load --------------------------------------------------------------------------------------------------------
 
     def generate(
         self, count: int, *, tokens: int = 8, limit_s: float = ANSWER_S, first_room: int | None = None
@@ -234,7 +236,7 @@ class Pair:
         with self.ns.entered(), urllib.request.urlopen(request, timeout=limit_s) as answer:
             return json.loads(answer.read())
 
-    # ---- looking --------------------------------------------------------------------------------------------------------
+    # ---- looking -----------------------------------------------------------------------------------------------------
 
     def ranks(self) -> list[FoundRank]:
         """Return the ranks that pdctl finds, those that have an agent or had one."""
@@ -292,7 +294,7 @@ def _json(value: Any) -> bytes:
 
 def prompt(number: int) -> str:
     """Return the prompt of the n-th request: different lengths, the same every time."""
-    words = "the quick brown fox jumps over the lazy dog".split()
+    words = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog"]
     chosen = random.Random(number)
     return " ".join(chosen.choice(words) for _ in range(4 + number % 5))
 

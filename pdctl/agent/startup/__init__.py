@@ -1,7 +1,7 @@
 """The start-up directory of ``pdctl run``: it is put first on PYTHONPATH, and Python runs its ``sitecustomize`` first.
 
-:func:`install` only places an import hook for the engine's scheduler module. Nothing else happens in processes that never
-import it, and no thread is started from here.
+:func:`install` only places an import hook for the engine's scheduler module. Nothing else happens in processes that
+never import it, and no thread is started from here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Loader(importlib.abc.Loader):
         self._inner.exec_module(module)
         try:
             plugin.scheduler_imported(module)
-        except Exception:  # noqa: BLE001, S110 - the engine must not notice
+        except Exception:  # noqa: S110 - the engine must not notice
             pass
 
     def __getattr__(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Run by every Python that has this directory on PYTHONPATH: places pdctl's import hook, then runs the next sitecustomize.
+"""Run by every Python with this directory on PYTHONPATH: places pdctl's import hook, then runs the next sitecustomize.
 
 Python imports only the first ``sitecustomize`` it finds; a distribution's or an image's own one must still run.
 """
@@ -39,7 +39,7 @@ def _run_next_sitecustomize() -> None:
 
 try:
     _install_hook()
-except Exception:  # noqa: BLE001, S110 - whatever is wrong with pdctl here, the program starts as ever
+except Exception:  # noqa: S110 - whatever is wrong with pdctl here, the program starts as ever
     pass
 
 _run_next_sitecustomize()

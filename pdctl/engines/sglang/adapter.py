@@ -20,19 +20,8 @@ if TYPE_CHECKING:
     from pdctl.agent.tap import Recorder
 
 
-class _WithoutPulse:
-    """A recorder for the taps where the scheduler's loop gives the pulse: a tap's turns are not the scheduler's."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        # As attributes of the instance: the taps call these every turn.
-        self.__dict__.update({name: getattr(recorder, name) for name in dir(recorder) if not name.startswith("_")})
-        self.__dict__["pulse"] = self._leave_to_the_loop
-
-    def _leave_to_the_loop(self, ticks: int, mono_ns: int) -> None: ...
-
-
 class SGLangAdapter:
-    """Reads and hooks the rank that ``scheduler`` (a constructed ``sglang.srt.managers.scheduler.Scheduler``) runs in."""
+    """Reads and hooks the rank whose constructed ``sglang.srt.managers.scheduler.Scheduler`` it is given."""
 
     def __init__(self, scheduler: Any) -> None:
         self.hooks = Hooks()
@@ -51,19 +40,18 @@ class SGLangAdapter:
 
     def install(self, recorder: Recorder, faults: FaultTable) -> None:
         """Put the hooks in. A rank without disaggregation gets the pulse of its loop only."""
-        ticked = self._loop(recorder)
+        self._loop(recorder)
         if self._identity.role == seams.UNIFIED:
             return
-        sink: Any = _WithoutPulse(recorder) if ticked else recorder
         self._landings = Landings(self._reader, recorder)
         self._installed = SchedulerHooks(
-            self._scheduler, self.hooks, self._reader, sink, self._landings, self._groups.number
+            self._scheduler, self.hooks, self._reader, recorder, self._landings, self._groups.number
         )
         self._installed.install(self._identity.role)
         if self._identity.role == "prefill":
             self._more_seams += late.install(self.hooks, self._scheduler, recorder, faults)
 
-    def _loop(self, recorder: Recorder) -> bool:
+    def _loop(self, recorder: Recorder) -> None:
         def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
             del site  # two stores that can't fail
             pulse, clock = recorder.pulse, time.monotonic_ns
@@ -78,7 +66,6 @@ class SGLangAdapter:
 
         there = self.hooks.wrap(type(self._scheduler), "process_input_requests", "tick", make)
         self._more_seams.append(Seam("tick", there, "Scheduler.process_input_requests"))
-        return there
 
     def seams(self) -> tuple[Seam, ...]:
         """Return what was looked for in this rank's code, and whether it is there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,13 @@ LEAVES: dict[str, frozenset[int]] = {
 }
 
 _MAX_ANSWERS = 4096
+
+
+def _always(tap: QueueTap) -> Callable[..., QueueTap]:
+    def tap_of(*_: Any, **__: Any) -> QueueTap:
+        return tap
+
+    return tap_of
 
 
 class SchedulerHooks:
@@ -74,7 +82,7 @@ class SchedulerHooks:
     def _say(self, name: str, present: bool, detail: str) -> None:
         self.seams.append(Seam(name, present, detail))
 
-    # ---- rounds ---------------------------------------------------------------------------------------------------------
+    # ---- rounds ------------------------------------------------------------------------------------------------------
 
     def _tap(self, queue: str) -> QueueTap:
         if queue not in self.taps:
@@ -85,7 +93,10 @@ class SchedulerHooks:
         self._streams += 1
         return self._streams - 1
 
-    def _queue(self, name: str) -> list[Any]:
+    def _now(self, name: str, _owner: Any) -> list[Any]:
+        return self._reader.queue(name)
+
+    def _queue(self, name: str, *_: Any, **__: Any) -> list[Any]:
         queue = self._reader.queue(name)
         # With priorities the engine sorts the list in place between the poll and the removal.
         sorts = name == "decode.prealloc" and getattr(self._scheduler, "enable_priority_scheduling", False)
@@ -105,26 +116,15 @@ class SchedulerHooks:
                 continue
             if not spec.queue.startswith(role):
                 continue
-            known = spec.queue in self.taps
-            tap, name = self._tap(spec.queue), spec.queue
-            self._polls.poll_method(
-                owner,
-                spec.method,
-                f"rounds.{name}",
-                lambda *_, tap=tap, **__: tap,
-                lambda *_, name=name, **__: self._queue(name),
-                leaves=not spec.leave,
-            )
+            known, name = spec.queue in self.taps, spec.queue
+            tap = self._tap(name)
+            site = f"rounds.{name}"
+            queue_of = functools.partial(self._queue, name)
+            self._polls.poll_method(owner, spec.method, site, _always(tap), queue_of, leaves=not spec.leave)
             if spec.leave:
-                self._polls.leave_method(
-                    owner,
-                    spec.leave,
-                    f"rounds.{name}",
-                    lambda _, tap=tap: tap,
-                    lambda _, name=name: self._reader.queue(name),
-                )
+                self._polls.leave_method(owner, spec.leave, site, _always(tap), functools.partial(self._now, name))
             if not known:
-                self._say(f"rounds.{name}", True, f"{spec.owner}.{spec.method}")
+                self._say(site, True, f"{spec.owner}.{spec.method}")
 
     def _picked_tap(self, _scheduler: Any, queue: Any, *_: Any, **__: Any) -> QueueTap | None:
         for name in LEAVES:
@@ -217,7 +217,7 @@ class SchedulerHooks:
         there = owner is not None and self._hooks.wrap(owner, "_commit_transfer_to_req", "commit", make)
         self._say("commit", there, "DecodeTransferQueue._commit_transfer_to_req")
 
-    # ---- events ---------------------------------------------------------------------------------------------------------
+    # ---- events ------------------------------------------------------------------------------------------------------
 
     def _entering(self, queue: str, owner: Any, method: str, attribute: str) -> None:
         code, event, describe = QUEUES.index(queue), self._recorder.event, self._reader.describe

@@ -38,8 +38,8 @@ class Groups:
     def number(self, group: Any) -> int:
         """Return the group's place in Identity.groups, -1 for a group of one in which no polls can differ.
 
-        Polls are reduced over the attention-TP group first; that one counts at any size. Raises KeyError for a group that
-        is not there.
+        Polls are reduced over the attention-TP group first; that one counts at any size. Raises KeyError for a group
+        that is not there.
         """
         number = self._index[id(group)]
         info = self.infos[number]
@@ -75,8 +75,8 @@ def _world_rank() -> int:
 def identify(scheduler: Any) -> tuple[Identity, Groups]:
     """Return the identity of the rank that ``scheduler`` runs in, and its groups.
 
-    tp and cp are places in the attention-TP and attention-CP groups, which the polls are reduced over. The agent fills in
-    what it knows better (pid, start times, ``armed``, ``loaded_by``, the cluster's name).
+    tp and cp are places in the attention-TP and attention-CP groups, which the polls are reduced over. The agent fills
+    in what it knows better (pid, start times, ``armed``, ``loaded_by``, the cluster's name).
     """
     role = seams.role_of(scheduler)
     dp_attention = bool(seams.server_arg(scheduler, "enable_dp_attention", False))
@@ -133,7 +133,10 @@ def _place(groups: Groups, kind: str, me: int, scheduler: Any, rank: str, size: 
 
 
 def _instance(scheduler: Any, service: str) -> str:
-    """Name one start of one server. On one node all its schedulers have one parent process; over several they agree once."""
+    """Name one start of one server.
+
+    On one node all its schedulers have one parent process; over several they agree on a name once.
+    """
     parent = os.getppid()
     mine = f"{service}/{_boot_id()[:8]}.{parent}.{process_start(parent)}"
     if int(seams.server_arg(scheduler, "nnodes", 1)) <= 1:
@@ -151,13 +154,12 @@ def _boot_id() -> str:
 def _agreed(mine: str) -> str:
     """Return the name the first rank of the job put into the job's own rendezvous store; ``mine`` where there is none.
 
-    Asked once, while the rank starts; the store is a key-value server, no collective. Its namespaces make dp replicas and
-    restarts keep apart by themselves.
+    Asked once, while the rank starts; the store is a key-value server, no collective. Each start has a store of its own.
     """
     import torch.distributed.distributed_c10d as c10d
 
     try:
         store = c10d._get_default_store()
         return bytes(store.compare_set("pdctl/instance", "", mine)).decode()
-    except Exception:  # noqa: BLE001 - torch raises what the store's kind raises; a rank by itself is better than none
+    except Exception:  # torch raises what the store's kind raises; a rank by itself is better than none
         return mine

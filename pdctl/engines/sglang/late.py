@@ -1,7 +1,7 @@
 """The metadata write of the Mooncake backend: seen, and held back where a fault asks for it.
 
-``MooncakeKVManager.send_aux`` writes one row of MetadataBuffers into the decode rank's memory; ``transfer_worker`` sends the
-status after it, so returning 0 at once and writing later is exactly "Success, but no metadata yet" for that decode rank.
+``MooncakeKVManager.send_aux`` writes one row of MetadataBuffers into the decode rank's memory; ``transfer_worker`` sends
+the status after it, so returning 0 at once and writing later is "Success, but no metadata yet" for that decode rank.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def install(hooks: Hooks, scheduler: Any, recorder: Recorder, faults: FaultTable
     manager = seams.kv_manager(scheduler)
     fault = SEAM_PREFIX + DELAY_METADATA
     if owner is None or not isinstance(manager, owner):
-        why = f"backend {seams.server_arg(scheduler, 'disaggregation_transfer_backend', '?')}: only Mooncake's write is known"
+        backend = seams.server_arg(scheduler, "disaggregation_transfer_backend", "?")
+        why = f"backend {backend}: only Mooncake's write is known"
         return [Seam("events.metadata", False, why), Seam(fault, False, why)]
     why_not = _why_not(manager, scheduler)
     event = recorder.event
@@ -69,21 +70,24 @@ def _why_not(manager: Any, scheduler: Any) -> str:
             return f"no MooncakeKVManager.{name}"
     rooms = seams.follow(scheduler, ("disagg_metadata_buffers", "bootstrap_room"))
     if rooms is None or rooms.device.type != "cpu":
-        return f"metadata is on {getattr(getattr(rooms, 'device', None), 'type', 'an unknown device')}: its row can't be kept"
+        return f"metadata is on {getattr(getattr(rooms, 'device', None), 'type', 'no device')}: its row can't be kept"
     return ""
 
 
 class LateWrite:
     """A metadata write to be done later: the row as it is now, and the engine's own ``send_aux`` to send it with.
 
-    The engine reuses the row's slot as soon as it believes the row sent, so the late write must not read it again. Calling
-    the object writes; it raises RuntimeError when the engine says that it failed.
+    The engine reuses the row's slot as soon as it believes the row sent, so the late write must not read it again.
+    Calling the object writes; it raises RuntimeError when the engine says that it failed.
     """
 
     def __init__(self, send_aux: Callable[..., Any], manager: Any, req: Any, index: int, targets: Any) -> None:
         kv_args = manager.kv_args
         lengths = list(kv_args.aux_item_lens)
-        rows = [ctypes.string_at(base + length * index, length) for base, length in zip(kv_args.aux_data_ptrs, lengths)]
+        rows = [
+            ctypes.string_at(base + length * index, length)
+            for base, length in zip(kv_args.aux_data_ptrs, lengths, strict=True)
+        ]
         self._buffer = ctypes.create_string_buffer(b"".join(rows), sum(lengths))
         start = ctypes.addressof(self._buffer)
         pointers = [start + sum(lengths[:place]) for place in range(len(lengths))]
@@ -92,6 +96,7 @@ class LateWrite:
         self._stand_in = _StandIn(manager, SimpleNamespace(aux_data_ptrs=pointers, aux_item_lens=lengths))
 
     def __call__(self) -> None:
+        """Do the write, on a thread that is not the engine's."""
         engine = self._manager.engine
         # RDMA reads from registered memory only; over TCP this is a no-op.
         engine.register(self._start, self._length)
@@ -111,8 +116,8 @@ class LateWrite:
 class _StandIn:
     """The KV manager as ``send_aux`` sees it during a late write: its own, except for where the row is.
 
-    The path that sends metadata in messages (``send_aux_tcp``) keeps ZeroMQ sockets which belong to the engine's threads;
-    a late write runs on another one and opens its own.
+    The path that sends metadata in messages (``send_aux_tcp``) keeps ZeroMQ sockets which belong to the engine's
+    threads; a late write runs on another one and opens its own.
     """
 
     def __init__(self, manager: Any, kv_args: Any) -> None:
@@ -133,7 +138,7 @@ class _StandIn:
         import zmq
 
         if not self._sockets:
-            socket = zmq.Context.instance().socket(zmq.PUSH)
+            socket: Any = zmq.Context.instance().socket(zmq.PUSH)
             socket.setsockopt(zmq.LINGER, 10_000)
             if is_ipv6:
                 socket.setsockopt(zmq.IPV6, 1)

@@ -100,7 +100,7 @@ class QueueReader:
             for req, holder in pairs
         ]
 
-    # ---- slots ----------------------------------------------------------------------------------------------------------
+    # ---- slots -------------------------------------------------------------------------------------------------------
 
     def slots(self) -> list[SlotEntry]:
         """Return the slots of requests whose metadata is on its way: room expected, room found there now."""

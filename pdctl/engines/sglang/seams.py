@@ -28,12 +28,12 @@ def module(name: str) -> ModuleType | None:
     return sys.modules.get(name)
 
 
-# ---- polls --------------------------------------------------------------------------------------------------------------
+# ---- polls -----------------------------------------------------------------------------------------------------------
 
 
 def _plain(pollers: Any, _group: Any = None, decode_reqs: Any = None, *_: Any, **__: Any) -> list[Any]:
     # decode_reqs since 0.5.13.post1. With a hierarchical cache the pollers are made anew every turn, these are not.
-    return pollers if decode_reqs is None else list(decode_reqs)  # type: ignore[no-any-return]
+    return pollers if decode_reqs is None else list(decode_reqs)
 
 
 def _first(pollers: Any, *_: Any, **__: Any) -> list[Any]:
@@ -85,7 +85,7 @@ def lacks(role: str) -> tuple[str, ...]:
 
 
 def importers(name: str) -> Iterator[tuple[ModuleType, str]]:
-    """Yield (module, attribute) for every engine module that holds the function ``utils.<name>``, utils itself first."""
+    """Yield (module, attribute) for every engine module that holds ``utils.<name>``, utils itself first."""
     utils = module(UTILS)
     function = getattr(utils, name, None)
     if utils is None or function is None:
@@ -120,7 +120,7 @@ POLL_METHODS = (
     PollMethod("", "Scheduler", "get_rids", picks=True),
 )
 
-# ---- queues -------------------------------------------------------------------------------------------------------------
+# ---- queues ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def slot_of(holder: Any) -> int:
     return -1 if slot is None else slot
 
 
-# ---- who the rank is ----------------------------------------------------------------------------------------------------
+# ---- who the rank is -------------------------------------------------------------------------------------------------
 
 GROUPS = (
     ("attn-tp", ("attn_tp_cpu_group",)),
@@ -205,7 +205,10 @@ DEVICE_GROUPS = (
 
 
 def coordinate(scheduler: Any, name: str, default: int) -> int:
-    """Return a parallel rank or size: from the scheduler (to 0.5.12), its ``ps`` (0.5.13) or the runtime context (0.5.23)."""
+    """Return a parallel rank or size.
+
+    It is on the scheduler (to 0.5.12.post1), on its ``ps`` (0.5.13.post1) or in the runtime context (0.5.23).
+    """
     for holder in (scheduler, getattr(scheduler, "ps", None), _runtime_context()):
         try:
             value = getattr(holder, name, None)
@@ -252,7 +255,7 @@ def kv_manager(scheduler: Any) -> Any:
     return None
 
 
-# ---- metadata slots -----------------------------------------------------------------------------------------------------
+# ---- metadata slots --------------------------------------------------------------------------------------------------
 
 
 def slot_view(scheduler: Any) -> tuple[Any, Seam]:
@@ -279,4 +282,6 @@ def zeroes_slots() -> list[Seam]:
     method = getattr(getattr(module(DECODE), "DecodeTransferQueue", None), "pop_transferred", None)
     names = getattr(getattr(method, "__code__", None), "co_names", ())
     there = "metadata_buffers" in names
-    return [Seam("slots.zeroed", there, "pop_transferred sets freed slots to 0" if there else "freed slots keep their room")]
+    return [
+        Seam("slots.zeroed", there, "pop_transferred sets freed slots to 0" if there else "freed slots keep their room")
+    ]

@@ -1,12 +1,13 @@
-"""One rank of the light harness: the engine's own queue classes, polls, gate, commit and Gloo groups in a process of its own.
+"""One rank of the light harness: the engine's own queue classes, polls, gate, commit and Gloo groups in a process.
 
 Run in the engine's environment, once for each rank::
 
     python rank.py SCRIPT.json ROLE RANK
 
-What stands in: the scheduler (attributes only, with the engine's own methods for prefill's in-flight queue), the requests,
-and the transfer, whose polls and whose metadata writes the script dictates. What is the engine's: ``PrefillBootstrapQueue``,
-``DecodePreallocQueue._update_handshake_waiters``, ``DecodeTransferQueue``, every poll function, ``MetadataBuffers``.
+What stands in: the scheduler (attributes only, with the engine's own methods for prefill's in-flight queue), the
+requests, and the transfer, whose polls and whose metadata writes the script dictates. What is the engine's:
+``PrefillBootstrapQueue``,
+``DecodePreallocQueue``, ``DecodeTransferQueue``, every poll function, ``MetadataBuffers``.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class Request:
         self.bootstrap_room = room
         self.bootstrap_host = "127.0.0.1"
         self.bootstrap_port = 0
+        self.disagg_kv_sender: Any = None
         self.metadata_buffer_index = -1
         self.origin_input_ids = [1, 2, 3]
         self.output_ids: list[int] = []
@@ -143,7 +145,8 @@ def make_scheduler(role: str, rank: int, size: int, slots: int) -> Any:
         batch_result_processor=MagicMock(),
         tree_cache=MagicMock(),
         spec_algorithm=MagicMock(is_none=lambda: True),
-        token_to_kv_pool_allocator=MagicMock(page_size=1),
+        token_to_kv_pool_allocator=MagicMock(page_size=1, available_size=lambda: 1024),
+        last_batch=None,
     )
     return scheduler
 
@@ -171,19 +174,41 @@ def make_queue(cls: type, scheduler: Any, rank: int) -> Any:
         enable_deferred_kv_release=False,
         _deferred_releases=[],
         token_to_kv_pool=MagicMock(page_size=1),
+        token_to_kv_pool_allocator=scheduler.token_to_kv_pool_allocator,
+        req_to_token_pool=MagicMock(available_size=lambda: 64),
+        num_reserved_decode_tokens=0,
+        transfer_queue=getattr(scheduler, "disagg_decode_transfer_queue", None),
+        _num_published_destinations=0,
+        _prefill_dp_rank_queries={},
         scheduler_stage_metrics=MagicMock(),
         kv_manager=MagicMock(request_status={}, get_session_id=lambda: f"light:{rank}"),
     )
     return queue
 
 
+def publish_settings(*modules: Any) -> None:
+    """0.5.23 reads settings that a server publishes at its start; here nothing does."""
+    settings = MagicMock(
+        disaggregation_decode_enable_radix_cache=False,
+        disaggregation_transfer_backend="mooncake",
+        disaggregation_decode_allocation_policy="",
+        optimistic_prefill_attempts=0,
+    )
+    for module in modules:
+        if hasattr(module, "get_disagg"):
+            module.get_disagg = lambda: settings
+
+
 def run_decode(script: dict[str, Any], scheduler: Any, rank: int) -> None:
-    """The transfer queue: every request is in it from the start, its slot written when the script says."""
+    """Every request is in its queue from the start, its slot written when the script says.
+
+    Those in the prealloc queue stay there or fail: allocation would need the KV pools.
+    """
     from sglang.srt.disaggregation.decode import DecodePreallocQueue, DecodeRequest, DecodeTransferQueue
 
     transfer = make_queue(DecodeTransferQueue, scheduler, rank)
-    prealloc = make_queue(DecodePreallocQueue, scheduler, rank)
-    scheduler.disagg_decode_transfer_queue, scheduler.disagg_decode_prealloc_queue = transfer, prealloc
+    scheduler.disagg_decode_transfer_queue = transfer
+    prealloc = scheduler.disagg_decode_prealloc_queue = make_queue(DecodePreallocQueue, scheduler, rank)
     start_agent(scheduler)
     rooms = scheduler.disagg_metadata_buffers.bootstrap_room
     requests = []
@@ -206,7 +231,7 @@ def run_decode(script: dict[str, Any], scheduler: Any, rank: int) -> None:
         drop = script.get("drop")
         if drop and drop["rank"] == rank and drop["turn"] == turn:
             transfer.queue = [made for made in transfer.queue if made.req.bootstrap_room != drop["room"]]
-        prealloc._update_handshake_waiters()
+        prealloc.pop_preallocated()
         for req in transfer.pop_transferred():
             say("transferred", turn, req.bootstrap_room)
         for _, _, receiver, _ in requests:
@@ -225,8 +250,8 @@ def run_prefill(script: dict[str, Any], scheduler: Any, rank: int) -> None:
     senders = []
     for entry in script["requests"]:
         req = Request(entry["room"])
-        req.disagg_kv_sender = Transfer(entry["room"], entry["polls"], rank, queue.kv_manager)  # type: ignore[attr-defined]
-        senders.append(req.disagg_kv_sender)  # type: ignore[attr-defined]
+        req.disagg_kv_sender = Transfer(entry["room"], entry["polls"], rank, queue.kv_manager)
+        senders.append(req.disagg_kv_sender)
         queue.queue.append(req)
     for turn in range(script["turns"]):
         scheduler.process_input_requests([])
@@ -258,7 +283,9 @@ def main() -> None:
     torch.set_num_threads(1)
     import sglang.srt.disaggregation.decode
     import sglang.srt.disaggregation.prefill
-    import sglang.srt.managers.scheduler_pp_mixin  # noqa: F401
+    import sglang.srt.managers.scheduler_pp_mixin
+
+    publish_settings(sglang.srt.disaggregation.decode, sglang.srt.disaggregation.prefill)
 
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{script['port']}", rank=rank, world_size=script["size"])
     scheduler = make_scheduler(role, rank, script["size"], script.get("slots", 64))
