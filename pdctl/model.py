@@ -169,7 +169,7 @@ class Seam(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
-class QueueEntry(msgspec.Struct, array_like=True, frozen=True):
+class QueueEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One request in a queue. slot is -1 without one; state is a KVPoll or UNKNOWN; age is -1.0 where unknown, seconds."""
 
     room: int
@@ -179,7 +179,7 @@ class QueueEntry(msgspec.Struct, array_like=True, frozen=True):
     age: float = -1.0
 
 
-class SlotEntry(msgspec.Struct, array_like=True, frozen=True):
+class SlotEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A metadata slot that belongs to a request: the room expected in it and the room found there (0: not written)."""
 
     slot: int
@@ -187,7 +187,7 @@ class SlotEntry(msgspec.Struct, array_like=True, frozen=True):
     found: int
 
 
-class Frame(msgspec.Struct, array_like=True, frozen=True):
+class Frame(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One Python frame: function name, file (last two path components) and line."""
 
     function: str
