@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
@@ -59,11 +59,13 @@ def command(
         typer.Option("--delay-metadata", metavar="TIME", help="Its metadata row lands this much after Success (5s)."),
     ] = "",
     room: Annotated[
-        int, typer.Option("--room", min=1, max=MAX_ROOM, help="Only this room.", show_default="the next that comes")
-    ] = 0,
+        Optional[int],  # noqa: UP045  # typer evaluates annotations
+        typer.Option("--room", min=1, max=MAX_ROOM, help="Only this room.", show_default="the next that comes"),
+    ] = None,
     hits: Annotated[
-        int, typer.Option("--hits", min=1, max=1_000_000, help="End after so many rooms.", show_default="no limit")
-    ] = 0,
+        Optional[int],  # noqa: UP045
+        typer.Option("--hits", min=1, max=1_000_000, help="End after so many rooms.", show_default="no limit"),
+    ] = None,
     time: Annotated[str, typer.Option("--for", metavar="TIME", help="How long the fault lives, at most 15m.")] = "60s",
     until_hit: Annotated[
         bool, typer.Option("--until-hit", help="End when the first held row has been written.")
@@ -87,7 +89,7 @@ def command(
     Only ranks started with PDCTL_ARM=1 take faults. It stays in the foreground and heals when --for is over, on Ctrl-C,
     and, from inside the ranks, within 3 s when this command dies. Exit code 3: it never fired, so nothing was shown.
     """
-    wish = _wish(rank, delay_metadata, room, hits, time, allow_ranks, allow_rooms)
+    wish = _wish(rank, delay_metadata, room or 0, hits or 0, time, allow_ranks, allow_rooms)
     if detach and until_hit:
         raise typer.BadParameter("--detach does not wait: use pdctl faults --wait-for-hit ID afterwards")
     from pdctl.client import Client

@@ -165,7 +165,7 @@ class Foreground:
         def draw(console: Console) -> None:
             state = "healed" if healed else "NOT HEALED for certain"
             console.print(
-                f"{args.id} {state} ({why}): fired {counts.fired} of {counts.eligible} eligible, {counts.visits} writes seen; "
+                f"{args.id} {state} ({why}): fired {counts.fired} of {counts.eligible} eligible, {counts.visits} seen; "
                 f"{counts.released} written late, {counts.dropped} dropped, {counts.failed} failed"
             )
 

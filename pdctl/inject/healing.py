@@ -17,6 +17,7 @@ from pdctl.discovery import FoundRank
 from pdctl.errors import Exit
 from pdctl.inject.messages import FaultsBody, HealArgs, HealBody
 from pdctl.model import FaultStatus
+from pdctl.processes import look
 
 AGAIN_S = 0.1
 """Pause between two looks at a rank that still writes what it held."""
@@ -79,9 +80,20 @@ def may_hold(answer: Answer[HealBody] | Answer[FaultsBody]) -> str:
     if answer.silence in (Silence.DEAD, Silence.NO_AGENT):
         return ""  # what it held ended with it, or it never could
     known = answer.rank.identity
+    if _gone(answer):
+        return ""
     if known.role != "unknown" and not known.armed:
         return ""
     return answer.reason or answer.silence.value
+
+
+def _gone(answer: Answer[HealBody] | Answer[FaultsBody]) -> bool:
+    """Return whether the rank's process has ended since it was found."""
+    process = look(answer.rank.identity.pid)
+    if process.state:
+        return not process.runs_since(answer.rank.identity.proc_start)
+    # No such process here. One in another pid namespace was never seen either: then only its socket tells.
+    return bool(answer.rank.process.state) or answer.silence is Silence.REFUSED
 
 
 def exit_code(results: Sequence[Healed]) -> Exit:

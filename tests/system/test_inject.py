@@ -1,0 +1,334 @@
+"""inject, faults and heal against real ranks: separate processes with the real agent, killed and stopped for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pdctl.model import EventKind
+from pdctl.recording.reader import read
+
+pytestmark = pytest.mark.system
+ROOT = Path(__file__).parents[2]
+
+
+def until(condition, what: str):
+    """Wait for something that must happen; the limit only turns a hang into a failure."""
+    for _ in range(400):
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"never came: {what}")
+
+
+class Cluster:
+    """Ranks of one test in directories of their own, and pdctl as its user runs it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.started: list[subprocess.Popen[str]] = []
+        self.env = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("PDCTL", "TINY"))},
+            "PYTHONPATH": str(ROOT),
+            "PDCTL_RUN_DIR": str(folder / "run"),
+            "PDCTL_RECORD_DIR": str(folder / "rec"),
+            "PDCTL_RECORD_SIZE": str(1 << 20),
+            "XDG_STATE_HOME": str(folder / "state"),
+            "COLUMNS": "200",
+        }
+        self.log = folder / "rows"
+
+    def rank(self, role: str, *args: str, **env: str) -> subprocess.Popen[str]:
+        env = {"PDCTL_ARM": "1", "PDCTL_CLUSTER": "test", **env}
+        rank = self._popen(
+            [sys.executable, "-m", "tests.system.targets.writer", str(self.log), "--role", role, *args], env
+        )
+        assert rank.stdout is not None
+        line = rank.stdout.readline()
+        assert line.startswith("ready"), rank.communicate()[1]
+        return rank
+
+    def pair(self, *args: str, **env: str) -> subprocess.Popen[str]:
+        """Start decode tp0 and tp1 and one prefill rank, which is returned."""
+        for tp in "01":
+            self.rank("decode", "--tp", tp, "--size", "2", **env)
+        return self.rank("prefill", *args, **env)
+
+    def _popen(self, command: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env={**self.env, **env}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        self.started.append(process)
+        return process
+
+    def start(self, *args: str) -> subprocess.Popen[str]:
+        return self._popen([sys.executable, "-m", "pdctl.cli", *args], {})
+
+    def run(self, *args: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(*args)
+        out, err = process.communicate(timeout=90)
+        return subprocess.CompletedProcess(args, process.returncode, out, err)
+
+    def faults(self, *args: str) -> list[dict]:
+        done = self.run("faults", "-o", "json", *args)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)["faults"]
+
+    def rows(self) -> Counter[tuple[int, int, str]]:
+        text = self.log.read_text() if self.log.exists() else ""
+        lines = text[: text.rfind("\n") + 1].splitlines()
+        return Counter((int(room), int(tp), how) for room, tp, how in map(str.split, lines))
+
+    def late(self) -> list[tuple[int, int]]:
+        return [(room, tp) for room, tp, how in self.rows() if how == "late"]
+
+    def audit(self) -> list[dict]:
+        return [json.loads(line) for line in (self.folder / "state/pdctl/audit.jsonl").read_text().splitlines()]
+
+    def close(self) -> None:
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    made = Cluster(tmp_path)
+    yield made
+    made.close()
+
+
+INJECT = ("inject", "--rank", "decode:tp1", "--delay-metadata")
+
+
+def every_row_once(cluster: Cluster) -> None:
+    """Every room up to the newest has been written to tp0 and tp1, each exactly once, late or not."""
+    newest = max(room for room, _, _ in cluster.rows())
+
+    def written() -> bool:
+        rows = cluster.rows()
+        assert set(rows.values()) == {1}
+        seen = Counter((room, tp) for room, tp, _ in rows if room <= newest)
+        assert set(seen.values()) == {1}
+        return len(seen) == 2 * (newest - 1000)
+
+    until(written, "all rows")
+
+
+def test_delays_one_rank_for_a_while_and_lets_go(cluster):
+    prefill = cluster.pair()
+    done = cluster.run(*INJECT, "300ms", "--for", "2s", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["schema"] == "pdctl.injected"
+    assert told["healed"] is True
+    assert told["fired"] == told["released"] > 0
+    assert told["target"] == "decode:dp0:pp0:tp1"
+    assert {tp for _, tp in cluster.late()} == {1}
+    assert len(cluster.late()) == told["fired"]
+    every_row_once(cluster)
+    assert cluster.faults() == []
+    assert [line["what"] for line in cluster.audit()] == ["inject", "heal", "over"]
+    events = read(next((cluster.folder / "rec").glob(f"{prefill.pid}-*"))).events()
+    kinds = [event.kind for event in events]
+    assert kinds.count(EventKind.FAULT_FIRED) == told["fired"]
+    assert kinds.count(EventKind.FAULT_ARMED) == kinds.count(EventKind.FAULT_ENDED) == 1
+
+
+def test_arm_wait_and_release_are_three_commands(cluster):
+    cluster.pair()
+    detached = cluster.run(*INJECT, "10m", "--for", "12m", "--detach")
+    assert detached.returncode == 0, detached.stderr
+    fault = detached.stdout.strip()
+    waited = cluster.run("faults", "--wait-for-hit", fault)
+    assert waited.returncode == 0, waited.stderr
+    (row,) = cluster.faults()
+    assert (row["fault"], row["fired"], row["held"], row["rank"]) == (fault, 1, 1, "prefill:dp0:pp0:tp0")
+    other = cluster.run(*INJECT, "1s")
+    assert other.returncode == 5
+    assert fault in other.stderr
+    healed = cluster.run("heal", fault)
+    assert (healed.returncode, healed.stdout) == (0, f"ended: {fault}\n")
+    assert cluster.faults() == []
+    every_row_once(cluster)
+    again = cluster.run("heal", "--all")
+    assert again.returncode == 0
+    assert "no fault is in place on the 3 live ranks" in again.stdout
+    (gone,) = cluster.faults("--past")
+    assert (gone["ended"], gone["released"]) == ("heal", 1)
+
+
+def held(cluster: Cluster) -> bool:
+    return any(row["held"] for row in cluster.faults())
+
+
+def test_a_killed_command_heals(cluster):
+    cluster.pair()
+    command = cluster.start(*INJECT, "10m", "--for", "15m")
+    until(lambda: held(cluster), "a hit")
+    command.kill()
+    until(lambda: not cluster.faults(), "the end of the lease")
+    assert cluster.faults("--past")[0]["ended"] == "lease lost"
+    every_row_once(cluster)
+
+
+def test_a_stopped_command_heals_and_says_so_when_it_goes_on(cluster):
+    cluster.pair()
+    command = cluster.start(*INJECT, "10m", "--for", "15m")
+    until(lambda: held(cluster), "a hit")
+    command.send_signal(signal.SIGSTOP)
+    until(lambda: not cluster.faults(), "the end of the lease")
+    command.send_signal(signal.SIGCONT)
+    out, _ = command.communicate(timeout=60)
+    assert "lease lost" in out
+    every_row_once(cluster)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_heals_before_the_command_ends(cluster, number):
+    cluster.pair()
+    command = cluster.start(*INJECT, "10m", "--for", "15m")
+    until(lambda: held(cluster), "a hit")
+    command.send_signal(number)
+    out, err = command.communicate(timeout=60)
+    assert command.returncode == 130, err
+    assert "healed" in out
+    assert cluster.faults() == []
+    every_row_once(cluster)
+
+
+def test_until_hit_ends_after_the_first_row_is_written(cluster):
+    cluster.pair()
+    done = cluster.run(*INJECT, "500ms", "--for", "5m", "--until-hit")
+    assert done.returncode == 0, done.stderr
+    assert cluster.late()
+    assert cluster.faults() == []
+
+
+def test_hits_end_it_inside_the_rank(cluster):
+    cluster.pair()
+    done = cluster.run(*INJECT, "100ms", "--for", "5m", "--hits", "2")
+    assert done.returncode == 0, done.stderr
+    assert len(cluster.late()) == 2
+    assert "hit count reached" in done.stdout
+
+
+def test_a_fault_that_never_fires_is_inconclusive(cluster):
+    cluster.pair("--every", "0")
+    done = cluster.run(*INJECT, "1s", "--for", "1s")
+    assert done.returncode == 3
+    assert "no metadata was written" in done.stderr
+    other = cluster.run(*INJECT, "1s", "--for", "1s", "--detach")
+    assert other.returncode == 0
+    waited = cluster.run("faults", "--wait-for-hit", other.stdout.strip())
+    assert waited.returncode == 3
+    assert "without having fired" in waited.stderr
+
+
+def test_a_dry_run_changes_nothing(cluster):
+    prefill = cluster.pair()
+    done = cluster.run(*INJECT, "5s", "--room", "7", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    for part in ("decode:dp0:pp0:tp1", "prefill:dp0:pp0:tp0", f"pid {prefill.pid}", "room       7", "after 1m", "3s"):
+        assert part in done.stdout
+    assert cluster.faults("--past") == []
+    assert not (cluster.folder / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (("--rank", "decode:tp9", "--delay-metadata", "1s"), 3, "no decode rank matches decode:tp9"),
+        (("--rank", "decode", "--delay-metadata", "1s"), 5, "--allow-ranks 2"),
+        (("--rank", "prefill", "--delay-metadata", "1s"), 2, "name the decode rank that shall wait"),
+        (("--rank", "tp1", "--rank", "decode:x1", "--delay-metadata", "1s"), 2, "neither a role"),
+        (("--rank", "tp1"), 2, "--delay-metadata TIME"),
+        (("--delay-metadata", "1s"), 2, "--rank"),
+        (("--rank", "tp1", "--delay-metadata", "-1s"), 2, "negative"),
+        (("--rank", "tp1", "--delay-metadata", "0s"), 2, "zero"),
+        (("--rank", "tp1", "--delay-metadata", "99h"), 2, "over the limit"),
+        (("--rank", "tp1", "--delay-metadata", "2m"), 2, "longer than the fault lives"),
+        (("--rank", "tp1", "--delay-metadata", "1s", "--for", "16m"), 5, "over the limit of 15m"),
+    ],
+)
+def test_refuses_with_a_reason_and_changes_nothing(cluster, args, code, says):
+    cluster.pair()
+    done = cluster.run("inject", *args)
+    assert done.returncode == code, done.stderr
+    assert says in " ".join(done.stderr.replace("│", " ").split())
+    assert cluster.faults("--past") == []
+
+
+def test_unarmed_ranks_refuse(cluster):
+    cluster.pair(PDCTL_ARM="0")
+    done = cluster.run(*INJECT, "1s")
+    assert done.returncode == 5
+    assert "was not armed" in done.stderr
+    assert "PDCTL_ARM=1" in done.stderr
+
+
+def test_a_missing_seam_is_named(cluster):
+    cluster.pair("--no-site")
+    done = cluster.run(*INJECT, "1s")
+    assert done.returncode == 5
+    assert "WriterAdapter.write" in done.stderr
+
+
+def test_another_clusters_ranks_are_left_alone(cluster):
+    cluster.pair()
+    stranger = cluster.rank("prefill", "--service", "b", PDCTL_CLUSTER="other")
+    done = cluster.run(*INJECT, "1s", "--dry-run", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["on"]) == 1
+    assert str(stranger.pid) not in done.stdout
+
+
+def test_a_stopped_rank_may_hold_a_fault_and_a_dead_one_not(cluster):
+    prefill = cluster.pair()
+    assert cluster.run(*INJECT, "10m", "--for", "15m", "--detach").returncode == 0
+    until(lambda: held(cluster), "a hit")
+    prefill.send_signal(signal.SIGSTOP)
+    unsure = cluster.run("heal", "--all", "--rank-timeout", "500ms")
+    assert unsure.returncode == 6
+    assert "may hold a fault" in unsure.stderr
+    assert "SIGSTOP" in unsure.stderr
+    listed = cluster.run("faults", "--rank-timeout", "500ms")
+    assert listed.returncode == 3
+    prefill.send_signal(signal.SIGCONT)
+    assert cluster.run("heal", "--all").returncode == 0
+    assert cluster.faults() == []
+    every_row_once(cluster)
+    assert cluster.run(*INJECT, "10m", "--for", "15m", "--detach").returncode == 0
+    prefill.kill()
+    prefill.wait()
+    dead = cluster.run("heal", "--all")
+    assert dead.returncode == 0, dead.stderr
+
+
+def test_a_rank_that_dies_under_a_fault_leaves_nothing_behind(cluster):
+    prefill = cluster.pair()
+    command = cluster.start(*INJECT, "10m", "--for", "15m")
+    until(lambda: held(cluster), "a hit")
+    prefill.kill()
+    prefill.wait()
+    command.send_signal(signal.SIGINT)
+    out, err = command.communicate(timeout=60)
+    assert command.returncode == 130, err
+    assert "healed" in out
+
+
+def test_no_ranks_at_all(cluster):
+    for args in ((*INJECT, "1s"), ("faults",), ("heal", "--all")):
+        done = cluster.run(*args)
+        assert done.returncode == 4
+        assert "no ranks found" in done.stderr
