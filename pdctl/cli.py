@@ -16,7 +16,6 @@ from pdctl.output import Output
 COMMANDS = {
     "ranks": "ranks",
     "diff-queues": "diff_queues",
-    "record": "record",
     "inject": "inject",
     "faults": "faults",
     "heal": "heal",

@@ -48,7 +48,7 @@ RecordDirOption = Annotated[
 ]
 FromOption = Annotated[
     Optional[Path],  # noqa: UP045
-    typer.Option("--from", metavar="PATH", help="Use only these recordings: a directory or a .pdtrace bundle."),
+    typer.Option("--from", metavar="DIR", help="Use only the recordings in this directory, of any host."),
 ]
 AllStartsOption = Annotated[
     bool, typer.Option("--all", help="Also dead ranks of earlier starts of a server, not only of its newest.")
