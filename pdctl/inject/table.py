@@ -256,8 +256,7 @@ class FaultTable:
                         return
                     times = [fault.ends for fault in self._faults.values()] + [held.due for held in self._held]
                     self._wake.wait(min(1.0, max(0.0, min(times) - time.monotonic())))
-            for held in due:
-                self._let_go(held)
+            self._let_go(due)
             self._tell(notes)
 
     def _turn(self, now: float) -> tuple[list[_Note], list[Held]]:
@@ -273,11 +272,13 @@ class FaultTable:
             self._releasing += due
         return notes, due
 
-    def _let_go(self, held: Held) -> None:
-        try:
-            threading.Thread(target=self._settle, args=(held,), name="pdctl-release", daemon=True).start()
-        except RuntimeError:  # no thread to be had: late is better than never
-            self._settle(held)
+    def _let_go(self, due: list[Held]) -> None:
+        while due:  # and keep no reference: a row may be given back when its write is forgotten
+            held = due.pop(0)
+            try:
+                threading.Thread(target=self._settle, args=(held,), name="pdctl-release", daemon=True).start()
+            except RuntimeError:  # no thread to be had: late is better than never
+                self._settle(held)
 
     def _settle(self, held: Held) -> None:
         what, text = "failed", ""

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from pdctl.engines.base import Hooks, Site
-from pdctl.engines.sglang import seams
+from pdctl.engines.sglang import seams, wanted
 from pdctl.inject.faults import DELAY_METADATA, SEAM_PREFIX
 from pdctl.inject.table import FaultTable
 from pdctl.model import EventKind, Seam
@@ -44,7 +44,8 @@ def install(hooks: Hooks, scheduler: Any, recorder: Recorder, faults: FaultTable
                         fault = faults.metadata_fault(req.room, -1, tp, req.mooncake_session_id, place)
                         if fault is not None:
                             late = LateWrite(original, self_, req, prefill_aux_index, dst_aux_ptrs)
-                            if faults.hold(fault, late, room=req.room, place=place):
+                            wanted_still = wanted.check(self_, req)
+                            if faults.hold(fault, late, room=req.room, tp=tp, place=place, still_wanted=wanted_still):
                                 return 0
                             late.close()
                 except Exception as error:
@@ -61,7 +62,8 @@ def install(hooks: Hooks, scheduler: Any, recorder: Recorder, faults: FaultTable
 
     there = hooks.wrap(owner, "send_aux", "metadata", make)
     detail = "MooncakeKVManager.send_aux"
-    return [Seam("events.metadata", there, detail), Seam(fault, there and not why_not, why_not or detail)]
+    aborts = wanted.watch_aborts(hooks, manager, faults)
+    return [Seam("events.metadata", there, detail), Seam(fault, there and not why_not, why_not or detail), aborts]
 
 
 def _why_not(manager: Any, scheduler: Any) -> str:

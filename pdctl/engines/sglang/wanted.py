@@ -1,0 +1,93 @@
+"""Whether a decode rank still waits for a metadata row that is held back, as far as the prefill rank can know.
+
+A prefill rank forgets a room as soon as it believes the row sent (``CommonKVSender.clear``), so its own status of the room
+says nothing. What it can still see, cheaply:
+
+- a new request of the same decode rank names the same slot (``transfer_infos``: the addresses come before any row);
+- the decode server behind the session has started anew (``decode_kv_args_table``: other addresses of the rows);
+- decode tells that the room was aborted (message ``ABORT``, SGLang >= 0.5.13): heard by :func:`watch_aborts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pdctl.engines.base import Hooks, Site
+from pdctl.engines.sglang import seams
+from pdctl.inject.table import FaultTable
+from pdctl.model import Seam
+
+
+def check(manager: Any, req: Any) -> Callable[[], bool]:
+    """Return what tells, at the moment of the late write, whether ``req`` (a TransferInfo) still owns its slot."""
+    session, room, slot = req.mooncake_session_id, req.room, req.dst_aux_index
+    rows = list(manager.decode_kv_args_table[session].dst_aux_ptrs)
+
+    def still_wanted() -> bool:
+        if list(manager.decode_kv_args_table[session].dst_aux_ptrs) != rows:
+            return False
+        for other, infos in list(manager.transfer_infos.items()):
+            info = infos.get(session)
+            if other != room and info is not None and info.dst_aux_index == slot:
+                return False
+        return True
+
+    return still_wanted
+
+
+def watch_aborts(hooks: Hooks, manager: Any, faults: FaultTable) -> Seam:
+    """Have ``faults`` hear of rooms that decode aborts; only where faults are possible at all.
+
+    0.5.23 has a method for it. Up to 0.5.13 the bootstrap thread asks ``manager.server_socket`` anew for every message,
+    so a stand-in of the socket hears all but the one message that the thread is waiting for when it is put in.
+    """
+    name = "events.abort-message"
+    if not faults.armed:
+        return Seam(name, False, "not looked for: this rank is not armed")
+    if hooks.wrap(manager, "_handle_abort_notification", "abort-message", lambda f, site: _method(f, site, faults)):
+        return Seam(name, True, "MooncakeKVManager._handle_abort_notification")
+    receiver = getattr(seams.module(seams.MOONCAKE), "MooncakeKVReceiver", None)
+    if not hasattr(receiver, "_send_abort_notification"):
+        return Seam(name, False, "this version's decode ranks do not tell of aborts")
+    hooks.wrap(manager, "server_socket", "abort-message", lambda socket, site: _heard(socket, site, faults))
+    return Seam(name, True, "MooncakeKVManager.server_socket")
+
+
+def _hear(frames: Any, site: Site, faults: FaultTable) -> None:
+    if site.on and faults.metadata:
+        try:
+            if bytes(frames[0]) == b"ABORT":
+                faults.gone(int(bytes(frames[1]).decode("ascii")))
+        except Exception as error:
+            site.failed(error)
+
+
+def _method(original: Callable[..., Any], site: Site, faults: FaultTable) -> Callable[..., Any]:
+    def handle(msg: Any, *args: Any, **kwargs: Any) -> Any:
+        _hear(msg, site, faults)
+        return original(msg, *args, **kwargs)
+
+    return handle
+
+
+def _heard(socket: Any, site: Site, faults: FaultTable) -> Any:
+    return _Heard(socket, site, faults)
+
+
+class _Heard:
+    """The bootstrap thread's socket; what comes in is heard, everything else is the socket's own."""
+
+    def __init__(self, socket: Any, site: Site, faults: FaultTable) -> None:
+        self.__dict__.update(_socket=socket, _site=site, _faults=faults)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._socket, name, value)
+
+    def recv_multipart(self, *args: Any, **kwargs: Any) -> Any:
+        frames = self._socket.recv_multipart(*args, **kwargs)
+        _hear(frames, self._site, self._faults)
+        return frames
