@@ -52,6 +52,28 @@ ROUND_SIZE = 128
 ROUND_HEAD = struct.Struct("<QBBBBQqq")
 # n, n_after, ordinal, visit, t_first, list hash, after hash, items start, items count, items crc
 ROUND_TAIL = struct.Struct("<IIQQqQQQII")
+ROUND_DTYPE = [
+    ("seq", "<u8"),
+    ("stream", "u1"),
+    ("queue", "u1"),
+    ("group", "u1"),
+    ("flags", "u1"),
+    ("repeat", "<u8"),
+    ("t_enter", "<i8"),
+    ("t_done", "<i8"),
+    ("n", "<u4"),
+    ("n_after", "<u4"),
+    ("ordinal", "<u8"),
+    ("visit", "<u8"),
+    ("t_first", "<i8"),
+    ("hash", "<u8"),
+    ("after_hash", "<u8"),
+    ("items_start", "<u8"),
+    ("items_count", "<u4"),
+    ("items_crc", "<u4"),
+    ("pad", "V24"),
+    ("crc", "<u4"),
+]
 ROUND_BODY_SIZE = ROUND_HEAD.size + ROUND_TAIL.size
 ROUND_CRC = struct.Struct("<I")
 ROUND_CRC_OFFSET = 124

@@ -69,7 +69,7 @@ def test_the_recording_through_the_socket_is_the_file(ranks: TinyRanks) -> None:
         while part := msgspec.msgpack.decode(wire.ask("recording", {"offset": len(data), "length": 1 << 20}).body):
             data += part
     assert data == path.read_bytes()
-    assert parse(data).streams[0].runs[-1].n == 7
+    assert parse(data).streams[0].newest.n == 7
 
 
 def test_a_part_of_the_recording_is_never_over_the_limit(ranks: TinyRanks) -> None:

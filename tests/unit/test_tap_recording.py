@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +130,7 @@ def test_what_is_read_is_what_happened(turns: list[Any], abort_at: int, tmp_path
     if stream is not None:
         assert stream.last == len(engine.log) - 1
         assert all(run.phase is Phase.APPLIED for run in stream.runs)
-        for run, following in zip(stream.runs, stream.runs[1:], strict=False):
+        for run, following in pairwise(stream.runs):
             assert following.ordinal == run.last + 1
 
 
@@ -170,7 +170,7 @@ def test_a_hung_round_is_in_the_file_before_its_collective(tmp_path: Path) -> No
     engine.tap.entering(0, bytes([3]), 1)  # held back by a gate; the collective never returns
     stream = read(tmp_path / "r").stream("decode.transfer")
     assert stream is not None
-    run = stream.runs[-1]
+    run = stream.newest
     assert (run.ordinal, run.phase) == (1, Phase.ENTERED)
     items = stream.items(run)
     assert items is not None
@@ -197,7 +197,7 @@ def test_rings_wrap_and_the_rest_can_still_be_trusted(tmp_path: Path) -> None:
             known += 1
             assert [i.room for i in items] == engine.log[run.ordinal][0]
     assert known > 100
-    assert stream.items(stream.runs[-1]) is not None
+    assert stream.items(stream.newest) is not None
 
 
 @settings(max_examples=120, deadline=None)

@@ -10,8 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+import numpy as np
+
 from pdctl.model import Phase
-from pdctl.recording.reader import Run, Stream, Visits
+from pdctl.recording.reader import Visits
+from pdctl.recording.streams import Run, Stream
 
 
 class Kind(str, Enum):
@@ -69,9 +72,11 @@ def compare(ranks: Sequence[Polled]) -> Comparison:
     if top < 0:
         return Comparison()
     waiting = tuple(
-        n for n, rank in enumerate(ranks) if rank.last == top and min(lasts) < top and _phase(rank) is Phase.ENTERED
+        n
+        for n, rank in enumerate(ranks)
+        if rank.last == top > min(lasts) and rank.stream is not None and rank.stream.newest.phase is Phase.ENTERED
     )
-    streams = [rank.stream for rank in ranks if rank.stream is not None and rank.stream.runs]
+    streams = [rank.stream for rank in ranks if rank.stream is not None]
     first = max(stream.first for stream in streams)
     last = min(lasts)
     offsets: list[int] = [0] * len(ranks)
@@ -85,40 +90,48 @@ def compare(ranks: Sequence[Polled]) -> Comparison:
     return Comparison(first, last, skipped, waiting=waiting)
 
 
-def _phase(rank: Polled) -> Phase | None:
-    return rank.stream.runs[-1].phase if rank.stream is not None and rank.stream.runs else None
-
-
 def _walk(streams: Sequence[Stream], first: int, last: int) -> tuple[Difference | None, list[int]]:
-    at = [next(n for n, run in enumerate(s.runs) if run.last >= first) for s in streams]
-    offsets: list[int] | None = None
-    ordinal = first
-    while ordinal <= last:
-        runs = [stream.runs[n] for stream, n in zip(streams, at, strict=True)]
-        if any(run.ordinal > ordinal for run in runs):  # a damaged record: go on where all have rounds again
-            ordinal = max(run.ordinal for run in runs)
-            at = [_advance(s, n, ordinal) for s, n in zip(streams, at, strict=True)]
-            offsets = None
-            continue
-        turns = [run.visit + ordinal - run.ordinal for run in runs]
-        now = [turn - turns[0] for turn in turns]
-        if offsets is None:
-            offsets = now
-        if now != offsets:
-            return _late(runs, ordinal, now, offsets), offsets
-        if len({(run.n, run.hash) for run in runs}) > 1:
-            return Difference(Kind.LISTS, ordinal, tuple(runs)), offsets
-        if _applied_differently(runs, ordinal):
-            return Difference(Kind.ACTIONS, ordinal, tuple(runs)), offsets
-        ordinal = min(run.last for run in runs) + 1
-        at = [_advance(s, n, ordinal) for s, n in zip(streams, at, strict=True)]
-    return None, offsets or [0] * len(streams)
+    """Find the first difference in rounds first..last; also returns the turns each rank is ahead of the first one.
 
-
-def _advance(stream: Stream, index: int, ordinal: int) -> int:
-    while index < len(stream.runs) - 1 and stream.runs[index].last < ordinal:
-        index += 1
-    return index
+    Runs are compared piece by piece: between two boundaries no rank begins a new run, so one round stands for all.
+    """
+    starts = np.unique(np.concatenate([s.table["ordinal"].astype(np.int64) for s in streams] + [np.array([first])]))
+    starts = starts[(starts >= first) & (starts <= last)]
+    rows = [np.searchsorted(s.ends, starts) for s in streams]
+    held = np.ones(len(starts), bool)
+    for stream, row in zip(streams, rows, strict=True):
+        held &= stream.table["ordinal"][row].astype(np.int64) <= starts  # else a damaged record left a hole here
+    starts, rows = starts[held], [row[held] for row in rows]
+    if not len(starts):
+        return None, [0] * len(streams)
+    tables = [stream.table[row] for stream, row in zip(streams, rows, strict=True)]
+    turns = [(t["visit"] - t["ordinal"]).astype(np.int64) for t in tables]
+    differs = np.zeros(len(starts), bool)
+    for n, table in enumerate(tables[1:], 1):
+        ahead = turns[n] - turns[0]
+        differs |= (ahead != ahead[0]) | (table["n"] != tables[0]["n"]) | (table["hash"] != tables[0]["hash"])
+    # The outcome counts where it is known: in every round but the last of a run that was not applied yet.
+    outcomes = [
+        (t["after_hash"], ((t["flags"] & 15) == int(Phase.APPLIED)) | (starts < s.ends[row]))
+        for t, s, row in zip(tables, streams, rows, strict=True)
+    ]
+    acted = np.zeros(len(starts), bool)
+    for n, (outcome, known) in enumerate(outcomes):
+        for other, known_too in outcomes[:n]:
+            acted |= known & known_too & (outcome != other)
+    found = np.flatnonzero(differs | acted)
+    if not len(found):
+        return None, [int(turn[-1] - turns[0][-1]) for turn in turns]
+    at = int(found[0])
+    ordinal = int(starts[at])
+    offsets = [int(turn[0] - turns[0][0]) for turn in turns]
+    runs = [stream.run(int(row[at])) for stream, row in zip(streams, rows, strict=True)]
+    now = [int(turn[at] - turns[0][at]) for turn in turns]
+    if now != offsets:
+        return _late(runs, ordinal, now, offsets), offsets
+    if differs[at]:
+        return Difference(Kind.LISTS, ordinal, tuple(runs)), offsets
+    return Difference(Kind.ACTIONS, ordinal, tuple(runs)), offsets
 
 
 def _late(runs: list[Run], ordinal: int, now: list[int], offsets: list[int]) -> Difference:
@@ -126,11 +139,6 @@ def _late(runs: list[Run], ordinal: int, now: list[int], offsets: list[int]) -> 
     # who needed more turns to get to this round skipped one that the others had
     odd = tuple(n for n, extra in enumerate(late) if extra > min(late))
     return Difference(Kind.SKIPPED, ordinal, tuple(None if n in odd else run for n, run in enumerate(runs)), odd)
-
-
-def _applied_differently(runs: list[Run], ordinal: int) -> bool:
-    after = {(run.n_after, run.after_hash) for run in runs if ordinal < run.last or run.phase is Phase.APPLIED}
-    return len(after) > 1
 
 
 def _skipped(ranks: Sequence[Polled], last: int, offsets: list[int]) -> Difference | None:

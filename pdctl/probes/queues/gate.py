@@ -6,12 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from pdctl.model import KVPoll
-from pdctl.recording.reader import Stream
+from pdctl.recording.streams import Stream
 
-LOOK_BACK = 400
+LOOK_BACK = 120
 """Runs looked at, from the newest back."""
 
 
@@ -38,14 +36,15 @@ def holding(streams: Iterable[tuple[str, Any]]) -> list[Held]:
 
 def _of(rank: str, stream: Stream) -> list[Held]:
     held: dict[int, list[int]] = {}  # room: rounds, first ordinal, last ordinal, first ns, last ns
-    for run in stream.runs[-LOOK_BACK:]:
-        rows = stream.rows(run)
+    for index in range(max(0, len(stream) - LOOK_BACK), len(stream)):
+        rows = stream.rows(index)
         if rows is None:
             continue
         mask = (rows["local"] == KVPoll.SUCCESS) & (rows["gated"] == KVPoll.TRANSFERRING)
         if not mask.any():
             continue
-        for room in np.unique(rows["room"][mask]).tolist():
+        run = stream.run(index)
+        for room in rows["room"][mask].tolist():
             entry = held.setdefault(room, [0, run.ordinal, run.last, run.t_first, run.t_enter])
             entry[0] += run.repeat
             entry[2], entry[4] = run.last, run.t_enter

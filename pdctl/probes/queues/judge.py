@@ -237,7 +237,7 @@ def _waiting(group: Group, stalled_s: float) -> list[Finding]:
     for n in group.judged:
         view = group.members[n]
         if group.place(n) in leaders and view is not None and view.recording is not None:
-            entered = [s.runs[-1] for s in view.recording.streams if s.runs and s.runs[-1].phase is Phase.ENTERED]
+            entered = [s.newest for s in view.recording.streams if len(s) and s.newest.phase is Phase.ENTERED]
             since += [run.t_enter for run in entered]
     waited = (now - max(since)) / 1e9 if since else 0.0
     if waited < stalled_s:
@@ -257,9 +257,9 @@ def _waiting_for_the_silent(group: Group, stalled_s: float, now: int | None) -> 
         view = group.members[n]
         if view is not None and view.recording is not None:
             entered += [
-                (s.runs[-1].t_enter, group.place(n))
+                (s.newest.t_enter, group.place(n))
                 for s in view.recording.streams
-                if s.group.size > 1 and s.runs and s.runs[-1].phase is Phase.ENTERED
+                if s.group.size > 1 and len(s) and s.newest.phase is Phase.ENTERED
             ]
     if not entered or (now - max(entered)[0]) / 1e9 < stalled_s:
         return []
@@ -356,9 +356,9 @@ def _length(view: RankView | None, queue: str) -> int | None:
     stream = view.recording.stream(queue)
     if visits is not None and visits.empty:
         return 0
-    if stream is None or not stream.runs:
+    if stream is None:
         return None if visits is None else 0
-    run = stream.runs[-1]
+    run = stream.newest
     return run.n_after if run.phase is Phase.APPLIED else run.n
 
 

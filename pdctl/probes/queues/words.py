@@ -108,11 +108,11 @@ def last_round(view: RankView) -> str:
     """Return how far a rank got in the round it entered last, "" without one."""
     if view.recording is None:
         return ""
-    entered = [(s.runs[-1].t_enter, s) for s in view.recording.streams if s.runs]
+    entered = [(s.newest.t_enter, s) for s in view.recording.streams if len(s)]
     if not entered:
         return ""
     _, stream = max(entered, key=lambda pair: pair[0])
-    run = stream.runs[-1]
+    run = stream.newest
     how = {
         Phase.ENTERED: f"waits in the all_reduce of {run.n} poll{'s'[: run.n != 1]}",
         Phase.REDUCED: "has the reduced polls, has not decided",

@@ -138,7 +138,7 @@ def _from_recording(recording: Recording, now_wall_ns: int) -> dict[str, object]
     return {
         "ticks": recording.ticks if recording.tick_mono_ns else None,
         "tick_age_s": age,
-        "rounds": {f"{s.queue}/{s.group.kind}": s.last for s in recording.streams if s.runs},
+        "rounds": {f"{s.queue}/{s.group.kind}": s.last for s in recording.streams if len(s)},
         "where": last_round_words(recording),
         "pid": recording.pid,
     }
@@ -146,11 +146,11 @@ def _from_recording(recording: Recording, now_wall_ns: int) -> dict[str, object]
 
 def last_round_words(recording: Recording) -> str:
     """Return how far the rank got in the round it entered last, "" when it entered none."""
-    entered = [(s.runs[-1].t_enter, s) for s in recording.streams if s.runs]
+    entered = [(s.newest.t_enter, s) for s in recording.streams if len(s)]
     if not entered:
         return ""
     _, stream = max(entered, key=lambda pair: pair[0])
-    run = stream.runs[-1]
+    run = stream.newest
     words = {
         Phase.ENTERED: f"in the all_reduce of {run.n}, group {stream.group.kind}",
         Phase.REDUCED: "after its all_reduce, before deciding",
