@@ -236,7 +236,8 @@ class FaultStatus(msgspec.Struct, frozen=True):
     """A fault as the rank that holds it sees it. left_s: seconds until it ends by itself.
 
     pending writes are held back now; of those that fired, released were done late, dropped had nobody waiting for them
-    any more, failed could not be done. ended: why it is no longer in place, "" while it is.
+    any more, failed could not be done. ended: why it is no longer in place, "" while it is. leased: it ends with the
+    command that placed it, so ``left_s`` is what is left of the lease.
     """
 
     id: str
@@ -256,6 +257,7 @@ class FaultStatus(msgspec.Struct, frozen=True):
     failed: int = 0
     last_room: int = 0
     ended: str = ""
+    leased: bool = False
 
 
 class Status(msgspec.Struct, frozen=True):

@@ -58,6 +58,7 @@ class FaultRow(msgspec.Struct, frozen=True):
     dropped: int
     failed: int
     last_room: int
+    leased: bool
     ended: str
 
 
@@ -149,6 +150,7 @@ def _row(rank: FoundRank, status: FaultStatus) -> FaultRow:
         dropped=status.dropped,
         failed=status.failed,
         last_room=status.last_room,
+        leased=status.leased,
         ended=status.ended,
     )
 
@@ -167,7 +169,8 @@ def _show(out: Output, rows: list[FaultRow], silent: list[str]) -> None:
             table.add_column(name, justify="right")
         for row in rows:
             kind = f"{row.kind} {durations.show(row.delay_s)}"
-            state = f"ended: {row.ended}" if row.ended else f"in place, {durations.show(row.left_s)} left"
+            left = "as long as its command runs" if row.leased else f"{durations.show(row.left_s)} left"
+            state = f"ended: {row.ended}" if row.ended else f"in place, {left}"
             counts = (str(count) for count in (row.visits, row.eligible, row.fired, row.held))
             table.add_row(row.fault, kind, row.target, f"{row.rank} pid {row.pid}", row.owner, state, *counts)
         console.print(table)
