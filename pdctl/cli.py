@@ -47,9 +47,10 @@ class Commands(TyperGroup):
         module = import_module(f"pdctl.commands.{COMMANDS[cmd_name]}")
         group = getattr(module, "app", None)
         if group is None:
-            group = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+            group = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
             function = getattr(module, "command", None) or getattr(module, COMMANDS[cmd_name])
             group.command(cmd_name, context_settings=getattr(module, "CONTEXT_SETTINGS", None))(function)
+        group.rich_markup_mode = None
         command = typer.main.get_command(group)
         command.name = cmd_name
         return command
@@ -85,7 +86,7 @@ app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # drawing help with rich would double the start-up time
+    rich_markup_mode=None,  # as in get_command: drawing help with rich would double the start-up time
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Finds which rank of a prefill/decode disaggregated cluster is out of step, since when, and why.",
 )

@@ -101,7 +101,7 @@ def _draw_server(rows: list[RankRow], console: Console, *, wide: bool) -> None:
             row.where or "-",
         )
     console.print(Padding(table, _INDENT, expand=False))
-    for who, text in _notes(rows):
+    for who, text in _notes(rows, wide=wide):
         # a hanging indent, so that a long reason still belongs to its rank at a glance
         console.print(Padding(Text(f"{who}:"), _INDENT))
         console.print(Padding(Text(text), (0, 0, 0, 4)))
@@ -112,7 +112,7 @@ def _draw_server(rows: list[RankRow], console: Console, *, wide: bool) -> None:
 def _heading(rows: list[RankRow]) -> str:
     one = rows[0]
     engines = sorted({f"{row.engine} {row.engine_version}".strip() for row in rows if row.source or row.pid})
-    cluster = [f"cluster {one.cluster}"] if one.cluster else []
+    cluster = [f"cluster {one.cluster}"] if one.cluster and one.cluster not in one.service else []
     armed = [row for row in rows if row.armed]
     arm = ["armed" if len(armed) == len([r for r in rows if r.pid]) else "partly armed"] if armed else []
     recorded = sorted({row.recording_size for row in rows if row.recording})
@@ -121,15 +121,16 @@ def _heading(rows: list[RankRow]) -> str:
     service = one.service.removeprefix(f"{one.role} ")
     if hosts and not any(host in service for host in hosts):
         service = f"{service} on {', '.join(hosts)}"
-    return " · ".join(part for part in (one.role, service, *cluster, ", ".join(engines), *arm, *recording) if part)
+    role = "" if service.startswith(one.role) else one.role
+    return " · ".join(part for part in (role, service, *cluster, ", ".join(engines), *arm, *recording) if part)
 
 
-def _notes(rows: list[RankRow]) -> Iterable[tuple[str, str]]:
+def _notes(rows: list[RankRow], *, wide: bool) -> Iterable[tuple[str, str]]:
     """Return (ranks, what) for all that is out of the ordinary, ranks with the same trouble together."""
     said: dict[str, list[str]] = {}
     for row in rows:
         place = row.rank.removeprefix(f"{row.role} ")
-        for text in _troubles(row):
+        for text in [*_troubles(row), *(_seams(row) if wide else ())]:
             said.setdefault(text, []).append(place)
     for text, places in said.items():
         who = "every rank" if len(places) == len(rows) > 1 else ", ".join(places)
@@ -150,30 +151,33 @@ def _troubles(row: RankRow) -> Iterable[str]:
 
 
 def _wide(rows: list[RankRow]) -> Table:
-    table = _table(["rank", "host", "instance", "loaded by", "pdctl", "agent CPU", "seams", "endpoint", "recording"])
+    table = _table(["rank", "host", "instance", "loaded by", "pdctl", "agent CPU", "endpoint", "recording"])
     for row in rows:
-        present = [seam.name for seam in row.seams if seam.present]
-        missing = [
-            f"{seam.name} ({seam.detail})" if seam.detail else seam.name for seam in row.seams if not seam.present
-        ]
-        seams = (["present: " + ", ".join(present)] if present else []) + (
-            ["missing: " + ", ".join(missing)] if missing else []
-        )
-        share = "-" if row.agent_cpu_s is None else f"{row.agent_cpu_s:.2f} s"
+        cpu = "-" if row.agent_cpu_s is None else f"{row.agent_cpu_s:.2f} s"
         if row.agent_cpu_share is not None:
-            share += f" ({row.agent_cpu_share:.2%})"
+            cpu += f" ({row.agent_cpu_share:.2%})"
+        recording = f"{row.recording} ({_bytes(row.recording_size)})" if row.recording else "off"
+        place = row.rank.removeprefix(f"{row.role} ")
         table.add_row(
-            row.rank.removeprefix(f"{row.role} "),
+            place,
             row.host,
             row.instance,
             row.loaded_by or "-",
             row.pdctl_version or "-",
-            share,
-            "\n".join(seams) or "-",
+            cpu,
             row.endpoint or "-",
-            f"{row.recording} ({_bytes(row.recording_size)})" if row.recording else f"off: {row.recording_off or '-'}",
+            recording,
         )
     return table
+
+
+def _seams(row: RankRow) -> Iterable[str]:
+    present = [seam.name for seam in row.seams if seam.present]
+    missing = [f"{seam.name} ({seam.detail})" if seam.detail else seam.name for seam in row.seams if not seam.present]
+    if present:
+        yield f"seams present: {', '.join(present)}"
+    if missing:
+        yield f"seams missing: {', '.join(missing)}"
 
 
 def _table(names: list[str]) -> Table:
@@ -181,7 +185,7 @@ def _table(names: list[str]) -> Table:
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in names:
-        table.add_column(name, no_wrap=name not in ("main thread", "seams"))
+        table.add_column(name, no_wrap=name != "main thread")
     return table
 
 

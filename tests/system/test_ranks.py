@@ -189,7 +189,7 @@ def test_the_table_fits_eighty_columns_and_says_the_state_in_words(ranks: TinyRa
     for word in ("live", "silent", "no agent", "10.11.12.13:30002", "all_reduce"):
         assert word in done.stdout
     wide = ranks.pdctl("ranks", "-o", "wide", "--rank-timeout", "1")
-    for word in ("missing: gate (tiny has none)", "present: poll.decode.transfer", "loaded by", "test", "ipc://"):
+    for word in ("seams missing: gate (tiny has none)", "seams present: poll.decode.transfer", "loaded by", "test", "ipc://"):
         assert word in wide.stdout
 
 

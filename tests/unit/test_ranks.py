@@ -141,5 +141,5 @@ def test_wide_shows_what_is_missing() -> None:
     text = drawn(
         judge([answered(seams=(Seam("gate", False, "no such function"), Seam("poll", True)))], [None]), 80, Format.WIDE
     )
-    assert "missing: gate (no such function)" in text
-    assert "present: poll" in text
+    assert "seams missing: gate (no such function)" in text
+    assert "seams present: poll" in text
