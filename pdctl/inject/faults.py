@@ -95,7 +95,8 @@ class Fault:
             id=self.id, kind=self.kind, target=self.target, delay_s=self.delay_s,
             left_s=0.0 if self.ended else max(0.0, self.ends - now), visits=self.visits, eligible=self.eligible,
             fired=self.fired, pending=pending, owner=self.owner, room=self.room, hits=self.hits, released=self.released,
-            dropped=self.dropped, failed=self.failed, last_room=self.last_room, leased=self.lease_expires is not None, ended=self.ended,
+            dropped=self.dropped, failed=self.failed, last_room=self.last_room, ended=self.ended,
+            leased=self.lease_expires is not None,
         )  # fmt: skip
 
 

@@ -134,7 +134,7 @@ class FaultTable:
             return None
         try:
             if place is not None:
-                self._drop(lambda held: held.place == place and held.room != room, "its slot has a new owner")
+                self._make_way(place, room)
             takes = None
             for fault in self._faults.values():
                 if fault.kind != DELAY_METADATA:
@@ -212,6 +212,14 @@ class FaultTable:
                 held.why_dropped, held.due, found = why, 0.0, True
         if found:
             self._wake.notify_all()
+
+    def _make_way(self, place: Hashable, room: int) -> None:
+        def old(held: Held) -> bool:
+            return held.place == place and held.room != room
+
+        self._drop(old, "its slot has a new owner")
+        if any(old(held) for held in self._releasing):  # being written right now: the new owner's row must come last
+            self._wake.wait_for(lambda: not any(old(held) for held in self._releasing), SITE_PATIENCE_S)
 
     def _end(self, fault: Fault, why: str) -> _Note:
         fault.ended = why

@@ -205,6 +205,45 @@ def test_a_slot_with_a_new_owner_never_gets_the_old_row(table):
     assert writes.direct == {8: 1}
 
 
+def test_a_row_that_is_being_written_late_comes_before_the_new_owners(table, monkeypatch):
+    monkeypatch.setattr(table_module, "SITE_PATIENCE_S", 60.0)
+    order, started, go_on = [], threading.Event(), threading.Event()
+
+    def slow() -> None:
+        started.set()
+        go_on.wait()
+        order.append("old")
+
+    table.arm(fault())
+    assert table.hold(table.metadata_fault(7, -1, 1), slow, room=7, place="slot 3")
+    table.heal()
+    started.wait()
+
+    def new_owner() -> None:
+        table.metadata_fault(8, -1, 1, "", "slot 3")
+        order.append("new")
+
+    writer = threading.Thread(target=new_owner)
+    writer.start()
+    writer.join(0.2)
+    go_on.set()
+    writer.join()
+    assert order == ["old", "new"]
+
+
+def test_a_row_that_hangs_does_not_keep_the_new_owner_waiting(table, monkeypatch):
+    monkeypatch.setattr(table_module, "SITE_PATIENCE_S", 0.01)
+    stuck, started = threading.Event(), threading.Event()
+    table.arm(fault())
+    write = lambda: (started.set(), stuck.wait())  # noqa: E731
+    assert table.hold(table.metadata_fault(7, -1, 1), write, room=7, place="slot 3")
+    table.heal()
+    started.wait()
+    assert table.metadata_fault(8, -1, 1, "", "slot 3") is None
+    stuck.set()
+    until(lambda: not table.status(), "the end")
+
+
 def test_the_new_owner_is_seen_even_after_the_fault_has_ended(table):
     stuck, writes = threading.Event(), Writes(table)
     table.arm(fault(targets=(Target(tp=1), Target(tp=3))))
