@@ -198,9 +198,12 @@ def _whole(data: bytes, at: int) -> bool:
 def _closed(data: bytes, cap: int) -> tuple[NDArray[Any], int]:
     """Return the sound records of the rounds ring in the order they were written, and how many were not sound."""
     used = _used(data, f.ROUND_SIZE)
-    whole = [place for place in used if _whole(data, place * f.ROUND_SIZE)]
-    table = np.frombuffer(data, ROUND, len(data) // f.ROUND_SIZE)[whole]
-    fits = (table["seq"] - 1) % cap == np.asarray(whole, np.uint64)
+    view, size, body = memoryview(data), f.ROUND_SIZE, f.ROUND_BODY_SIZE
+    sums = np.fromiter((crc32(view[at * size : at * size + body]) for at in used), np.uint32, len(used))
+    table = np.frombuffer(data, ROUND, len(data) // f.ROUND_SIZE)[used]
+    whole = np.asarray(used, np.uint64)[table["crc"] == sums]
+    table = table[table["crc"] == sums]
+    fits = (table["seq"] - 1) % cap == whole
     known = (table["queue"] < len(QUEUES)) & (table["repeat"] > 0)
     table = table[fits & known]
     return table[np.argsort(table["seq"])], len(used) - len(table)

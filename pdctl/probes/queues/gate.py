@@ -9,7 +9,7 @@ from typing import Any
 from pdctl.model import KVPoll
 from pdctl.recording.streams import Stream
 
-LOOK_BACK = 120
+LOOK_BACK = 60
 """Runs looked at, from the newest back."""
 
 
