@@ -60,11 +60,15 @@ def command(
     ] = "",
     room: Annotated[
         Optional[int],  # noqa: UP045  # typer evaluates annotations
-        typer.Option("--room", min=1, max=MAX_ROOM, help="Only this room.", show_default="the next that comes"),
+        typer.Option(
+            "--room", metavar="ROOM", min=1, max=MAX_ROOM, help="Only this room.", show_default="the next that comes"
+        ),
     ] = None,
     hits: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--hits", min=1, max=1_000_000, help="End after so many rooms.", show_default="no limit"),
+        typer.Option(
+            "--hits", metavar="N", min=1, max=1_000_000, help="End after so many rooms.", show_default="no limit"
+        ),
     ] = None,
     time: Annotated[str, typer.Option("--for", metavar="TIME", help="How long the fault lives, at most 15m.")] = "60s",
     until_hit: Annotated[
@@ -74,9 +78,14 @@ def command(
         bool, typer.Option("--detach", help="Print the fault's id and return; it ends when --for is over, or by heal.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show ranks, site and lease, and change nothing.")] = False,
-    allow_ranks: Annotated[int, typer.Option("--allow-ranks", min=1, max=1024, help="Decode ranks it may hit.")] = 1,
+    allow_ranks: Annotated[
+        int, typer.Option("--allow-ranks", metavar="N", min=1, max=1024, help="Decode ranks it may hit.")
+    ] = 1,
     allow_rooms: Annotated[
-        int, typer.Option("--allow-rooms", min=1, max=1024, help="Rooms it may hold at a time, one a prefill dp rank.")
+        int,
+        typer.Option(
+            "--allow-rooms", metavar="N", min=1, max=1024, help="Rooms it may hold at a time, one a prefill dp rank."
+        ),
     ] = 1,
     output: OutputOption = Format.TABLE,
     timeout: TimeoutOption = TIMEOUT_S,
