@@ -1,0 +1,138 @@
+"""A lab for a test: started and ended with the CLI, looked at through its agents, its recordings and /proc."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pdctl.client import Client as AgentClient
+from pdctl.discovery import discover
+from pdctl.lab import state
+from pdctl.lab.client import Client, Load, Outcome
+from pdctl.lab.config import LabConfig
+from pdctl.model import Snapshot
+from pdctl.recording.reader import Event, Item, Recording, read
+
+PATIENCE_S = 60.0
+
+
+class Labs:
+    """A run directory of its own, and the labs in it. On exit everything is ended, whatever the test did."""
+
+    def __init__(self) -> None:
+        # Not pytest's tmp_path: a socket's path has 107 bytes at most.
+        self.folder = Path(tempfile.mkdtemp(prefix="pdl-"))
+        self.env = {
+            **{k: v for k, v in os.environ.items() if not k.startswith("PDCTL_")},
+            "PDCTL_RUN_DIR": str(self.folder / "run"),
+            "PDCTL_RECORD_DIR": str(self.folder / "rec"),
+        }
+
+    def __enter__(self) -> Labs:  # noqa: PYI034
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for folder in (self.folder / "run").glob("lab-*"):
+            for process in state.processes(folder):
+                if process.alive:
+                    os.kill(process.pid, signal.SIGKILL)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def cli(self, *arguments: object, code: int | None = 0) -> subprocess.CompletedProcess[str]:
+        """Run a command of pdctl and return what it printed; its exit code must be ``code``."""
+        done = subprocess.run(
+            [sys.executable, "-m", "pdctl.cli", *map(str, arguments)],
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=110,
+            check=False,
+        )
+        assert code is None or done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
+        return done
+
+    def up(self, *options: object, name: str = "lab") -> Lab:
+        """Start a lab."""
+        self.cli("lab", "up", "--name", name, *options)
+        return Lab(self, name)
+
+    def files(self) -> list[str]:
+        """Return every file in the run and record directories except the lock that outlives labs."""
+        found = [p for p in self.folder.rglob("*") if not p.is_dir() and p.name != ".labs.lock"]
+        return sorted(str(p.relative_to(self.folder)) for p in found)
+
+
+class Lab:
+    """One running lab."""
+
+    def __init__(self, labs: Labs, name: str) -> None:
+        self.labs = labs
+        self.name = name
+        self.folder = labs.folder / "run" / f"lab-{name}"
+        self.config: LabConfig = state.read_config(self.folder)
+        self.processes = state.processes(self.folder)
+
+    def process(self, label: str) -> state.Process:
+        """Return a process by its label."""
+        return next(p for p in self.processes if p.label == label)
+
+    def left(self) -> list[state.Process]:
+        """Return the lab's processes that are still there."""
+        return [p for p in self.processes if p.alive]
+
+    def load(self, **how: Any) -> Outcome:
+        """Send a load and return what came of it."""
+        client = Client(self.config, Load(**{"seconds": PATIENCE_S, **how}))
+        try:
+            return client.run()
+        finally:
+            client.close()
+
+    def inject_late_metadata(self, *options: object, delay: str = "3s") -> None:
+        """Hold back the metadata of decode tp1."""
+        self.labs.cli("inject", "--delay-metadata", delay, "--rank", "decode:tp1", "--detach", *options)
+
+    def queues(self) -> dict[str, dict[str, list[int]]]:
+        """Return rank → queue → rooms, as the agents answer now."""
+        found = [r for r in discover(self.labs.env).ranks if r.identity.cluster == self.name]
+        with AgentClient() as client:
+            answers = client.ask(found, "queues", Snapshot)
+        return {
+            a.rank.identity.label: {name: [e.room for e in entries] for name, entries in a.body.queues.items()}
+            for a in answers
+            if a.body is not None
+        }
+
+    def recording(self, label: str) -> Recording:
+        """Return a rank's recording as its file is now."""
+        process = self.process(label)
+        return read(self.labs.folder / "rec" / f"{process.pid}-{process.start}.pdrec")
+
+    def events(self, label: str, kind: int) -> list[Event]:
+        """Return a rank's events of one kind."""
+        return [event for event in self.recording(label).events() if event.kind == kind]
+
+    def items(self, label: str, queue: str) -> list[Item]:
+        """Return every request in every run of rounds of a rank's queue, oldest first."""
+        stream = self.recording(label).stream(queue)
+        return [] if stream is None else [item for run in stream.runs for item in stream.items(run) or []]
+
+
+def wait_for(what: Callable[[], Any]) -> Any:
+    """Return the first true answer of ``what``; fails when there is none for a long time."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        answer = what()
+        if answer:
+            return answer
+        assert time.monotonic() < deadline, f"never true: {answer!r}"
+        time.sleep(0.05)

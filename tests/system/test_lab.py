@@ -1,0 +1,180 @@
+"""The embedded cluster itself: it serves, it keeps to itself, and nothing of it survives ``down``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from pdctl.lab.client import Outcome
+from pdctl.model import Action, EventKind, KVPoll
+from tests.system.labs import Lab, Labs, wait_for
+
+pytestmark = pytest.mark.system
+
+TP0, TP1, PREFILL = "decode dp0 pp0 tp0", "decode dp0 pp0 tp1", "prefill dp0 pp0 tp0"
+
+
+@pytest.fixture
+def labs() -> Iterator[Labs]:
+    with Labs() as labs:
+        yield labs
+
+
+def gone(labs: Labs, *ended: Lab) -> None:
+    for lab in ended:
+        assert lab.left() == []
+    assert labs.files() == []
+
+
+def test_up_load_status_down(labs: Labs) -> None:
+    lab = labs.up()
+    report = json.loads(labs.cli("lab", "load", "-n", 12, "-o", "json").stdout)
+    assert (report["sent"], report["completed"], report["failed"], report["wrong"]) == (12, 12, 0, 0)
+    status = json.loads(labs.cli("lab", "status", "-o", "json").stdout)
+    ranks = [p for p in status["processes"] if p["process"] not in ("supervisor", "bootstrap")]
+    assert [p["process"] for p in ranks] == [PREFILL, TP0, TP1]
+    assert len({p["transport"] for p in ranks}) == 1
+    assert ranks[0]["transport"]
+    # Rounds of every polled queue are in the recordings, and each room was committed once on each decode rank.
+    assert {s.queue for s in lab.recording(PREFILL).streams} == {"prefill.bootstrap", "prefill.inflight"}
+    for label in (TP0, TP1):
+        assert {s.queue for s in lab.recording(label).streams} == {"decode.prealloc", "decode.transfer"}
+        committed = [i.room for i in lab.items(label, "decode.transfer") if i.action == Action.COMMITTED]
+        assert len(committed) == len(set(committed)) == 12
+        assert {i.found for i in lab.items(label, "decode.transfer") if i.action == Action.COMMITTED} == set(committed)
+    labs.cli("lab", "down")
+    gone(labs, lab)
+    labs.cli("lab", "status", code=4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--prefill", "dp=2", "--decode", "tp=2,dp=2", "--load-balance", "total_requests"),
+        ("--prefill", "pp=2", "--decode", "tp=2"),
+        ("--prefill", "tp=2,pp=2", "--decode", "pp=2"),
+        ("--prefill", "tp=4", "--decode", "tp=2", "--transport", "socket", "--no-netns"),
+    ],
+    ids=["dp2", "prefill-pp2", "both-pp2", "sockets"],
+)
+def test_shapes(labs: Labs, options: tuple[str, ...]) -> None:
+    lab = labs.up(*options)
+    outcome = lab.load(requests=16, concurrency=6)
+    assert outcome.good, outcome
+    wait_for(lambda: not any(rooms for queues in lab.queues().values() for rooms in queues.values()))
+    labs.cli("lab", "down")
+    gone(labs, lab)
+
+
+def test_a_full_pool_and_few_slots_delay_requests_and_lose_none(labs: Labs) -> None:
+    lab = labs.up("--slots", 3, "--kv-tokens", 96)
+    outcome = lab.load(requests=24, concurrency=12, new_tokens=16)
+    assert outcome.good, outcome
+
+
+def test_without_the_gate_late_metadata_hangs_the_ranks_and_recordings_tell(labs: Labs) -> None:
+    lab = labs.up("--without", "gate")
+    lab.inject_late_metadata()
+    outcome = lab.load(requests=1, seconds=2)
+    assert outcome.unfinished == 1
+    [room] = outcome.unfinished_rooms
+    wait_for(lambda: lab.events(TP1, EventKind.LANDED))
+    assert {p.label for p in lab.left()} == {p.label for p in lab.processes}, "a hang, not a crash"
+    for label in (TP0, TP1):
+        os.kill(lab.process(label).pid, signal.SIGKILL)
+    first, second = lab.items(TP0, "decode.transfer")[-1], lab.items(TP1, "decode.transfer")[-1]
+    assert (first.room, first.action, first.found, first.reduced) == (room, Action.COMMITTED, room, KVPoll.SUCCESS)
+    assert (second.room, second.action, second.found, second.reduced) == (room, Action.KEPT, 0, KVPoll.SUCCESS)
+    assert lab.recording(TP0).stream("decode.transfer").last == lab.recording(TP1).stream("decode.transfer").last
+    labs.cli("lab", "down")
+    gone(labs, lab)
+
+
+def test_with_the_gate_late_metadata_is_held_and_requests_complete(labs: Labs) -> None:
+    lab = labs.up()
+    lab.inject_late_metadata()
+    outcome = lab.load(requests=8)
+    assert outcome.good, outcome
+    [landed] = lab.events(TP1, EventKind.LANDED)
+    assert landed.b == landed.room
+    held = [i for i in lab.items(TP1, "decode.transfer") if i.room == landed.room and i.local != i.gated]
+    assert {(i.local, i.gated, i.action) for i in held} == {(KVPoll.SUCCESS, KVPoll.TRANSFERRING, Action.KEPT)}
+    assert not lab.events(TP0, EventKind.LANDED)
+    assert labs.cli("diff-queues").returncode == 0
+
+
+def test_nothing_survives_down_with_a_stopped_rank_and_a_killed_supervisor(labs: Labs) -> None:
+    lab = labs.up()
+    os.kill(lab.process(TP1).pid, signal.SIGSTOP)
+    os.kill(lab.process("supervisor").pid, signal.SIGKILL)
+    labs.cli("lab", "down")
+    gone(labs, lab)
+
+
+def test_nothing_survives_down_when_ranks_hang_and_one_has_died(labs: Labs) -> None:
+    lab = labs.up("--without", "gate")
+    lab.inject_late_metadata()
+    lab.load(requests=1, seconds=1)
+    os.kill(lab.process(PREFILL).pid, signal.SIGKILL)
+    wait_for(lambda: labs.cli("lab", "status", code=None).returncode == 3)
+    assert "SIGKILL" in labs.cli("lab", "status", code=3).stdout
+    labs.cli("lab", "down")
+    gone(labs, lab)
+
+
+def test_two_labs_side_by_side_do_not_mix(labs: Labs) -> None:
+    one, other = labs.up(name="one"), labs.up("--without", "gate", name="other")
+    outcomes: dict[str, Outcome] = {}
+    threads = [
+        threading.Thread(target=lambda lab=lab: outcomes.update({lab.name: lab.load(requests=12)}))
+        for lab in (one, other)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes["one"].good, outcomes
+    assert outcomes["other"].good, outcomes
+    identities = {lab.name: lab.recording(TP0).identity for lab in (one, other)}
+    assert [identities[name].cluster for name in ("one", "other")] == ["one", "other"]
+    assert not {g.key for g in identities["one"].groups} & {g.key for g in identities["other"].groups}
+    labs.cli("lab", "down", "--name", "one")
+    assert one.left() == []
+    assert len(other.left()) == len(other.processes)
+    assert other.load(requests=4).good
+    labs.cli("lab", "down", "--name", "other")
+    gone(labs, one, other)
+
+
+def test_errors_say_what_to_do(labs: Labs) -> None:
+    unknown = labs.cli("lab", "up", "--without", "gate,brakes", code=2).stderr
+    assert "brakes" in unknown
+    assert "zero-on-free" in unknown
+    assert "tp=2" in labs.cli("lab", "up", "--decode", "two", code=2).stderr
+    assert "letters" in labs.cli("lab", "up", "--name", "../x", code=2).stderr
+    assert "multiple" in labs.cli("lab", "up", "--prefill", "tp=3", code=2).stderr
+    for command in ("load", "down", "status"):
+        assert "pdctl lab up" in labs.cli("lab", command, code=4).stderr
+    assert labs.files() == []
+    labs.up(name="taken")
+    assert "--name" in labs.cli("lab", "up", "--name", "taken", code=5).stderr
+    assert "taken" in labs.cli("lab", "load", code=4).stderr
+
+
+def test_a_rank_that_can_not_start_is_named_and_nothing_is_left(labs: Labs) -> None:
+    failed = labs.cli("lab", "up", "--metadata-device", "cuda", code=4).stderr if not _cuda() else ""
+    if not failed:
+        pytest.skip("this machine has a CUDA device")
+    assert "did not start" in failed
+    assert labs.files() == []
+
+
+def _cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
