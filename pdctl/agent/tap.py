@@ -61,8 +61,8 @@ class Sink(Protocol):
     items_capacity: int
     rounds_capacity: int
 
-    def visited(self, queue: int, visits: int, empty: bool, mono_ns: int) -> None:
-        """Store that a turn of a queue began."""
+    def visits(self, queue: int) -> memoryview[int]:
+        """Return the two words of a queue: turns so far (or-ed with EMPTY_BIT), monotonic ns of the last."""
 
     def live(self, stream: int) -> Live:
         """Return where the run of a stream is kept."""
@@ -251,7 +251,7 @@ class QueueTap:
         "_slots",
         "_streams",
         "_view",
-        "_visited",
+        "_visits",
         "queue",
         "visits",
     )
@@ -264,7 +264,7 @@ class QueueTap:
         self._code = QUEUES.index(queue)
         self._view = view
         self._sink = sink
-        self._visited = sink.visited
+        self._visits = sink.visits(self._code)
         self._next_stream = next_stream
         self._decides = [bytes([poll]) for poll in decides]
         self._streams: dict[int, _Stream] = {}
@@ -293,7 +293,9 @@ class QueueTap:
             self._pollers = []
             del self._rooms[:], self._slots[:]
             self._members += 1
-        self._visited(self._code, visits, not queue, _now())
+        words = self._visits
+        words[0] = visits if queue else visits | f.EMPTY_BIT
+        words[1] = _now()
 
     def polled(self, pollers: list[Any]) -> None:
         """Take the pollers of this turn, one per entry; the same objects in the same order mean the same requests."""

@@ -99,12 +99,13 @@ class RecordingWriter:
         words[_PULSE_WORD] = ticks
         words[_PULSE_WORD + 1] = mono_ns
 
-    def visited(self, queue: int, visits: int, empty: bool, mono_ns: int) -> None:
-        """Say that turn number ``visits`` of queue code ``queue`` began, and whether it is empty and will be skipped."""
-        words = self._words
-        at = _VISITS_WORD + 2 * queue
-        words[at] = visits | f.EMPTY_BIT if empty else visits
-        words[at + 1] = mono_ns
+    def visits(self, queue: int) -> memoryview[int]:
+        """Return the two words of queue code ``queue``: its turns so far (or-ed with EMPTY_BIT), and the last one's time.
+
+        The caller stores into them: the number when a turn begins, then the time.
+        """
+        at = f.VISITS_OFFSET // 8 + 2 * queue
+        return self._words[at : at + 2]
 
     def live(self, stream: int) -> LiveRun:
         """Return what keeps the run that ``stream`` is in. Raises IndexError from MAX_STREAMS on."""
@@ -178,7 +179,6 @@ class RecordingWriter:
 
 _ROUND_PAD = b"\0" * (f.ROUND_CRC_OFFSET - f.ROUND_BODY_SIZE)
 _PULSE_WORD = f.PULSE_OFFSET // 8
-_VISITS_WORD = f.VISITS_OFFSET // 8
 _DONE_WORD = f.DONE_OFFSET // 8
 _AGAIN = struct.Struct("<Q4sQq")  # the start of a ROUND_HEAD: its four bytes after seq as one, without t_done
 _pack_head, _pack_crc, _pack_again = f.ROUND_HEAD.pack_into, f.ROUND_CRC.pack_into, _AGAIN.pack_into
@@ -215,7 +215,7 @@ class LiveRun:
         seq = self._seq = self._seq + 1
         cell = self._cell
         _pack_again(cell, 0, seq, self._kind, repeat, t_enter)
-        _pack_crc(cell, 124, crc32(self._body))
+        _pack_crc(cell, _CRC, crc32(self._body))
         self._map[self._places[seq & 1]] = cell
 
     def done(self) -> None:
@@ -223,7 +223,7 @@ class LiveRun:
         self._words[self._done] = self._seq
 
 
-_FLAGS, _ENTERED = 0xF0, 1
+_FLAGS, _ENTERED, _CRC = 0xF0, 1, f.ROUND_CRC_OFFSET
 
 
 def process_start(pid: int) -> int:

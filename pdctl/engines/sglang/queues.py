@@ -24,6 +24,7 @@ class QueueReader:
         self._scheduler = scheduler
         self._role = role
         self._paths = [path for path in seams.QUEUE_PATHS if role in path.roles]
+        self._path_of = {path.name: path.path for path in self._paths}
         self._manager = seams.kv_manager(scheduler)
         self._rooms, self.slot_seam = seams.slot_view(scheduler)
         self.owners: dict[int, int] = {}
@@ -31,12 +32,10 @@ class QueueReader:
 
     def queue(self, name: str) -> list[Any]:
         """Return the engine's list of a queue (not a copy). Raises KeyError for one this rank does not have."""
-        for path in self._paths:
-            if path.name == name:
-                found = seams.follow(self._scheduler, path.path)
-                if found is not None:
-                    return found  # type: ignore[no-any-return]
-        raise KeyError(name)
+        found = seams.follow(self._scheduler, self._path_of[name])  # twice in every turn
+        if found is None:
+            raise KeyError(name)
+        return found  # type: ignore[no-any-return]
 
     def seams(self) -> list[Seam]:
         """Return which queues and states are there."""
