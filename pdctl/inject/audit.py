@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -46,5 +47,8 @@ class Audit:
 
 def owner() -> str:
     """Return who places a fault, as other operators see it: user, host and pid."""
-    user = os.environ.get("SUDO_USER") or os.environ.get("USER") or str(os.getuid())
+    try:
+        user = os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container's user without a name
+        user = str(os.getuid())
     return f"{user}@{os.uname().nodename}:{os.getpid()}"

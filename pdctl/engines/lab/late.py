@@ -68,6 +68,19 @@ def install(hooks: Hooks, scheduler: Any, recorder: Recorder, faults: FaultTable
 
         return send_aux
 
+    def listen(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+        def handle(message: dict[str, Any]) -> Any:
+            if site.on and faults.metadata:
+                try:
+                    if message["op"] == "abort":  # decode gives the slot away: a row that is held must not land there
+                        faults.gone(message["room"])
+                except Exception as error:
+                    site.failed(error)
+            return original(message)
+
+        return handle
+
+    hooks.wrap(manager, "handle", "abort-message", listen)
     hooks.wrap(manager, "send_aux", "metadata", make)
     detail = "PrefillKVManager.send_aux"
     return [Seam("events.metadata", True, detail), Seam(SEAM_PREFIX + DELAY_METADATA, True, detail)]
