@@ -200,6 +200,9 @@ def load(
     abort_after: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="Abort requests that are not done by then; 0: never.")
     ] = 0.0,
+    lost_on: Annotated[
+        int, typer.Option(min=-1, metavar="TP", help="This decode tp rank alone loses every request; -1: none.")
+    ] = -1,
     seed: Annotated[int, typer.Option(help="Same seed, same rooms and prompts; -1: a new one.")] = -1,
     output: OutputOption = Format.TABLE,
     run_dir: RunDirOption = None,
@@ -230,6 +233,7 @@ def load(
             prefill_dp=prefill_dp,
             to=side,
             abort_after_s=abort_after,
+            lost_on=lost_on,
             seed=None if seed < 0 else seed,
         ),
     )

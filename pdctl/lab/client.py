@@ -64,6 +64,7 @@ class Load:
 
     room, prefill_dp: fixed instead of chosen. to: ``both``, or one server only (the other never hears of the request).
     abort_after_s: give up requests that are not finished by then, 0 for never. requests 0: until the time is over.
+    lost_on: this decode tp rank loses every request right after it came (a rank-local time-out or abort), -1 for none.
     """
 
     requests: int = 32
@@ -76,6 +77,7 @@ class Load:
     prefill_dp: int = -1
     to: str = "both"
     abort_after_s: float = 0.0
+    lost_on: int = -1
     seed: int | None = None
 
 
@@ -168,6 +170,8 @@ class Client:
             self._servers["prefill", prefill_dp].send(message)
         if load.to in ("both", "decode"):
             self._servers["decode", decode_dp].send(message)
+            if load.lost_on >= 0:
+                self.lose(request, load.lost_on)
         return request
 
     def _balance(self, room: int) -> int:
@@ -220,6 +224,11 @@ class Client:
         for role in roles:
             dp = request.prefill_dp if role == "prefill" else request.decode_dp
             self._servers[role, dp].send(message)
+
+    def lose(self, request: Request, tp: int) -> None:
+        """Have decode rank ``tp`` lose a request that the other ranks go on with."""
+        message = {"op": "lose", "rid": request.rid, "tp": tp}
+        self._servers["decode", request.decode_dp].send(msgspec.msgpack.encode(message))
 
     def _outcome(self, seconds: float) -> Outcome:
         latencies = sorted(self.latencies)

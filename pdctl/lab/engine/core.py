@@ -117,10 +117,23 @@ class SchedulerCore:
         for message in messages:
             if message.get("op") == "abort":
                 self.abort_request(message["rid"])
+            elif message.get("op") == "lose":
+                if message["tp"] == self.groups.tp_rank:
+                    self.lose_request(message["rid"])
             elif self.role == "prefill":
                 self.disagg_prefill_bootstrap_queue.add(_request(message))
             else:
                 self.disagg_decode_prealloc_queue.add(_request(message))
+
+    def lose_request(self, rid: str) -> None:
+        """Take a request off this rank's decode queues alone, as a rank-local time-out or abort does (issue 37909).
+
+        Not something the engine is asked to do: it stands for what goes wrong, so that the other ranks go on with it.
+        """
+        prealloc, transfer = self.disagg_decode_prealloc_queue, self.disagg_decode_transfer_queue
+        prealloc.pending_reqs[:] = [entry for entry in prealloc.pending_reqs if entry.req.rid != rid]
+        prealloc.queue = [entry for entry in prealloc.queue if entry.req.rid != rid]
+        transfer.queue = [entry for entry in transfer.queue if entry.req.rid != rid]
 
     def abort_request(self, rid: str) -> None:
         """Abort a request wherever it is (SGLang: ``Scheduler.abort_request``)."""

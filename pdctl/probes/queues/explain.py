@@ -39,6 +39,8 @@ def splits(group: Group, queue: str, difference: Difference) -> tuple[RoomSplit,
     found = []
     for room in order:
         acts = [known[room][0] if room in known else NOT_THERE for known in sides]
+        if difference.kind is Kind.LISTS:  # then what matters is who has it, not how far each rank got with it
+            acts = [act if act == NOT_THERE else "" for act in acts]
         if len(set(acts)) > 1 or difference.kind is Kind.SKIPPED:
             found.append(
                 RoomSplit(

@@ -1,0 +1,227 @@
+"""diff-queues on labs: what each case is called, that its twin is clean, and that it works when hardly anything does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pdctl.client import Client
+from pdctl.discovery import discover
+from pdctl.findings import Level
+from pdctl.lab.client import Client as LabClient
+from pdctl.lab.client import Load
+from pdctl.probes.queues.collect import collect
+from pdctl.probes.queues.judge import judge
+from tests.system.labs import Lab, Labs, wait_for
+
+pytestmark = pytest.mark.system
+
+TP0, TP1 = "decode dp0 pp0 tp0", "decode dp0 pp0 tp1"
+
+
+@pytest.fixture
+def labs() -> Iterator[Labs]:
+    with Labs() as labs:
+        yield labs
+
+
+def look(labs: Labs, *options: object, code: int | None) -> dict[str, Any]:
+    """Return what ``diff-queues -o json`` says."""
+    return json.loads(labs.cli("diff-queues", "-o", "json", *options, code=code).stdout)
+
+
+def group(document: dict[str, Any], role: str = "decode") -> dict[str, Any]:
+    [found] = [g for g in document["groups"] if g["role"] == role and len(g["ranks"]) > 1]
+    return found
+
+
+def serious(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return [finding for finding in document["findings"] if finding["level"] != "info"]
+
+
+def in_background(lab: Lab, **how: Any) -> threading.Thread:
+    thread = threading.Thread(target=lambda: lab.load(**how), daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.fixture
+def hung(labs: Labs) -> Iterator[tuple[Labs, Lab]]:
+    """A lab without the gate, hung by metadata that came late on decode tp1."""
+    lab = labs.up("--without", "gate")
+    lab.inject_late_metadata(delay="2s")
+    in_background(lab, requests=12, concurrency=4, seconds=4)
+    # Both have left the polls for another collective, and the row has landed: nothing live shows the cause any more.
+    wait_for(lambda: lab.events(TP1, 13) and len(set(map(len, transfers(lab)))) > 1)
+    yield labs, lab
+
+
+def transfers(lab: Lab) -> list[list[int]]:
+    return [rooms["decode.transfer"] for rank, rooms in lab.queues().items() if rank.startswith("decode")]
+
+
+def check_late_metadata(document: dict[str, Any]) -> None:
+    report = group(document)
+    assert (report["verdict"], report["queue"]) == ("DIVERGED", "decode.transfer")
+    assert report["round"] >= 0
+    [finding] = serious(document)
+    assert finding["code"] == "PD101"
+    assert "PR 26394" in finding["versions"]
+    [split] = report["splits"]
+    tp0, tp1 = split["sides"]
+    assert (tp0["rank"], tp0["action"], tp0["found"]) == ("tp0", "committed", split["room"])
+    assert (tp1["rank"], tp1["action"], tp1["found"]) == ("tp1", "kept", 0)
+    assert tp0["slot"] == tp1["slot"] >= 0
+    assert 1.0 < tp1["landed_s"] < 10.0
+    [row] = [row for row in report["queues"] if row["queue"] == "decode.transfer"]
+    assert row["lengths"][1] == row["lengths"][0] + 1
+    assert row["text"] == f"room {split['room']} is on tp1 only"
+
+
+def test_late_metadata_without_the_gate(hung: tuple[Labs, Lab]) -> None:
+    labs, lab = hung
+    document = look(labs, code=1)
+    check_late_metadata(document)
+    now = {rank["rank"]: rank["doing"] for rank in group(document)["now"]}
+    room = group(document)["splits"][0]["room"]
+    assert now["tp0"].startswith("model forward: all_reduce of ")
+    assert f"with room {room} in its batch" in now["tp0"]
+    assert now["tp1"].startswith("recv_requests: broadcast")
+    # By sockets alone, by recordings alone, and in the look for people.
+    check_late_metadata(look(labs, "--through", "sockets", code=1))
+    check_late_metadata(look(labs, "--through", "recordings", code=1))
+    text = labs.cli("diff-queues", code=1).stdout
+    assert f"room {room} is on tp1 only" in text
+    assert "tp1 kept it" in text
+    assert "metadata not written (it landed" in text
+    # A stopped rank costs its own time-out and no more; the others and its recording still tell.
+    os.kill(lab.process(TP1).pid, signal.SIGSTOP)
+    started = time.monotonic()
+    document = look(labs, "--timeout", "10s", code=1)
+    assert time.monotonic() - started < 20
+    check_late_metadata(document)
+    assert [rank["state"] for rank in group(document)["now"]] == ["live", "silent"]
+    assert any("stopped" in problem for problem in document["problems"])
+    # After kill -9 of everything.
+    for process in lab.processes:
+        if process.alive:
+            os.kill(process.pid, signal.SIGKILL)
+    wait_for(lambda: not lab.left())
+    document = look(labs, code=1)
+    check_late_metadata(document)
+    assert {rank["state"] for rank in group(document)["now"]} == {"dead"}
+    check_late_metadata(look(labs, "--from", labs.folder / "rec", code=1))
+
+
+def test_with_the_gate_it_is_held_and_clean(labs: Labs) -> None:
+    lab = labs.up()
+    lab.inject_late_metadata(delay="4s")
+    load = in_background(lab, requests=12, concurrency=4)
+    document = wait_for(lambda: (d := look(labs, code=0)) and group(d)["verdict"] == "HELD" and d)
+    assert serious(document) == []
+    [finding] = document["findings"]
+    assert finding["code"] == "PD102"
+    assert "held by the gate on tp1 for" in finding["summary"]
+    load.join()
+    document = wait_for(lambda: (d := look(labs, code=0)) and group(d)["verdict"] == "AGREE" and d)
+    assert document["findings"] == []
+
+
+def test_one_rank_lost_its_only_request(labs: Labs) -> None:
+    lab = labs.up()
+    assert lab.load(requests=4).good
+    lab.load(requests=1, to="decode", room=91, lost_on=0, seconds=1)
+    document = wait_for(lambda: (d := look(labs, code=None)) and serious(d) and d)
+    report = group(document)
+    [finding] = serious(document)
+    assert (finding["code"], finding["ranks"], finding["rooms"]) == ("PD103", ["tp0"], [91])
+    assert (report["verdict"], report["queue"]) == ("DIVERGED", "decode.prealloc")
+    [row] = [row for row in report["queues"] if row["queue"] == "decode.prealloc"]
+    assert row["lengths"] == [0, 1]
+    now = {rank["rank"]: rank["doing"] for rank in report["now"]}
+    assert "broadcast" in now["tp0"]
+    assert "all_reduce of 1, group attn-tp" in now["tp1"]
+    [mispaired] = report["pairing"]
+    assert "tp0 in broadcast" in mispaired
+    assert "tp1 in all_reduce of 1" in mispaired
+
+
+def test_n_against_m_names_the_request(labs: Labs) -> None:
+    lab = labs.up()
+    client = LabClient(lab.config, Load(to="decode", room=91))
+    try:
+        requests = [client.send() for _ in range(3)]  # nobody sends their KV: they wait on both ranks
+        wait_for(lambda: transfers(lab) == [[91, 92, 93], [91, 92, 93]])
+        assert serious(look(labs, code=0)) == []
+        client.lose(requests[1], tp=1)
+        document = wait_for(lambda: (d := look(labs, code=None)) and serious(d) and d)
+    finally:
+        client.close()
+    [finding] = serious(document)
+    assert (finding["code"], finding["rooms"], finding["ranks"]) == ("PD104", [92], ["tp0", "tp1"])
+    assert "tp0 3, tp1 2" in finding["summary"]
+    assert "room 92 is on tp0 only" in finding["summary"]
+
+
+def test_nothing_is_found_in_a_healthy_lab_under_load(labs: Labs) -> None:
+    lab = labs.up("--prefill", "tp=2", "--decode", "tp=2")
+    load = subprocess.Popen(
+        [sys.executable, "-m", "pdctl.cli", "lab", "load", "-n", "0", "--seconds", "400", "-c", "6", "--abort-after", "2"],
+        env=labs.env,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        wait_for(lambda: any(transfers(lab)))
+        compared = 0
+        for number in range(1000):
+            if number % 50 == 0:
+                document = look(labs, code=0)
+                assert serious(document) == []
+                continue
+            found = discover(labs.env).require()
+            with Client() as client:
+                judged = judge(collect(found, client))
+            assert [f for f in judged.findings if f.level is not Level.INFO] == []
+            assert not judged.partial
+            compared = max(compared, *(sum(g.compared.values()) for g in judged.groups))
+        assert compared > 500
+        assert load.poll() is None, "the load ended before the looks did"
+    finally:
+        load.kill()
+        load.wait()
+
+
+def test_two_labs_side_by_side_do_not_mix(labs: Labs) -> None:
+    labs.up("--without", "gate", name="sick")
+    well = labs.up(name="well")
+    sick = Lab(labs, "sick")
+    labs.cli("inject", "--delay-metadata", "1s", "--rank", "decode:tp1:cluster=sick", "--detach")
+    in_background(sick, requests=4, seconds=3)
+    assert well.load(requests=8).good
+    wait_for(lambda: sick.events(TP1, 13))
+    document = wait_for(lambda: (d := look(labs, code=None)) and serious(d) and d)
+    verdicts = {g["cluster"]: g["verdict"] for g in document["groups"] if len(g["ranks"]) > 1}
+    assert verdicts == {"sick": "DIVERGED", "well": "AGREE"}
+
+
+def test_no_ranks_and_unreadable_ones(labs: Labs) -> None:
+    done = labs.cli("diff-queues", code=4)
+    assert "no ranks found" in done.stderr
+    assert "Next:" in done.stderr
+    lab = labs.up()
+    (labs.folder / "rec" / "1-1.pdrec").write_bytes(b"GIF89a" * 100)
+    file = lab.recording(TP0).path
+    os.truncate(file, 100)
+    done = labs.cli("diff-queues", code=3)
+    assert "not a pdctl recording" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "tp1" in done.stdout
