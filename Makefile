@@ -34,6 +34,9 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m tools.gen_docs --check
+	$(BIN)/python -m tools.gen_findings --check
+	$(BIN)/python -m tools.gen_schemas --check
+	$(BIN)/python -m tools.gen_schemas --check
 
 format: setup
 	$(BIN)/ruff check --fix .
@@ -41,6 +44,9 @@ format: setup
 
 docs: setup
 	$(BIN)/python -m tools.gen_docs
+	$(BIN)/python -m tools.gen_findings
+	$(BIN)/python -m tools.gen_schemas
+	$(BIN)/python -m tools.gen_schemas
 
 bench: setup
 	$(BIN)/python -m benchmarks

@@ -19,7 +19,10 @@ class Level(str, Enum):
 
 
 class Code(msgspec.Struct, frozen=True):
-    """A kind of finding. versions: engine versions it is known for, in words. reference: the public report or fix."""
+    """A kind of finding. versions: engine versions it is known for, in words. reference: the public report or fix.
+
+    evidence: what a finding of this kind shows, and rests on.
+    """
 
     code: str
     level: Level
@@ -28,6 +31,7 @@ class Code(msgspec.Struct, frozen=True):
     versions: str = ""
     reference: str = ""
     next_step: str = ""
+    evidence: str = ""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -60,6 +64,9 @@ _CODES = (
         "SGLang up to 0.5.12.post1; a gate before the reduction prevents it from 0.5.13 on (PR 26394)",
         "sgl-project/sglang PR 26394",
         "Upgrade decode to 0.5.13 or newer. Restart this decode server now: its group can't recover by itself.",
+        evidence="The first round in which the ranks of the group differ; for each rank what it did with the room"
+        " there (committed, kept), the slot and the room found in it; when the metadata landed, where that was"
+        " seen; the call each rank sits in now.",
     ),
     Code(
         "PD102",
@@ -70,6 +77,8 @@ _CODES = (
         "SGLang 0.5.13 and newer",
         "sgl-project/sglang PR 26394",
         "Nothing, unless it lasts: then look at the prefill side's metadata writes.",
+        evidence="Rooms whose own poll is Success and whose gated poll is Transferring, on which ranks, for how many"
+        " rounds.",
     ),
     Code(
         "PD103",
@@ -79,47 +88,61 @@ _CODES = (
         " turn and entered it; from then on its collective is paired with the wrong one of its peers.",
         "every version: the poll sites do not check that the lists agree",
         "sgl-project/sglang issues 37909, 36928",
-        "Find why the request is on one rank only (an abort or a time-out that reached one rank is the commonest cause).",
+        "Find why the request is on one rank only (an abort or a time-out that reached one rank is the commonest"
+        " cause).",
+        evidence="The round that one rank entered and whose turn another skipped; the rooms polled in it; the"
+        " collectives the ranks sit in now.",
     ),
     Code(
         "PD104",
         Level.ERROR,
         "the ranks of a group polled different requests in the same round",
-        "The reduction is positional: with different lists one request's poll is reduced with another's, and with different"
+        "The reduction is positional: with different lists one request's poll is reduced with another's, and"
+        " with different"
         " lengths Gloo hangs until its time-out or kills the process.",
         "every version: the poll sites do not check that the lists agree",
         "sgl-project/sglang issues 37909, 36928",
         "Look for what took the request off one rank: an abort, a time-out, a failure seen by one rank only.",
+        evidence="The first round whose lists differ, how long each rank's was, and for each room that is missing"
+        " somewhere which ranks have it and where it is on the others now.",
     ),
     Code(
         "PD105",
         Level.ERROR,
         "the ranks of a group polled the same requests in a different order",
-        "The reduction is positional, so requests get each other's polls although the lists are equally long. Nothing hangs;"
+        "The reduction is positional, so requests get each other's polls although the lists are equally long."
+        " Nothing hangs;"
         " requests commit too early or fail for no reason of their own.",
         "every version: the poll sites do not check the order",
         "",
         "Look for what orders the queue differently per rank (priorities, retractions, late arrivals).",
+        evidence="The first round whose lists hold the same rooms and yet have different hashes.",
     ),
     Code(
         "PD106",
         Level.ERROR,
         "a request waits for its prefill dp rank on one rank and is in the handshake on another",
-        "Each decode rank asked the bootstrap server by itself which prefill dp rank owns the room; one asked before it was"
+        "Each decode rank asked the bootstrap server by itself which prefill dp rank owns the room; one asked"
+        " before it was"
         " registered and one after, so the request is on their queues at different times.",
         "SGLang between 0.5.9 and 0.5.10.post1; later versions enqueue on every rank at once (PR 21299)",
         "sgl-project/sglang PR 21299",
         "Upgrade decode; until then use follow_bootstrap_room load balancing, which needs no query.",
+        evidence="The first round that differs, and the room's queue on each rank: as the rank says now, or by the"
+        " last time it was recorded entering one.",
     ),
     Code(
         "PD107",
         Level.ERROR,
         "a metadata slot held another request's room on one rank",
-        "The gate tests only whether the slot reads 0. A slot that still holds its previous owner's room passes it, and the"
+        "The gate tests only whether the slot reads 0. A slot that still holds its previous owner's room passes"
+        " it, and the"
         " rank that finds the wrong room aborts the request while its peers commit it.",
         "SGLang up to 0.5.12.post1 does not zero slots when it frees them",
         "sgl-project/sglang issue 27374",
-        "If the room found is that of a finished request, the slot is stale, not corrupt. Upgrade decode to 0.5.13 or newer.",
+        "If the room found is that of a finished request, the slot is stale, not corrupt. Upgrade decode to"
+        " 0.5.13 or newer.",
+        evidence="The slot and the room found in it, on each rank, in the round in which their actions differ.",
     ),
     Code(
         "PD108",
@@ -129,26 +152,34 @@ _CODES = (
         "",
         "",
         "Compare what each rank knew of the request in that round (above).",
+        evidence="The round with equal lists and different actions, and what each rank saw of the room in it: polls,"
+        " slot, room found.",
     ),
     Code(
         "PD110",
         Level.WARNING,
         "one rank keeps its group waiting",
-        "The others have entered a round and wait for it. Its lists agree with theirs so far: it is late, stopped, dead or"
+        "The others have entered a round and wait for it. Its lists agree with theirs so far: it is late,"
+        " stopped, dead or"
         " stuck elsewhere, not out of step.",
         "",
         "",
-        "See what the late rank is doing (last lines above). A stopped process (state T) needs SIGCONT; a dead one a restart.",
+        "See what the late rank is doing (last lines above). A stopped process (state T) needs SIGCONT; a dead"
+        " one a restart.",
+        evidence="The round the others have entered and how long ago; the late rank's state and where its main thread"
+        " is.",
     ),
     Code(
         "PD111",
         Level.WARNING,
         "the ranks' queues differ, but there are no rounds to tell skew from divergence",
-        "Without recordings only moments can be compared. The difference stayed the same over several looks while nothing"
+        "Without recordings only moments can be compared. The difference stayed the same over several looks"
+        " while nothing"
         " progressed, so it is probably real.",
         "",
         "",
         "Switch recording on (see why it is off: pdctl ranks) and look again.",
+        evidence="The rooms in each rank's queue, as they were now.",
     ),
 )
 
@@ -165,7 +196,8 @@ def finding(
     evidence: tuple[str, ...] = (),
     versions: str = "",
 ) -> Finding:
-    """Return a finding of ``code``; level, cause and next step are the catalogue's. Raises KeyError for no such code."""
+    """Return a finding of ``code``; level, cause and next step are the catalogue's. Raises KeyError for no such"
+    " code."""
     entry = CATALOGUE[code]
     return Finding(
         code=code,

@@ -1,0 +1,91 @@
+"""``pdctl explain``: what a finding means, what it rests on, where it is known from and what to do next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from pdctl.commands.options import OutputOption
+from pdctl.documents import Document
+from pdctl.errors import Exit, PdctlError
+from pdctl.findings import CATALOGUE, Code
+from pdctl.output import Format, Output
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_STYLE = {"info": "cyan", "warning": "yellow", "error": "red"}
+
+
+class FindingsDocument(Document, frozen=True, kw_only=True, tag="pdctl.explain"):
+    """The codes asked for, or all of them."""
+
+    codes: tuple[Code, ...]
+
+
+def command(
+    code: Annotated[
+        Optional[str],  # noqa: UP045  # typer evaluates annotations; 3.10's own | is fine, older typer's is not
+        typer.Argument(metavar="CODE", help="A finding's code, as PD101; all are listed without one."),
+    ] = None,
+    output: OutputOption = Format.TABLE,
+) -> int:
+    """Explain a finding: its meaning, evidence, known engine versions and the next step.
+
+    Exit code: 0, or 2 for a code that does not exist.
+    """
+    codes = tuple(CATALOGUE.values()) if code is None else (find(code),)
+    document = FindingsDocument(codes=codes)
+    Output(output).document(
+        document, codes, lambda console: _list(console) if code is None else draw(codes[0], console)
+    )
+    return Exit.CLEAN
+
+
+def find(text: str) -> Code:
+    """Return the code that ``text`` names (``pd101`` and ``101`` do, too). Raises PdctlError (USAGE) with the nearest."""
+    from difflib import get_close_matches
+
+    wanted = text.strip().upper()
+    if wanted.isdecimal():
+        wanted = f"PD{wanted}"
+    if wanted in CATALOGUE:
+        return CATALOGUE[wanted]
+    near = get_close_matches(wanted, CATALOGUE, n=3, cutoff=0.6)
+    hint = f"Did you mean {' or '.join(near)}? " if near else ""
+    raise PdctlError(f"there is no finding {text!r}", f"{hint}pdctl explain lists all findings.", Exit.USAGE)
+
+
+def draw(code: Code, console: Console) -> None:
+    """Draw one code."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console.print(
+        Text.assemble(
+            (code.code, "bold"), "  ", (code.level.value, _STYLE[code.level.value]), "  ", (code.title, "bold")
+        )
+    )
+    console.print()
+    console.print(Padding(Text(code.meaning), (0, 0, 1, 2)))
+    for title, text in (
+        ("rests on", code.evidence),
+        ("known for", code.versions),
+        ("see", code.reference),
+        ("next", code.next_step),
+    ):
+        if text:
+            console.print(Text(f"  {title}", style="dim"))
+            console.print(Padding(Text(text), (0, 0, 0, 4)))
+
+
+def _list(console: Console) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("code", "level", "found"):
+        table.add_column(name)
+    for code in CATALOGUE.values():
+        table.add_row(code.code, code.level.value, code.title, style=None)
+    console.print(table)
