@@ -26,6 +26,7 @@ from pdctl.output import Output
 NAME = "demo"
 DELAY = "5s"
 RANK = "decode:tp1"
+_MORTAL = ("--owner", str(os.getpid()))  # even if the demo is killed, its cluster does not stay
 
 
 class UnexpectedError(PdctlError):
@@ -112,7 +113,7 @@ def command(
 
 def _without_gate(stage: Stage) -> None:
     stage.say("1. Prefill tp1, decode tp2, as SGLang up to 0.5.12.post1: without the metadata gate.")
-    stage.run("lab", "up", "--name", NAME, "--without", "gate", why="a cluster that is ready")
+    stage.run("lab", "up", "--name", NAME, "--without", "gate", *_MORTAL, why="a cluster that is ready")
     stage.run("lab", "load", "--name", NAME, "--requests", "8", why="every request completes with the right tokens")
     stage.run("diff-queues", why="no finding on a healthy cluster")
     stage.say(f"Now one rank's metadata comes {DELAY} late. Requests hang, long after it has arrived.")
@@ -126,7 +127,7 @@ def _without_gate(stage: Stage) -> None:
 
 def _with_gate(stage: Stage) -> None:
     stage.say("2. The same with the gate (SGLang 0.5.13.post1 and newer).")
-    stage.run("lab", "up", "--name", NAME, why="a cluster that is ready")
+    stage.run("lab", "up", "--name", NAME, *_MORTAL, why="a cluster that is ready")
     stage.run("inject", "--delay-metadata", DELAY, "--rank", RANK, "--detach", why="the same fault")
     load = stage.start("lab", "load", "--name", NAME, "--requests", "8", "--seconds", "30")
     try:

@@ -125,6 +125,9 @@ def up(
         typer.Option(parser=seconds, metavar="TIME", help="Decode fails a room that is WaitingForInput this long."),
     ] = 300.0,
     timeout: Annotated[float, typer.Option(parser=seconds, metavar="TIME", help="How long starting may take.")] = 90.0,
+    owner: Annotated[
+        int, typer.Option(min=0, metavar="PID", help="End by itself when this process ends; 0: never.")
+    ] = 0,
     output: OutputOption = Format.TABLE,
     run_dir: RunDirOption = None,
     record_dir: RecordDirOption = None,
@@ -155,6 +158,7 @@ def up(
             kv_tokens=kv_tokens,
             bootstrap_timeout_s=bootstrap_timeout,
             waiting_timeout_s=waiting_timeout,
+            owner=owner,
             run_dir=str(state.run_dir(env)),
             record_dir=str(paths.record_dir(env)),
         )

@@ -56,6 +56,7 @@ class LabConfig(msgspec.Struct, frozen=True):
     Directories are absolute. Timeouts are seconds and mean what SGLang's variables of similar name mean
     (``SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT``, ``…_WAITING_TIMEOUT``, ``…_BOOTSTRAP_ENTRY_CLEANUP_INTERVAL``).
     kv_tokens: token places in each rank's KV pool. slots: metadata slots of each rank. step_s: duration of a batch.
+    owner: process that the lab does not outlive, 0 for none.
     """
 
     name: str
@@ -80,6 +81,7 @@ class LabConfig(msgspec.Struct, frozen=True):
     entry_cleanup_s: float = 120.0
     run_dir: str = ""
     record_dir: str = ""
+    owner: int = 0
 
     def has(self, fix: str) -> bool:
         """Whether the engine of this lab has ``fix``. Raises KeyError for a name not in FIXES."""

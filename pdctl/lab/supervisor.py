@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -60,6 +62,16 @@ def _environment(config: LabConfig) -> None:
     )
 
 
+def _load() -> None:
+    """Import once what every rank needs, before the ranks are forked. Nothing of it starts a thread or opens a socket."""
+    import torch.distributed  # noqa: F401
+
+    import pdctl.agent.core
+    import pdctl.agent.server
+    import pdctl.engines.lab.adapter
+    import pdctl.lab.engine.scheduler  # noqa: F401
+
+
 def _network(config: LabConfig) -> str:
     if not config.netns:
         return "the host's network (--no-netns)"
@@ -85,6 +97,7 @@ def supervise(folder: Path) -> int:
     state.write(folder, state.me("supervisor", detail=where))
     if os.environ.get("PDCTL_FLIGHT_RECORDER"):
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+    _load()
 
     def start(label: str, body: Callable[[], None]) -> None:
         child = _fork(folder, label, body)
@@ -101,12 +114,25 @@ def supervise(folder: Path) -> int:
                         lambda role=role, dp=dp, pp=pp, tp=tp: rank.rank_main(config, role, dp, pp, tp),  # type: ignore[misc]
                     )
     state.write(folder, state.me("supervisor", state.READY, detail=where))
+    if config.owner:  # a thread: from here on nothing is forked
+        threading.Thread(target=_end_with, args=(config.owner,), name="lab-owner", daemon=True).start()
     while children:
         pid, status = os.wait()
         child = children.pop(pid, None)
         if child is not None:
             _note_end(folder, child, status)
     return 0
+
+
+def _end_with(owner: int) -> None:
+    """Tell this process to end as soon as ``owner`` has ended."""
+    try:
+        fd = os.pidfd_open(owner)
+    except ProcessLookupError:
+        pass
+    else:
+        select.select([fd], [], [])
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _note_end(folder: Path, child: state.Process, status: int) -> None:

@@ -54,7 +54,7 @@ class Labs:
             env=self.env,
             capture_output=True,
             text=True,
-            timeout=110,
+            timeout=300,
             check=False,
         )
         assert code is None or done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
@@ -62,7 +62,7 @@ class Labs:
 
     def up(self, *options: object, name: str = "lab") -> Lab:
         """Start a lab."""
-        self.cli("lab", "up", "--name", name, *options)
+        self.cli("lab", "up", "--name", name, "--owner", os.getpid(), *options)
         return Lab(self, name)
 
     def files(self) -> list[str]:

@@ -14,7 +14,7 @@ from pdctl.lab.client import Outcome
 from pdctl.model import Action, EventKind, KVPoll
 from tests.system.labs import Lab, Labs, wait_for
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600, method="signal")]  # the machine may be busy
 
 TP0, TP1, PREFILL = "decode dp0 pp0 tp0", "decode dp0 pp0 tp1", "prefill dp0 pp0 tp0"
 

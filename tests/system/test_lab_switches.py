@@ -10,7 +10,7 @@ from pdctl.lab.config import FIXES
 from pdctl.model import Action, EventKind
 from tests.system.labs import Lab, Labs, wait_for
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600, method="signal")]  # the machine may be busy
 
 TP0, TP1 = "decode dp0 pp0 tp0", "decode dp0 pp0 tp1"
 FOLLOW = ("--prefill", "dp=2,pp=2", "--decode", "tp=2", "--slots", "1")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-IDLE_WAIT_MS = 20
+IDLE_WAIT_MS = 100
 BUSY_WAIT_MS = 2
 
 
