@@ -147,6 +147,39 @@ def test_hits_count_rooms_and_end_the_fault_after_the_last_release(table):
     assert not writes.write(8)
 
 
+def test_the_last_hit_is_held_to_its_end(table):
+    writes = Writes(table)
+    table.arm(fault(hits=1))
+    assert writes.write(7)
+    time.sleep(0.1)  # turns of the keeper, in which it must not take the fault for over
+    (status,) = table.status()
+    assert (status.ended, status.pending) == ("", 1)
+    assert writes.late == {}
+
+
+def test_no_room_over_the_hits_even_before_the_fault_is_seen_to_be_over(table, monkeypatch):
+    monkeypatch.setattr(FaultTable, "_turn", lambda self, now: ([], []))  # the keeper is late
+    writes = Writes(table)
+    over = fault(hits=1)
+    table.arm(over)
+    over.rooms = 1
+    assert not writes.write(8)
+
+
+def test_a_fault_that_ended_meanwhile_takes_nothing(table):
+    table.arm(fault())
+    taken = table.metadata_fault(7, -1, 1)
+    assert taken is not None
+    table.heal()
+    assert not table.hold(taken, lambda: None, room=7)
+    late = fault("late")
+    table.arm(late)
+    taken = table.metadata_fault(7, -1, 1)
+    assert taken is late
+    late.expires = 0.0
+    assert not table.hold(late, lambda: None, room=7)
+
+
 @pytest.mark.parametrize(
     ("target", "site", "hit"),
     [
