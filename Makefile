@@ -36,7 +36,6 @@ check: setup
 	$(BIN)/python -m tools.gen_docs --check
 	$(BIN)/python -m tools.gen_findings --check
 	$(BIN)/python -m tools.gen_schemas --check
-	$(BIN)/python -m tools.gen_schemas --check
 
 format: setup
 	$(BIN)/ruff check --fix .
@@ -45,7 +44,6 @@ format: setup
 docs: setup
 	$(BIN)/python -m tools.gen_docs
 	$(BIN)/python -m tools.gen_findings
-	$(BIN)/python -m tools.gen_schemas
 	$(BIN)/python -m tools.gen_schemas
 
 bench: setup
