@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import signal
@@ -17,7 +18,11 @@ import zmq
 
 from pdctl import wire
 from pdctl.agent import paths
-from tests.system.tiny_ranks import TinyRanks, stop
+from pdctl.agent.paths import Registration
+from pdctl.client import Client, Silence
+from pdctl.discovery import discover
+from pdctl.model import Status
+from tests.system.tiny_ranks import PATIENT, TinyRanks, stop
 
 pytestmark = pytest.mark.system
 
@@ -53,7 +58,7 @@ def test_a_stopped_a_killed_and_a_stuck_rank_next_to_one_that_works(ranks: TinyR
     stop(stopped)
     killed.kill()
     killed.wait()
-    rows = ranks.rows("--rank-timeout", "1", code=3)
+    rows = ranks.rows("--rank-timeout", "5", code=3)
     assert by_pid(rows, works)["state"] == "live"
     assert by_pid(rows, waits)["state"] == "live"
     assert by_pid(rows, killed)["state"] == "dead"
@@ -101,7 +106,7 @@ def test_a_recording_that_is_cut_off_or_foreign_is_named_and_the_others_shown(ra
     ranks.start()
     (ranks.record_dir / "5-5.pdrec").write_bytes(b"PDCTLREC" + bytes(20))
     (ranks.record_dir / "6-6.pdrec").write_bytes(b"not one of ours, surely")
-    done = ranks.pdctl("ranks")
+    done = ranks.pdctl("ranks", *PATIENT)
     assert done.returncode == 3
     assert "live" in done.stdout
     assert "5-5.pdrec" in done.stderr
@@ -183,13 +188,19 @@ def test_a_socket_nobody_listens_on_is_refused(ranks: TinyRanks) -> None:
 def test_the_table_fits_eighty_columns_and_says_the_state_in_words(ranks: TinyRanks) -> None:
     stop(ranks.start("--size", 2, "--then", "sleep", TINY_SERVICE="decode 10.11.12.13:30001"))
     ranks.group(2, "collective", TINY_SERVICE="decode 10.11.12.13:30002")
-    done = ranks.pdctl("ranks", "--rank-timeout", "1")
+    done = ranks.pdctl("ranks", "--rank-timeout", "5")
     assert done.returncode == 3
     assert max(map(len, done.stdout.splitlines())) <= 80
     for word in ("live", "silent", "no agent", "10.11.12.13:30002", "all_reduce"):
         assert word in done.stdout
-    wide = ranks.pdctl("ranks", "-o", "wide", "--rank-timeout", "1")
-    for word in ("seams missing: gate (tiny has none)", "seams present: poll.decode.transfer", "loaded by", "test", "ipc://"):
+    wide = ranks.pdctl("ranks", "-o", "wide", "--rank-timeout", "5")
+    for word in (
+        "seams missing: gate (tiny has none)",
+        "seams present: poll.decode.transfer",
+        "loaded by",
+        "test",
+        "ipc://",
+    ):
         assert word in wide.stdout
 
 
@@ -243,6 +254,42 @@ def _has_socket(pid: int) -> bool:
         return any(str(fd.readlink()).startswith("socket:") for fd in Path(f"/proc/{pid}/fd").iterdir())
     except OSError:
         return False
+
+
+def test_the_whole_command_ends_by_its_deadline_whatever_one_rank_may_take(ranks: TinyRanks) -> None:
+    for service in ("a", "b", "c"):
+        stop(ranks.start("--then", "sleep", TINY_SERVICE=service))
+    rows = ranks.rows("--timeout", "500ms", "--rank-timeout", "1h", code=3)
+    assert {row["state"] for row in rows} == {"silent"}
+    assert all("no answer within 0.5 s overall: process is stopped" in row["reason"] for row in rows)
+
+
+def test_a_recording_comes_through_the_socket_as_well(ranks: TinyRanks) -> None:
+    ranks.group(2, "collective")
+    [rank, _] = discover(ranks.env).ranks
+    with Client() as client:
+        by_file = client.recording(rank).body
+        by_socket = client.recording(rank, through_socket=True).body
+        nothing = client.recording(dataclasses.replace(rank, recording=None, recording_off="off here"))
+    assert by_file is not None
+    assert by_socket is not None
+    assert by_socket.identity == by_file.identity == rank.identity
+    assert [stream.queue for stream in by_socket.streams] == [stream.queue for stream in by_file.streams]
+    assert (nothing.body, nothing.reason) == (None, "off here")
+
+
+def test_a_client_that_gave_up_on_an_answer_does_not_take_it_for_the_next(ranks: TinyRanks) -> None:
+    child = ranks.start("--then", "sleep")
+    [rank] = discover(ranks.env).ranks
+    with Client(rank_timeout_s=0.5) as client:
+        stop(child)
+        [late] = client.ask([rank], "status", Status)
+        assert late.silence is Silence.TIMED_OUT
+        child.send_signal(signal.SIGCONT)
+        while (hello := client.ask([rank], "hello", Registration)[0]).body is None:
+            assert hello.silence is Silence.TIMED_OUT  # the machine is busy
+            client.restart()
+    assert hello.body.identity.pid == child.pid
 
 
 def test_wrong_usage_is_2(ranks: TinyRanks) -> None:
