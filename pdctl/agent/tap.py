@@ -289,6 +289,11 @@ class QueueTap:
         self._queue = queue
         self._raw = None
         self._polled = False
+        if self._current:  # the engine raised in the turn before: that round stays as it was
+            for stream in self._current:
+                stream.due = -1
+            self._current.clear()
+            self._decided.clear()
         if not queue and self._pollers:
             self._pollers = []
             del self._rooms[:], self._slots[:]
