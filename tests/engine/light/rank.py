@@ -1,8 +1,7 @@
 """One rank of the light harness: the engine's own queue classes, polls, gate, commit and Gloo groups in a process.
 
-Run in the engine's environment, once for each rank::
-
-    python rank.py SCRIPT.json ROLE RANK
+Run in the engine's environment; reads orders on stdin, one a line, and forks a rank for each, so that the engine is
+imported once for many ranks.
 
 What stands in: the scheduler (attributes only, with the engine's own methods for prefill's in-flight queue), the
 requests, and the transfer, whose polls and whose metadata writes the script dictates. What is the engine's:
@@ -14,10 +13,13 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
+import select
 import sys
 import time
+import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from unittest.mock import MagicMock
 
 import torch
@@ -96,6 +98,11 @@ def scheduler_class() -> type:
     from sglang.srt.disaggregation.prefill import SchedulerDisaggregationPrefillMixin
 
     class Scheduler(SchedulerDisaggregationPrefillMixin):
+        def __getattr__(self, name: str) -> bool:
+            if name.startswith("enable_"):
+                return False
+            raise AttributeError(name)
+
         def process_input_requests(self, recv_reqs: list[Any]) -> None: ...
 
         def abort_request(self, recv_req: Any) -> None: ...
@@ -113,12 +120,7 @@ def make_scheduler(role: str, rank: int, size: int, slots: int) -> Any:
     everyone = dist.new_group(list(range(size)), backend="gloo")
     alone = [dist.new_group([member], backend="gloo") for member in range(size)][rank]
     more = (8,) if "max_sampling_mask_tokens" in inspect.signature(MetadataBuffers.__init__).parameters else ()
-    nothing: dict[str, Any] = dict.fromkeys(
-        ("enable_hisparse", "enable_decode_hicache", "enable_metrics", "enable_priority_scheduling", "enable_overlap"),
-        False,
-    )
     scheduler.__dict__.update(
-        nothing,
         disaggregation_mode=DisaggregationMode(role),
         server_args=MagicMock(
             enable_dp_attention=False,
@@ -277,24 +279,54 @@ def say(*words: object) -> None:
     print(json.dumps(words), flush=True)
 
 
-def main() -> None:
-    script = json.loads(Path(sys.argv[1]).read_text())
-    role, rank = sys.argv[2], int(sys.argv[3])
-    torch.set_num_threads(1)
+def serve() -> None:
+    """Import the engine once, then fork a rank for every order on stdin; say when each has ended."""
     import sglang.srt.disaggregation.decode
     import sglang.srt.disaggregation.prefill
     import sglang.srt.managers.scheduler_pp_mixin
 
     publish_settings(sglang.srt.disaggregation.decode, sglang.srt.disaggregation.prefill)
+    torch.set_num_threads(1)
+    say("up")
+    children: dict[int, str] = {}
+    while True:
+        ready, _, _ = select.select([sys.stdin], [], [], 0.05)
+        if ready:
+            line = sys.stdin.readline()
+            if not line:
+                return
+            order = json.loads(line)
+            pid = os.fork()
+            if pid == 0:
+                become_rank(order)
+            children[pid] = order["name"]
+            say("started", order["name"], pid)
+        for pid in list(children):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                say("ended", children.pop(pid), os.waitstatus_to_exitcode(status))
 
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{script['port']}", rank=rank, world_size=script["size"])
-    scheduler = make_scheduler(role, rank, script["size"], script.get("slots", 64))
-    say("ready")
-    (run_prefill if role == "prefill" else run_decode)(script, scheduler, rank)
-    dist.barrier()
-    if "hold_s" in script:  # still alive, its queues as the last turn left them
-        time.sleep(script["hold_s"])
+
+def become_rank(order: dict[str, Any]) -> NoReturn:
+    """Be one rank, in the child, and never return."""
+    status = 1
+    try:
+        out = os.open(order["out"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        os.environ.update(order["env"])
+        script, rank = json.loads(Path(order["script"]).read_text()), order["rank"]
+        store = f"file://{order['script']}.{order['role']}.store"
+        dist.init_process_group("gloo", store, rank=rank, world_size=script["size"])
+        scheduler = make_scheduler(order["role"], rank, script["size"], script.get("slots", 64))
+        (run_prefill if order["role"] == "prefill" else run_decode)(script, scheduler, rank)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
 
 
 if __name__ == "__main__":
-    main()
+    serve()

@@ -1,0 +1,271 @@
+"""The adapter against each version's own queues, polls, gate and commits; transfers are scripted.
+
+What ends is given minutes, since the machine may be busy; what hangs is known to hang by what its recording shows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pdctl.client import Client
+from pdctl.discovery import discover
+from pdctl.model import Action, EventKind, KVPoll, Phase, Snapshot, Status
+from pdctl.probes.queues.collect import collect
+from pdctl.probes.queues.judge import judge
+from pdctl.recording.reader import Recording, Stream
+from tests.engine.conftest import engine
+from tests.engine.env import Namespace
+from tests.engine.harness import wait_for
+from tests.engine.light.host import LightHost, LightRun
+
+HAS_GATE = {"0.5.10.post1": False, "0.5.12.post1": False, "0.5.13.post1": True, "0.5.23": True}
+WITHOUT_GATE = [version for version, has in HAS_GATE.items() if not has]
+WITH_GATE = [version for version, has in HAS_GATE.items() if has]
+
+WAITING, TRANSFERRING, SUCCESS = KVPoll.WAITING_FOR_INPUT, KVPoll.TRANSFERRING, KVPoll.SUCCESS
+BOOTSTRAPPING, FAILED = KVPoll.BOOTSTRAPPING, KVPoll.FAILED
+
+# Room 7001 is Success on both ranks in turn 3; its metadata lands on tp1 17 turns later.
+LATE = {
+    "turns": 60,
+    "requests": [
+        {"room": 7001, "polls": [[WAITING, WAITING, TRANSFERRING, SUCCESS]], "lands": [0, 20]},
+        {"room": 7002, "polls": [[WAITING, WAITING, *[TRANSFERRING] * 4, SUCCESS]]},
+        {"room": 7003, "polls": [[BOOTSTRAPPING] * 4 + [FAILED]], "queue": "prealloc"},
+    ],
+}
+
+
+@pytest.fixture(scope="module", params=HAS_GATE)
+def version(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def host(
+    version: str, site: Path, namespace: Namespace, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LightHost]:
+    log = tmp_path_factory.mktemp("light") / "host.log"
+    with LightHost.start(engine(version, site), namespace, log) as started:
+        yield started
+
+
+@pytest.fixture
+def finish(host: LightHost, tmp_path: Path) -> Iterator[Callable[..., LightRun]]:
+    """Run a script that ends."""
+    numbers = itertools.count()
+
+    def run(script: dict[str, object], role: str) -> LightRun:
+        folder = tmp_path / f"run{next(numbers)}"
+        folder.mkdir()
+        started = host.run(script, role, folder)
+        ended = host.wait(started, 120)
+        assert ended, f"still running:\n{started.output()}"
+        assert set(started.ended.values()) == {0}, started.output()
+        return started
+
+    yield run
+
+
+def stream(recording: Recording, queue: str) -> Stream:
+    found = recording.stream(queue, "attn-tp")
+    assert found is not None, f"{recording.identity.label} has no rounds of {queue}"
+    return found
+
+
+def rooms_at(recording: Recording, queue: str, ordinal: int) -> list[int]:
+    rounds = stream(recording, queue)
+    run = rounds.at(ordinal)
+    assert run is not None
+    return [item.room for item in rounds.items(run) or []]
+
+
+def test_both_ranks_record_the_same_rounds(version: str, finish: Callable[..., LightRun]) -> None:
+    script = {"turns": 30, "requests": [{**LATE["requests"][1]}, {**LATE["requests"][2]}]}  # type: ignore[index]
+    run = finish(script, "decode")
+    recordings = run.recordings()
+    assert set(recordings) == {"tp0", "tp1"}
+    for recording in recordings.values():
+        assert recording.identity.engine_version == version
+        assert (recording.identity.role, recording.identity.tp_size) == ("decode", 2)
+        assert recording.ticks == 30
+        transfer = stream(recording, "decode.transfer")
+        assert transfer.last == 6
+        items = transfer.items(transfer.runs[-1])
+        assert items is not None
+        assert [(item.room, item.reduced, item.action) for item in items] == [(7002, SUCCESS, Action.COMMITTED)]
+        assert items[0].found == 7002
+        handshake = stream(recording, "decode.prealloc")
+        last = handshake.items(handshake.runs[-1])
+        assert last is not None
+        assert [(item.room, item.reduced, item.action) for item in last] == [(7003, FAILED, Action.FAILED)]
+        assert not recording.problems
+    assert recordings["tp0"].identity.groups[0].key == recordings["tp1"].identity.groups[0].key
+    assert [r.hash for r in stream(recordings["tp0"], "decode.transfer").runs] == [
+        r.hash for r in stream(recordings["tp1"], "decode.transfer").runs
+    ]
+    document = verdict(run)
+    assert [finding.code for finding in document.findings] == []
+
+
+def test_prefill_rounds(version: str, finish: Callable[..., LightRun]) -> None:
+    del version
+    slow = [*[BOOTSTRAPPING] * 2, *[WAITING] * 12, SUCCESS]
+    fast = [*[BOOTSTRAPPING] * 2, *[WAITING] * 9, SUCCESS]
+    requests = [
+        {"room": 5001, "polls": [[*[BOOTSTRAPPING] * 3, *[WAITING] * 3, *[TRANSFERRING] * 2, SUCCESS]]},
+        {"room": 5002, "polls": [fast, slow]},
+        {"room": 5003, "polls": [[*[BOOTSTRAPPING] * 2, FAILED]]},
+    ]
+    run = finish({"turns": 40, "requests": requests}, "prefill")
+    for name, recording in run.recordings().items():
+        bootstrap, inflight = stream(recording, "prefill.bootstrap"), stream(recording, "prefill.inflight")
+        left = {
+            item.room: (rounds.queue, run.ordinal, item.action)
+            for rounds in (bootstrap, inflight)
+            for run in rounds.runs
+            for item in rounds.items(run) or []
+            if item.action != Action.KEPT
+        }
+        assert left[5003] == ("prefill.bootstrap", 2, Action.FAILED)
+        assert left[5001][0] == left[5002][0] == "prefill.inflight"
+        assert left[5001][2] == left[5002][2] == Action.COMMITTED
+        # tp0 is done three turns before tp1, and the reduction keeps it.
+        waits = [i for r in inflight.runs for i in inflight.items(r) or [] if i.room == 5002 and i.local == SUCCESS]
+        kept = [item for item in waits if item.reduced == WAITING]
+        assert bool(kept) == (name == "tp0")
+        # The attention-CP group has one member here: its rounds would say nothing.
+        assert [s.group.kind for s in recording.streams] == ["attn-tp", "attn-tp"]
+    assert not verdict(run).findings
+
+
+def test_seams_and_snapshot_of_a_live_rank(version: str, host: LightHost, tmp_path: Path) -> None:
+    script = {"turns": 100_000, "pause_s": 0.01, "requests": [{"room": 7001, "polls": [[TRANSFERRING]]}]}
+    run = host.run(script, "decode", tmp_path)
+    try:
+        wait_for("two ranks", lambda: len([r for r in run.ranks() if r.live]) == 2, 120)
+        with Client() as client:
+            statuses = [answer.body for answer in client.ask(run.ranks(), "status", Status)]
+            snapshots = [answer.body for answer in client.ask(run.ranks(), "queues", Snapshot)]
+        for status in statuses:
+            assert status is not None
+            seams = {seam.name: seam for seam in status.seams}
+            absent = {name for name, seam in seams.items() if not seam.present}
+            expected = set() if HAS_GATE[version] else {"gate", "slots.zeroed"}
+            assert absent == expected, [seams[name] for name in absent ^ expected]
+            assert not status.hook_errors
+            assert not status.hooks_removed
+        for snapshot in snapshots:
+            assert snapshot is not None
+            [entry] = snapshot.queues["decode.transfer"]
+            assert (entry.room, entry.rid, entry.slot, entry.state) == (7001, "r7001", 0, TRANSFERRING)
+            assert entry.age > 0
+            [slot] = snapshot.slots
+            assert (slot.slot, slot.expected, slot.found) == (0, 7001, 7001)
+            assert set(snapshot.queues) | set(snapshot.missing) == {
+                "decode.pending",
+                "decode.prealloc",
+                "decode.transfer",
+                "decode.retracted",
+                "waiting",
+                "running",
+            }
+    finally:
+        run.kill()
+
+
+def test_late_metadata(version: str, host: LightHost, tmp_path: Path) -> None:
+    """Without the gate the ranks part in round 3 and hang in round 4; with it round 20 commits on both."""
+    run = host.run(LATE, "decode", tmp_path)
+    if HAS_GATE[version]:
+        assert host.wait(run, 120), run.output()
+        held_by_the_gate(run)
+    else:
+        wait_for("both ranks are in round 4", lambda: in_round(run, 4), 120)
+        assert not host.wait(run, 1.0), "a rank got out of the collective it can't get out of"
+        diverged(run)
+
+
+def in_round(run: LightRun, ordinal: int) -> bool:
+    recordings = run.recordings()
+    rounds = [recording.stream("decode.transfer") for recording in recordings.values()]
+    return len(rounds) == 2 and all(
+        s is not None and s.last == ordinal and s.runs[-1].phase == Phase.ENTERED for s in rounds
+    )
+
+
+def held_by_the_gate(run: LightRun) -> None:
+    recordings = run.recordings()
+    for name, recording in recordings.items():
+        rounds = stream(recording, "decode.transfer")
+        assert rounds.last == 20
+        held = [i for r in rounds.runs if 3 <= r.ordinal < 20 for i in rounds.items(r) or [] if i.room == 7001]
+        assert {(i.local, i.gated, i.reduced) for i in held} == {
+            (SUCCESS, TRANSFERRING if name == "tp1" else SUCCESS, TRANSFERRING)
+        }
+        assert rooms_at(recording, "decode.transfer", 20) == [7001]
+    landed = [event for event in recordings["tp1"].events() if event.kind == EventKind.LANDED]
+    assert [(event.room, event.slot, event.b) for event in landed] == [(7001, 0, 7001)]
+    assert not [event for event in recordings["tp0"].events() if event.kind == EventKind.LANDED]
+    document = verdict(run)
+    assert {group.verdict for group in document.groups} <= {"HELD", "AGREE"}
+    assert not [finding for finding in document.findings if finding.level != "info"]
+
+
+def diverged(run: LightRun) -> None:
+    recordings = run.recordings()
+    assert rooms_at(recordings["tp0"], "decode.transfer", 4) == [7002]
+    assert rooms_at(recordings["tp1"], "decode.transfer", 4) == [7001, 7002]
+    for name, action, found in (("tp0", Action.COMMITTED, 7001), ("tp1", Action.KEPT, 0)):
+        rounds = stream(recordings[name], "decode.transfer")
+        at = rounds.at(3)
+        assert at is not None
+        item = (rounds.items(at) or [])[0]
+        assert (item.room, item.local, item.reduced, item.action, item.found) == (7001, SUCCESS, SUCCESS, action, found)
+    document = verdict(run)
+    assert "PD101" in [finding.code for finding in document.findings]
+    [group] = document.groups
+    assert (group.verdict, group.queue, group.round) == ("DIVERGED", "decode.transfer", 3)
+    assert [split.room for split in group.splits] == [7001]
+
+
+@pytest.mark.parametrize("others", [0, 2], ids=["empty against one", "n against m"])
+def test_an_entry_missing_on_one_rank(version: str, host: LightHost, tmp_path: Path, others: int) -> None:
+    """tp1 loses room 7001 in turn 10: it skips the collective, or enters it with a shorter list."""
+    del version
+    requests = [{"room": 7001 + i, "polls": [[TRANSFERRING]]} for i in range(1 + others)]
+    script = {"turns": 100_000, "requests": requests, "drop": {"rank": 1, "turn": 10, "room": 7001}}
+    run = host.run(script, "decode", tmp_path)
+    wait_for("tp0 is in round 10", lambda: entered(run, "tp0", 10), 120)
+    if others:
+        wait_for("tp1 is in round 10", lambda: entered(run, "tp1", 10), 120)
+        assert rooms_at(run.recordings()["tp0"], "decode.transfer", 10) == [7001, 7002, 7003]
+        assert rooms_at(run.recordings()["tp1"], "decode.transfer", 10) == [7002, 7003]
+    else:
+        wait_for("tp1 goes on without polling", lambda: run.recordings()["tp1"].ticks > 11, 120)
+        assert stream(run.recordings()["tp1"], "decode.transfer").last == 9
+    document = wait_for("a finding", lambda: found_something(run), 60)
+    [group] = document.groups
+    assert group.verdict in ("DIVERGED", "WAITING")
+    assert any(7001 in finding.rooms for finding in document.findings), document.findings
+
+
+def entered(run: LightRun, name: str, ordinal: int) -> bool:
+    recording = run.recordings().get(name)
+    rounds = recording.stream("decode.transfer") if recording else None
+    return rounds is not None and rounds.last == ordinal and rounds.runs[-1].phase == Phase.ENTERED
+
+
+def verdict(run: LightRun, *, sockets: bool = False):  # type: ignore[no-untyped-def]  # noqa: ANN201
+    """What diff-queues makes of it, from recordings alone."""
+    with Client() as client:
+        return judge(collect(discover(run.environ), client, sockets=sockets), stalled_s=2.0)
+
+
+def found_something(run: LightRun):  # type: ignore[no-untyped-def]  # noqa: ANN201
+    document = verdict(run, sockets=True)
+    return document if document.findings else None
