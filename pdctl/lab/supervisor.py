@@ -22,6 +22,9 @@ from pdctl.recording.writer import process_start
 
 _PR_SET_PDEATHSIG = 1
 
+_orphaned = threading.Event()
+"""Set when the process that the lab belongs to has ended."""
+
 
 def _fork(folder: Path, label: str, body: Callable[[], None]) -> state.Process:
     parent = os.getpid()
@@ -89,6 +92,8 @@ def supervise(folder: Path) -> int:
 
     def stop(*_: object) -> None:
         state.end(children.values())
+        if _orphaned.is_set():  # nobody is left who would call `lab down`
+            state.remove_files(config, [state.me("supervisor"), *children.values()])
         os._exit(0)
 
     signal.signal(signal.SIGTERM, stop)
@@ -132,6 +137,7 @@ def _end_with(owner: int) -> None:
         pass
     else:
         select.select([fd], [], [])
+    _orphaned.set()
     os.kill(os.getpid(), signal.SIGTERM)
 
 
