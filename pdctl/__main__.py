@@ -1,0 +1,5 @@
+"""``python -m pdctl``: the same as the ``pdctl`` command."""
+
+from pdctl.cli import main
+
+main()
