@@ -19,6 +19,7 @@ from pdctl.lab import rank, state
 from pdctl.lab.config import LabConfig
 
 START_TIMEOUT_S = 90.0
+_LONGEST_SOCKET = len("/load-4194304-ffffff.reply")
 
 
 @contextmanager
@@ -49,6 +50,13 @@ def up(config: LabConfig, timeout_s: float = START_TIMEOUT_S) -> list[state.Proc
     Raises PdctlError when the name is in use or a process does not get ready in time; nothing is left then.
     """
     folder = config.state_dir
+    too_long = len(os.fsencode(folder)) + _LONGEST_SOCKET - paths.SOCKET_PATH_MAX
+    if too_long > 0:
+        raise PdctlError(
+            f"the run directory's path is {too_long} bytes too long for sockets in it: {config.run_dir}",
+            "set PDCTL_RUN_DIR (or --run-dir) to a shorter one",
+            Exit.USAGE,
+        )
     with _one_at_a_time(Path(config.run_dir)):
         if (folder / "lab.json").exists():
             if any(process.alive for process in state.processes(folder)):

@@ -158,6 +158,8 @@ def test_errors_say_what_to_do(labs: Labs) -> None:
     assert "tp=2" in labs.cli("lab", "up", "--decode", "two", code=2).stderr
     assert "letters" in labs.cli("lab", "up", "--name", "../x", code=2).stderr
     assert "multiple" in labs.cli("lab", "up", "--prefill", "tp=3", code=2).stderr
+    assert "shorter" in labs.cli("lab", "up", "--run-dir", labs.folder / ("x" * 90), code=2).stderr
+    (labs.folder / ("x" * 90)).rmdir()
     for command in ("load", "down", "status"):
         assert "pdctl lab up" in labs.cli("lab", command, code=4).stderr
     assert labs.files() == []

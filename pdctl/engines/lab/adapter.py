@@ -55,7 +55,7 @@ class LabAdapter:
             self._polled(polls, recorder, "prefill.inflight", scheduler, "process_disagg_prefill_inflight_queue")
             self._seams += install_metadata_site(self.hooks, scheduler, recorder, faults)
         else:
-            self._landings = Landings(self._reader, recorder)  # type: ignore[arg-type]
+            self._landings = Landings(self._reader, recorder)
             prealloc, transfer = scheduler.disagg_decode_prealloc_queue, scheduler.disagg_decode_transfer_queue
             self._polled(polls, recorder, "decode.prealloc", prealloc, "_update_handshake_waiters", "pop_preallocated")
             self._polled(polls, recorder, "decode.transfer", transfer, "pop_transferred")

@@ -8,15 +8,30 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
-from pdctl.engines.sglang.queues import QueueReader
 from pdctl.model import QUEUES, EventKind
 
 if TYPE_CHECKING:
     from pdctl.agent.tap import Recorder
 
 _TRANSFER = QUEUES.index("decode.transfer")
+
+
+class SlotReader(Protocol):
+    """What is read of an engine's queues and slots; its QueueReader is one."""
+
+    def queue(self, name: str) -> list[Any]:
+        """Return the engine's list of a queue."""
+        ...
+
+    def describe(self, entry: Any) -> tuple[int, int]:
+        """Return (room, slot) of a queue entry."""
+        ...
+
+    def room_in(self, slot: int) -> int | None:
+        """Return the room in one slot (0: not written), None where it can't be read."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -28,7 +43,7 @@ class _Awaited:
 class Landings:
     """The awaited slots of one decode rank. Filled on the main thread, looked at by the agent's."""
 
-    def __init__(self, reader: QueueReader, recorder: Recorder, clock: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, reader: SlotReader, recorder: Recorder, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._reader = reader
         self._recorder = recorder
         self._clock = clock
