@@ -7,7 +7,7 @@ Everything may run on the agent's thread while the scheduler works: lists are co
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -15,6 +15,17 @@ from pdctl.engines.sglang import seams
 from pdctl.model import UNKNOWN, QueueEntry, Seam, SlotEntry
 
 _stats = attrgetter("time_stats")
+_AT_A_STRETCH = 100
+"""Requests read before the agent's thread lets the scheduler have the GIL: about a tenth of a millisecond."""
+_PAUSE_S = 2e-5
+
+
+def _in_parts(entries: list[Any]) -> Iterator[list[Any]]:
+    """Yield ``entries`` in parts, with a pause between them in which the scheduler's thread can go on."""
+    for start in range(0, len(entries), _AT_A_STRETCH):
+        if start:
+            time.sleep(_PAUSE_S)  # 0 would give the GIL up and take it again before anybody woke up
+        yield entries[start : start + _AT_A_STRETCH]
 
 
 class QueueReader:
@@ -57,13 +68,17 @@ class QueueReader:
         missing: dict[str, str] = {}
         statuses = self._statuses() or {}
         now = time.perf_counter()  # the clock of sglang.srt.observability.req_time_stats
+        # All lists first: what is read in parts is of one moment.
+        copies: list[tuple[str, str, list[Any]]] = []
         for path in self._paths:
             found = seams.follow(self._scheduler, path.path)
             if found is None:
                 missing[path.name] = f"this SGLang has no scheduler.{'.'.join(path.path)}"
                 continue
-            queues[path.name] = self._entries(list(found), path.age, statuses, now)
-        queues["running"] = self._entries(self._running(), seams.RUNNING_AGE, statuses, now)
+            copies.append((path.name, path.age, list(found)))
+        copies.append(("running", seams.RUNNING_AGE, self._running()))
+        for name, age, entries in copies:
+            queues[name] = [entry for part in _in_parts(entries) for entry in self._entries(part, age, statuses, now)]
         return queues, missing
 
     def _statuses(self) -> Any:
@@ -107,10 +122,15 @@ class QueueReader:
             return []
         name = "decode.transfer" if self._role == "decode" else "prefill.inflight"
         try:
-            described = [self.describe(entry) for entry in list(self.queue(name))]
+            entries = list(self.queue(name))
         except KeyError:
             return []
-        return [SlotEntry(slot, room, int(self._rooms[slot])) for room, slot in described if slot >= 0]
+        slots: list[SlotEntry] = []
+        for part in _in_parts(entries):
+            described = [(slot, room) for room, slot in map(self.describe, part) if slot >= 0]
+            rooms = self._rooms[[slot for slot, _ in described]].tolist() if described else []
+            slots += [SlotEntry(slot, room, there) for (slot, room), there in zip(described, rooms, strict=True)]
+        return slots
 
     def describe(self, entry: Any) -> tuple[int, int]:
         """Return (room, slot) of a queue entry."""

@@ -1,0 +1,124 @@
+"""Runs every benchmark, prints a table of the results and their goals, and writes them as JSON.
+
+    python -m benchmarks [--quick] [--json FILE]
+
+With and without pdctl are measured in turn, in one session. The exit code says whether everything ran, not whether a goal
+was met: that depends on the machine, and on what else it does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ENGINE = "0.5.13.post1"
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def engine() -> tuple[Path, dict[str, str]] | str:
+    """Return the interpreter that has the engine and its environment, or why there is none."""
+    try:
+        from tests.engine.env import EngineNotInstalledError, engine_env
+    except ImportError as error:
+        return f"tests.engine can't be loaded: {error}"
+    try:
+        env = engine_env(ENGINE)
+    except EngineNotInstalledError as error:
+        return str(error)
+    return env.python, env.with_path(ROOT).process_environ({"PYTHONSAFEPATH": ""})
+
+
+def run(python: Path, module: str, *arguments: str, env: dict[str, str] | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the JSON lines that a benchmark prints, and one with ``failed`` if it ended badly."""
+    command = [str(python), "-m", f"benchmarks.{module}", *arguments]
+    print(f"running {module} {' '.join(arguments)}", file=sys.stderr, flush=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, cwd=ROOT)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("{"):
+            yield json.loads(line)
+    if process.wait():
+        yield {"benchmark": module, "failed": f"exit code {process.returncode}"}
+
+
+def results(quick: bool) -> Iterator[dict[str, Any]]:
+    """Yield every result."""
+    python = Path(sys.executable)
+    blocks = "20" if quick else "100"
+    pairs = "30" if quick else "300"
+    yield from run(python, "turn_cost", "--blocks", blocks)
+    yield from run(python, "turn_cost", "--blocks", blocks, "--changing")
+    found = engine()
+    if isinstance(found, str):
+        yield {"benchmark": "poll_overhead", "skipped": found}
+    else:
+        yield from run(found[0], "poll_overhead", "--pairs", pairs, env=found[1])
+        yield from run(found[0], "poll_overhead", "--pairs", pairs, "--changing", env=found[1])
+    yield from run(python, "agent", *(("--runs", "2", "--seconds", "5") if quick else ()))
+    yield from run(python, "start_up", "--runs", "4" if quick else "15")
+
+
+def rows(result: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield (what, measured, goal) of one result."""
+    name = result["benchmark"]
+    for word in ("skipped", "failed"):
+        if word in result:
+            yield name, f"{word}: {result[word]}", ""
+            return
+    if name == "turn_cost":
+        kind = "every round differs" if result["changing"] else "nothing changed"
+        yield f"turn, {result['requests']} requests, {kind}: CPU added", _quartiles(result["added_us"], "µs"), ""
+    elif name == "poll_overhead":
+        kind = "every round differs" if result["changing"] else "nothing changed"
+        goal = "" if result["changing"] else ("≤ 1.05" if result["requests"] <= 16 else "≤ 1.03")
+        what = f"engine's poll, {result['requests']} requests, {kind}"
+        yield f"{what}: wall", _quartiles(result["ratio"], "×"), goal
+        yield f"{what}: by CPU added", f"{result['cpu_ratio']:.3f} ×", goal
+    elif name == "agent_memory":
+        yield "agent: RSS added", f"{result['rss_added_mib']} MiB", "≤ 12 MiB"
+    elif name == "agent_idle":
+        yield "agent: idle", f"{result['share_of_a_core']:.3%} of a core", "≤ 0.1 %"
+    elif name == "agent_snapshot":
+        what = f"agent: snapshot of {result['requests']} requests"
+        yield f"{what}, CPU", _quartiles(result["build_ms"], "ms"), ""
+        yield f"{what}, longest with the GIL", _quartiles(result["stretch_ms"], "ms"), "≤ 1 ms"
+        yield f"{what}, main thread held up", _quartiles(result["gap_ms"], "ms"), ""
+        yield "agent: main thread held up without it", _quartiles(result["gap_without_ms"], "ms"), ""
+    elif name == "start_up":
+        for command in ("help", "diff_queues_help"):
+            shown = f"pdctl {command.replace('_help', ' --help').replace('help', '--help', command == 'help')}"
+            value = f"{result[f'{command}_to_import_only_cpu']:.2f} × (CPU), {result[f'{command}_to_import_only_wall']:.2f} ×"
+            yield f"{shown.replace('_', '-')} to import typer, rich", value, "≤ 1.5 ×"
+
+
+def _quartiles(value: dict[str, float], unit: str) -> str:
+    return f"{value['median']:.3g} {unit} ({value['q1']:.3g} to {value['q3']:.3g})"
+
+
+def main() -> int:
+    """Exit status: 0 when all ran or were skipped, 1 when one failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few repetitions: to see that everything runs")
+    parser.add_argument("--json", type=Path, default=Path("build/benchmarks.json"), help="where the results go")
+    options = parser.parse_args()
+    found = list(results(options.quick))
+    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()}
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps({"machine": machine, "results": found}, indent=1) + "\n")
+    table = [row for result in found for row in rows(result)]
+    width = max(len(row[0]) for row in table)
+    for what, measured, goal in table:
+        print(f"{what:<{width}}  {measured}{f'   goal {goal}' if goal else ''}")
+    print(f"\n{machine['cores']} cores, load {os.getloadavg()[0]:.1f}; all numbers are in {options.json}")
+    return 1 if any("failed" in result for result in found) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

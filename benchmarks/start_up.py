@@ -1,0 +1,63 @@
+"""How long ``pdctl --help`` and ``pdctl diff-queues --help`` take, against a bare import of typer and rich.
+
+    python -m benchmarks.start_up [--runs 15]
+
+Fresh processes, one of each kind in turn; CPU time of the process (user and system), which other work on the machine
+blurs less than wall time does. Both are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+
+from benchmarks.statistics import quartiles
+
+# What a typer application with any output loads: the two packages, and the parts of them that the commands draw with.
+BARE = "import typer, rich, rich.console, rich.table, rich.text, rich.padding"
+KINDS = {
+    "typer_and_rich": ["-c", BARE],
+    "import_only": ["-c", "import typer, rich"],
+    "help": ["-m", "pdctl.cli", "--help"],
+    "diff_queues_help": ["-m", "pdctl.cli", "diff-queues", "--help"],
+}
+
+
+def once(arguments: list[str]) -> tuple[float, float]:
+    """Return (wall, CPU) milliseconds of one fresh process."""
+    before, start = os.times(), time.perf_counter()
+    subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, check=True)
+    wall, after = time.perf_counter() - start, os.times()
+    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    return wall * 1e3, cpu * 1e3
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=15)
+    options = parser.parse_args(arguments)
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in KINDS}
+    for turn in range(options.runs + 1):
+        for name, command in KINDS.items():
+            took = once(command)
+            if turn:  # the first of each kind also reads the disk
+                times[name].append(took)
+    result: dict[str, object] = {"benchmark": "start_up", "runs": options.runs}
+    for name, took in times.items():
+        result[f"{name}_cpu_ms"] = quartiles([cpu for _, cpu in took], 1)
+    for name in ("help", "diff_queues_help"):
+        for bare in ("import_only", "typer_and_rich"):
+            for index, clock in enumerate(("wall", "cpu")):
+                ratios = [a[index] / b[index] for a, b in zip(times[name], times[bare], strict=True)]
+                result[f"{name}_to_{bare}_{clock}"] = quartiles(ratios)["median"]
+    print(json.dumps(result), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
