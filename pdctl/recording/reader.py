@@ -214,7 +214,9 @@ def _live(head: bytes, data: bytes) -> list[NDArray[Any]]:
     rows = []
     for stream in range(f.MAX_STREAMS):
         cells = [(2 * stream + half) * f.ROUND_SIZE for half in (0, 1)]
-        sound = [at for at in cells if at + f.ROUND_SIZE <= len(data) and data[at : at + 8] != b"\0" * 8 and _whole(data, at)]
+        sound = [
+            at for at in cells if at + f.ROUND_SIZE <= len(data) and data[at : at + 8] != b"\0" * 8 and _whole(data, at)
+        ]
         if not sound:
             continue
         newest = max(sound, key=lambda at: int.from_bytes(data[at : at + 8], "little"))
