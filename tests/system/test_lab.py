@@ -151,6 +151,18 @@ def test_two_labs_side_by_side_do_not_mix(labs: Labs) -> None:
     gone(labs, one, other)
 
 
+def test_where_mooncake_can_not_load_sockets_take_over_and_it_is_said(labs: Labs) -> None:
+    broken = labs.folder / "broken" / "mooncake"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('libibverbs.so.1: cannot open shared object file')\n")
+    labs.env["PYTHONPATH"] = str(broken.parent)
+    lab = labs.up()
+    assert lab.load(requests=8).good
+    assert "plain sockets" in labs.cli("lab", "status").stdout
+    assert "libibverbs" in lab.recording(TP0).identity.backend
+    assert "libibverbs" in labs.cli("lab", "up", "--name", "strict", "--transport", "mooncake", code=4).stderr
+
+
 def test_errors_say_what_to_do(labs: Labs) -> None:
     unknown = labs.cli("lab", "up", "--without", "gate,brakes", code=2).stderr
     assert "brakes" in unknown
