@@ -1,4 +1,6 @@
-"""How long ``pdctl --help`` and ``pdctl diff-queues --help`` take, against a bare import of typer and rich.
+"""How long ``pdctl --help`` and ``pdctl diff-queues --help`` take, against a bare import of typer and rich,
+and against the smallest application that uses both: a current typer loads pydantic as soon as a command has an option, which
+an import alone does not show.
 
     python -m benchmarks.start_up [--runs 15]
 
@@ -17,13 +19,16 @@ import time
 
 from benchmarks.statistics import quartiles
 
-# What a typer application with any output loads: the two packages, and the parts of them that the commands draw with.
-BARE = "import typer, rich, rich.console, rich.table, rich.text, rich.padding"
 KINDS = {
-    "typer_and_rich": ["-c", BARE],
     "import_only": ["-c", "import typer, rich"],
+    "minimal_app_help": ["-m", "benchmarks.minimal_app", "--help"],
+    "minimal_app_one_help": ["-m", "benchmarks.minimal_app", "one", "--help"],
     "help": ["-m", "pdctl.cli", "--help"],
     "diff_queues_help": ["-m", "pdctl.cli", "diff-queues", "--help"],
+}
+BASES = {
+    "help": ("import_only", "minimal_app_help"),
+    "diff_queues_help": ("import_only", "minimal_app_one_help"),
 }
 
 
@@ -50,8 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
     result: dict[str, object] = {"benchmark": "start_up", "runs": options.runs}
     for name, took in times.items():
         result[f"{name}_cpu_ms"] = quartiles([cpu for _, cpu in took], 1)
-    for name in ("help", "diff_queues_help"):
-        for bare in ("import_only", "typer_and_rich"):
+    for name, bases in BASES.items():
+        for bare in bases:
             for index, clock in enumerate(("wall", "cpu")):
                 ratios = [a[index] / b[index] for a, b in zip(times[name], times[bare], strict=True)]
                 result[f"{name}_to_{bare}_{clock}"] = quartiles(ratios)["median"]
