@@ -111,6 +111,7 @@ class Pair:
     run_dir: Path
     record_dir: Path
     servers: list[Server] = field(default_factory=list)
+    rooms: list[int] = field(default_factory=list)
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(16))
 
     @classmethod
@@ -200,6 +201,7 @@ class Pair:
     ) -> list[Callable[[], Outcome]]:
         """Send ``count`` requests and return at once, one function a request that waits for its outcome."""
         rooms = [first_room + i if first_room is not None else random.getrandbits(62) | 1 for i in range(count)]
+        self.rooms += rooms
         futures = [self._pool.submit(self._one, room, prompt(i), tokens, limit_s) for i, room in enumerate(rooms)]
         return [future.result for future in futures]
 
@@ -254,7 +256,7 @@ class Pair:
     def pdctl(self, *arguments: str, limit_s: float = 60.0) -> subprocess.CompletedProcess[str]:
         """Run a pdctl command against this pair."""
         return subprocess.run(
-            [sys.executable, "-m", "pdctl", *arguments],
+            [sys.executable, "-m", "pdctl.cli", *arguments],
             env={**os.environ, **self.agent_environ, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,

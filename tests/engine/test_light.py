@@ -68,7 +68,7 @@ def finish(host: LightHost, tmp_path: Path) -> Iterator[Callable[..., LightRun]]
         assert set(started.ended.values()) == {0}, started.output()
         return started
 
-    yield run
+    return run
 
 
 def stream(recording: Recording, queue: str) -> Stream:
@@ -260,12 +260,12 @@ def entered(run: LightRun, name: str, ordinal: int) -> bool:
     return rounds is not None and rounds.last == ordinal and rounds.runs[-1].phase == Phase.ENTERED
 
 
-def verdict(run: LightRun, *, sockets: bool = False):  # type: ignore[no-untyped-def]  # noqa: ANN201
+def verdict(run: LightRun, *, sockets: bool = False):  # type: ignore[no-untyped-def]
     """What diff-queues makes of it, from recordings alone."""
     with Client() as client:
         return judge(collect(discover(run.environ), client, sockets=sockets), stalled_s=2.0)
 
 
-def found_something(run: LightRun):  # type: ignore[no-untyped-def]  # noqa: ANN201
+def found_something(run: LightRun):  # type: ignore[no-untyped-def]
     document = verdict(run, sockets=True)
     return document if document.findings else None

@@ -321,7 +321,7 @@ def become_rank(order: dict[str, Any]) -> NoReturn:
         scheduler = make_scheduler(order["role"], rank, script["size"], script.get("slots", 64))
         (run_prefill if order["role"] == "prefill" else run_decode)(script, scheduler, rank)
         status = 0
-    except BaseException:
+    except Exception:
         traceback.print_exc()
     finally:
         sys.stdout.flush()

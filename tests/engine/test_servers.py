@@ -1,0 +1,228 @@
+"""Real server pairs (prefill tp1, decode tp2): the agent loaded as a user loads it, the verdicts read as a user reads them.
+
+One pair a version, in one test each, because a pair takes a minute or two to start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pdctl.client import Client
+from pdctl.discovery import discover
+from pdctl.model import Status
+from pdctl.probes.queues.collect import collect
+from pdctl.probes.queues.judge import judge
+from tests.engine.conftest import engine
+from tests.engine.env import ROOT, EngineEnv, Namespace
+from tests.engine.harness import Outcome, Pair, plain_tokens, wait_for
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+LABELS = {"prefill dp0 pp0 tp0", "decode dp0 pp0 tp0", "decode dp0 pp0 tp1"}
+READS = 300
+PROMPTS = 4
+
+
+@pytest.fixture(scope="module")
+def right_tokens(
+    site: Path, namespace: Namespace, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[EngineEnv], list[list[int]]]:
+    """What an ordinary server of that version, without pdctl, answers to the prompts; asked once a version."""
+    known: dict[str, list[list[int]]] = {}
+
+    def tokens(env: EngineEnv) -> list[list[int]]:
+        if env.version not in known:
+            known[env.version] = plain_tokens(env, namespace, tmp_path_factory.mktemp("plain") / "server", PROMPTS)
+        return known[env.version]
+
+    return tokens
+
+
+def document(pair: Pair, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Run ``pdctl diff-queues -o json`` and return its exit code and document."""
+    done = pair.pdctl("diff-queues", "-o", "json", *arguments)
+    assert done.stdout, f"exit {done.returncode}\n{done.stderr}"
+    return done.returncode, json.loads(done.stdout)
+
+
+def is_healthy(pair: Pair, loaded_by: str) -> None:
+    """Every rank is there, its hooks work, and nothing is reported while requests run: C11."""
+    with Client() as client:
+        answers = client.ask(pair.ranks(), "status", Status)
+    assert {answer.rank.identity.label for answer in answers} == LABELS
+    for answer in answers:
+        assert answer.body is not None, answer.reason
+        assert answer.body.identity.loaded_by == loaded_by
+        assert answer.body.identity.engine_version == pair.env.version
+        assert not answer.body.hook_errors
+        assert not answer.body.hooks_removed
+        assert not answer.body.recording_off
+        absent = {seam.name for seam in answer.body.seams if not seam.present}
+        assert absent <= {"gate", "slots.zeroed"}, absent
+    with ThreadPoolExecutor(1) as pool:
+        load = pool.submit(lambda: [pair.generate(3) for _ in range(4)])
+        reads = 0
+        while reads < READS or not load.done():
+            with Client() as client:
+                seen = judge(collect(discover(pair.agent_environ), client))
+            assert not [finding for finding in seen.findings if finding.level != "info"], seen.findings
+            reads += 1
+            if reads % 100 == 0:
+                status, _ = document(pair)
+                assert status == 0
+        assert all(outcome.tokens for batch in load.result() for outcome in batch)
+
+
+@contextlib.contextmanager
+def late_metadata(pair: Pair, delay: str) -> Iterator[subprocess.Popen[str]]:
+    """``pdctl inject --delay-metadata`` for one room of decode tp1, as long as the block lasts."""
+    arguments = ["inject", "--delay-metadata", delay, "--rank", "decode:tp1", "--hits", "1", "--for", "120s"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pdctl.cli", *arguments],
+        env={**os.environ, **pair.agent_environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        prefill = pair.rank("prefill dp0 pp0 tp0")
+
+        def placed() -> bool:
+            if process.poll() is not None:
+                raise AssertionError(
+                    f"inject ended with {process.returncode}: {process.stdout and process.stdout.read()}"
+                )
+            with Client() as client:
+                [answer] = client.ask([prefill], "status", Status)
+            return answer.body is not None and bool(answer.body.faults)
+
+        wait_for("the fault is in place", placed, 60)
+        yield process
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def hangs_and_is_diagnosed(pair: Pair) -> None:
+    """C1: diagnosed while hung, with a rank stopped, and from the recordings of killed ranks."""
+    with late_metadata(pair, "5s"):
+        pair.begin(3, limit_s=300)
+
+        def diverged() -> dict[str, Any] | None:
+            status, seen = document(pair)
+            return seen if status == 1 else None
+
+        seen = wait_for("diff-queues reports the divergence", diverged, 180, 1.0)
+        room = is_c1(seen)
+        assert room in pair.rooms
+        doing = {now["rank"]: now["doing"] for group in seen["groups"] for now in group["now"]}
+        assert "all_reduce" in doing["tp0"]
+        assert "broadcast" in doing["tp1"]
+
+        tp1 = pair.rank("decode dp0 pp0 tp1").identity.pid
+        os.kill(tp1, signal.SIGSTOP)
+        try:
+            status, stopped = document(pair, "--timeout", "10s")
+            assert status == 1
+            assert is_c1(stopped) == room
+        finally:
+            os.kill(tp1, signal.SIGCONT)
+
+    pids = [rank.identity.pid for rank in pair.ranks()]
+    processes = [psutil.Process(pid) for pid in pids]
+    for process in processes:
+        process.kill()
+    psutil.wait_procs(processes, 30)
+    status, dead = document(pair, "--from", str(pair.record_dir))
+    assert status == 1
+    assert is_c1(dead) == room
+
+
+def is_c1(seen: dict[str, Any]) -> int:
+    """The document is C1's diagnosis; returns the room."""
+    [finding] = [found for found in seen["findings"] if found["code"] == "PD101"]
+    [group] = [group for group in seen["groups"] if group["verdict"] == "DIVERGED"]
+    assert group["queue"] == "decode.transfer"
+    [split] = group["splits"]
+    sides = {side["rank"]: side for side in split["sides"]}
+    assert (sides["tp0"]["action"], sides["tp0"]["found"]) == ("committed", split["room"])
+    assert (sides["tp1"]["action"], sides["tp1"]["found"]) == ("kept", 0)
+    assert finding["rooms"] == [split["room"]]
+    assert "0.5.13" in finding["versions"]
+    return int(split["room"])
+
+
+def gate_holds(pair: Pair, right: list[list[int]]) -> None:
+    """C1's twin: the same delay, no divergence, the gate is named, and the tokens are right."""
+    with late_metadata(pair, "8s"):
+        begun = pair.begin(PROMPTS, limit_s=120)
+
+        def held() -> dict[str, Any] | None:
+            status, seen = document(pair)
+            assert status == 0, seen["findings"]
+            return seen if any(group["verdict"] == "HELD" for group in seen["groups"]) else None
+
+        seen = wait_for("diff-queues sees the gate hold", held, 60, 0.2)
+        [group] = [group for group in seen["groups"] if group["verdict"] == "HELD"]
+        assert group["queue"] in ("", "decode.transfer")
+        outcomes = [outcome() for outcome in begun]
+        assert answers(outcomes) == right
+    status, seen = document(pair)
+    assert status == 0, seen["findings"]
+
+
+def answers(outcomes: list[Outcome]) -> list[list[int] | None]:
+    return [outcome.tokens for outcome in outcomes]
+
+
+@pytest.mark.parametrize("version", ["0.5.12.post1"])
+def test_without_the_gate(
+    version: str, site: Path, namespace: Namespace, tmp_path: Path, right_tokens: Callable[[EngineEnv], list[list[int]]]
+) -> None:
+    env = engine(version, site)
+    right = right_tokens(env)
+    with Pair.start(env, namespace, tmp_path) as pair:
+        assert answers(pair.generate(PROMPTS)) == right
+        is_healthy(pair, "plugin")
+        hangs_and_is_diagnosed(pair)
+
+
+@pytest.mark.parametrize("version", ["0.5.13.post1", "0.5.23"])
+def test_with_the_gate(
+    version: str, site: Path, namespace: Namespace, tmp_path: Path, right_tokens: Callable[[EngineEnv], list[list[int]]]
+) -> None:
+    env = engine(version, site)
+    right = right_tokens(env)
+    with Pair.start(env, namespace, tmp_path) as pair:
+        assert answers(pair.generate(PROMPTS)) == right
+        is_healthy(pair, "plugin")
+        gate_holds(pair, right)
+
+
+def test_before_plugins(
+    site: Path, namespace: Namespace, tmp_path: Path, right_tokens: Callable[[EngineEnv], list[list[int]]]
+) -> None:
+    """0.5.10.post1 has no plug-ins: `pdctl run` reaches the schedulers, which are spawned children of the server."""
+    env = engine("0.5.10.post1", site)
+    right = right_tokens(env)
+    wrap = [str(env.python), "-m", "pdctl.cli", "run", "--"]
+    with Pair.start(env, namespace, tmp_path, wrap=wrap) as pair:
+        assert answers(pair.generate(PROMPTS)) == right
+        is_healthy(pair, "run")
+        hangs_and_is_diagnosed(pair)
+    assert "pdctl run:" in (tmp_path / "prefill.log").read_text().splitlines()[0]
