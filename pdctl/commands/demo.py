@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -145,6 +144,8 @@ def _with_gate(stage: Stage) -> None:
 @contextmanager
 def _place() -> Iterator[dict[str, str]]:
     """Give the environment of a run directory of its own; end the demo's lab and remove the directory afterwards."""
+    import tempfile  # not for the help of every command
+
     folder = Path(tempfile.mkdtemp(prefix="pdctl-demo-"))
     env = {name: value for name, value in os.environ.items() if not name.startswith("PDCTL_") or name == "PDCTL_DEBUG"}
     env.update(PDCTL_RUN_DIR=str(folder / "run"), PDCTL_RECORD_DIR=str(folder / "rec"))

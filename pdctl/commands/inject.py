@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
@@ -138,7 +137,7 @@ def _wish(patterns: list[str], delay: str, room: int, hits: int, time: str, allo
         patterns=chosen,
         delay_s=delay_s,
         ttl_s=ttl_s,
-        fault_id=f"f-{secrets.token_hex(3)}",
+        fault_id=f"f-{os.urandom(3).hex()}",
         owner=owner(),
         room=room,
         hits=hits,
