@@ -1,0 +1,68 @@
+"""The bytes of the polls that a collective is given and gives back, as the hook around all_reduce reads them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pdctl.engines.base import Hooks, PollHooks
+
+LENGTHS = (1, 16, 512, 513, 2000)
+
+
+class Tap:
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, bytes, int]] = []
+
+    def entering(self, group: int, data: bytes, width: int) -> None:
+        self.seen.append(("entering", data, width))
+
+    def left(self, group: int, data: bytes, width: int) -> None:
+        self.seen.append(("left", data, width))
+
+
+def hooked() -> tuple[Any, Any, Tap, Hooks]:
+    """A module whose all_reduce takes 1 from every poll, hooked; the hooks' state; the tap; the hooks."""
+    module = SimpleNamespace(dist=SimpleNamespace(all_reduce=lambda tensor, group=None: tensor.sub_(1)))
+    hooks, tap = Hooks(), Tap()
+    polls: Any = PollHooks(hooks, lambda group: 0)
+    polls.collective(module)
+    polls.polling = tap
+    return module, polls, tap, hooks
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+def test_what_goes_in_and_what_comes_out(length: int, dtype: torch.dtype) -> None:
+    module, _, tap, hooks = hooked()
+    tensor = torch.arange(length).remainder(4).add(1).to(dtype)
+    before = tensor.numpy().tobytes()
+    module.dist.all_reduce(tensor, group="g")
+    after = tensor.numpy().tobytes()
+    assert before != after
+    assert tap.seen == [("entering", before, tensor.element_size()), ("left", after, tensor.element_size())]
+    assert not hooks.errors()
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.ones(8, dtype=torch.uint8)[::2], torch.ones(4, dtype=torch.uint8, device="meta")],
+    ids=["gaps", "meta"],
+)
+def test_a_tensor_that_is_not_plain_memory_is_reduced_all_the_same(tensor: torch.Tensor) -> None:
+    module, _, tap, hooks = hooked()
+    module.dist.all_reduce(tensor, group="g")
+    assert tap.seen == []
+    assert hooks.errors() == {"collective": 1}
+
+
+def test_other_collectives_go_straight_through() -> None:
+    module, polls, tap, _ = hooked()
+    polls.polling = None
+    tensor = torch.tensor([3, 4])
+    module.dist.all_reduce(tensor, group="g")
+    assert tensor.tolist() == [2, 3]
+    assert tap.seen == []
