@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import os
-from importlib import import_module, util
+from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 import pdctl
+from pdctl import commands
 from pdctl.errors import Exit, PdctlError
 from pdctl.output import Output
 
 COMMANDS = {
-    "ranks": "ranks",
-    "diff-queues": "diff_queues",
-    "inject": "inject",
-    "faults": "faults",
-    "heal": "heal",
-    "explain": "explain",
-    "run": "run",
-    "lab": "lab",
-    "demo": "demo",
+    "ranks": ("ranks", "Show every rank and what its main thread does now."),
+    "diff-queues": ("diff_queues", "Name the first round in which ranks differ, and why."),
+    "record": ("record", "Collect the recordings of all ranks."),
+    "inject": ("inject", "Break something on purpose, for a while."),
+    "faults": ("faults", "Show the faults in place."),
+    "heal": ("heal", "End one fault, or all of them, and make sure."),
+    "explain": ("explain", "Explain a finding and say what to do next."),
+    "run": ("run", "Start an engine with the agent in its scheduler processes."),
+    "lab": ("lab", "An embedded cluster of real processes, to break on purpose."),
+    "demo": ("demo", "Late metadata, without the engine's fix and with it."),
 }
-"""Commands in the order of the help, and their modules in ``pdctl.commands``.
+"""Commands in the order of the help: their modules in ``pdctl.commands``, and what the help says of them.
+
+The words stand here so that ``pdctl --help`` imports no command.
 
 A module has ``app`` (a Typer application, a group), or a function for a single command: ``command``, or one of the
 module's own name. CONTEXT_SETTINGS of the module are Typer's for that command.
@@ -38,17 +43,24 @@ class Commands(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         """Return the names of the commands that this installation has."""
-        return [name for name, module in COMMANDS.items() if util.find_spec(f"pdctl.commands.{module}") is not None]
+        there = Path(commands.__file__).parent
+        return [name for name, (module, _) in COMMANDS.items() if (there / f"{module}.py").exists()]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list of commands without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return the command called ``cmd_name``, None when there is none."""
         if cmd_name not in self.list_commands(ctx):
             return None
-        module = import_module(f"pdctl.commands.{COMMANDS[cmd_name]}")
+        module_name, _ = COMMANDS[cmd_name]
+        module = import_module(f"pdctl.commands.{module_name}")
         group = getattr(module, "app", None)
         if group is None:
             group = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-            function = getattr(module, "command", None) or getattr(module, COMMANDS[cmd_name])
+            function = getattr(module, "command", None) or getattr(module, module_name)
             group.command(cmd_name, context_settings=getattr(module, "CONTEXT_SETTINGS", None))(function)
         group.rich_markup_mode = None
         command = typer.main.get_command(group)

@@ -55,14 +55,14 @@ def in_background(lab: Lab, **how: Any) -> threading.Thread:
 
 
 @pytest.fixture
-def hung(labs: Labs) -> Iterator[tuple[Labs, Lab]]:
+def hung(labs: Labs) -> tuple[Labs, Lab]:
     """A lab without the gate, hung by metadata that came late on decode tp1."""
     lab = labs.up("--without", "gate")
     lab.inject_late_metadata(delay="2s")
-    in_background(lab, requests=12, concurrency=4, seconds=4)
+    in_background(lab, requests=1, seconds=4)  # one: with more in flight, Gloo may kill the ranks instead
     # Both have left the polls for another collective, and the row has landed: nothing live shows the cause any more.
     wait_for(lambda: lab.events(TP1, 13) and len(set(map(len, transfers(lab)))) > 1)
-    yield labs, lab
+    return labs, lab
 
 
 def transfers(lab: Lab) -> list[list[int]]:
@@ -175,7 +175,21 @@ def test_n_against_m_names_the_request(labs: Labs) -> None:
 def test_nothing_is_found_in_a_healthy_lab_under_load(labs: Labs) -> None:
     lab = labs.up("--prefill", "tp=2", "--decode", "tp=2")
     load = subprocess.Popen(
-        [sys.executable, "-m", "pdctl.cli", "lab", "load", "-n", "0", "--seconds", "400", "-c", "6", "--abort-after", "2"],
+        [
+            sys.executable,
+            "-m",
+            "pdctl.cli",
+            "lab",
+            "load",
+            "-n",
+            "0",
+            "--seconds",
+            "400",
+            "-c",
+            "6",
+            "--abort-after",
+            "2",
+        ],
         env=labs.env,
         stdout=subprocess.DEVNULL,
     )

@@ -62,7 +62,7 @@ def test_every_command_there_is_can_be_called_and_says_what_it_does() -> None:
     for module in modules:
         loaded = import_module(f"pdctl.commands.{module}")
         is_command = any(hasattr(loaded, name) for name in ("app", "command", module))
-        names = [name for name, place in COMMANDS.items() if place == module]
+        names = [name for name, (place, _) in COMMANDS.items() if place == module]
         assert len(names) == is_command, module
         for name in names:
             command = [sys.executable, "-m", "pdctl.cli", name, "--help"]
