@@ -196,13 +196,30 @@ class Pair:
         """Send ``count`` requests at once and return their outcomes, in order; prompts are the same every time."""
         return [future() for future in self.begin(count, tokens=tokens, limit_s=limit_s, first_room=first_room)]
 
+    def one_by_one(self, count: int, *, first: int = 0) -> list[list[int] | None]:
+        """Return the tokens of ``count`` prompts from number ``first`` on, each asked alone.
+
+        Alone, since in bfloat16 the sums of a batch depend on its size, and with random weights so do the tokens.
+        """
+        outcomes = [self.begin(1, first_prompt=first + number)[0]() for number in range(count)]
+        return [outcome.tokens for outcome in outcomes]
+
     def begin(
-        self, count: int, *, tokens: int = 8, limit_s: float = ANSWER_S, first_room: int | None = None
+        self,
+        count: int,
+        *,
+        tokens: int = 8,
+        limit_s: float = ANSWER_S,
+        first_room: int | None = None,
+        first_prompt: int = 0,
     ) -> list[Callable[[], Outcome]]:
         """Send ``count`` requests and return at once, one function a request that waits for its outcome."""
         rooms = [first_room + i if first_room is not None else random.getrandbits(62) | 1 for i in range(count)]
         self.rooms += rooms
-        futures = [self._pool.submit(self._one, room, prompt(i), tokens, limit_s) for i, room in enumerate(rooms)]
+        futures = [
+            self._pool.submit(self._one, room, prompt(first_prompt + i), tokens, limit_s)
+            for i, room in enumerate(rooms)
+        ]
         return [future.result for future in futures]
 
     def _one(self, room: int, text: str, tokens: int, limit_s: float) -> Outcome:
@@ -299,19 +316,3 @@ def prompt(number: int) -> str:
     words = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog"]
     chosen = random.Random(number)
     return " ".join(chosen.choice(words) for _ in range(4 + number % 5))
-
-
-def plain_tokens(env: EngineEnv, ns: Namespace, folder: Path, count: int, tokens: int = 8) -> list[list[int]]:
-    """Return what an ordinary server without pdctl answers to the same prompts."""
-    folder.mkdir()
-    pair = Pair(env, ns, folder, folder)
-    try:
-        argv = env.server_argv("plain", port=DECODE_PORT)
-        server = pair._spawn("decode", DECODE_PORT, argv, folder, 1, {"PDCTL_AGENT": "off"})
-        pair.servers.append(server)
-        pair._healthy(server, READY_S)
-        outcomes = [pair._one(0, prompt(i), tokens, ANSWER_S) for i in range(count)]
-    finally:
-        pair.stop()
-    assert all(outcome.tokens for outcome in outcomes), outcomes
-    return [outcome.tokens or [] for outcome in outcomes]

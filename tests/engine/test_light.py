@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -21,6 +22,8 @@ from tests.engine.conftest import engine
 from tests.engine.env import Namespace
 from tests.engine.harness import wait_for
 from tests.engine.light.host import LightHost, LightRun
+
+T = TypeVar("T")
 
 HAS_GATE = {"0.5.10.post1": False, "0.5.12.post1": False, "0.5.13.post1": True, "0.5.23": True}
 WITHOUT_GATE = [version for version, has in HAS_GATE.items() if not has]
@@ -148,11 +151,9 @@ def test_seams_and_snapshot_of_a_live_rank(version: str, host: LightHost, tmp_pa
     run = host.run(script, "decode", tmp_path)
     try:
         wait_for("two ranks", lambda: len([r for r in run.ranks() if r.live]) == 2, 120)
-        with Client() as client:
-            statuses = [answer.body for answer in client.ask(run.ranks(), "status", Status)]
-            snapshots = [answer.body for answer in client.ask(run.ranks(), "queues", Snapshot)]
+        statuses = wait_for("both answer", lambda: asked(run, "status", Status), 100)
+        snapshots = wait_for("both answer", lambda: asked(run, "queues", Snapshot), 100)
         for status in statuses:
-            assert status is not None
             seams = {seam.name: seam for seam in status.seams}
             absent = {name for name, seam in seams.items() if not seam.present}
             expected = set() if HAS_GATE[version] else {"gate", "slots.zeroed"}
@@ -160,7 +161,6 @@ def test_seams_and_snapshot_of_a_live_rank(version: str, host: LightHost, tmp_pa
             assert not status.hook_errors
             assert not status.hooks_removed
         for snapshot in snapshots:
-            assert snapshot is not None
             [entry] = snapshot.queues["decode.transfer"]
             assert (entry.room, entry.rid, entry.slot, entry.state) == (7001, "r7001", 0, TRANSFERRING)
             assert entry.age > 0
@@ -258,6 +258,13 @@ def entered(run: LightRun, name: str, ordinal: int) -> bool:
     recording = run.recordings().get(name)
     rounds = recording.stream("decode.transfer") if recording else None
     return rounds is not None and rounds.last == ordinal and rounds.runs[-1].phase == Phase.ENTERED
+
+
+def asked(run: LightRun, op: str, kind: type[T]) -> list[T] | None:
+    with Client() as client:
+        bodies = [answer.body for answer in client.ask(run.ranks(), op, kind)]
+    found = [body for body in bodies if body is not None]
+    return found if len(found) == len(bodies) else None
 
 
 def verdict(run: LightRun, *, sockets: bool = False):  # type: ignore[no-untyped-def]

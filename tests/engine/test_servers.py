@@ -26,7 +26,7 @@ from pdctl.probes.queues.collect import collect
 from pdctl.probes.queues.judge import judge
 from tests.engine.conftest import engine
 from tests.engine.env import ROOT, EngineEnv, Namespace
-from tests.engine.harness import Outcome, Pair, plain_tokens, wait_for
+from tests.engine.harness import Pair, wait_for
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -37,15 +37,18 @@ PROMPTS = 4
 
 @pytest.fixture(scope="module")
 def right_tokens(
-    site: Path, namespace: Namespace, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[EngineEnv], list[list[int]]]:
-    """What an ordinary server of that version, without pdctl, answers to the prompts; asked once a version."""
-    known: dict[str, list[list[int]]] = {}
+    namespace: Namespace, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[EngineEnv], list[list[int] | None]]:
+    """What the same pair of servers answers to the prompts without pdctl."""
 
-    def tokens(env: EngineEnv) -> list[list[int]]:
-        if env.version not in known:
-            known[env.version] = plain_tokens(env, namespace, tmp_path_factory.mktemp("plain") / "server", PROMPTS)
-        return known[env.version]
+    def tokens(env: EngineEnv) -> list[list[int] | None]:
+        folder = tmp_path_factory.mktemp("without")
+        with Pair.start(env, namespace, folder, environ={"PDCTL_AGENT": "off"}) as pair:
+            right = pair.one_by_one(PROMPTS)
+            assert not list(pair.record_dir.iterdir())
+            assert not list(pair.run_dir.iterdir())
+        assert all(right)
+        return right
 
     return tokens
 
@@ -167,10 +170,10 @@ def is_c1(seen: dict[str, Any]) -> int:
     return int(split["room"])
 
 
-def gate_holds(pair: Pair, right: list[list[int]]) -> None:
+def gate_holds(pair: Pair, right: list[list[int] | None]) -> None:
     """C1's twin: the same delay, no divergence, the gate is named, and the tokens are right."""
     with late_metadata(pair, "8s"):
-        begun = pair.begin(PROMPTS, limit_s=120)
+        [held_back] = pair.begin(1, limit_s=120)
 
         def held() -> dict[str, Any] | None:
             status, seen = document(pair)
@@ -180,49 +183,54 @@ def gate_holds(pair: Pair, right: list[list[int]]) -> None:
         seen = wait_for("diff-queues sees the gate hold", held, 60, 0.2)
         [group] = [group for group in seen["groups"] if group["verdict"] == "HELD"]
         assert group["queue"] in ("", "decode.transfer")
-        outcomes = [outcome() for outcome in begun]
-        assert answers(outcomes) == right
+        # Others pass meanwhile: the gate holds the one request alone.
+        assert pair.one_by_one(PROMPTS - 1, first=1) == right[1:]
+        assert held_back().tokens == right[0]
     status, seen = document(pair)
     assert status == 0, seen["findings"]
 
 
-def answers(outcomes: list[Outcome]) -> list[list[int] | None]:
-    return [outcome.tokens for outcome in outcomes]
-
-
 @pytest.mark.parametrize("version", ["0.5.12.post1"])
 def test_without_the_gate(
-    version: str, site: Path, namespace: Namespace, tmp_path: Path, right_tokens: Callable[[EngineEnv], list[list[int]]]
+    version: str,
+    site: Path,
+    namespace: Namespace,
+    tmp_path: Path,
+    right_tokens: Callable[[EngineEnv], list[list[int] | None]],
 ) -> None:
     env = engine(version, site)
     right = right_tokens(env)
     with Pair.start(env, namespace, tmp_path) as pair:
-        assert answers(pair.generate(PROMPTS)) == right
+        assert pair.one_by_one(PROMPTS) == right
         is_healthy(pair, "plugin")
         hangs_and_is_diagnosed(pair)
 
 
 @pytest.mark.parametrize("version", ["0.5.13.post1", "0.5.23"])
 def test_with_the_gate(
-    version: str, site: Path, namespace: Namespace, tmp_path: Path, right_tokens: Callable[[EngineEnv], list[list[int]]]
+    version: str,
+    site: Path,
+    namespace: Namespace,
+    tmp_path: Path,
+    right_tokens: Callable[[EngineEnv], list[list[int] | None]],
 ) -> None:
     env = engine(version, site)
     right = right_tokens(env)
     with Pair.start(env, namespace, tmp_path) as pair:
-        assert answers(pair.generate(PROMPTS)) == right
+        assert pair.one_by_one(PROMPTS) == right
         is_healthy(pair, "plugin")
         gate_holds(pair, right)
 
 
 def test_before_plugins(
-    site: Path, namespace: Namespace, tmp_path: Path, right_tokens: Callable[[EngineEnv], list[list[int]]]
+    site: Path, namespace: Namespace, tmp_path: Path, right_tokens: Callable[[EngineEnv], list[list[int] | None]]
 ) -> None:
     """0.5.10.post1 has no plug-ins: `pdctl run` reaches the schedulers, which are spawned children of the server."""
     env = engine("0.5.10.post1", site)
     right = right_tokens(env)
     wrap = [str(env.python), "-m", "pdctl.cli", "run", "--"]
     with Pair.start(env, namespace, tmp_path, wrap=wrap) as pair:
-        assert answers(pair.generate(PROMPTS)) == right
+        assert pair.one_by_one(PROMPTS) == right
         is_healthy(pair, "run")
         hangs_and_is_diagnosed(pair)
     assert "pdctl run:" in (tmp_path / "prefill.log").read_text().splitlines()[0]

@@ -19,6 +19,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 from unittest.mock import MagicMock
 
@@ -81,6 +82,7 @@ class Request:
         self.req_pool_idx = self.mamba_pool_idx = None
         self.kv = MagicMock(holds_kv=False, is_kv_released=True, holds_mamba=False)
         self.time_stats = MagicMock(
+            prefill_retry_count=0,
             prefill_bootstrap_queue_entry_time=time.perf_counter(),
             decode_prealloc_queue_entry_time=time.perf_counter(),
             decode_transfer_queue_entry_time=time.perf_counter(),
@@ -88,6 +90,7 @@ class Request:
         )
         self.time_stats.compute_and_observe_kv_transfer_metrics.return_value = None
         self.return_sampling_mask = False
+        self.cache_request_handle = self.lock = None
         self.pd_rebootstrap_forced_output_id = None
 
     def finished(self) -> bool:
@@ -147,7 +150,11 @@ def make_scheduler(role: str, rank: int, size: int, slots: int) -> Any:
         batch_result_processor=MagicMock(),
         tree_cache=MagicMock(),
         spec_algorithm=MagicMock(is_none=lambda: True),
-        token_to_kv_pool_allocator=MagicMock(page_size=1, available_size=lambda: 1024),
+        token_to_kv_pool_allocator=SimpleNamespace(
+            page_size=1, available_size=lambda: 1024, prealloc_fits_assumes_reclaim=lambda: False
+        ),
+        sliding_window_size=None,
+        scheduler_stage_metrics=MagicMock(),
         last_batch=None,
     )
     return scheduler
@@ -175,7 +182,7 @@ def make_queue(cls: type, scheduler: Any, rank: int) -> Any:
         enable_host_receive=False,
         enable_deferred_kv_release=False,
         _deferred_releases=[],
-        token_to_kv_pool=MagicMock(page_size=1),
+        token_to_kv_pool=SimpleNamespace(page_size=1),
         token_to_kv_pool_allocator=scheduler.token_to_kv_pool_allocator,
         req_to_token_pool=MagicMock(available_size=lambda: 64),
         num_reserved_decode_tokens=0,
@@ -321,7 +328,7 @@ def become_rank(order: dict[str, Any]) -> NoReturn:
         scheduler = make_scheduler(order["role"], rank, script["size"], script.get("slots", 64))
         (run_prefill if order["role"] == "prefill" else run_decode)(script, scheduler, rank)
         status = 0
-    except Exception:
+    except Exception:  # noqa: BLE001 - whatever it was, the test shows it
         traceback.print_exc()
     finally:
         sys.stdout.flush()
