@@ -154,6 +154,7 @@ def make_scheduler(role: str, rank: int, size: int, slots: int) -> Any:
             page_size=1, available_size=lambda: 1024, prealloc_fits_assumes_reclaim=lambda: False
         ),
         sliding_window_size=None,
+        processed_tokens_counter=0,
         scheduler_stage_metrics=MagicMock(),
         last_batch=None,
     )
