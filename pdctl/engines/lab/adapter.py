@@ -13,8 +13,8 @@ from pdctl.engines.lab.events import Events
 from pdctl.engines.lab.identity import KINDS, identify
 from pdctl.engines.lab.late import install as install_metadata_site
 from pdctl.engines.lab.reader import QueueReader
-from pdctl.engines.sglang.hooks import LEAVES
-from pdctl.engines.sglang.landing import Landings
+from pdctl.engines.landing import Landings
+from pdctl.engines.shared import LEAVES
 from pdctl.inject.table import FaultTable
 from pdctl.model import Action, Frame, Identity, QueueEntry, Seam, SlotEntry
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from pdctl.agent.tap import QueueTap
 from pdctl.engines.base import Hooks, Site
+from pdctl.engines.landing import Landings
 from pdctl.engines.sglang import late, seams, steps
 from pdctl.engines.sglang.hooks import SchedulerHooks
 from pdctl.engines.sglang.identity import identify
-from pdctl.engines.sglang.landing import Landings
 from pdctl.engines.sglang.queues import QueueReader
 from pdctl.inject.table import FaultTable
 from pdctl.model import Frame, Identity, QueueEntry, Seam, SlotEntry

@@ -8,20 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from pdctl.agent.tap import QueueTap
 from pdctl.engines.base import Hooks, PollHooks, Site
+from pdctl.engines.landing import Landings
 from pdctl.engines.sglang import seams
-from pdctl.engines.sglang.landing import Landings
 from pdctl.engines.sglang.queues import QueueReader
-from pdctl.model import QUEUES, Action, EventKind, KVPoll, Seam
+from pdctl.engines.shared import LEAVES
+from pdctl.model import QUEUES, Action, EventKind, Seam
 
 if TYPE_CHECKING:
     from pdctl.agent.tap import Recorder
-
-LEAVES: dict[str, frozenset[int]] = {
-    "prefill.bootstrap": frozenset({KVPoll.FAILED, KVPoll.WAITING_FOR_INPUT}),
-    "prefill.inflight": frozenset({KVPoll.FAILED, KVPoll.SUCCESS}),
-    "decode.prealloc": frozenset({KVPoll.FAILED, KVPoll.WAITING_FOR_INPUT}),
-    "decode.transfer": frozenset({KVPoll.FAILED, KVPoll.SUCCESS}),
-}
 
 _MAX_ANSWERS = 4096
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from pdctl import __version__
 from pdctl.engines.sglang import seams
+from pdctl.engines.shared import group_number
 from pdctl.model import GroupInfo, Identity
 from pdctl.recording.writer import process_start
 
@@ -52,12 +53,6 @@ class Groups:
     def of_kind(self, kind: str) -> GroupInfo | None:
         """Return the first group of a kind, None without one."""
         return next((info for info in self.infos if info.kind == kind), None)
-
-
-def group_number(group: Any) -> int:
-    """Return the number PyTorch's flight recorder knows a group by (its name is that number), -1 for another name."""
-    name = str(getattr(group, "group_name", ""))
-    return int(name) if name.isdecimal() else -1
 
 
 def _ranks(group: Any) -> list[int]:
