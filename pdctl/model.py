@@ -237,7 +237,8 @@ class FaultStatus(msgspec.Struct, frozen=True):
 
     pending writes are held back now; of those that fired, released were done late, dropped had nobody waiting for them
     any more, failed could not be done. ended: why it is no longer in place, "" while it is. leased: it ends with the
-    command that placed it, so ``left_s`` is what is left of the lease.
+    command that placed it, so ``left_s`` is what is left of the lease. passed: chosen, and let go by because of another
+    room's. seed, share, rid, value: as :class:`pdctl.inject.faults.Fault` has them.
     """
 
     id: str
@@ -258,6 +259,11 @@ class FaultStatus(msgspec.Struct, frozen=True):
     last_room: int = 0
     ended: str = ""
     leased: bool = False
+    seed: int = 0
+    share: float = 1.0
+    rid: str = ""
+    value: int = 0
+    passed: int = 0
 
 
 class Status(msgspec.Struct, frozen=True):

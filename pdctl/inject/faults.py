@@ -1,4 +1,4 @@
-"""What a fault is and which metadata write it may take: plain data, pure decisions. Standard library, msgspec."""
+"""What a fault is and which visits of its site it may take: plain data, pure decisions. Standard library, msgspec."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from pdctl.inject.choose import chosen
+from pdctl.inject.kinds import DELAY_METADATA, KINDS, SEAM_PREFIX, Kind, Way
+from pdctl.inject.limits import DEFAULT_TTL_S, LEASE_S, MAX_TTL_S
 from pdctl.model import FaultStatus
 
-MAX_TTL_S = 900.0
-DEFAULT_TTL_S = 60.0
-MAX_DELAY_S = MAX_TTL_S
-LEASE_S = 3.0
-"""A client's lease: it renews about once a second, so three missed beats end its fault."""
+__all__ = ["DEFAULT_TTL_S", "DELAY_METADATA", "LEASE_S", "MAX_TTL_S", "SEAM_PREFIX", "Fault", "Held", "Target"]
 
-DELAY_METADATA = "delay-metadata"
-SEAM_PREFIX = "fault."
-"""A rank that carries the site of a fault kind has a present Seam ``fault.<kind>``; its detail names the function."""
+MAX_DELAY_S = MAX_TTL_S
+MAX_SEEN = 4096
+"""Rooms whose visits a fault counts; of more, the oldest are forgotten."""
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -48,10 +47,14 @@ NOBODY = -2
 class Fault:
     """One fault in one rank. Times are seconds of the rank's monotonic clock.
 
-    target names the decode ranks aimed at. room: this room only, 0 for any. hits: rooms to take, 0 for no limit.
-    visits: writes the site saw; eligible: those that matched; fired: those held back; rooms: rooms among these.
-    released: held writes done; dropped: held writes never done because nobody waited for them any more; failed: held
-    writes that the engine could not do. ended: why it is no longer in place, "" while it is.
+    target names the ranks aimed at, or the rank it is on. delay_s: its duration, 0 for a kind without one; value: its
+    state, dp rank or room, 0 without. room, rid: this room or request only, 0 and "" for any. hits: how many to take
+    (:class:`~pdctl.inject.kinds.Way` says what counts), 0 for no limit. seed, share: which visits
+    (:func:`~pdctl.inject.choose.chosen`). at_once: rooms it may hold, or have, at a time.
+    visits: what the site saw; eligible: those that matched; fired: those taken; rooms: rooms among these; passed:
+    those chosen that it let go by because of another room's. released: held ones done; dropped: held ones never done
+    because nobody waited for them any more; failed: held ones that the engine could not do.
+    ended: why it is no longer in place, "" while it is.
     """
 
     id: str
@@ -64,9 +67,15 @@ class Fault:
     room: int = 0
     hits: int = 0
     owner: str = ""
+    seed: int = 0
+    share: float = 1.0
+    rid: str = ""
+    value: int = 0
+    at_once: int = 1
     visits: int = 0
     eligible: int = 0
     fired: int = 0
+    passed: int = 0
     rooms: int = 0
     released: int = 0
     dropped: int = 0
@@ -74,6 +83,13 @@ class Fault:
     last_room: int = 0
     number: int = 0
     ended: str = ""
+    seen: dict[int, int] = field(default_factory=dict, repr=False)
+    taken: set[int] = field(default_factory=set, repr=False)
+
+    @property
+    def of(self) -> Kind:
+        """Its kind. Raises KeyError for one this version does not know."""
+        return KINDS[self.kind]
 
     @property
     def target_tp(self) -> int:
@@ -85,9 +101,49 @@ class Fault:
         """When it ends by itself, in seconds of the monotonic clock: TTL or lease, whichever is first."""
         return self.expires if self.lease_expires is None else min(self.expires, self.lease_expires)
 
-    def aims_at(self, room: int, dp: int, tp: int, address: str) -> bool:
-        """Return whether a write of ``room`` to that decode rank is one this fault is meant for."""
-        return self.room in (0, room) and any(target.is_at(dp, tp, address) for target in self.targets)
+    def aims_at(self, room: int, dp: int, tp: int, address: str, rid: str = "") -> bool:
+        """Return whether a visit of ``room`` (request ``rid``, "" where the site can't tell) is one it is meant for.
+
+        dp, tp and address are the decode rank written to, for a kind that is aimed at one.
+        """
+        if self.room not in (0, room) or self.rid not in ("", rid):
+            return False
+        return any(target.is_at(dp, tp, address) for target in self.targets)
+
+    def picks(self, room: int) -> bool:
+        """Count a visit of ``room`` that it is meant for, and return whether seed and share choose it."""
+        if self.share >= 1.0:
+            return True
+        visit = self.seen.pop(room, 0) + 1
+        self.seen[room] = visit
+        if len(self.seen) > MAX_SEEN:
+            del self.seen[next(iter(self.seen))]
+        return chosen(self.seed, self.kind, room, visit, self.share)
+
+    def may_take(self, room: int, held: set[int]) -> bool:
+        """Return whether hits and "one room at a time" let it take ``room`` while it holds rooms ``held``."""
+        way = self.of.way
+        busy = self.taken if way is Way.WHILE else held
+        if room not in busy and len(busy) >= self.at_once:
+            return False
+        if not self.hits:
+            return True
+        if way is Way.HOLDS:
+            return self.rooms < self.hits or room in held
+        return self.fired < self.hits
+
+    def take(self, room: int) -> None:
+        """Count that it has taken a visit of ``room``."""
+        if room not in self.taken:
+            self.rooms += 1
+        self.last_room = room
+        self.fired += 1
+        if len(self.taken) < MAX_SEEN:
+            self.taken.add(room)
+
+    def is_used_up(self) -> bool:
+        """Return whether it has taken all it may."""
+        return bool(self.hits) and (self.rooms if self.of.way is Way.HOLDS else self.fired) >= self.hits
 
     def status(self, now: float, pending: int) -> FaultStatus:
         """Return it as the client sees it; ``pending`` writes are held back or being done at this moment."""
@@ -96,13 +152,14 @@ class Fault:
             left_s=0.0 if self.ended else max(0.0, self.ends - now), visits=self.visits, eligible=self.eligible,
             fired=self.fired, pending=pending, owner=self.owner, room=self.room, hits=self.hits, released=self.released,
             dropped=self.dropped, failed=self.failed, last_room=self.last_room, ended=self.ended,
-            leased=self.lease_expires is not None,
+            leased=self.lease_expires is not None, seed=self.seed, share=self.share, rid=self.rid, value=self.value,
+            passed=self.passed,
         )  # fmt: skip
 
 
 @dataclass
 class Held:
-    """A write held back: ``place`` is where it goes (session and slot), equal for two writes to the same row."""
+    """Something held back: ``place`` is where it goes (session and slot), equal for two writes to the same row."""
 
     due: float
     fault: Fault

@@ -1,13 +1,20 @@
 """Faults inside a rank: kept, decided and ended here, on the monotonic clock. Standard library and msgspec only.
 
-With no fault in place a site costs one attribute load and a truth test: ``if table.metadata: …``.
+With no fault in place a site costs one attribute load and a truth test: ``if table.any: …``.
 Whatever ends first ends a fault: its TTL, the lease of the client that placed it, its hit count, ``heal``.
 Everything a fault holds back (a deferred write) is let go the moment the fault ends, so that no request waits for ever.
 
-How a site uses it, on whichever thread the engine writes metadata from::
+How a site that acts at once uses it, on whichever thread of the engine::
 
-    if table.metadata:                                            # a fault is in place, or still holds something
-        fault = table.metadata_fault(room, dp, tp, address, place)
+    if table.any:                                                 # a fault is in place, or still holds something
+        fault = table.decide(FLIP_POLL, room, rid=rid)            # counted as fired
+        if fault is not None:
+            return fault.value
+
+And one that holds something back::
+
+    if table.any:
+        fault = table.offer((DELAY_METADATA, DROP_METADATA), room, dp=dp, tp=tp, address=address, place=place)
         if fault is not None:
             write = copy_of_the_row()                             # now: the engine reuses the source row
             if table.hold(fault, write, room=room, tp=tp, place=place, still_wanted=room_is_there):
@@ -21,15 +28,18 @@ that is stuck in a dead connection keeps no other fault from ending.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 
-from pdctl.inject.faults import DELAY_METADATA, Fault, Held
+from pdctl.inject.faults import Fault, Held
+from pdctl.inject.kinds import HELD_METADATA, METADATA_KINDS
 from pdctl.model import FaultStatus
 
 SITE_PATIENCE_S = 0.05
+SLICE_S = 0.02
 MAX_HELD = 64
 HISTORY = 32
 
@@ -44,8 +54,10 @@ class FaultTable:
 
     def __init__(self, armed: bool, record: Recorder | None = None) -> None:
         self.armed = armed
+        self.any: tuple[Fault, ...] = ()
+        """All faults that are in place or still hold something; sites test it before anything else."""
         self.metadata: tuple[Fault, ...] = ()
-        """Faults of metadata writes that are in place or still hold one; sites test it before anything else."""
+        """Those of them whose site is the metadata write."""
         self._record = record
         self._faults: dict[str, Fault] = {}
         self._held: list[Held] = []
@@ -122,12 +134,37 @@ class FaultTable:
 
     # ---- site side ------------------------------------------------------------------------------------------------
 
+    def decide(
+        self, kind: str, room: int, *, dp: int = -1, tp: int = -1, address: str = "", rid: str = ""
+    ) -> Fault | None:
+        """Return the fault of ``kind`` that takes this visit of ``room``, counted as fired; None to let it pass.
+
+        For sites that act at once. dp, tp and address name the decode rank written to, rid the request: -1 and "" where
+        the site can't tell.
+        """
+        found = self.offer((kind,), room, dp=dp, tp=tp, address=address, rid=rid)
+        return found if found is not None and self.fire(found, room, tp=tp) else None
+
     def metadata_fault(self, room: int, dp: int, tp: int, address: str = "", place: Hashable = None) -> Fault | None:
-        """Return the fault that may take this metadata write (room; decode rank it goes to), None to let it pass.
+        """Return :meth:`offer` of the kinds that hold a metadata row back."""
+        return self.offer(HELD_METADATA, room, dp=dp, tp=tp, address=address, place=place)
+
+    def offer(
+        self,
+        kinds: Collection[str],
+        room: int,
+        *,
+        dp: int = -1,
+        tp: int = -1,
+        address: str = "",
+        rid: str = "",
+        place: Hashable = None,
+    ) -> Fault | None:
+        """Return the fault of one of ``kinds`` that may take this visit of ``room``, None to let it pass.
 
         A dp of -1 and an address of "" mean the site can't tell them (:meth:`Target.is_at`). Only a following
-        :meth:`hold` takes the write. A write of another room to the same place drops what is held for that place: its
-        row has a new owner.
+        :meth:`hold` or :meth:`fire` takes it. ``place``: where a row goes; a write of another room to the same place
+        drops what is held for it: its row has a new owner.
         """
         now = time.monotonic()
         if not self._lock.acquire(timeout=SITE_PATIENCE_S):
@@ -137,17 +174,46 @@ class FaultTable:
                 self._make_way(place, room)
             takes = None
             for fault in self._faults.values():
-                if fault.kind != DELAY_METADATA:
+                if fault.kind not in kinds:
                     continue
                 fault.visits += 1
-                if fault.ends <= now or not fault.aims_at(room, dp, tp, address):
+                if fault.ends <= now or not fault.aims_at(room, dp, tp, address, rid):
                     continue
                 fault.eligible += 1
-                if takes is None and self._may_take(fault, room):
+                if not fault.picks(room) or takes is not None:
+                    continue
+                if self._may_take(fault, room):
                     takes = fault
+                else:
+                    fault.passed += 1
             return takes
         finally:
             self._lock.release()
+
+    def fire(self, fault: Fault, room: int, *, tp: int = -1) -> bool:
+        """Take the visit that :meth:`offer` offered, at once; False: it has ended meanwhile, so the site does nothing."""
+        if not self._lock.acquire(timeout=SITE_PATIENCE_S):
+            return False
+        try:
+            if fault.ended or fault.ends <= time.monotonic() or not self._may_take(fault, room):
+                return False
+            fault.take(room)
+            if fault.is_used_up():
+                self._wake.notify_all()
+        finally:
+            self._lock.release()
+        self._tell([("fired", fault, room, f"tp{tp}" if tp >= 0 else "")])
+        return True
+
+    def linger(self, fault: Fault) -> float:
+        """Sleep for the fault's duration, or until it ends if that is sooner; returns the seconds slept.
+
+        For a site whose delay is the fault: it is on the engine's own thread, which does not hold the GIL meanwhile.
+        """
+        began = time.monotonic()
+        while (left := min(began + fault.delay_s, fault.ends) - time.monotonic()) > 0 and not fault.ended:
+            time.sleep(min(SLICE_S, left))
+        return time.monotonic() - began
 
     def hold(
         self,
@@ -159,7 +225,9 @@ class FaultTable:
         place: Hashable = None,
         still_wanted: Callable[[], bool] | None = None,
     ) -> bool:
-        """Take the write: run ``release`` when the delay is over or the fault ends. False: the site writes it itself.
+        """Take it: run ``release`` when the delay is over or the fault ends. False: the site does it itself, now.
+
+        A kind without a duration holds until the fault ends, so that nothing is lost for good.
 
         release runs once, on a thread of the table, and owns what it writes: a copy of the row made before this call.
         It is not run when ``still_wanted``, asked just before, says False, or when :meth:`gone` or a later write to
@@ -172,11 +240,9 @@ class FaultTable:
         try:
             if fault.ended or fault.ends <= now or not self._may_take(fault, room) or not self._try_start():
                 return False
-            if room != fault.last_room or not fault.fired:
-                fault.rooms += 1
-                fault.last_room = room
-            fault.fired += 1
-            self._held.append(Held(now + fault.delay_s, fault, room, release, still_wanted, place))
+            fault.take(room)
+            due = math.inf if fault.of.to_the_end else now + fault.delay_s
+            self._held.append(Held(due, fault, room, release, still_wanted, place))
             self._wake.notify_all()
         finally:
             self._lock.release()
@@ -185,7 +251,7 @@ class FaultTable:
 
     def gone(self, room: int, why: str = "the room was aborted") -> None:
         """Drop what is held for ``room``: the site has learned that decode no longer waits (an ABORT message)."""
-        if self.metadata and self._lock.acquire(timeout=SITE_PATIENCE_S):
+        if self.any and self._lock.acquire(timeout=SITE_PATIENCE_S):
             try:
                 self._drop(lambda held: held.room == room, why)
             finally:
@@ -200,10 +266,9 @@ class FaultTable:
         return sum(held.fault is fault for held in self._all_held())
 
     def _may_take(self, fault: Fault, room: int) -> bool:
-        mine = [held for held in self._all_held() if held.fault is fault]
-        if any(held.room != room for held in mine) or len(self._all_held()) >= MAX_HELD:
+        if len(self._all_held()) >= MAX_HELD:
             return False
-        return not fault.hits or fault.rooms < fault.hits or (bool(mine) and room == fault.last_room)
+        return fault.may_take(room, {held.room for held in self._all_held() if held.fault is fault})
 
     def _drop(self, over: Callable[[Held], bool], why: str) -> None:
         found = False
@@ -234,7 +299,8 @@ class FaultTable:
 
     def _publish(self) -> None:
         there = {id(fault): fault for fault in (*self._faults.values(), *(held.fault for held in self._all_held()))}
-        self.metadata = tuple(fault for fault in there.values() if fault.kind == DELAY_METADATA)
+        self.any = tuple(there.values())
+        self.metadata = tuple(fault for fault in self.any if fault.kind in METADATA_KINDS)
 
     # ---- own threads ----------------------------------------------------------------------------------------------
 
@@ -272,7 +338,7 @@ class FaultTable:
         for fault in list(self._faults.values()):
             if fault.ends <= now:
                 notes.append(self._end(fault, "lease lost" if fault.expires > now else "time is up"))
-            elif fault.hits and fault.rooms >= fault.hits and not self._pending(fault):
+            elif fault.is_used_up() and not self._pending(fault):
                 notes.append(self._end(fault, "hit count reached"))
         due = [held for held in self._held if held.due <= now]
         if due:
