@@ -111,6 +111,11 @@ class Session:
                 self._last[index] = msgspec.structs.replace(self._last[index], pending=0, ended="not known there")
         return count(list(self._last.values()), silent)
 
+    @property
+    def last_rooms(self) -> tuple[int, ...]:
+        """The room that each rank's fault acted on last, as of the last beat; ranks where it has not fired left out."""
+        return tuple(dict.fromkeys(status.last_room for status in list(self._last.values()) if status.last_room))
+
     def final(self) -> Counts:
         """Return the counts once more, after the fault has ended."""
         return replace(self.beat(), silent=())

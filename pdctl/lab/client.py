@@ -94,6 +94,8 @@ class Client:
     failed: int = 0
     wrong: int = 0
     aborted: int = 0
+    stopping: bool = False
+    """Set from another thread: run() gives up what is not answered and returns."""
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.load.seed)
@@ -125,7 +127,7 @@ class Client:
         while True:
             now = time.monotonic()
             more = (not load.requests or self.sent < load.requests) and now < deadline
-            if not more and not self.waiting:
+            if self.stopping or (not more and not self.waiting):
                 break
             if now >= deadline and (load.requests or now >= deadline + 10):
                 break  # an endless load is allowed 10 s more to see its last requests through
