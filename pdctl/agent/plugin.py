@@ -15,6 +15,7 @@ from typing import Any
 
 SCHEDULER_MODULE = "sglang.srt.managers.scheduler"
 FLIGHT_RECORDER_ENTRIES = 2000
+"""What NCCL groups have anyway."""
 
 _wrapped: set[type] = set()
 
@@ -77,6 +78,9 @@ def after_scheduler(scheduler: Any, loaded_by: str) -> None:
 
 
 def _prepare() -> None:
-    """Switch PyTorch's flight recorder on where asked for: it must be set before the first process group is made."""
-    if os.environ.get("PDCTL_FLIGHT_RECORDER", "").strip().lower() in ("1", "on", "yes", "true"):
+    """Switch PyTorch's flight recorder on, unless PDCTL_FLIGHT_RECORDER=off or the variable is set already.
+
+    It must be set before the first process group is made. docs/adr/0003-flight-recorder.md says what it costs.
+    """
+    if os.environ.get("PDCTL_FLIGHT_RECORDER", "").strip().lower() not in ("0", "off", "no", "false"):
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(FLIGHT_RECORDER_ENTRIES))
