@@ -21,7 +21,9 @@ COMMANDS = {
     "record": ("record", "Collect the recordings of all ranks."),
     "inject": ("inject", "Break something on purpose, for a while."),
     "faults": ("faults", "Show the faults in place."),
+    "drill": ("drill", "Break, judge, heal, judge again: HOLDS or BROKEN."),
     "heal": ("heal", "End one fault, or all of them, and make sure."),
+    "context": ("context", "Saved targets, and where no fault is allowed."),
     "explain": ("explain", "Explain a finding and say what to do next."),
     "run": ("run", "Start an engine with the agent in its scheduler processes."),
     "lab": ("lab", "An embedded cluster of real processes, to break on purpose."),
@@ -112,11 +114,15 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001  # its callback has done it
         bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)
     ] = False,
+    context: Annotated[
+        str, typer.Option("--context", metavar="NAME", help="Use this saved target [PDCTL_CONTEXT].")
+    ] = "",
 ) -> None:
-    pass
+    if context:
+        os.environ["PDCTL_CONTEXT"] = context
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ def command(output: OutputOption = Format.TABLE, timeout: TimeoutOption = TIMEOU
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -59,7 +58,8 @@ def find(
     run_dir: Path | None, record_dir: Path | None, source: Path | None = None, *, every_start: bool = False
 ) -> Found:
     """Return the ranks these options mean. Raises PdctlError (UNREACHABLE) when there are none, or none may be seen."""
+    from pdctl.contexts import environment
     from pdctl.discovery import discover, with_env
 
-    env = with_env(os.environ, run_dir, record_dir)
+    env = with_env(environment(), run_dir, record_dir)
     return discover(env, source=source, every_start=every_start).require()

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import msgspec
 
-from pdctl.inject.faults import DEFAULT_TTL_S, LEASE_S, Target
+from pdctl.inject.faults import Target
+from pdctl.inject.limits import DEFAULT_TTL_S, LEASE_S
 from pdctl.model import FaultStatus, Seam
 
 
 class InjectArgs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Place one fault. target names the decode ranks for people, targets for the rank.
+    """Place one fault. target names the ranks it is for to people, targets to the rank.
 
+    delay_s is the duration of a kind that has one, value the state, dp rank or room of one that has such; seed and
+    share say which visits (:mod:`pdctl.inject.choose`), at_once how many rooms at a time.
     Every fault starts with a lease, so that one which arrives late, at a rank that was stopped, ends by itself soon;
     a detached fault gives it up once all ranks have it (:class:`RenewArgs`).
     limit: faults that may be in place on the rank with this one, 1 unless the operator widened it by name.
@@ -21,13 +24,18 @@ class InjectArgs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     id: str
     kind: str
-    delay_s: float
     target: str
     targets: tuple[Target, ...]
+    delay_s: float = 0.0
+    value: int = 0
     ttl_s: float = DEFAULT_TTL_S
     lease_s: float = LEASE_S
     room: int = 0
+    rid: str = ""
     hits: int = 0
+    seed: int = 0
+    share: float = 1.0
+    at_once: int = 1
     owner: str = ""
     limit: int = 1
 

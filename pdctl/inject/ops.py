@@ -12,7 +12,9 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from pdctl.errors import Exit, PdctlError
-from pdctl.inject.faults import DELAY_METADATA, MAX_DELAY_S, MAX_TTL_S, SEAM_PREFIX, Fault
+from pdctl.inject.faults import Fault
+from pdctl.inject.kinds import KINDS, SEAM_PREFIX, STATES, Parameter, names
+from pdctl.inject.limits import MAX_TTL_S
 from pdctl.inject.messages import (
     FaultsBody,
     HealArgs,
@@ -27,9 +29,10 @@ from pdctl.inject.table import FaultTable
 from pdctl.model import FaultStatus, Seam
 
 OPS = ("inject", "renew", "heal", "faults")
-KINDS = (DELAY_METADATA,)
 MAX_LEASE_S = 60.0
 MAX_FAULTS = 16
+MAX_AT_ONCE = 1024
+MAX_RANK = 1 << 20
 MAX_TARGETS = 1024
 MAX_TEXT = 200
 
@@ -96,7 +99,12 @@ def _inject(args: InjectArgs, table: FaultTable, adapter: HasSeams) -> InjectBod
         target=args.target[:MAX_TEXT],
         targets=args.targets,
         room=args.room,
+        rid=args.rid,
         hits=args.hits,
+        seed=args.seed,
+        share=args.share,
+        value=args.value,
+        at_once=args.at_once,
         owner=args.owner[:MAX_TEXT],
     )
     try:
@@ -121,16 +129,35 @@ def _find(fault_id: str, among: tuple[FaultStatus, ...]) -> FaultStatus | None:
 
 def _check_numbers(args: InjectArgs) -> None:
     if args.kind not in KINDS:
-        raise PdctlError(f"unknown fault {args.kind}; this rank knows {', '.join(KINDS)}", code=Exit.REFUSED)
+        raise PdctlError(f"unknown fault {args.kind[:MAX_TEXT]}; this rank knows {names()}", code=Exit.REFUSED)
     if not args.id or len(args.id) > 64 or not args.id.isprintable():
         raise PdctlError("a fault needs an id of 1 to 64 printable characters", code=Exit.USAGE)
     if not 1 <= len(args.targets) <= MAX_TARGETS:
         raise PdctlError(f"{len(args.targets)} targets: a fault needs 1 to {MAX_TARGETS}", code=Exit.USAGE)
-    _within("delay", args.delay_s, MAX_DELAY_S)
+    _check_parameter(args)
     _within("time to live", args.ttl_s, MAX_TTL_S)
     _within("lease", args.lease_s, MAX_LEASE_S)
     if not 0 <= args.room < 1 << 64 or not 0 <= args.hits < 1 << 31 or not 1 <= args.limit <= MAX_FAULTS:
         raise PdctlError("room, hits or limit is out of range", code=Exit.USAGE)
+    if not 0 < args.share <= 1 or not 0 <= args.seed < 1 << 64 or not 1 <= args.at_once <= MAX_AT_ONCE:
+        raise PdctlError("share, seed or rooms at once is out of range", code=Exit.USAGE)
+    if len(args.rid) > MAX_TEXT or (args.rid and not args.rid.isprintable()):
+        raise PdctlError(f"a rid has at most {MAX_TEXT} printable characters", code=Exit.USAGE)
+
+
+def _check_parameter(args: InjectArgs) -> None:
+    kind = KINDS[args.kind]
+    if kind.parameter is Parameter.DURATION:
+        _within("duration", args.delay_s, kind.most_s)
+    elif args.delay_s != 0:
+        raise PdctlError(f"{kind.name} takes no duration", code=Exit.USAGE)
+    most = {
+        Parameter.STATE: max(STATES.values()),
+        Parameter.DP: MAX_RANK,
+        Parameter.ROOM: (1 << 64) - 1,
+    }.get(kind.parameter, 0)
+    if not 0 <= args.value <= most:
+        raise PdctlError(f"{kind.name}: {args.value} is no {kind.parameter.value} it can take", code=Exit.USAGE)
 
 
 def _within(name: str, seconds: float, most: float) -> None:

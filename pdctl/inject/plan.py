@@ -1,7 +1,7 @@
 """From what the operator asked to what each rank is told: pure, so ``--dry-run`` shows exactly what would be done.
 
-A metadata row is written by prefill ranks into a decode rank: the fault is placed on prefill ranks and aims at decode
-ranks. Everything that could widen the blast radius is refused unless named.
+A kind that is aimed at a decode rank is placed on the prefill ranks that write to it (:mod:`.aim`); any other is placed
+on the rank named. Everything that could widen the blast radius is refused unless named.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from pdctl import selectors
 from pdctl.errors import Exit, PdctlError
-from pdctl.inject.faults import DELAY_METADATA, NOBODY, Target
+from pdctl.inject.faults import Target
+from pdctl.inject.kinds import DELAY_METADATA, KINDS, Aim, Kind, Way
 from pdctl.inject.messages import FaultsBody, InjectArgs
 from pdctl.inject.sites import check_site
 from pdctl.model import Identity
@@ -33,23 +34,30 @@ class Known:
 
 @dataclass(frozen=True)
 class Wish:
-    """What the operator asked for, in seconds. allow_ranks, allow_rooms: blast radius, 1 unless widened by name."""
+    """What the operator asked for, in seconds. allow_ranks, allow_rooms: blast radius, 1 unless widened by name.
+
+    delay_s and value: the parameter of the kind (:class:`pdctl.inject.kinds.Parameter`), 0 for one without.
+    """
 
     patterns: tuple[selectors.Selector, ...]
-    delay_s: float
     ttl_s: float
     fault_id: str
     owner: str
+    delay_s: float = 0.0
     kind: str = DELAY_METADATA
+    value: int = 0
     room: int = 0
+    rid: str = ""
     hits: int = 0
+    seed: int = 0
+    share: float = 1.0
     allow_ranks: int = 1
     allow_rooms: int = 1
 
 
 @dataclass(frozen=True)
 class Plan:
-    """targets: decode ranks aimed at. on: prefill ranks that are told ``args``. notes: what the operator must know."""
+    """targets: ranks that shall feel it. on: ranks that are told ``args``. notes: what the operator must know."""
 
     targets: tuple[Identity, ...]
     on: tuple[Identity, ...]
@@ -63,51 +71,74 @@ def plan(ranks: Sequence[Known], wish: Wish) -> Plan:
     Raises PdctlError: PARTIAL when a pattern means no rank, REFUSED when a safety rule says no, UNREACHABLE when a rank
     that must be told does not answer, USAGE when the wish contradicts itself.
     """
+    from pdctl.inject import aim
+
+    kind = KINDS[wish.kind]
+    if kind.missing:
+        raise PdctlError(
+            f"{kind.name} is in no engine: no seam {kind.seam} ({kind.missing})",
+            "pdctl faults --available shows what each rank can do",
+            Exit.REFUSED,
+        )
     if wish.delay_s > wish.ttl_s:
         raise PdctlError(
             f"the delay of {wish.delay_s:g} s is longer than the fault lives ({wish.ttl_s:g} s)",
             "what a fault holds is let go when it ends: make --for at least as long as the delay",
             Exit.USAGE,
         )
-    targets = _targets(ranks, wish)
-    writers, notes = _writers(ranks, targets, wish)
-    for writer in writers:
-        _check(writer, wish)
+    targets = _targets(ranks, wish, kind)
+    notes: list[str] = []
+    aims: tuple[Target, ...] = (Target(),)
+    on, streams = targets, 1
+    if kind.aim is Aim.AIMED_AT:
+        on, streams, notes = aim.writers(ranks, targets, wish)
+        aims = aim.aims(ranks, targets)
+    for rank in on:
+        _check(rank, wish, kind)
+    hits = wish.hits
+    if kind.way is Way.ONCE and not hits:
+        hits = 1
+        notes.append("one room only: --hits N takes more, one after the other")
     args = InjectArgs(
         id=wish.fault_id,
         kind=wish.kind,
         delay_s=wish.delay_s,
+        value=wish.value,
         target=", ".join(target.identity.selector for target in targets),
-        targets=_aims(ranks, targets),
+        targets=aims,
         ttl_s=wish.ttl_s,
         room=wish.room,
-        hits=wish.hits,
+        rid=wish.rid,
+        hits=hits,
+        seed=wish.seed,
+        share=wish.share,
+        at_once=max(1, wish.allow_rooms // streams),
         owner=wish.owner,
     )
-    on = tuple(writer.identity for writer in writers)
-    return Plan(tuple(target.identity for target in targets), on, args, tuple(notes))
+    return Plan(tuple(target.identity for target in targets), tuple(rank.identity for rank in on), args, tuple(notes))
 
 
-# ---- the decode ranks that are meant ---------------------------------------------------------------------------------
+def name(identity: Identity, among: Sequence[Known]) -> str:
+    """Return what tells the rank from all of ``among``."""
+    twins = sum(rank.identity.selector == identity.selector for rank in among)
+    return identity.selector if twins == 1 else f"{identity.selector} ({identity.service}, pid {identity.pid})"
 
 
-def _targets(ranks: Sequence[Known], wish: Wish) -> list[Known]:
-    decode = [rank for rank in ranks if rank.identity.role == "decode" and rank.state != "dead"]
+def _targets(ranks: Sequence[Known], wish: Wish, kind: Kind) -> list[Known]:
+    role = "decode" if kind.aim is Aim.AIMED_AT else kind.carrier
+    there = [rank for rank in ranks if rank.state != "dead" and role in ("any", rank.identity.role)]
+    role = "" if role == "any" else f"{role} "
     found: list[Known] = []
     for pattern in wish.patterns:
-        if pattern.role == "prefill":
-            raise PdctlError(
-                f"{pattern.text} means prefill ranks",
-                "name the decode rank that shall wait; the fault is placed on the prefill ranks that write to it",
-                Exit.USAGE,
-            )
-        meant = [rank for rank in decode if pattern.matches(rank.identity)]
+        if role and pattern.role in ("prefill", "decode") and pattern.role != role.strip():
+            raise PdctlError(f"{pattern.text} means {pattern.role} ranks", _instead(kind), Exit.USAGE)
+        meant = [rank for rank in there if pattern.matches(rank.identity)]
         if not meant:
-            there = ", ".join(rank.identity.selector for rank in decode[:8]) or "none"
-            raise PdctlError(f"no decode rank matches {pattern.text}", f"decode ranks here: {there}", Exit.PARTIAL)
+            names = ", ".join(rank.identity.selector for rank in there[:8]) or "none"
+            raise PdctlError(f"no {role}rank matches {pattern.text}", f"{role}ranks here: {names}", Exit.PARTIAL)
         found += [rank for rank in meant if rank not in found]
     if len(found) > wish.allow_ranks:
-        names = ", ".join(_name(rank.identity, found) for rank in found[:8]) + (" …" if len(found) > 8 else "")
+        names = ", ".join(name(rank.identity, found) for rank in found[:8]) + (" …" if len(found) > 8 else "")
         raise PdctlError(
             f"this would hit {len(found)} ranks, {wish.allow_ranks} allowed: {names}",
             f"name one rank, or widen with --allow-ranks {len(found)}",
@@ -118,102 +149,30 @@ def _targets(ranks: Sequence[Known], wish: Wish) -> list[Known]:
     return found
 
 
-def _name(identity: Identity, among: Sequence[Known]) -> str:
-    twins = sum(rank.identity.selector == identity.selector for rank in among)
-    return identity.selector if twins == 1 else f"{identity.selector} ({identity.service}, pid {identity.pid})"
+def _instead(kind: Kind) -> str:
+    if kind.aim is Aim.AIMED_AT:
+        return "name the decode rank that shall feel it; the fault is placed on the prefill ranks that write to it"
+    return f"{kind.name} sits in {kind.carrier} ranks: name one"
 
 
-def _aims(ranks: Sequence[Known], targets: Sequence[Known]) -> tuple[Target, ...]:
-    """Return how a site knows the targets. Raises PdctlError where it would take another rank for one of them."""
-    aims = []
-    for target in targets:
-        one = target.identity
-        address = target.faults.address if target.faults else ""
-        twins = [
-            rank
-            for rank in ranks
-            if rank.identity.role == "decode"
-            and rank.state != "dead"
-            and rank not in targets
-            and rank.identity.tp == one.tp
-            and _could_share(one, rank.identity)
-        ]
-        if twins and not address:
-            names = ", ".join(_name(rank.identity, [*twins, target]) for rank in twins[:4])
-            why = target.silent or "its engine does not tell its address"
-            raise PdctlError(
-                f"{one.selector} can't be told from {names} by a prefill rank ({why})",
-                f"the fault would hit {len(twins) + 1} ranks",
-                Exit.REFUSED,
-            )
-        aims.append(Target(one.dp, NOBODY if twins else one.tp, address))
-    return tuple(aims)
-
-
-# ---- the prefill ranks that write to them ----------------------------------------------------------------------------
-
-
-def _could_share(one: Identity, other: Identity) -> bool:
-    """Return whether both may belong to one cluster: the same name, or names missing on one host."""
-    if one.cluster and other.cluster:
-        return one.cluster == other.cluster
-    return one.host == other.host
-
-
-def _writers(ranks: Sequence[Known], targets: Sequence[Known], wish: Wish) -> tuple[list[Known], list[str]]:
-    """Return the prefill ranks to tell, and what the operator must know about the choice."""
-    notes: list[str] = []
-    one = targets[0].identity
-    prefill = [rank for rank in ranks if rank.identity.role == "prefill" and rank.state != "dead"]
-    writers = [rank for rank in prefill if one.cluster and rank.identity.cluster == one.cluster]
-    if not writers:
-        writers = [rank for rank in prefill if not rank.identity.cluster and _could_share(one, rank.identity)]
-        if writers:
-            services = sorted({rank.identity.service for rank in writers})
-            notes.append(
-                f"no cluster name on {'the prefill side' if one.cluster else one.selector}: every prefill server of "
-                f"this host without one is taken to serve it ({', '.join(services)}); PDCTL_CLUSTER names a cluster"
-            )
-    if not writers:
+def _check(rank: Known, wish: Wish, kind: Kind) -> None:
+    what = rank.identity.selector
+    if rank.state == "no agent":
+        why = ", and it may write the row as well" if kind.aim is Aim.AIMED_AT else ""
+        raise PdctlError(f"{what} has no agent{why}", "start all of it with PDCTL_ARM=1", Exit.REFUSED)
+    if rank.faults is None:
+        raise PdctlError(f"{what} must be told and does not answer: {rank.silent}", "pdctl ranks shows all of them")
+    if not rank.faults.armed:
         raise PdctlError(
-            f"no prefill rank was found that serves {one.selector}",
-            "the fault is placed on prefill ranks: run pdctl where they are, pdctl ranks shows what it finds",
-            Exit.PARTIAL,
-        )
-    streams: dict[tuple[str, str, int], list[Known]] = {}
-    for rank in writers:
-        key = (rank.identity.service, rank.identity.instance, rank.identity.dp)
-        streams.setdefault(key, []).append(rank)
-    if wish.room or len(streams) <= wish.allow_rooms:
-        return writers, notes
-    chosen = sorted(streams)[: wish.allow_rooms]
-    notes.append(
-        f"one room at a time: placed on {', '.join(f'dp{dp} of {service}' for service, _, dp in chosen)} only, of "
-        f"{len(streams)} that take requests each by itself; rooms of the others pass (--room R or --allow-rooms "
-        f"{len(streams)} for all)"
-    )
-    return [rank for key in chosen for rank in streams[key]], notes
-
-
-def _check(writer: Known, wish: Wish) -> None:
-    name = writer.identity.selector
-    if writer.state == "no agent":
-        raise PdctlError(
-            f"{name} has no agent, and it may write the row as well", "start all of it with PDCTL_ARM=1", Exit.REFUSED
-        )
-    if writer.faults is None:
-        raise PdctlError(f"{name} must be told and does not answer: {writer.silent}", "pdctl ranks shows all of them")
-    if not writer.faults.armed:
-        raise PdctlError(
-            f"{name} was not armed when it started",
+            f"{what} was not armed when it started",
             "faults are possible only on ranks started with PDCTL_ARM=1",
             Exit.REFUSED,
         )
-    check_site(wish.kind, writer.faults.sites, name)
-    if writer.faults.left:
-        there = writer.faults.left[0]
+    check_site(wish.kind, rank.faults.sites, what, rank.identity.role)
+    if rank.faults.left:
+        there = rank.faults.left[0]
         raise PdctlError(
-            f"{name} holds fault {there.id} of {there.owner or 'unknown'} already",
+            f"{what} holds fault {there.id} of {there.owner or 'unknown'} already",
             f"pdctl heal {there.id} ends it",
             Exit.REFUSED,
         )

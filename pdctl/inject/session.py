@@ -15,7 +15,7 @@ from pdctl.inject import healing
 from pdctl.inject.audit import Audit
 from pdctl.inject.messages import FaultsBody, InjectArgs, InjectBody, RenewArgs, RenewBody
 from pdctl.inject.plan import Known
-from pdctl.model import FaultStatus
+from pdctl.model import FaultStatus, Snapshot
 
 BEAT_S = 1.0
 
@@ -29,6 +29,26 @@ def know(client: Client, ranks: Sequence[FoundRank]) -> list[Known]:
     ]
 
 
+def room_of(client: Client, ranks: Sequence[FoundRank], rid: str) -> int:
+    """Return the room of the request ``rid``, as the queues of ``ranks`` have it now.
+
+    Raises PdctlError (PARTIAL) where no rank has it, or ranks have it with different rooms.
+    """
+    answers = client.ask(ranks, "queues", Snapshot)
+    queues = [queue for answer in answers if answer.body is not None for queue in answer.body.queues.values()]
+    rooms = {entry.room for queue in queues for entry in queue if entry.rid == rid and entry.room}
+    if len(rooms) == 1:
+        return rooms.pop()
+    if rooms:
+        raise PdctlError(f"request {rid} has several rooms: {sorted(rooms)}", "name one with --room", Exit.PARTIAL)
+    silent = sum(answer.body is None for answer in answers)
+    raise PdctlError(
+        f"no rank has a request {rid} in its queues now" + (f" ({silent} did not answer)" if silent else ""),
+        "this fault's site sees rooms alone; a request must be there for its room to be known: or give --room",
+        Exit.PARTIAL,
+    )
+
+
 @dataclass(frozen=True)
 class Counts:
     """Sums over the ranks that answered. ended: the reasons, once each, where no rank holds the fault any more."""
@@ -36,6 +56,7 @@ class Counts:
     visits: int = 0
     eligible: int = 0
     fired: int = 0
+    passed: int = 0
     pending: int = 0
     released: int = 0
     dropped: int = 0
@@ -52,7 +73,7 @@ class Counts:
 def count(statuses: Sequence[FaultStatus], silent: Sequence[str] = ()) -> Counts:
     """Return the sums. Statuses of one fault, one a rank."""
     ended = tuple(dict.fromkeys(status.ended for status in statuses))
-    names = ("visits", "eligible", "fired", "pending", "released", "dropped", "failed")
+    names = ("visits", "eligible", "fired", "passed", "pending", "released", "dropped", "failed")
     sums = {name: sum(getattr(status, name) for status in statuses) for name in names}
     return Counts(**sums, ended=() if "" in ended else ended, silent=tuple(silent))
 

@@ -122,7 +122,7 @@ def test_every_safety_rule_says_why():
     refused(Exit.REFUSED, "no send_aux", [*DECODE, rank("prefill", sites=(Seam(SITE[0].name, False, "no send_aux"),))])
     refused(Exit.REFUSED, "bob", [*DECODE, rank("prefill", left=[fault])])
     refused(Exit.USAGE, "longer than", [*DECODE, PREFILL], wish(delay_s=61))
-    refused(Exit.USAGE, "decode rank that shall wait", [*DECODE, PREFILL], wish("prefill:tp0"))
+    refused(Exit.USAGE, "decode rank that shall feel it", [*DECODE, PREFILL], wish("prefill:tp0"))
     silent = Known(rank("prefill", tp=1).identity, "live", None, "timed out")
     refused(Exit.UNREACHABLE, "timed out", [*DECODE, PREFILL, silent])
     absent = Known(rank("prefill", tp=1).identity, "no agent", None, "")
