@@ -17,6 +17,11 @@ import msgspec
 import pdctl.commands
 import pdctl.probes
 from pdctl.documents import Document
+from pdctl.inject.drill.records import Record
+from pdctl.inject.drill.schema import Drill
+
+FILES = {"pdctl.drill.file": Drill, "pdctl.drill.journal": Record}
+"""What people write and commands append to: a drill file, and a line of a journal."""
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "schemas"
 
@@ -40,6 +45,9 @@ def schemas() -> dict[str, str]:
     for document in documents():
         schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": tag(document)}
         found[f"{tag(document)}.json"] = json.dumps({**schema, **msgspec.json.schema(document)}, indent=2) + "\n"
+    for title, kind in FILES.items():
+        schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
+        found[f"{title}.json"] = json.dumps({**schema, **msgspec.json.schema(kind)}, indent=2) + "\n"
     return found
 
 

@@ -1,0 +1,370 @@
+"""``pdctl drill``: breaks something, heals it, and says whether the engine held."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from pdctl.commands.options import (
+    RANK_TIMEOUT_S,
+    OutputOption,
+    RankTimeoutOption,
+    RecordDirOption,
+    RunDirOption,
+    seconds,
+)
+from pdctl.documents import Document
+from pdctl.errors import Exit, PdctlError
+from pdctl.inject.drill.records import BROKEN, HOLDS, Manifest, Problem, Record, Verdict
+from pdctl.inject.drill.schema import Drill, LabLoad, LoadSpec
+from pdctl.output import Format, Output
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pdctl.discovery import Found
+    from pdctl.lab.config import LabConfig
+
+app = typer.Typer(
+    name="drill",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Break something on purpose, heal it, and say whether the engine held: HOLDS, BROKEN or INCONCLUSIVE.",
+)
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A drill of pdctl's, or a drill file (YAML).")]
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STYLE = {HOLDS: "bold green", BROKEN: "bold red"}
+
+
+class DrillVerdict(Document, frozen=True, kw_only=True, tag="pdctl.drill"):
+    """How a drill came out. evidence: what the verdict rests on, one statement a line. journal: its file.
+
+    recorded: the verdict that the journal itself carries, "" where it has none.
+    """
+
+    drill: str
+    verdict: str
+    reason: str
+    evidence: list[str]
+    control: bool
+    seed: int
+    journal: str
+    recorded: str
+
+
+class DrillRow(Document, frozen=True, kw_only=True, tag="pdctl.drill.row"):
+    """One drill. fault: kind, or what else is the cause. needs: seam that the target's ranks must have, "" for none.
+
+    lab, control: the embedded cluster that --lab starts, and what --control leaves out or sets.
+    """
+
+    name: str
+    about: str
+    fault: str
+    needs: str
+    lab: str
+    control: str
+    reference: str
+
+
+class DrillList(Document, frozen=True, kw_only=True, tag="pdctl.drill.list"):
+    """The drills that come with pdctl."""
+
+    drills: list[DrillRow]
+
+
+class DrillShow(Document, frozen=True, kw_only=True, tag="pdctl.drill.show"):
+    """A drill file as pdctl understands it."""
+
+    path: str
+    drill: Drill
+
+
+@app.command("list")
+def list_drills(output: OutputOption = Format.TABLE) -> int:
+    """List the drills that come with pdctl."""
+    from pdctl.inject.drill import files
+
+    rows = [_row(files.load(path)) for path in files.built_in().values()]
+    Output(output).document(DrillList(drills=rows), rows, lambda console: _draw_list(rows, console))
+    return Exit.CLEAN
+
+
+@app.command()
+def show(name: NameArgument, output: OutputOption = Format.TABLE) -> int:
+    """Show a drill, after checking it.
+
+    Exit code: 0, or 2 when there is no such drill or its file has an error; the error names line and key.
+    """
+    from pdctl.inject.drill import files
+
+    path = files.find(name)
+    drill = files.load(path)
+    text = path.read_text(encoding="utf-8")
+    document = DrillShow(path=str(path), drill=drill)
+    Output(output).document(document, draw=lambda console: console.out(text.rstrip("\n")))
+    return Exit.CLEAN
+
+
+@app.command()
+def run(
+    name: NameArgument,
+    lab: Annotated[
+        bool, typer.Option("--lab", help="Start the embedded cluster it needs, and end it afterwards.")
+    ] = False,
+    control: Annotated[
+        bool, typer.Option("--control", help="On an engine without the fix: it must come out BROKEN, or shows nothing.")
+    ] = False,
+    load: Annotated[
+        str, typer.Option("--load", metavar="WHAT", help="Instead of its own load: none (your own traffic), lab.")
+    ] = "",
+    seed: Annotated[
+        Optional[int],  # noqa: UP045  # typer evaluates annotations
+        typer.Option("--seed", min=0, max=(1 << 31) - 1, help="Same seed, same rooms hit.", show_default="the drill's"),
+    ] = None,
+    cluster: Annotated[
+        str, typer.Option("--cluster", metavar="NAME", help="Which cluster, where there are several.")
+    ] = "",
+    journal: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--journal", metavar="FILE", help="Where the journal goes.", show_default="beside the audit log"),
+    ] = None,
+    rank_timeout: RankTimeoutOption = RANK_TIMEOUT_S,
+    lab_timeout: Annotated[
+        float, typer.Option("--lab-timeout", parser=seconds, metavar="TIME", help="How long starting a lab may take.")
+    ] = 90.0,
+    output: OutputOption = Format.TABLE,
+    run_dir: RunDirOption = None,
+    record_dir: RecordDirOption = None,
+) -> int:
+    """Run a drill: steady state, fault, looks, heal, looks again.
+
+    Without a steady state nothing is injected. Exit code: 0 HOLDS, 1 BROKEN, 3 INCONCLUSIVE (a fault that never fired,
+    too), 2 a drill file with an error, 6 a fault may still be active, 130 interrupted and healed.
+    """
+    import time
+
+    from pdctl.inject.drill import files
+    from pdctl.inject.drill.journal import Journal, default_path
+
+    out = Output(output)
+    drill = _changed(files.load(files.find(name)), load, seed)
+    with _interruptible():
+        kept = Journal(journal or default_path(drill.name, os.environ, time.time()))
+        try:
+            verdict = _run(out, drill, kept, lab, control, cluster, rank_timeout, lab_timeout, run_dir, record_dir)
+        except KeyboardInterrupt:
+            out.note(f"interrupted, and healed; journal {kept.path}")
+            raise
+        finally:
+            kept.close()
+    return _show(out, kept.records, verdict, kept.path, recorded=verdict.verdict)
+
+
+@app.command()
+def judge(
+    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A journal that a drill wrote.")],
+    output: OutputOption = Format.TABLE,
+) -> int:
+    """Judge a drill again, from its journal alone.
+
+    Exit code: 0 HOLDS, 1 BROKEN, 3 INCONCLUSIVE (also a journal that was cut off, or that a newer pdctl wrote), 2 no
+    journal.
+    """
+    from pdctl.inject.drill.journal import read
+    from pdctl.inject.drill.judge import judge as judge_records
+
+    records = read(journal)
+    verdict = judge_records(records)
+    recorded = next((record.verdict for record in reversed(records) if isinstance(record, Verdict)), "")
+    out = Output(output)
+    if recorded and recorded != verdict.verdict:
+        out.note(
+            f"The journal says {recorded}: it was changed, or this pdctl judges otherwise than the one that wrote it."
+        )
+    return _show(out, records, verdict, journal, recorded=recorded)
+
+
+# ---- parts -----------------------------------------------------------------------------------------------------------
+
+
+def _changed(drill: Drill, load: str, seed: int | None) -> Drill:
+    import msgspec
+
+    if load not in ("", "none", "lab"):
+        raise typer.BadParameter("none or lab", param_hint="--load")
+    if load and drill.fault is None:
+        raise PdctlError(f"the load of {drill.name} is what it breaks things with", "leave --load out", Exit.USAGE)
+    if load:
+        drill = msgspec.structs.replace(drill, load=load)
+    return drill if seed is None else msgspec.structs.replace(drill, seed=seed)
+
+
+def _run(
+    out: Output,
+    drill: Drill,
+    kept: object,
+    lab: bool,
+    control: bool,
+    cluster: str,
+    rank_timeout_s: float,
+    lab_timeout_s: float,
+    run_dir: Path | None,
+    record_dir: Path | None,
+) -> Verdict:
+    from pdctl.client import TIMEOUT_S, Client
+    from pdctl.discovery import discover, with_env
+    from pdctl.inject.audit import Audit, audit_path
+    from pdctl.inject.drill.journal import Journal
+    from pdctl.inject.drill.load import Sender
+    from pdctl.inject.drill.own_lab import describe, own_lab
+    from pdctl.inject.drill.run import Run
+
+    assert isinstance(kept, Journal)
+    env = with_env(os.environ, run_dir, record_dir)
+
+    def on(config: LabConfig | None, env: dict[str, str]) -> Verdict:
+        found = _one_cluster(discover(env).require(), cluster)
+        config = config or _lab_of(found, env)
+        sender = Sender(_load_of(drill), config, drill.seed)
+        with Client(timeout_s=TIMEOUT_S, rank_timeout_s=rank_timeout_s) as client:
+            return Run(
+                drill, found, client, sender, kept, Audit(audit_path(os.environ), out.note), out.note,
+                control=control, lab=describe(config) if config else "",
+            ).run()  # fmt: skip
+
+    if not lab:
+        return on(None, env)
+    out.note(f"starting a lab for {drill.name}{' without its fix' if control else ''}")
+    with own_lab(drill, env, control=control, timeout_s=lab_timeout_s) as (config, its_env):
+        return on(config, its_env)
+
+
+def _load_of(drill: Drill) -> LabLoad | tuple[str, ...] | None:
+    if isinstance(drill.load, LoadSpec):
+        return drill.load.lab or drill.load.command
+    return LabLoad() if drill.load == "lab" else None
+
+
+def _one_cluster(found: Found, cluster: str) -> Found:
+    from dataclasses import replace
+
+    names = sorted({rank.identity.cluster for rank in found.ranks})
+    if cluster and cluster not in names:
+        raise PdctlError(f"no rank of a cluster {cluster!r}", f"there are: {', '.join(map(repr, names))}", Exit.PARTIAL)
+    if not cluster and len(names) > 1:
+        raise PdctlError(
+            f"there are {len(names)} clusters: {', '.join(map(repr, names))}", "choose one with --cluster", Exit.USAGE
+        )
+    chosen = cluster or names[0]
+    return replace(found, ranks=tuple(rank for rank in found.ranks if rank.identity.cluster == chosen))
+
+
+def _lab_of(found: Found, env: dict[str, str]) -> LabConfig | None:
+    """Return the embedded cluster that these ranks are, None when they are of an engine."""
+    from pdctl.lab import launch
+
+    try:
+        return launch.status(found.ranks[0].identity.cluster, env)[0]
+    except PdctlError:
+        return None
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Turn the first of STOPPING into KeyboardInterrupt; later ones are not heard, since healing must not be cut short."""
+    heard = False
+
+    def hear(*_: object) -> None:
+        nonlocal heard
+        if not heard:
+            heard = True
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, hear) for number in STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def exit_code(verdict: Verdict, records: list[Record]) -> Exit:
+    """Return what the command exits with; a fault that may still be active goes before everything."""
+    if any(isinstance(record, Problem) and record.code == Exit.FAULT_ACTIVE for record in records):
+        return Exit.FAULT_ACTIVE
+    return {HOLDS: Exit.CLEAN, BROKEN: Exit.FINDING}.get(verdict.verdict, Exit.PARTIAL)
+
+
+def _show(out: Output, records: list[Record], verdict: Verdict, path: Path | None, *, recorded: str) -> int:
+    manifest = records[0]
+    assert isinstance(manifest, Manifest)
+    document = DrillVerdict(
+        drill=manifest.drill.name,
+        verdict=verdict.verdict,
+        reason=verdict.reason,
+        evidence=list(verdict.evidence),
+        control=manifest.control,
+        seed=manifest.seed,
+        journal=str(path or ""),
+        recorded=recorded,
+    )
+    out.document(document, draw=lambda console: _draw_verdict(document, console))
+    for problem in records:
+        if isinstance(problem, Problem) and problem.next_step and out.format.drawn:
+            out.note(f"  Next: {problem.next_step}")
+    return int(exit_code(verdict, records))
+
+
+def _row(drill: Drill) -> DrillRow:
+    from pdctl.inject.kinds import SEAM_PREFIX
+
+    lab, control = drill.lab, drill.lab.control if drill.lab is not None else None
+    told = {} if control is None else {n: getattr(control, n) for n in control.__struct_fields__ if getattr(control, n)}
+    words = [
+        f"without {', '.join(value)}" if key == "without" else f"{key} {value}".replace("_", " ")
+        for key, value in told.items()
+    ]
+    shapes = (
+        [] if lab is None else [f"{side} {getattr(lab, side)}" for side in ("prefill", "decode") if getattr(lab, side)]
+    )
+    return DrillRow(
+        name=drill.name,
+        about=drill.about,
+        fault=drill.fault.kind if drill.fault is not None else "the load",
+        needs=SEAM_PREFIX + drill.fault.kind if drill.fault is not None else "",
+        lab=" ".join(shapes),
+        control=", ".join(words),
+        reference=drill.reference,
+    )
+
+
+def _draw_list(rows: list[DrillRow], console: Console) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("drill", "fault", "control", "what it shows"):
+        table.add_column(name)
+    for row in rows:
+        table.add_row(row.name, row.fault, row.control or "-", row.about)
+    console.print(table)
+
+
+def _draw_verdict(document: DrillVerdict, console: Console) -> None:
+    from rich.text import Text
+
+    style = _STYLE.get(document.verdict, "bold yellow")
+    title = Text.assemble((document.verdict, style), f"  {document.drill}{' (control)' if document.control else ''}: ")
+    console.print(title + Text(document.reason))
+    for line in document.evidence:
+        console.print(Text(f"  {line}"))
+    if document.journal:
+        console.print(Text(f"  journal: {document.journal}", style="dim"))
