@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pdctl.agent.tap import QueueTap, Recorder
 from pdctl.inject.table import FaultTable
 from pdctl.model import Frame, Identity, QueueEntry, Seam, SlotEntry
+
+if TYPE_CHECKING:
+    from pdctl.engines.sites import PollSites
 
 MAX_ERRORS = 3
 
@@ -87,11 +90,14 @@ class PollHooks:
 
     group_index: gives the number (index into Identity.groups) of a torch process group, negative for one that is not
     worth recording. One poll may reduce over several groups, and over the same one twice: that is one round of it.
+    sites: the fault sites at polls, None on a rank that takes no faults.
     The scheduler is single-threaded, so the tap that is being polled is one variable.
     """
 
-    def __init__(self, hooks: Hooks, group_index: Callable[[Any], int]) -> None:
+    def __init__(self, hooks: Hooks, group_index: Callable[[Any], int], sites: PollSites | None = None) -> None:
         self._hooks = hooks
+        self._sites = sites
+        self._queue: list[Any] = []
         self._group_index = group_index
         self.current: QueueTap | None = None
         """The tap whose queue is about to be polled; None outside of a queue's method and after its poll."""
@@ -114,7 +120,7 @@ class PollHooks:
         tap_of and queue_of get the method's arguments; a tap of None means that this call polls no queue pdctl follows.
         """
 
-        entered = self._entered
+        entered, sites = self._entered, self._sites
 
         def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
             def polls_queue(self_: Any, *args: Any, **kwargs: Any) -> Any:
@@ -124,7 +130,12 @@ class PollHooks:
                 try:
                     tap = tap_of(self_, *args, **kwargs)
                     if tap is not None:
-                        tap.visit(queue_of(self_, *args, **kwargs))
+                        queue = queue_of(self_, *args, **kwargs)
+                        if sites is not None:
+                            self._queue = queue
+                            if sites.table.any:
+                                sites.before(queue)
+                        tap.visit(queue)
                         self.current = tap
                         entered.clear()
                 except Exception as error:
@@ -177,6 +188,7 @@ class PollHooks:
         A group of None means that this rank reduces nothing (its polls come from elsewhere): not a round. A queue's
         method polls its queue with the first poll function it calls; what it may reduce after that is something else.
         """
+        sites = self._sites
 
         def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
             def polls(*args: Any, **kwargs: Any) -> Any:
@@ -187,12 +199,17 @@ class PollHooks:
                 self.polling = tap
                 try:
                     try:
-                        tap.polled(pollers_of(*args, **kwargs))
+                        pollers = pollers_of(*args, **kwargs)
+                        tap.polled(pollers)
+                        if sites is not None and sites.table.any and group_of(*args, **kwargs) is not None:
+                            sites.flip(tap.queue, self._queue, pollers)
                     except Exception as error:
                         site.failed(error)
                     result = original(*args, **kwargs)
                 finally:
                     self.polling = None
+                    if sites is not None and sites.flipped:
+                        sites.unflip()
                 try:
                     if not self._entered:
                         # a group of one: the engine may skip the collective, the round is still a round

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pdctl.agent.tap import QueueTap
+from pdctl.engines import sites
 from pdctl.engines.base import Hooks, PollHooks, Site
 from pdctl.engines.lab import steps
 from pdctl.engines.lab.events import Events
@@ -15,6 +16,7 @@ from pdctl.engines.lab.late import install as install_metadata_site
 from pdctl.engines.lab.reader import QueueReader
 from pdctl.engines.landing import Landings
 from pdctl.engines.shared import LEAVES
+from pdctl.engines.sites import Instead, PollSites
 from pdctl.inject.table import FaultTable
 from pdctl.model import Action, Frame, Identity, QueueEntry, Seam, SlotEntry
 
@@ -22,6 +24,11 @@ if TYPE_CHECKING:
     from pdctl.agent.tap import Recorder
 
 _ENGINE = "pdctl.lab.engine."
+
+
+def _elsewhere(sender: Any, dp: int) -> Any:
+    manager = sender.kv_mgr
+    return Instead(sender, kv_mgr=Instead(manager, kv_args=Instead(manager.kv_args, dp_rank=dp)))
 
 
 def _module(name: str) -> Any:
@@ -48,7 +55,8 @@ class LabAdapter:
     def install(self, recorder: Recorder, faults: FaultTable) -> None:
         """Put the hooks in: rounds, decisions, events, and on prefill the site of the metadata fault."""
         scheduler = self._scheduler
-        polls = PollHooks(self.hooks, self._number)
+        polls = PollHooks(self.hooks, self._number, PollSites(faults) if faults.armed else None)
+        self._seams += sites.seams(sites.POLL_KINDS, True, "poll_and_all_reduce and the methods that call it")
         if scheduler.role == "prefill":
             bootstrap = scheduler.disagg_prefill_bootstrap_queue
             self._polled(polls, recorder, "prefill.bootstrap", bootstrap, "pop_bootstrapped")
@@ -79,8 +87,21 @@ class LabAdapter:
         polls.collective(_module("utils"))
         events = Events(scheduler, self.hooks, self._reader, recorder)
         self._seams += [Seam(name, True, "lab") for name in events.install()]  # last: around the hooks of the rounds
-        events.routing(_module("sender").KVSender, _module("receiver").KVReceiver)
+        self._routing(events, faults)
         self._seams.append(Seam("poll", True, "poll_and_all_reduce, poll_and_all_reduce_attn_cp_tp_group"))
+
+    def _routing(self, events: Events, faults: FaultTable) -> None:
+        """Hook registration and query of dp ranks: the events show what is registered, and what this rank is told."""
+        sender, receiver = _module("sender").KVSender, _module("receiver").KVReceiver
+        prefill = self._scheduler.role == "prefill"
+        if faults.armed and not prefill:
+            self.hooks.wrap(receiver, "query_prefill_dp_ranks", "query", sites.query(faults))
+        events.routing(sender, receiver)
+        if faults.armed and prefill:
+            self.hooks.wrap(sender, "_register_prefill_dp_rank", "registration", sites.registration(faults, _elsewhere))
+        kinds = sites.REGISTRATION_KINDS if prefill else sites.QUERY_KINDS
+        where = "KVSender._register_prefill_dp_rank" if prefill else "KVReceiver.query_prefill_dp_ranks"
+        self._seams += sites.seams(kinds, True, where)
 
     def _number(self, group: Any) -> int:
         number = self._groups[id(group)]
