@@ -39,7 +39,7 @@ from pdctl.recording.reader import Recording, read
 from tests.engine.env import ROOT, EngineEnv, Namespace
 
 PREFILL_PORT, DECODE_PORT, BOOTSTRAP_PORT = 30100, 30200, 38998
-READY_S = 300.0
+READY_S = 600.0
 ANSWER_S = 120.0
 
 T = TypeVar("T")

@@ -242,7 +242,8 @@ def test_an_entry_missing_on_one_rank(version: str, host: LightHost, tmp_path: P
     run = host.run(script, "decode", tmp_path)
     wait_for("tp0 is in round 10", lambda: entered(run, "tp0", 10), 120)
     if others:
-        wait_for("tp1 is in round 10", lambda: entered(run, "tp1", 10), 120)
+        # Gloo may let the shorter list out of the collective, so tp1 can be a round further.
+        wait_for("tp1 is in round 10 or past it", lambda: last_round(run, "tp1") >= 10, 120)
         assert rooms_at(run.recordings()["tp0"], "decode.transfer", 10) == [7001, 7002, 7003]
         assert rooms_at(run.recordings()["tp1"], "decode.transfer", 10) == [7002, 7003]
     else:
