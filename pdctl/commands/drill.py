@@ -152,10 +152,13 @@ def run(
     """
     import time
 
+    from pdctl.contexts import forbid_faults
     from pdctl.inject.drill import files
     from pdctl.inject.drill.journal import Journal, default_path
 
     out = Output(output)
+    if not lab:  # a lab of its own is not what a context means
+        forbid_faults()
     drill = _changed(files.load(files.find(name)), load, seed)
     with _interruptible():
         kept = Journal(journal or default_path(drill.name, os.environ, time.time()))
@@ -221,6 +224,7 @@ def _run(
     record_dir: Path | None,
 ) -> Verdict:
     from pdctl.client import TIMEOUT_S, Client
+    from pdctl.contexts import environment
     from pdctl.discovery import discover, with_env
     from pdctl.inject.audit import Audit, audit_path
     from pdctl.inject.drill.journal import Journal
@@ -229,7 +233,7 @@ def _run(
     from pdctl.inject.drill.run import Run
 
     assert isinstance(kept, Journal)
-    env = with_env(os.environ, run_dir, record_dir)
+    env = with_env(environment(), run_dir, record_dir)
 
     def on(config: LabConfig | None, env: dict[str, str]) -> Verdict:
         found = _one_cluster(discover(env).require(), cluster)

@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from pdctl import durations
+from pdctl.commands.inject_options import say
 from pdctl.commands.options import (
     RANK_TIMEOUT_S,
     TIMEOUT_S,
@@ -53,6 +54,7 @@ class FaultRow(msgspec.Struct, frozen=True):
     visits: int
     eligible: int
     fired: int
+    passed: int
     held: int
     released: int
     dropped: int
@@ -60,6 +62,10 @@ class FaultRow(msgspec.Struct, frozen=True):
     last_room: int
     leased: bool
     ended: str
+    value: int
+    rid: str
+    seed: int
+    share: float
 
 
 class FaultsDocument(Document, frozen=True, kw_only=True, tag="pdctl.faults"):
@@ -70,6 +76,9 @@ class FaultsDocument(Document, frozen=True, kw_only=True, tag="pdctl.faults"):
 
 
 def command(
+    available: Annotated[
+        bool, typer.Option("--available", help="Show which faults each rank can carry, and why not the others.")
+    ] = False,
     past: Annotated[bool, typer.Option("--past", help="Also those that have ended, as far as ranks remember.")] = False,
     wait_for_hit: Annotated[
         str, typer.Option("--wait-for-hit", metavar="ID", help="Return when this fault has fired.", show_default=False)
@@ -94,6 +103,10 @@ def command(
     out = Output(output)
     found = find(run_dir, record_dir).ranks
     with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
+        if available:
+            from pdctl.commands.faults_available import show
+
+            return show(out, _ask(client, found))
         if wait_for_hit:
             return _wait(out, client, found, wait_for_hit, within_s)
         answers = _ask(client, found)
@@ -145,6 +158,7 @@ def _row(rank: FoundRank, status: FaultStatus) -> FaultRow:
         visits=status.visits,
         eligible=status.eligible,
         fired=status.fired,
+        passed=status.passed,
         held=status.pending,
         released=status.released,
         dropped=status.dropped,
@@ -152,6 +166,10 @@ def _row(rank: FoundRank, status: FaultStatus) -> FaultRow:
         last_room=status.last_room,
         leased=status.leased,
         ended=status.ended,
+        value=status.value,
+        rid=status.rid,
+        seed=status.seed,
+        share=status.share,
     )
 
 
@@ -168,7 +186,7 @@ def _show(out: Output, rows: list[FaultRow], silent: list[str]) -> None:
         for name in ("VISITS", "ELIGIBLE", "FIRED", "HELD"):
             table.add_column(name, justify="right")
         for row in rows:
-            kind = f"{row.kind} {durations.show(row.delay_s)}"
+            kind = say(row.kind, row.delay_s, row.value)
             left = "as long as its command runs" if row.leased else f"{durations.show(row.left_s)} left"
             state = f"ended: {row.ended}" if row.ended else f"in place, {left}"
             counts = (str(count) for count in (row.visits, row.eligible, row.fired, row.held))

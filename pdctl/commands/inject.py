@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from pdctl import durations, selectors
+from pdctl.commands import inject_options
+from pdctl.commands.inject_options import MAX_ROOM, Asked
 from pdctl.commands.options import (
     RANK_TIMEOUT_S,
     TIMEOUT_S,
@@ -18,21 +20,37 @@ from pdctl.commands.options import (
     TimeoutOption,
     find,
 )
-from pdctl.errors import Exit, PdctlError
-from pdctl.inject.faults import DELAY_METADATA, LEASE_S, MAX_DELAY_S, MAX_TTL_S
+from pdctl.errors import Exit
+from pdctl.inject.kinds import KINDS, Kind, Parameter
+from pdctl.inject.limits import LEASE_S
 from pdctl.output import Document, Format, Output
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pdctl.discovery import FoundRank
+    from pdctl.client import Client
+    from pdctl.discovery import Found, FoundRank
     from pdctl.inject.plan import Plan, Wish
+    from pdctl.inject.stop import Condition, Watch
 
-MAX_ROOM = (1 << 64) - 1
+_METAVARS = {Parameter.DURATION: "TIME", Parameter.STATE: "STATE", Parameter.DP: "DP", Parameter.ROOM: "ROOM|any"}
+
+
+def _fault(name: str, group: str = "Faults, exactly one") -> object:
+    """Return the option of one kind of fault; its help is the kind's own."""
+    kind: Kind = KINDS[name]
+    text = f"{kind.what[0].upper()}{kind.what[1:]} ({kind.aim.value} --rank)."
+    metavar = _METAVARS.get(kind.parameter)
+    if metavar is None:
+        return typer.Option(f"--{name}", help=text, rich_help_panel=group)
+    return typer.Option(f"--{name}", metavar=metavar, help=text, show_default=False, rich_help_panel=group)
 
 
 class Planned(Document, frozen=True, kw_only=True, tag="pdctl.inject"):
-    """What is told to whom. times in seconds. changed: False for a dry run."""
+    """What is told to whom. Times in seconds; value: the state, dp rank or room of a kind that has one, else 0.
+
+    targets: ranks that shall feel it; on: ranks it is placed on. share: 0 to 1. changed: False for a dry run.
+    """
 
     fault: str
     kind: str
@@ -43,48 +61,75 @@ class Planned(Document, frozen=True, kw_only=True, tag="pdctl.inject"):
     lease_s: float
     room: int
     hits: int
+    value: int
+    rid: str
+    seed: int
+    share: float
     changed: bool
 
 
 def command(
     rank: Annotated[
         list[str],
-        typer.Option(
-            "--rank", metavar="PATTERN", help="Decode rank to hit: decode:dp0:pp0:tp1, decode:tp1. Repeatable."
-        ),
+        typer.Option("--rank", metavar="PATTERN", help="Rank to hit: decode:dp0:pp0:tp1, decode:tp1. Repeatable."),
     ],
-    delay_metadata: Annotated[
-        str,
-        typer.Option("--delay-metadata", metavar="TIME", help="Its metadata row lands this much after Success (5s)."),
-    ] = "",
+    delay_metadata: Annotated[str, _fault("delay-metadata")] = "",
+    drop_metadata: Annotated[bool, _fault("drop-metadata")] = False,
+    stale_metadata: Annotated[str, _fault("stale-metadata")] = "",
+    corrupt_room: Annotated[bool, _fault("corrupt-room")] = False,
+    fail_transfer: Annotated[bool, _fault("fail-transfer")] = False,
+    stall_transfer: Annotated[str, _fault("stall-transfer")] = "",
+    drop_status: Annotated[bool, _fault("drop-status")] = False,
+    skew_poll: Annotated[str, _fault("skew-poll")] = "",
+    flip_poll: Annotated[str, _fault("flip-poll")] = "",
+    delay_registration: Annotated[str, _fault("delay-registration")] = "",
+    hide_registration: Annotated[bool, _fault("hide-registration")] = False,
+    misroute: Annotated[str, _fault("misroute")] = "",
+    abort: Annotated[bool, _fault("abort")] = False,
     room: Annotated[
         Optional[int],  # noqa: UP045  # typer evaluates annotations
         typer.Option(
             "--room", metavar="ROOM", min=1, max=MAX_ROOM, help="Only this room.", show_default="the next that comes"
         ),
     ] = None,
+    rid: Annotated[str, typer.Option("--rid", metavar="RID", help="Only this request.", show_default=False)] = "",
+    share: Annotated[
+        str, typer.Option("--share", metavar="SHARE", help="Of all visits only so many: 10% or 0.1.")
+    ] = "100%",
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", min=0, max=MAX_ROOM, help="Which ones --share takes.")
+    ] = 0,
     hits: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option(
-            "--hits", metavar="N", min=1, max=1_000_000, help="End after so many rooms.", show_default="no limit"
+            "--hits",
+            metavar="N",
+            min=1,
+            max=1_000_000,
+            help="End after so many hits.",
+            show_default="no limit, 1 where a hit can't be undone",
         ),
     ] = None,
     time: Annotated[str, typer.Option("--for", metavar="TIME", help="How long the fault lives, at most 15m.")] = "60s",
-    until_hit: Annotated[
-        bool, typer.Option("--until-hit", help="End when the first held row has been written.")
-    ] = False,
+    stop_when: Annotated[
+        str,
+        typer.Option(
+            "--stop-when",
+            metavar="diverged|failed:N",
+            help="End it early: ranks differ, N rooms failed.",
+            show_default=False,
+        ),
+    ] = "",
+    until_hit: Annotated[bool, typer.Option("--until-hit", help="End when the first hit is over.")] = False,
     detach: Annotated[
         bool, typer.Option("--detach", help="Print the fault's id and return; it ends when --for is over, or by heal.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show ranks, site and lease, and change nothing.")] = False,
     allow_ranks: Annotated[
-        int, typer.Option("--allow-ranks", metavar="N", min=1, max=1024, help="Decode ranks it may hit.")
+        int, typer.Option("--allow-ranks", metavar="N", min=1, max=1024, help="Ranks it may hit.")
     ] = 1,
     allow_rooms: Annotated[
-        int,
-        typer.Option(
-            "--allow-rooms", metavar="N", min=1, max=1024, help="Rooms it may hold at a time, one a prefill dp rank."
-        ),
+        int, typer.Option("--allow-rooms", metavar="N", min=1, max=1024, help="Rooms it may hold at a time.")
     ] = 1,
     output: OutputOption = Format.TABLE,
     timeout: TimeoutOption = TIMEOUT_S,
@@ -92,58 +137,73 @@ def command(
     run_dir: RunDirOption = None,
     record_dir: RecordDirOption = None,
 ) -> int:
-    """Break something on purpose, for a while: hold a decode rank's metadata back.
+    """Break something on purpose, for a while, on live ranks.
 
-    Only ranks started with PDCTL_ARM=1 take faults. It stays in the foreground and heals when --for is over, on Ctrl-C,
-    and, from inside the ranks, within 3 s when this command dies. Exit code 3: it never fired, so nothing was shown.
+    Only ranks started with PDCTL_ARM=1 take faults; pdctl faults --available shows which. It stays in the foreground and
+    heals when --for is over, on Ctrl-C, and, from inside the ranks, within 3 s when this command dies. Exit code 3: it
+    never fired, so nothing was shown.
     """
-    wish = _wish(rank, delay_metadata, room or 0, hits or 0, time, allow_ranks, allow_rooms)
-    if detach and until_hit:
+    given: dict[str, str | bool] = {
+        "delay-metadata": delay_metadata, "drop-metadata": drop_metadata, "stale-metadata": stale_metadata,
+        "corrupt-room": corrupt_room, "fail-transfer": fail_transfer, "stall-transfer": stall_transfer,
+        "drop-status": drop_status, "skew-poll": skew_poll, "flip-poll": flip_poll,
+        "delay-registration": delay_registration, "hide-registration": hide_registration, "misroute": misroute,
+        "abort": abort,
+    }  # fmt: skip
+    asked = inject_options.asked(given)
+    ttl_s = inject_options.time_to_live(time)
+    wanted_share = inject_options.share(share)
+    try:
+        patterns = tuple(selectors.parse(pattern) for pattern in rank)
+        condition = _condition(stop_when)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    if detach and (until_hit or stop_when):
         raise typer.BadParameter("--detach does not wait: use pdctl faults --wait-for-hit ID afterwards")
-    from pdctl.client import Client
-    from pdctl.inject.plan import plan
-    from pdctl.inject.session import know
+    if room and rid:
+        raise typer.BadParameter("--room or --rid, not both")
 
+    from pdctl.client import Client
+    from pdctl.contexts import forbid_faults
+    from pdctl.inject.audit import owner
+    from pdctl.inject.plan import Wish, plan
+    from pdctl.inject.session import know
+    from pdctl.inject.stop import Watch
+
+    forbid_faults()
+    wish = Wish(
+        patterns=patterns, kind=asked.kind.name, delay_s=asked.delay_s, value=asked.value, ttl_s=ttl_s,
+        fault_id=f"f-{os.urandom(3).hex()}", owner=owner(), room=room or 0, rid=rid, hits=hits or 0, seed=seed,
+        share=wanted_share, allow_ranks=allow_ranks, allow_rooms=allow_rooms,
+    )  # fmt: skip
     out = Output(output)
     with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
-        found = find(run_dir, record_dir).ranks
-        planned = plan(know(client, found), wish)
+        everything = find(run_dir, record_dir)
+        planned = plan(know(client, everything.ranks), _with_room(wish, client, everything))
         for note in planned.notes:
             out.note(f"Note: {note}")
-        ranks = [_found(found, identity) for identity in planned.on]
+        ranks = [_found(everything.ranks, identity) for identity in planned.on]
         if dry_run:
-            return _dry_run(out, planned, wish)
-        return _inject(out, client, ranks, planned, wish, detach=detach, until_hit=until_hit)
+            return _dry_run(out, planned, wish, asked)
+        watch = Watch(condition, everything) if condition else None
+        return _inject(out, client, ranks, planned, wish, watch, detach=detach, until_hit=until_hit)
 
 
-def _wish(patterns: list[str], delay: str, room: int, hits: int, time: str, allow_ranks: int, allow_rooms: int) -> Wish:
-    from pdctl.inject.audit import owner
-    from pdctl.inject.plan import Wish
+def _condition(text: str) -> Condition | None:
+    from pdctl.inject import stop
 
-    if not delay:
-        raise typer.BadParameter("name the fault: --delay-metadata TIME")
-    try:
-        delay_s = durations.parse(delay, most_s=MAX_DELAY_S, what="--delay-metadata")
-        chosen = tuple(selectors.parse(pattern) for pattern in patterns)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    try:
-        ttl_s = durations.parse(time, most_s=1e6, what="--for")
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    if ttl_s > MAX_TTL_S:
-        raise PdctlError(f"--for {time} is over the limit of 15m", "no fault lives longer", Exit.REFUSED)
-    return Wish(
-        patterns=chosen,
-        delay_s=delay_s,
-        ttl_s=ttl_s,
-        fault_id=f"f-{os.urandom(3).hex()}",
-        owner=owner(),
-        room=room,
-        hits=hits,
-        allow_ranks=allow_ranks,
-        allow_rooms=allow_rooms,
-    )
+    return stop.parse(text) if text else None
+
+
+def _with_room(wish: Wish, client: Client, found: Found) -> Wish:
+    """Return the wish with the room of its request, where the kind's site sees rooms alone."""
+    from dataclasses import replace
+
+    from pdctl.inject.session import room_of
+
+    if not wish.rid or KINDS[wish.kind].knows_rid:
+        return wish
+    return replace(wish, room=room_of(client, found.ranks, wish.rid), rid="")
 
 
 def _found(found: tuple[FoundRank, ...], identity: object) -> FoundRank:
@@ -159,22 +219,30 @@ def _document(planned: Plan, wish: Wish, *, lease_s: float, changed: bool) -> Pl
         delay_s=wish.delay_s,
         ttl_s=wish.ttl_s,
         lease_s=lease_s,
-        room=wish.room,
-        hits=wish.hits,
+        room=planned.args.room,
+        hits=planned.args.hits,
+        value=wish.value,
+        rid=wish.rid,
+        seed=wish.seed,
+        share=wish.share,
         changed=changed,
     )
 
 
-def _dry_run(out: Output, planned: Plan, wish: Wish) -> int:
+def _dry_run(out: Output, planned: Plan, wish: Wish, asked: Asked) -> int:
     document = _document(planned, wish, lease_s=LEASE_S, changed=False)
 
     def draw(console: Console) -> None:
-        room = str(wish.room) if wish.room else "one at a time, the next that comes"
+        at_once = planned.args.at_once
+        room = f"{'one' if at_once == 1 else at_once} at a time, the next that come{'s' if at_once == 1 else ''}"
+        which = str(document.room) if document.room else f"of request {wish.rid}" if wish.rid else room
+        share = "" if wish.share == 1 else f", {wish.share:.4%} of visits by seed {wish.seed}"
         for name, value in (
-            ("fault", f"{DELAY_METADATA} {durations.show(wish.delay_s)}"),
+            ("fault", asked.text),
+            ("site", asked.kind.seam),
             ("aims at", ", ".join(document.targets)),
             ("placed on", "; ".join(document.on)),
-            ("room", f"{room}{f', at most {wish.hits}' if wish.hits else ''}"),
+            ("room", f"{which}{f', at most {document.hits}' if document.hits else ''}{share}"),
             (
                 "ends",
                 f"after {durations.show(wish.ttl_s)}, or {durations.show(LEASE_S)} after the last beat of this command",
@@ -188,17 +256,24 @@ def _dry_run(out: Output, planned: Plan, wish: Wish) -> int:
 
 
 def _inject(
-    out: Output, client: object, ranks: list[FoundRank], planned: Plan, wish: Wish, *, detach: bool, until_hit: bool
+    out: Output,
+    client: Client,
+    ranks: list[FoundRank],
+    planned: Plan,
+    wish: Wish,
+    watch: Watch | None,
+    *,
+    detach: bool,
+    until_hit: bool,
 ) -> int:
     from pdctl.client import Client
     from pdctl.commands.inject_watch import Foreground
     from pdctl.inject.audit import Audit, audit_path
     from pdctl.inject.session import BEAT_S, Session
 
-    assert isinstance(client, Client)
     with Client(timeout_s=BEAT_S, rank_timeout_s=0.8 * BEAT_S) as beats:
         session = Session(client, beats, Audit(audit_path(os.environ), out.note), ranks, planned.args)
-        foreground = Foreground(out, session, wish.ttl_s, until_hit=until_hit)
+        foreground = Foreground(out, session, wish.ttl_s, until_hit=until_hit, watch=watch)
         if not detach:
             return foreground.run()
         code = foreground.place_only()

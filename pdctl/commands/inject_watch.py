@@ -10,13 +10,17 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from pdctl import durations
+from pdctl.commands import inject_options
 from pdctl.errors import Exit
 from pdctl.inject import healing
+from pdctl.inject.kinds import KINDS
 from pdctl.inject.session import BEAT_S, Counts, Session
 from pdctl.output import Document, Output
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from pdctl.inject.stop import Watch
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -24,8 +28,9 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Injected(Document, frozen=True, kw_only=True, tag="pdctl.injected"):
     """How a fault went. Counts are sums over the ranks it was placed on; delay in seconds.
 
-    visits: metadata writes seen. eligible: those to the ranks and room aimed at. fired: held back. released: of these,
-    written late. dropped: never written, since nobody waited any more. failed: the engine could not write.
+    visits: what its site saw. eligible: those for the ranks and room aimed at. fired: taken. passed: chosen, and let go
+    by because of another room's. released: of those held, done late. dropped: never done, since nobody waited any more.
+    failed: the engine could not do it. value, seed, share: as it was told.
     """
 
     fault: str
@@ -35,11 +40,15 @@ class Injected(Document, frozen=True, kw_only=True, tag="pdctl.injected"):
     visits: int
     eligible: int
     fired: int
+    passed: int
     released: int
     dropped: int
     failed: int
     ended: str
     healed: bool
+    value: int
+    seed: int
+    share: float
 
 
 class Stopped(BaseException):
@@ -73,11 +82,14 @@ def _signals() -> Iterator[_Signals]:
 class Foreground:
     """One run of ``pdctl inject``."""
 
-    def __init__(self, out: Output, session: Session, for_s: float, *, until_hit: bool) -> None:
+    def __init__(
+        self, out: Output, session: Session, for_s: float, *, until_hit: bool, watch: Watch | None = None
+    ) -> None:
         self._out = out
         self._session = session
         self._for_s = for_s
         self._until_hit = until_hit
+        self._stop_when = watch
         self._live = _Live(out)
 
     def place_only(self) -> Exit:
@@ -119,10 +131,10 @@ class Foreground:
     def _say_placed(self) -> None:
         args = self._session.args
         names = ", ".join(rank.identity.selector for rank in self._session.ranks)
-        self._out.note(
-            f"{args.id}: metadata to {args.target} is held back for {durations.show(args.delay_s)}, by {names}, for "
-            f"{durations.show(self._for_s)}; Ctrl-C heals"
-        )
+        fault = inject_options.say(args.kind, args.delay_s, args.value)
+        aimed = KINDS[args.kind].aim.value
+        where = f"{aimed} {args.target}" + (f", placed on {names}" if names != args.target else "")
+        self._out.note(f"{args.id}: {fault}, {where}, for {durations.show(self._for_s)}; Ctrl-C heals")
 
     def _watch(self) -> str:
         end = time.monotonic() + self._for_s
@@ -132,6 +144,8 @@ class Foreground:
             self._live.show(counts)
             if counts.ended and not counts.pending:
                 return "; ".join(counts.ended)
+            if self._stop_when is not None and self._stop_when.reason:
+                return f"stop condition: {self._stop_when.reason}"
             if self._until_hit and counts.fired and not counts.pending and not counts.silent:
                 return "it has hit"
             now = time.monotonic()
@@ -155,18 +169,22 @@ class Foreground:
             visits=counts.visits,
             eligible=counts.eligible,
             fired=counts.fired,
+            passed=counts.passed,
             released=counts.released,
             dropped=counts.dropped,
             failed=counts.failed,
             ended=why,
             healed=healed,
+            value=args.value,
+            seed=args.seed,
+            share=args.share,
         )
 
         def draw(console: Console) -> None:
             state = "healed" if healed else "NOT HEALED for certain"
             console.print(
                 f"{args.id} {state} ({why}): fired {counts.fired} of {counts.eligible} eligible, {counts.visits} seen; "
-                f"{counts.released} written late, {counts.dropped} dropped, {counts.failed} failed"
+                f"{counts.released} done late, {counts.dropped} dropped, {counts.failed} failed"
             )
 
         self._out.document(document, draw=draw)
@@ -176,10 +194,10 @@ class Foreground:
 
 def _why_not(counts: Counts) -> str:
     if not counts.visits:
-        return "no metadata was written while it was in place"
+        return "its site was not visited while it was in place"
     if not counts.eligible:
-        return f"none of the {counts.visits} metadata writes seen went to that rank and room"
-    return f"{counts.eligible} writes were eligible, and none could be held"
+        return f"none of the {counts.visits} visits of its site was for that rank and room"
+    return f"{counts.eligible} visits were eligible, and none was taken by share, hits and one room at a time"
 
 
 class _Live:
