@@ -1,7 +1,7 @@
 # Every target sets up what it needs; `make setup` is instant when nothing changed.
 PYTHON ?= python3
 BIN := .venv/bin
-ENGINE_VERSIONS ?= 0.5.12.post1 0.5.13.post1
+ENGINE_VERSIONS ?= 0.5.12.post1 0.5.13.post1 0.5.10.post1 0.5.23
 
 .PHONY: help setup demo test test-engine engine check format docs bench clean
 
