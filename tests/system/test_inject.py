@@ -227,7 +227,7 @@ def test_a_fault_that_never_fires_is_inconclusive(cluster):
     cluster.pair("--every", "0")
     done = cluster.run(*INJECT, "1s", "--for", "1s")
     assert done.returncode == 3
-    assert "no metadata was written" in done.stderr
+    assert "its site was not visited" in done.stderr
     other = cluster.run(*INJECT, "1s", "--for", "1s", "--detach")
     assert other.returncode == 0
     waited = cluster.run("faults", "--wait-for-hit", other.stdout.strip())
@@ -252,7 +252,11 @@ def test_a_dry_run_changes_nothing(cluster):
         (("--rank", "decode", "--delay-metadata", "1s"), 5, "--allow-ranks 2"),
         (("--rank", "prefill", "--delay-metadata", "1s"), 2, "name the decode rank that shall feel it"),
         (("--rank", "tp1", "--rank", "decode:x1", "--delay-metadata", "1s"), 2, "neither a role"),
-        (("--rank", "tp1"), 2, "--delay-metadata TIME"),
+        (("--rank", "tp1"), 2, "name one fault"),
+        (("--rank", "tp1", "--abort", "--drop-status"), 2, "one fault at a time"),
+        (("--rank", "tp1", "--flip-poll", "Succes"), 2, "is no state"),
+        (("--rank", "tp1", "--skew-poll", "31s"), 2, "over the limit of 30s"),
+        (("--rank", "decode:tp1", "--fail-transfer"), 5, "fault.fail-transfer"),
         (("--delay-metadata", "1s"), 2, "--rank"),
         (("--rank", "tp1", "--delay-metadata", "-1s"), 2, "negative"),
         (("--rank", "tp1", "--delay-metadata", "0s"), 2, "zero"),
