@@ -104,6 +104,9 @@ def test_built_in_drills(name: str, tmp_path: Path) -> None:
     assert drill.name == name
     jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(yaml.safe_load(path.read_text()))
     assert drill.lab is not None, "each says which lab it needs"
+    if drill.name == "slow-rank":
+        assert drill.lab.control is None, "being slow is no bug, and there is no fix to leave out"
+        return
     assert drill.lab.control is not None, "and what its control leaves out"
     with_fix, without = (config(drill, tmp_path, control=control) for control in (False, True))
     assert with_fix.without == ()
