@@ -172,6 +172,7 @@ def test_n_against_m_names_the_request(labs: Labs) -> None:
     assert "room 92 is on tp0 only" in finding["summary"]
 
 
+@pytest.mark.timeout(1500)
 def test_nothing_is_found_in_a_healthy_lab_under_load(labs: Labs) -> None:
     lab = labs.up("--prefill", "tp=2", "--decode", "tp=2")
     load = subprocess.Popen(

@@ -63,7 +63,7 @@ def changed(labs: Labs, name: str, *changes: tuple[str, str]) -> Path:
 
 NEVER = {
     "metadata-gate": ("  delay: 2s", "  delay: 2s\n  room: 5"),
-    "gpu-metadata": ("  delay: 2s", "  delay: 2s\n  room: 5"),
+    "gpu-metadata": ("  delay: 1s", "  delay: 1s\n  room: 5"),
     "receiver-lifecycle": ("  kind: hide-registration", "  kind: hide-registration\n  room: 5"),
     "dp-routing": (r"room: \d+", "room: 8"),
     "pp-orphan": (r"abort_after: \w+", "abort_after: 10m"),
