@@ -106,7 +106,8 @@ def _check(folder: Path) -> None:
 
 def _files(folder: Path, suffix: str) -> list[Path]:
     try:
-        return sorted(path for path in folder.iterdir() if path.suffix == suffix and not path.name.startswith("."))
+        found = [path for path in folder.iterdir() if path.suffix == suffix and not path.name.startswith(".")]
+        return sorted(path for path in found if path.is_file())  # opening a FIFO would wait for its writer for ever
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import msgspec
 
 from pdctl.documents import Document
+from pdctl.errors import Exit, PdctlError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,8 +52,8 @@ class Output:
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.format = form
-        self.out = sys.stdout if out is None else out
-        self.err = sys.stderr if err is None else err
+        self.out = (sys.stdout or _closed()) if out is None else out
+        self.err = (sys.stderr or _closed()) if err is None else err
         self.env = os.environ if env is None else env
 
     @property
@@ -92,6 +93,11 @@ class Output:
             self.out.flush()
         except BrokenPipeError:
             self.hang_up()
+        except OSError as error:
+            self.hang_up()
+            raise PdctlError(
+                f"standard output can't be written: {error.strerror}", "Is the disk it goes to full?", Exit.USAGE
+            ) from None
 
     def note(self, text: str) -> None:
         """Write one line to stderr: something the user should know that is not the result."""
@@ -136,6 +142,11 @@ class Output:
         )
         draw(console)
         return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
+
+
+def _closed() -> TextIO:
+    """Stand for a standard stream that the caller has closed: what is written goes nowhere."""
+    return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123  # as long-lived as the process's own
 
 
 def _render(form: Format, document: Document, rows: Sequence[msgspec.Struct]) -> str:

@@ -384,3 +384,20 @@ def _status(identity: Identity) -> Status:
         faults=(),
         agent_cpu_s=0.0,
     )
+
+
+def test_requests_lost_from_a_recording_are_unknown_and_not_absent(ranks: Callable[..., list[Rank]]) -> None:
+    a, b = group = ranks(lacks=("gate",))
+    for rank in group:
+        rank.arrive(71)
+    a.slots[71] = 71
+    assert turn(group, [{71: SUCCESS}] * 2)
+    assert [f.code for f in judged(group).findings] == ["PD101"]
+    whole = b.view()
+    cut = parse(b.path.read_bytes()[: f.layout(f.MIN_SIZE)[2]])  # up to where the requests begin
+    document = judge([a.view(), RankView(identity=b.identity, state="dead", recording=cut, now_ns=whole.now_ns)])
+    [finding] = document.findings
+    assert finding.code == "PD108"
+    assert "what tp1 had can't be read" in finding.summary
+    assert [side.action for side in document.groups[0].splits[0].sides] == ["committed", "not readable"]
+    assert "on no rank" not in document.groups[0].queues[0].text

@@ -25,29 +25,32 @@ _ACTIONS = {
     Action.MOVED: "moved on",
 }
 NOT_THERE = "not on its list"
+UNREADABLE = "not readable"
+"""The rank's recording shows that it differs, but its requests in that round are cut off or overwritten."""
 
 
 def splits(group: Group, queue: str, difference: Difference) -> tuple[RoomSplit, ...]:
     """Return the rooms on which the ranks differ in the round, at most MOST_ROOMS, in the order of the first list."""
-    sides: list[dict[int, tuple[str, Item | None]]] = []
+    sides: list[dict[int, tuple[str, Item | None]] | None] = []
     views = [group.members[n] for n in group.judged]
     for view, run in zip(views, difference.runs, strict=True):
         sides.append(_known(view, queue, group.info.kind, run, difference.ordinal))
     order: dict[int, None] = {}
     for known in sides:
-        order.update(dict.fromkeys(known))
+        order.update(dict.fromkeys(known or {}))
     found = []
     for room in order:
-        acts = [known[room][0] if room in known else NOT_THERE for known in sides]
+        acts = [known[room][0] if room in known else NOT_THERE for known in sides if known is not None]
         if difference.kind is Kind.LISTS:  # then what matters is who has it, not how far each rank got with it
             acts = [act if act == NOT_THERE else "" for act in acts]
-        if len(set(acts)) > 1 or difference.kind is Kind.SKIPPED:
+        left = None in sides and difference.kind is Kind.ACTIONS and any(act != "kept" for act in acts)
+        if len(set(acts)) > 1 or left or difference.kind is Kind.SKIPPED:
             found.append(
                 RoomSplit(
                     room,
                     _rid(views, room),
                     tuple(
-                        _side(group.place(n), view, room, *(known.get(room) or (NOT_THERE, None)))
+                        _side(group.place(n), view, room, *_of(known, room))
                         for n, view, known in zip(group.judged, views, sides, strict=True)
                         if view is not None
                     ),
@@ -60,15 +63,22 @@ def splits(group: Group, queue: str, difference: Difference) -> tuple[RoomSplit,
 
 def _known(
     view: RankView | None, queue: str, kind: str, run: Run | None, ordinal: int
-) -> dict[int, tuple[str, Item | None]]:
+) -> dict[int, tuple[str, Item | None]] | None:
+    """Return room → (action, item) of one rank in the round; None where the requests are lost from its recording."""
     stream = view.recording.stream(queue, kind) if view is not None and view.recording is not None else None
     if stream is None or run is None:
         return {}
     items = stream.items(run)
     if items is None:
-        return {}
+        return None
     last = ordinal == run.last
     return {item.room: (_act(item, run, last=last), item) for item in items}
+
+
+def _of(known: dict[int, tuple[str, Item | None]] | None, room: int) -> tuple[str, Item | None]:
+    if known is None:
+        return UNREADABLE, None
+    return known.get(room) or (NOT_THERE, None)
 
 
 def _act(item: Item, run: Run, *, last: bool) -> str:
@@ -147,6 +157,14 @@ def difference(group: Group, queue: str, diff: Difference, found: tuple[RoomSpli
 
 def _classify(group: Group, queue: str, diff: Difference, found: tuple[RoomSplit, ...]) -> tuple[str, str]:
     names = [group.place(n) for n in group.judged]
+    lost = [names[n] for n, lost in enumerate(_lost(group, queue, diff)) if lost]
+    if lost:
+        code, what = ("PD104", "lists") if diff.kind is Kind.LISTS else ("PD108", "outcomes")
+        if diff.kind is not Kind.SKIPPED:
+            return code, (
+                f"In round {diff.ordinal} of {queue} the {what} differ; what {words.names(lost)} had can't be read from its"
+                " recording any more, so the cause can't be told."
+            )
     pending = _pending(group, found) if queue == "decode.prealloc" else {}
     if pending:
         room, ranks = next(iter(pending.items()))
@@ -173,6 +191,14 @@ def _classify(group: Group, queue: str, diff: Difference, found: tuple[RoomSplit
             )
         return "PD105", f"In round {diff.ordinal} of {queue} the same requests stand in another order."
     return _by_action(queue, diff, found)
+
+
+def _lost(group: Group, queue: str, diff: Difference) -> list[bool]:
+    views = [group.members[n] for n in group.judged]
+    return [
+        _known(view, queue, group.info.kind, run, diff.ordinal) is None
+        for view, run in zip(views, diff.runs, strict=True)
+    ]
 
 
 def _by_action(queue: str, diff: Difference, found: tuple[RoomSplit, ...]) -> tuple[str, str]:

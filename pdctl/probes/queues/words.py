@@ -64,6 +64,8 @@ def diverged(difference: Difference, splits: Sequence[RoomSplit]) -> str:
         return f"round {difference.ordinal} was skipped by some ranks"
     only: dict[tuple[str, ...], list[int]] = {}
     for split in splits:
+        if any(side.action == "not readable" for side in split.sides):
+            return "the ranks differ, and one rank's requests of that round are lost from its recording"
         on = tuple(side.rank for side in split.sides if side.action in ("kept", "undecided"))
         if len(on) < len(split.sides):
             only.setdefault(on, []).append(split.room)
@@ -84,6 +86,7 @@ def side(s: RoomSide, *, ordinal: int) -> tuple[str, str]:
         "aborted": "aborted it",
         "moved on": "passed it on",
         "undecided": "has it in this round, not decided",
+        "not readable": "can't be told: its requests of this round are lost from its recording",
     }.get(s.action, "does not have it" + (f": it is in {s.where}" if s.where else ""))
     if s.found is not None and s.slot >= 0:
         if s.found == 0:
