@@ -10,7 +10,8 @@ import ctypes
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pdctl.agent.tap import QueueTap, Recorder
+from pdctl.agent.sinks import Recorder
+from pdctl.agent.tap import QueueTap
 from pdctl.inject.table import FaultTable
 from pdctl.model import Frame, Identity, QueueEntry, Seam, SlotEntry
 

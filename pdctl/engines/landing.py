@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pdctl.model import QUEUES, EventKind
 
 if TYPE_CHECKING:
-    from pdctl.agent.tap import Recorder
+    from pdctl.agent.sinks import Recorder
 
 _TRANSFER = QUEUES.index("decode.transfer")
 

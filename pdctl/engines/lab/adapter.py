@@ -21,7 +21,7 @@ from pdctl.inject.table import FaultTable
 from pdctl.model import Action, Frame, Identity, QueueEntry, Seam, SlotEntry
 
 if TYPE_CHECKING:
-    from pdctl.agent.tap import Recorder
+    from pdctl.agent.sinks import Recorder
 
 _ENGINE = "pdctl.lab.engine."
 

@@ -10,7 +10,7 @@ from pdctl.engines.lab.reader import QueueReader, manager_of
 from pdctl.model import QUEUES, Action, EventKind
 
 if TYPE_CHECKING:
-    from pdctl.agent.tap import Recorder
+    from pdctl.agent.sinks import Recorder
 
 _MAX_ANSWERS = 4096
 

@@ -17,7 +17,7 @@ from pdctl.inject.table import FaultTable
 from pdctl.model import Frame, Identity, QueueEntry, Seam, SlotEntry
 
 if TYPE_CHECKING:
-    from pdctl.agent.tap import Recorder
+    from pdctl.agent.sinks import Recorder
 
 
 class SGLangAdapter:

@@ -15,7 +15,7 @@ from pdctl.engines.shared import LEAVES
 from pdctl.model import QUEUES, Action, EventKind, Seam
 
 if TYPE_CHECKING:
-    from pdctl.agent.tap import Recorder
+    from pdctl.agent.sinks import Recorder
 
 _MAX_ANSWERS = 4096
 

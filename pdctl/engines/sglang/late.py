@@ -18,7 +18,7 @@ from pdctl.inject.table import FaultTable
 from pdctl.model import EventKind, Seam
 
 if TYPE_CHECKING:
-    from pdctl.agent.tap import Recorder
+    from pdctl.agent.sinks import Recorder
 
 
 def install(hooks: Hooks, scheduler: Any, recorder: Recorder, faults: FaultTable) -> list[Seam]:

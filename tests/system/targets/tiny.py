@@ -22,7 +22,8 @@ import time
 from typing import Any
 
 from pdctl.agent.core import Agent
-from pdctl.agent.tap import QueueTap, Recorder
+from pdctl.agent.sinks import Recorder
+from pdctl.agent.tap import QueueTap
 from pdctl.engines.base import Hooks
 from pdctl.inject.table import FaultTable
 from pdctl.model import Frame, GroupInfo, Identity, KVPoll, QueueEntry, Seam, SlotEntry

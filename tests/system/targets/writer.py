@@ -16,7 +16,7 @@ import time
 import msgspec
 
 from pdctl.agent.core import Agent
-from pdctl.agent.tap import Recorder
+from pdctl.agent.sinks import Recorder
 from pdctl.inject.table import FaultTable
 from pdctl.model import Identity, Seam
 from tests.system.targets.tiny import TinyAdapter

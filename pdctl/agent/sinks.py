@@ -1,0 +1,72 @@
+"""What a tap writes to and how it reads a queue; a recording is one such sink, an engine adapter gives the view."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from pdctl.recording import format as f
+
+
+class Live(Protocol):
+    """Where the run that a stream is in is kept; :class:`pdctl.recording.writer.LiveRun` is one."""
+
+    def store(self, head: tuple[int, ...], tail: bytes) -> None:
+        """Store a run, or a new phase of it."""
+
+    def again(self, repeat: int, t_enter: int) -> None:
+        """Store that the run was entered once more."""
+
+    def done(self) -> None:
+        """Store that the run's last round has been applied."""
+
+
+class Sink(Protocol):
+    """What a tap writes to; :class:`pdctl.recording.writer.RecordingWriter` is one. Capacities count records."""
+
+    items_capacity: int
+    rounds_capacity: int
+
+    def visits(self, queue: int) -> memoryview[int]:
+        """Return the two words of a queue: turns so far (or-ed with EMPTY_BIT), monotonic ns of the last."""
+
+    def live(self, stream: int) -> Live:
+        """Return where the run of a stream is kept."""
+
+    def close_run(self, head: tuple[int, ...], tail: bytes) -> None:
+        """Append a run that has ended."""
+
+    def items(self, data: bytes) -> int:
+        """Append item records and return the number of the first."""
+        ...
+
+
+class Recorder(Sink, Protocol):
+    """What an adapter gets from the agent to write to: a recording, or the null recorder when recording is off."""
+
+    def pulse(self, ticks: int, mono_ns: int) -> None:
+        """Store that the scheduler took a turn."""
+
+    def event(
+        self,
+        kind: int,
+        *,
+        mono_ns: int | None = None,
+        queue: int = f.NO_QUEUE,
+        room: int = 0,
+        slot: int = -1,
+        a: int = 0,
+        b: int = 0,
+        text: str = "",
+    ) -> None:
+        """Append an event."""
+
+
+class QueueView(Protocol):
+    """How a tap reads one engine queue; an adapter implements it."""
+
+    def describe(self, entry: Any) -> tuple[int, int]:
+        """Return (room, slot) of a queue entry; 0 and -1 where it has none."""
+
+    def found(self, slots: Sequence[int]) -> Sequence[int] | None:
+        """Return the rooms these metadata slots hold now, None where they can't be read."""
