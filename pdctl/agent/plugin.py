@@ -33,7 +33,7 @@ def register() -> None:
     """
     if switched_off() or SCHEDULER_MODULE not in sys.modules:
         return
-    _prepare()
+    switch_flight_recorder_on()
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     def started(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -50,7 +50,7 @@ def scheduler_imported(module: Any) -> None:
     if scheduler is None or scheduler in _wrapped or switched_off():
         return
     _wrapped.add(scheduler)
-    _prepare()
+    switch_flight_recorder_on()
     scheduler.__init__ = _then_start(scheduler.__init__)
 
 
@@ -77,7 +77,7 @@ def after_scheduler(scheduler: Any, loaded_by: str) -> None:
         logging.getLogger("pdctl").info("pdctl agent is off: %s: %s", type(error).__name__, error)
 
 
-def _prepare() -> None:
+def switch_flight_recorder_on() -> None:
     """Switch PyTorch's flight recorder on, unless PDCTL_FLIGHT_RECORDER=off or the variable is set already.
 
     It must be set before the first process group is made. docs/adr/0003-flight-recorder.md says what it costs.

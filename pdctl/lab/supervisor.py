@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from pdctl.agent.plugin import switch_flight_recorder_on
 from pdctl.lab import network, rank, state
 from pdctl.lab.config import LabConfig
 from pdctl.recording.writer import process_start
@@ -100,8 +101,7 @@ def supervise(folder: Path) -> int:
     _environment(config)
     where = _network(config)
     state.write(folder, state.me("supervisor", detail=where))
-    if os.environ.get("PDCTL_FLIGHT_RECORDER"):
-        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+    switch_flight_recorder_on()
     _load()
 
     def start(label: str, body: Callable[[], None]) -> None:

@@ -150,9 +150,14 @@ def test_one_rank_lost_its_only_request(labs: Labs) -> None:
     now = {rank["rank"]: rank["doing"] for rank in report["now"]}
     assert "broadcast" in now["tp0"]
     assert "all_reduce of 1, group attn-tp" in now["tp1"]
-    [mispaired] = report["pairing"]
+    mispaired, *flights = report["pairing"]
+    assert mispaired.startswith("mispaired: ")
     assert "tp0 in broadcast" in mispaired
     assert "tp1 in all_reduce of 1" in mispaired
+    # PyTorch's own record of the same: one number, two operations.
+    assert [line.partition(": #")[0] for line in flights] == ["flight recorder of tp0", "flight recorder of tp1"]
+    assert "broadcast" in flights[0]
+    assert "all_reduce" in flights[1]
 
 
 def test_n_against_m_names_the_request(labs: Labs) -> None:

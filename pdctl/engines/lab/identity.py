@@ -7,6 +7,7 @@ import socket
 from typing import Any
 
 from pdctl import __version__
+from pdctl.engines.shared import group_number
 from pdctl.model import GroupInfo, Identity
 from pdctl.recording.writer import process_start
 
@@ -22,7 +23,10 @@ def identify(scheduler: Any) -> tuple[Identity, dict[int, int]]:
     instance = f"{service}/{parent}.{process_start(parent)}"
     world = f"{instance}/dp{scheduler.dp_rank}"  # a dp rank is a torch world of its own
     objects = (groups.attn_tp_cpu, groups.attn_cp_cpu, groups.tp, groups.pp, groups.world)
-    infos = tuple(GroupInfo(kind=kind, ranks=groups.members[kind], world=world) for kind in KINDS)
+    infos = tuple(
+        GroupInfo(kind=kind, ranks=groups.members[kind], world=world, fr_id=group_number(group))
+        for kind, group in zip(KINDS, objects, strict=True)
+    )
     identity = Identity(
         engine="lab",
         engine_version=version(config),

@@ -180,7 +180,7 @@ def _classify(group: Group, queue: str, diff: Difference, found: tuple[RoomSplit
         rest = [name for name in names if name not in odd]
         return "PD103", (
             f"{words.names(odd)} had nothing in {queue} and skipped the collective of round {diff.ordinal};"
-            f" {words.names(rest)} entered it with {polls} poll{'s'[: lengths == {1}]}."
+            f" {words.names(rest)} entered it with {polls} poll{'s'[: lengths != {1}]}."
         )
     if diff.kind is Kind.LISTS:
         counts = [f"{name} {run.n}" for name, run in zip(names, diff.runs, strict=True) if run is not None]
