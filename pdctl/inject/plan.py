@@ -139,9 +139,13 @@ def _targets(ranks: Sequence[Known], wish: Wish, kind: Kind) -> list[Known]:
         found += [rank for rank in meant if rank not in found]
     if len(found) > wish.allow_ranks:
         names = ", ".join(name(rank.identity, found) for rank in found[:8]) + (" …" if len(found) > 8 else "")
+        clusters = sorted({rank.identity.cluster for rank in found})
+        one = f"{wish.patterns[0].text}:cluster={clusters[-1]}"
         raise PdctlError(
             f"this would hit {len(found)} ranks, {wish.allow_ranks} allowed: {names}",
-            f"name one rank, or widen with --allow-ranks {len(found)}",
+            f"name one cluster's: {one}"
+            if len(clusters) > 1
+            else f"name one rank, or widen with --allow-ranks {len(found)}",
             Exit.REFUSED,
         )
     if len({rank.identity.cluster for rank in found}) > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -401,3 +401,16 @@ def test_requests_lost_from_a_recording_are_unknown_and_not_absent(ranks: Callab
     assert "what tp1 had can't be read" in finding.summary
     assert [side.action for side in document.groups[0].splits[0].sides] == ["committed", "not readable"]
     assert "on no rank" not in document.groups[0].queues[0].text
+
+
+def test_two_servers_with_groups_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
+    pairs = []
+    for service in ("decode@a", "decode@b"):
+        folder = tmp_path / service
+        folder.mkdir()
+        pairs += [Rank(n, 2, folder, instance=service) for n in range(2)]
+    views = [rank.view() for rank in pairs]
+    views = [replace(v, identity=msgspec.structs.replace(v.identity, service=v.identity.instance)) for v in views]
+    titles = [group.title for group in judge(views).groups]
+    assert [title.rpartition(" · ")[2] for title in titles] == ["decode@a", "decode@b"]
+    assert judge(views[:2]).groups[0].title.endswith("group of 2")

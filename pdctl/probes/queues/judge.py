@@ -6,6 +6,7 @@ rounds, snapshots are compared, and a difference counts only after it has lasted
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -32,6 +33,7 @@ class Group:
     members: list[RankView | None]
     comparisons: dict[str, Comparison] = field(default_factory=dict)
     judged: list[int] = field(default_factory=list)  # members with rounds, by index
+    of: str = ""  # its server, where another has a group of the same name
 
     @property
     def known(self) -> list[RankView]:
@@ -51,7 +53,8 @@ class Group:
         one = self.known[0].identity
         kind = {"attn-tp": "attention-TP", "attn-cp": "attention-CP"}.get(self.info.kind, self.info.kind)
         more = f" tp{one.tp}" if self.info.kind == "attn-cp" else f" cp{one.cp}" if one.cp_size > 1 else ""
-        return f"{one.role} dp{one.dp} pp{one.pp}{more} · {kind} group of {self.info.size}"
+        server = f" · {self.of}" if self.of else ""
+        return f"{one.role} dp{one.dp} pp{one.pp}{more} · {kind} group of {self.info.size}{server}"
 
 
 def groups_of(views: Iterable[RankView]) -> list[Group]:
@@ -64,7 +67,12 @@ def groups_of(views: Iterable[RankView]) -> list[Group]:
             group = found.setdefault(info.key, Group(info, [None] * info.size))
             if view.identity.world_rank in info.ranks:
                 group.members[info.ranks.index(view.identity.world_rank)] = view
-    return [group for group in found.values() if group.known]
+    groups = [group for group in found.values() if group.known]
+    titles = Counter(group.title for group in groups)
+    for group in groups:
+        if titles[group.title] > 1:
+            group.of = group.known[0].identity.service
+    return groups
 
 
 def judge(views: Sequence[RankView], *, stalled_s: float = STALLED_S, confirmed: bool = True) -> QueuesDocument:
