@@ -146,7 +146,7 @@ class Foreground:
                 return "; ".join(counts.ended)
             if self._stop_when is not None and self._stop_when.reason:
                 return f"stop condition: {self._stop_when.reason}"
-            if self._until_hit and counts.fired and not counts.pending and not counts.silent:
+            if self._until_hit and counts.fired > counts.pending and not counts.silent:
                 return "it has hit"
             now = time.monotonic()
             if now >= end:
