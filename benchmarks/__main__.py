@@ -52,15 +52,15 @@ def results(quick: bool) -> Iterator[dict[str, Any]]:
     """Yield every result."""
     python = Path(sys.executable)
     blocks = "20" if quick else "100"
-    pairs = "30" if quick else "300"
+    chunks = "3" if quick else "60"
     yield from run(python, "turn_cost", "--blocks", blocks)
     yield from run(python, "turn_cost", "--blocks", blocks, "--changing")
     found = engine()
     if isinstance(found, str):
         yield {"benchmark": "poll_overhead", "skipped": found}
     else:
-        yield from run(found[0], "poll_overhead", "--pairs", pairs, env=found[1])
-        yield from run(found[0], "poll_overhead", "--pairs", pairs, "--changing", env=found[1])
+        yield from run(found[0], "poll_overhead", "--chunks", chunks, env=found[1])
+        yield from run(found[0], "poll_overhead", "--chunks", chunks, "--changing", env=found[1])
     yield from run(python, "agent", *(("--runs", "2", "--seconds", "5") if quick else ()))
     yield from run(python, "start_up", "--runs", "4" if quick else "15")
 

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -22,7 +23,8 @@ from typing import Any
 from benchmarks.statistics import quartiles
 from benchmarks.synthetic import identity
 from pdctl.agent.tap import QueueTap
-from pdctl.engines.base import Hooks, PollHooks
+from pdctl.engines.base import Hooks
+from pdctl.engines.polls import PollHooks
 from pdctl.model import KVPoll
 
 TURNS = 4000
@@ -49,7 +51,7 @@ def _engine() -> Any:
     import torch
 
     engine: Any = ModuleType("engine")
-    engine.dist = SimpleNamespace(all_reduce=lambda tensor, op=None, group=None: None)
+    engine.dist = SimpleNamespace(all_reduce=lambda tensor, op=None, group=None, async_op=False: None)
 
     def gate(polls: list[int], entries: Any) -> None:
         pass
@@ -85,8 +87,8 @@ def install(engine: Any, tap: QueueTap) -> Hooks:
     """Put the hooks in as an adapter does, and return them."""
     hooks = Hooks()
     polls = PollHooks(hooks, lambda group: 0)
-    polls.poll_method(Queue, "turn", "transfer", lambda queue: tap, lambda queue: queue.queue)
-    polls.poll_function(engine, "poll_and_all_reduce", lambda p, *a, **k: p, lambda p, g, *a, **k: g)
+    polls.poll_method(Queue, "turn", "transfer", tap, attrgetter("queue"))
+    polls.poll_function(engine, "poll_and_all_reduce", None, lambda p, g, *a, **k: g)
     polls.gate_function(engine, "gate")
     polls.collective(engine)
     return hooks

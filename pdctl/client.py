@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import zmq
@@ -16,7 +16,9 @@ from pdctl import wire
 from pdctl.errors import Exit
 from pdctl.observed import Answer, FoundRank, Silence
 from pdctl.processes import look
-from pdctl.recording.reader import BadRecording, Recording, parse, read
+
+if TYPE_CHECKING:
+    from pdctl.recording.reader import Recording
 
 TIMEOUT_S = 10.0
 RANK_TIMEOUT_S = 2.0
@@ -129,6 +131,8 @@ class Client:
             if not part.body:
                 break
             data += part.body
+        from pdctl.recording.reader import BadRecording, parse  # loads numpy: only where there is something to read
+
         try:
             return Answer(rank, parse(bytes(data), f"{rank.identity.label} (through its socket)"))
         except BadRecording as error:
@@ -162,6 +166,8 @@ def recording_file(rank: FoundRank) -> Answer[Recording]:
     """Return the rank's recording from its file, or why it can't be read (NOT_AUTHORISED, GARBAGE, ERROR)."""
     if rank.recording is None:
         return Answer(rank, None, Silence.ERROR, rank.recording_off or "it has no recording")
+    from pdctl.recording.reader import BadRecording, read  # as above
+
     try:
         return Answer(rank, read(rank.recording))
     except BadRecording as error:

@@ -15,6 +15,9 @@ from pdctl.agent.sinks import Live
 from pdctl.model import UNKNOWN, Action, KVPoll, Phase
 from pdctl.recording import format as f
 
+Polls = bytes | list[int]
+"""Polls as they went into a collective or came out of it: their memory, or the numbers."""
+
 _ENTERED = int(Phase.ENTERED)
 _pack_tail = f.ROUND_TAIL.pack
 _pack_item = f.ITEM.pack
@@ -121,8 +124,8 @@ class Stream:
         self.known: Seen | None = None
         self.gone: list[int] = []
         self.members = -1
-        self.data = b""
-        self.reduced_data = b""
+        self.data: Polls = b""
+        self.reduced_data: Polls = b""
         self.raw: list[int] | None = None
         self.ordinal = 0
         self.repeat = 0
@@ -198,8 +201,10 @@ def items_of(rooms: array[int], slots: array[int], seen: Seen, picked: Sequence[
     return rows.tobytes()
 
 
-def narrow(data: bytes, width: int) -> bytes:
-    """Return polls of ``width`` bytes each as one byte each."""
+def narrow(data: Polls, width: int) -> bytes:
+    """Return polls, as numbers or of ``width`` bytes each, as one byte each."""
+    if isinstance(data, list):
+        return bytes(data)
     return data if width == 1 else np.frombuffer(data, f"<i{width}").astype(np.uint8).tobytes()
 
 

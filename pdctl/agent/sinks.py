@@ -11,14 +11,12 @@ from pdctl.recording import format as f
 class Live(Protocol):
     """Where the run that a stream is in is kept; :class:`pdctl.recording.writer.LiveRun` is one."""
 
+    words: memoryview[int]
+    """Stored into when the run is entered once more: 1 the time, then 0 ``tag | repeat``; when it was applied 2 the same."""
+    tag: int
+
     def store(self, head: tuple[int, ...], tail: bytes) -> None:
         """Store a run, or a new phase of it."""
-
-    def again(self, repeat: int, t_enter: int) -> None:
-        """Store that the run was entered once more."""
-
-    def done(self) -> None:
-        """Store that the run's last round has been applied."""
 
 
 class Sink(Protocol):

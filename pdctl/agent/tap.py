@@ -5,7 +5,7 @@ The engine adapter calls, in this order and once per turn of the scheduler:
     tap.visit(queue)                  the queue is about to be polled (or skipped, when it is empty)
     tap.polled(pollers)               the poll function was called with these pollers
     tap.raw(polls)                    the polls before the metadata gate, where the engine has a gate
-    tap.entering(group, data, width)  a collective is about to start with these bytes, ``width`` bytes a poll
+    tap.entering(group, data, width)  a collective is about to start with these polls: numbers, or ``width`` bytes each
     tap.left(group, data, width)      it returned these
     tap.decided(entry, action, found) the engine committed, failed or kept an entry, as seen at its own seam
     tap.leave(queue)                  the turn is over; this is the queue now
@@ -22,7 +22,18 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from zlib import crc32
 
-from pdctl.agent.rounds import Seen, Stream, action_of, gone_from, indices_of, items_of, list_hash, narrow, outcome_hash
+from pdctl.agent.rounds import (
+    Polls,
+    Seen,
+    Stream,
+    action_of,
+    gone_from,
+    indices_of,
+    items_of,
+    list_hash,
+    narrow,
+    outcome_hash,
+)
 from pdctl.agent.sinks import QueueView, Sink
 from pdctl.model import QUEUES, KVPoll, Phase
 from pdctl.recording import format as f
@@ -136,15 +147,16 @@ class QueueTap:
         self._hash = list_hash(self._rooms)
         self._pollers = pollers
 
-    def raw(self, polls: list[int]) -> None:
-        """Take this rank's own polls before the engine's metadata gate, which changes nothing but Success."""
+    def raw(self, polls: list[int]) -> list[int]:
+        """Take this rank's own polls before the engine's metadata gate, which changes nothing but Success; returns a copy."""
         if polls != self._raw_polls:  # to compare lists of the same small ints is far cheaper than to search one
             self._raw_polls = polls.copy()
             self._raw_kept = self._raw_polls if _SUCCESS in polls else None
         self._raw = self._raw_kept
+        return self._raw_polls
 
-    def entering(self, group: int, data: bytes, width: int) -> None:
-        """Record that the collective over group number ``group`` starts with ``data``, ``width`` bytes a poll."""
+    def entering(self, group: int, data: Polls, width: int) -> None:
+        """Record that the collective over group number ``group`` starts with ``data``: numbers or ``width`` bytes a poll."""
         stream = self._streams.get(group)
         if stream is None:
             number = self._next_stream()
@@ -158,12 +170,15 @@ class QueueTap:
             repeat = stream.repeat = stream.repeat + 1
             stream.phase = _ENTERED
             stream.merging = True
-            stream.live.again(repeat, now)
+            live = stream.live
+            words = live.words
+            words[1] = now
+            words[0] = live.tag | repeat
         else:
             self._start(stream, data, width)
 
-    def left(self, group: int, data: bytes, width: int) -> None:
-        """Record the reduced polls, ``width`` bytes a poll."""
+    def left(self, group: int, data: Polls, width: int) -> None:
+        """Record the reduced polls, in the same way."""
         stream = self._streams[group]
         stream.phase = _REDUCED
         if stream.merging:
@@ -193,14 +208,15 @@ class QueueTap:
                 stream.phase = _APPLIED
                 if stream.merging:
                     stream.merging = False
-                    stream.live.done()
+                    live = stream.live
+                    live.words[2] = live.tag | stream.repeat
                 else:
                     self._settle(stream, [])
         current.clear()
 
     # ---- what changed ---------------------------------------------------------------------------------------------
 
-    def _start(self, stream: Stream, data: bytes, width: int) -> None:
+    def _start(self, stream: Stream, data: Polls, width: int) -> None:
         self._close(stream)
         if stream.members != self._members or stream.due != self.visits:
             stream.known = None  # the list is another one, or this stream missed turns
@@ -273,7 +289,7 @@ class QueueTap:
             if stream.merging:
                 if not actions and found == seen.found:
                     stream.merging = False  # decided again as in the round before: still the same run
-                    stream.live.done()
+                    stream.live.words[2] = stream.live.tag | stream.repeat
                     continue
                 seen = Seen(seen.gated, seen.local)
                 seen.reduced = stream.seen.reduced

@@ -58,13 +58,14 @@ def command(
 
     Exit code: 0 when all groups agree, 1 on a finding, 3 when some ranks could not be judged, 4 when none could.
     """
+    if through not in ("", "sockets", "recordings"):
+        raise typer.BadParameter("sockets or recordings", param_hint="--through")
+    found = find(run_dir, record_dir, source, every_start=every_start)
+    # Not before there is something to compare: judging loads numpy.
     from pdctl.client import Client
     from pdctl.probes.queues.collect import again, collect, flights
     from pdctl.probes.queues.judge import judge, unconfirmed
 
-    if through not in ("", "sockets", "recordings"):
-        raise typer.BadParameter("sockets or recordings", param_hint="--through")
-    found = find(run_dir, record_dir, source, every_start=every_start)
     sockets = through != "recordings" and source is None
     with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
         views = collect(found, client, sockets=sockets, files=through != "sockets")

@@ -10,12 +10,15 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pdctl.client import Client, recording_file
 from pdctl.discovery import Found, FoundRank
 from pdctl.errors import Exit, PdctlError
 from pdctl.model import Action
-from pdctl.recording.reader import Recording
+
+if TYPE_CHECKING:
+    from pdctl.recording.reader import Recording
 
 LOOK_S = 1.0
 DIVERGED = "diverged"

@@ -1,8 +1,8 @@
 """Layout of a recording, format version 1. All numbers are little-endian; offsets are in bytes from the file's start.
 
     0      header        one page area of HEADER_SIZE bytes: fixed fields, counters, identity (JSON)
-    640    done words    8 bytes a stream: which live cell has been applied
     768    visits        16 bytes a queue: turns so far, and when the last was
+    1024   repeats       32 bytes a stream: how often the run in its live cells has been repeated since
     16384  live cells    MAX_STREAMS x 2 round records: the run each stream is in, written alternately
     …      rounds ring   immutable round records (runs that have ended)
     …      items ring    item records, referred to by round records
@@ -18,7 +18,7 @@ import struct
 MAGIC = b"PDCTLREC"
 VERSION = 1
 HEADER_SIZE = 16384
-IDENTITY_OFFSET = 1024
+IDENTITY_OFFSET = 2048
 IDENTITY_MAX = HEADER_SIZE - IDENTITY_OFFSET
 MAX_STREAMS = 16
 
@@ -37,15 +37,17 @@ IDENTITY_FIELDS = struct.Struct("<II")
 PULSE_OFFSET = 512
 PULSE = struct.Struct("<Qq")
 
-# per stream, the sequence number of the live cell whose last round has been applied (8-byte stores): a turn that repeats
-# the one before ends with this store alone
-DONE_OFFSET = 640
-DONE = struct.Struct("<Q")
-
 # per queue code: turns in which it was polled or found empty, with EMPTY_BIT set when the last one found it empty; its time
 VISITS_OFFSET = 768
 VISITS = struct.Struct("<Qq")
 EMPTY_BIT = 1 << 63
+
+# per stream: its repeat word when a round was entered that is like the one before, when that was, the repeat word when it
+# was applied. A repeat word is the low 16 bits of the live cell's seq in its upper 16 bits, the run's repeat count in the
+# other 48. A round that is like the one before is three 8-byte stores and nothing else.
+REPEATS_OFFSET = 1024
+REPEATS = struct.Struct("<QqQ8x")
+REPEAT_BITS = 48
 
 ROUND_SIZE = 128
 # seq, stream, queue code, group index, phase | flags << 4, repeat, t_enter, t_done: the part that changes in a repeat

@@ -48,11 +48,10 @@ class NullRecorder:
 class NullRun:
     """Stands where :class:`pdctl.recording.writer.LiveRun` would."""
 
+    tag = 0
+
+    def __init__(self) -> None:
+        self.words = memoryview(bytearray(24)).cast("Q")
+
     def store(self, head: tuple[int, ...], tail: bytes) -> None:
-        """Keep nothing."""
-
-    def again(self, repeat: int, t_enter: int) -> None:
-        """Keep nothing."""
-
-    def done(self) -> None:
         """Keep nothing."""

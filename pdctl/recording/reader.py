@@ -223,14 +223,17 @@ def _live(head: bytes, data: bytes) -> list[NDArray[Any]]:
         row = np.frombuffer(data, ROUND, 1, newest).copy()
         if row["queue"][0] >= len(QUEUES) or not row["repeat"][0]:
             continue
-        (applied,) = f.DONE.unpack_from(head, f.DONE_OFFSET + 8 * stream)
-        if applied == int(row["seq"][0]):
-            row["flags"] = int(row["flags"][0]) & 0xF0 | _APPLIED
+        entered, t_enter, applied = f.REPEATS.unpack_from(head, f.REPEATS_OFFSET + f.REPEATS.size * stream)
+        repeat = entered & (1 << f.REPEAT_BITS) - 1
+        if repeat and entered - repeat == int(row["seq"][0]) << f.REPEAT_BITS & (1 << 64) - 1:
+            phase = _APPLIED if applied == entered else _ENTERED
+            row["flags"] = int(row["flags"][0]) & 0xF0 | phase
+            row["repeat"], row["t_enter"] = repeat, t_enter
         rows.append(row)
     return rows
 
 
-_APPLIED = 3
+_ENTERED, _APPLIED = 1, 3
 
 
 def _streams(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
-import struct
 import sys
 import time
 from pathlib import Path
@@ -111,7 +110,8 @@ class RecordingWriter:
         """Return what keeps the run that ``stream`` is in. Raises IndexError from MAX_STREAMS on."""
         if not 0 <= stream < f.MAX_STREAMS:
             raise IndexError(f"a recording has room for {f.MAX_STREAMS} streams")
-        return LiveRun(self._map, self._words, stream)
+        first = f.REPEATS_OFFSET // 8 + f.REPEATS.size // 8 * stream
+        return LiveRun(self._map, self._words[first : first + 3], stream)
 
     def close_run(self, head: tuple[int, ...], tail: bytes) -> None:
         """Append a run that has ended to the rounds ring."""
@@ -179,24 +179,26 @@ class RecordingWriter:
 
 _ROUND_PAD = b"\0" * (f.ROUND_CRC_OFFSET - f.ROUND_BODY_SIZE)
 _PULSE_WORD = f.PULSE_OFFSET // 8
-_DONE_WORD = f.DONE_OFFSET // 8
-_AGAIN = struct.Struct("<Q4sQq")  # the start of a ROUND_HEAD: its four bytes after seq as one, without t_done
-_pack_head, _pack_crc, _pack_again = f.ROUND_HEAD.pack_into, f.ROUND_CRC.pack_into, _AGAIN.pack_into
+_SEQ_TAG = (1 << 64 - f.REPEAT_BITS) - 1
+_pack_head, _pack_crc = f.ROUND_HEAD.pack_into, f.ROUND_CRC.pack_into
 
 
 class LiveRun:
-    """The run one stream is in: two cells that are written in turn, so that a death in one leaves the other whole."""
+    """The run one stream is in: two cells that are written in turn, so that a death in one leaves the other whole.
 
-    __slots__ = ("_body", "_cell", "_done", "_kind", "_map", "_places", "_seq", "_words")
+    words: where a tap says that the run was repeated, as :data:`pdctl.recording.format.REPEATS` tells: first the time in
+    word 1, then ``tag | repeat`` in word 0; when that round has been applied the same in word 2. tag is the run's own.
+    """
+
+    __slots__ = ("_body", "_cell", "_map", "_places", "_seq", "tag", "words")
 
     def __init__(self, mapping: mmap.mmap, words: memoryview[int], stream: int) -> None:
+        self.words = words
+        self.tag = 0
         self._map = mapping
-        self._words = words
-        self._done = _DONE_WORD + stream
         first = f.LIVE_OFFSET + 2 * stream * f.ROUND_SIZE
         self._places = tuple(slice(at, at + f.ROUND_SIZE) for at in (first, first + f.ROUND_SIZE))
         self._seq = 0
-        self._kind = bytes(4)
         self._cell = bytearray(f.ROUND_SIZE)
         self._body = memoryview(self._cell)[: f.ROUND_BODY_SIZE]
 
@@ -206,24 +208,10 @@ class LiveRun:
         cell = self._cell
         _pack_head(cell, 0, seq, *head)
         cell[f.ROUND_HEAD.size : f.ROUND_BODY_SIZE] = tail
-        self._kind = bytes((*head[:3], head[3] & _FLAGS | _ENTERED))
         _pack_crc(cell, f.ROUND_CRC_OFFSET, crc32(self._body))
         self._map[self._places[seq & 1]] = cell
-
-    def again(self, repeat: int, t_enter: int) -> None:
-        """Store the same run, ``repeat`` times by now, its last round entered at ``t_enter``."""
-        seq = self._seq = self._seq + 1
-        cell = self._cell
-        _pack_again(cell, 0, seq, self._kind, repeat, t_enter)
-        _pack_crc(cell, _CRC, crc32(self._body))
-        self._map[self._places[seq & 1]] = cell
-
-    def done(self) -> None:
-        """Say that the last round of the run has been applied."""
-        self._words[self._done] = self._seq
-
-
-_FLAGS, _ENTERED, _CRC = 0xF0, 1, f.ROUND_CRC_OFFSET
+        self.tag = (seq & _SEQ_TAG) << f.REPEAT_BITS
+        self.words[0] = 0  # or it would fit a cell 65,536 further on
 
 
 def process_start(pid: int) -> int:

@@ -93,9 +93,10 @@ class Second:
             cells = [run for run in (self._round(first), self._round(first + AT["ROUND_SIZE"])) if run is not None]
             if cells:
                 live = max(cells, key=lambda run: run["seq"])
-                (done,) = struct.unpack_from("<Q", self.data, AT["DONE_OFFSET"] + 8 * stream)
-                if done == live["seq"]:
-                    live["flags"] = live["flags"] & 0xF0 | 3
+                entered, time, applied = struct.unpack_from("<QqQ", self.data, AT["REPEATS_OFFSET"] + 32 * stream)
+                if entered and entered >> 48 == live["seq"] & 0xFFFF:
+                    live["flags"] = live["flags"] & 0xF0 | (3 if applied == entered else 1)
+                    live["repeat"], live["t_enter"] = entered & (1 << 48) - 1, time
                 known = streams.setdefault(stream, [])
                 if not known or live["ordinal"] > known[-1]["ordinal"]:
                     known.append(live)

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from pdctl.agent.tap import QueueTap
 from pdctl.engines import sites
-from pdctl.engines.base import Hooks, PollHooks, Site
+from pdctl.engines.base import Hooks, Site
 from pdctl.engines.lab import steps
 from pdctl.engines.lab.events import Events
 from pdctl.engines.lab.identity import KINDS, identify
 from pdctl.engines.lab.late import install as install_metadata_site
 from pdctl.engines.lab.reader import QueueReader
 from pdctl.engines.landing import Landings
+from pdctl.engines.polls import PollHooks
 from pdctl.engines.shared import LEAVES
 from pdctl.engines.sites import Instead, PollSites
 from pdctl.inject.table import FaultTable
@@ -67,7 +68,7 @@ class LabAdapter:
             prealloc, transfer = scheduler.disagg_decode_prealloc_queue, scheduler.disagg_decode_transfer_queue
             self._polled(polls, recorder, "decode.prealloc", prealloc, "_update_handshake_waiters", "pop_preallocated")
             self._polled(polls, recorder, "decode.transfer", transfer, "pop_transferred")
-            self.hooks.wrap(_module("utils"), "_apply_metadata_gate", "gate", self._gate(polls))
+            polls.gate_function(_module("utils"), "_apply_metadata_gate", self._held)
             self.hooks.wrap(transfer, "_commit_transfer_to_req", "commit", self._commits)
             self._seams.append(Seam("gate", transfer.gate, "_apply_metadata_gate" if transfer.gate else "left out"))
             self._seams.append(Seam("slots.zeroed", transfer.zero_on_free, "pop_transferred zeroes freed slots"))
@@ -119,40 +120,16 @@ class LabAdapter:
         reader = self._reader
         cls = type(owner)
         site = f"rounds.{queue}"
-        polls.poll_method(
-            cls, method, site, lambda *_, **__: tap, lambda *_, **__: reader.queue(queue), leaves=not leave
-        )
+        polls.poll_method(cls, method, site, tap, lambda _: reader.queue(queue), leaves=not leave)
         if leave:
-            polls.leave_method(cls, leave, site, lambda _: tap, lambda _: reader.queue(queue))
+            polls.leave_method(cls, leave, site, tap, lambda _: reader.queue(queue))
         self._seams.append(Seam(site, True, f"{cls.__name__}.{method}"))
 
-    def _gate(self, polls: PollHooks) -> Callable[[Callable[..., Any], Site], Callable[..., Any]]:
-        landings = self._landings
-        assert landings is not None
-
-        def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-            def gate(values: list[int], decode_reqs: Any, *args: Any, **kwargs: Any) -> Any:
-                tap = polls.polling
-                if tap is None or not site.on:
-                    return original(values, decode_reqs, *args, **kwargs)
-                before = values.copy()
-                try:
-                    tap.raw(values)
-                except Exception as error:
-                    site.failed(error)
-                result = original(values, decode_reqs, *args, **kwargs)
-                if before != values:
-                    try:
-                        for old, new, entry in zip(before, values, decode_reqs, strict=True):
-                            if old != new:
-                                landings.expect(entry.metadata_buffer_index, entry.req.bootstrap_room)
-                    except Exception as error:
-                        site.failed(error)
-                return result
-
-            return gate
-
-        return make
+    def _held(self, before: list[int], after: list[int], entries: Any) -> None:
+        assert self._landings is not None
+        for old, new, entry in zip(before, after, entries, strict=True):
+            if old != new:
+                self._landings.expect(entry.metadata_buffer_index, entry.req.bootstrap_room)
 
     def _commits(self, original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         reader, landings, tap = self._reader, self._landings, self._taps["decode.transfer"]

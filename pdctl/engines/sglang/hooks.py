@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pdctl.agent.tap import QueueTap
-from pdctl.engines.base import Hooks, PollHooks, Site
+from pdctl.engines.base import Hooks, Site
 from pdctl.engines.landing import Landings
+from pdctl.engines.polls import PollHooks
 from pdctl.engines.sglang import seams
 from pdctl.engines.sglang.queues import QueueReader
 from pdctl.engines.shared import LEAVES
@@ -18,13 +18,6 @@ if TYPE_CHECKING:
     from pdctl.agent.sinks import Recorder
 
 _MAX_ANSWERS = 4096
-
-
-def _always(tap: QueueTap) -> Callable[..., QueueTap]:
-    def tap_of(*_: Any, **__: Any) -> QueueTap:
-        return tap
-
-    return tap_of
 
 
 class SchedulerHooks:
@@ -87,14 +80,12 @@ class SchedulerHooks:
         self._streams += 1
         return self._streams - 1
 
-    def _now(self, name: str, _owner: Any) -> list[Any]:
-        return self._reader.queue(name)
-
-    def _queue(self, name: str, *_: Any, **__: Any) -> list[Any]:
-        queue = self._reader.queue(name)
+    def _queue_of(self, name: str) -> Callable[[Any], list[Any]]:
+        """Return what gets the list that is polled from the object whose method polls it."""
+        here: Callable[[Any], list[Any]] = seams.own_list(name)
         # With priorities the engine sorts the list in place between the poll and the removal.
         sorts = name == "decode.prealloc" and getattr(self._scheduler, "enable_priority_scheduling", False)
-        return list(queue) if sorts else queue
+        return (lambda owner: list(here(owner))) if sorts else here
 
     def _poll_methods(self, role: str, owners: dict[str, Any]) -> None:
         for spec in seams.POLL_METHODS:
@@ -104,34 +95,27 @@ class SchedulerHooks:
                     self._say(f"rounds.{spec.queue}", False, f"no {spec.owner}.{spec.method}")
                 continue
             if spec.picks:
-                self._polls.poll_method(
-                    owner, spec.method, f"rounds.{spec.method}", self._picked_tap, self._picked_queue
-                )
+                self._polls.picking_method(owner, spec.method, f"rounds.{spec.method}", self._picked)
                 continue
             if not spec.queue.startswith(role):
                 continue
             known, name = spec.queue in self.taps, spec.queue
             tap = self._tap(name)
             site = f"rounds.{name}"
-            queue_of = functools.partial(self._queue, name)
-            self._polls.poll_method(owner, spec.method, site, _always(tap), queue_of, leaves=not spec.leave)
+            self._polls.poll_method(owner, spec.method, site, tap, self._queue_of(name), leaves=not spec.leave)
             if spec.leave:
-                self._polls.leave_method(owner, spec.leave, site, _always(tap), functools.partial(self._now, name))
+                self._polls.leave_method(owner, spec.leave, site, tap, seams.own_list(name))
             if not known:
                 self._say(site, True, f"{spec.owner}.{spec.method}")
 
-    def _picked_tap(self, _scheduler: Any, queue: Any, *_: Any, **__: Any) -> QueueTap | None:
+    def _picked(self, _scheduler: Any, queue: Any, *_: Any, **__: Any) -> tuple[QueueTap | None, list[Any]]:
         for name in LEAVES:
             try:
                 if self._reader.queue(name) is queue:
-                    return self._tap(name)
+                    return self._tap(name), queue
             except KeyError:
                 continue
-        return None
-
-    @staticmethod
-    def _picked_queue(_scheduler: Any, queue: Any, *_: Any, **__: Any) -> Any:
-        return queue
+        return None, queue
 
     def _poll_functions(self) -> None:
         found = []
@@ -145,29 +129,8 @@ class SchedulerHooks:
         self._say("collective", there, "disaggregation/utils.py dist.all_reduce")
 
     def _gate(self) -> None:
-        def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-            def gate(polls: list[int], decode_reqs: Any, *args: Any, **kwargs: Any) -> Any:
-                tap = self._polls.polling
-                if tap is None or not site.on:
-                    return original(polls, decode_reqs, *args, **kwargs)
-                before: list[int] = []
-                try:
-                    before = polls.copy()
-                    tap.raw(polls)
-                except Exception as error:
-                    site.failed(error)
-                result = original(polls, decode_reqs, *args, **kwargs)
-                if before and before != polls:
-                    try:
-                        self._held(before, polls, decode_reqs)
-                    except Exception as error:
-                        site.failed(error)
-                return result
-
-            return gate
-
         utils = seams.module(seams.UTILS)
-        there = utils is not None and self._hooks.wrap(utils, seams.GATE, "gate", make)
+        there = utils is not None and self._polls.gate_function(utils, seams.GATE, self._held)
         self._say(
             "gate", there, f"disaggregation/utils.py {seams.GATE}" if there else f"no {seams.GATE}: no metadata gate"
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -36,10 +37,6 @@ def _plain(pollers: Any, _group: Any = None, decode_reqs: Any = None, *_: Any, *
     return pollers if decode_reqs is None else list(decode_reqs)
 
 
-def _first(pollers: Any, *_: Any, **__: Any) -> list[Any]:
-    return pollers  # type: ignore[no-any-return]
-
-
 def _copied(decode_reqs: Any, *_: Any, **__: Any) -> list[Any]:
     return list(decode_reqs)  # the engine's own queue: it grows in place
 
@@ -65,14 +62,15 @@ def _first_stage_group(
     return attn_tp_cpu_group if pp_rank == 0 else None
 
 
-POLL_FUNCTIONS: dict[str, tuple[Callable[..., list[Any]], Callable[..., Any]]] = {
+POLL_FUNCTIONS: dict[str, tuple[Callable[..., list[Any]] | None, Callable[..., Any]]] = {
     "poll_and_all_reduce": (_plain, _gloo_group),
-    "poll_and_all_reduce_attn_cp_tp_group": (_first, _attn_tp_group),
+    "poll_and_all_reduce_attn_cp_tp_group": (None, _attn_tp_group),
     "poll_and_all_reduce_with_staging": (_copied, _staging_group),
     # 0.5.23: with pipeline parallelism only stage 0 reduces and later stages are told
-    "poll_and_all_reduce_prefill_pp": (_first, _first_stage_group),
+    "poll_and_all_reduce_prefill_pp": (None, _first_stage_group),
 }
-"""Poll functions of ``disaggregation/utils.py``: which of their arguments are the pollers and the reduced group."""
+"""Poll functions of ``disaggregation/utils.py``: which of their arguments are the pollers (None: the first) and the
+reduced group."""
 
 GATE = "_apply_metadata_gate"
 """The metadata gate, in ``disaggregation/utils.py`` since 0.5.13.post1."""
@@ -163,6 +161,12 @@ BATCHES = ("running_batch", "cur_batch", "cur_batch_for_debug", "last_batch")
 """Attributes of the scheduler that hold a batch of requests; cur_batch became cur_batch_for_debug by 0.5.23."""
 
 RUNNING_AGE = "forward_entry_time"
+
+
+def own_list(queue: str) -> Callable[[Any], Any]:
+    """Return what gets a polled queue's list from the object that has it, the owner of its poll method."""
+    [path] = [path.path for path in QUEUE_PATHS if path.name == queue]
+    return attrgetter(path[-1])
 
 
 def follow(start: Any, path: tuple[str, ...]) -> Any:

@@ -6,12 +6,15 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from pdctl.client import Client, recording_file
 from pdctl.discovery import Found, FoundRank
 from pdctl.model import FlightEntry, Snapshot, Status
 from pdctl.probes.queues.model import RankView
-from pdctl.recording.reader import Recording
+
+if TYPE_CHECKING:
+    from pdctl.recording.reader import Recording
 
 CONFIRM_PAUSE_S = 0.4
 

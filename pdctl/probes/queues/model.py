@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from pdctl.documents import Document
 from pdctl.findings import Finding
 from pdctl.model import FlightEntry, Identity, Snapshot, Status
-from pdctl.recording.reader import Recording
+
+if TYPE_CHECKING:
+    from pdctl.recording.reader import Recording
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pdctl.client import Client, recording_file
 from pdctl.discovery import Found
 from pdctl.model import Status
 from pdctl.observed import Answer
-from pdctl.recording.reader import Recording
+
+if TYPE_CHECKING:
+    from pdctl.recording.reader import Recording
 
 
 def collect(found: Found, client: Client) -> tuple[list[Answer[Status]], list[Recording | None]]:

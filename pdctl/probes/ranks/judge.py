@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from pdctl.documents import Document
 from pdctl.model import Call, Frame, Phase, Seam, Status
 from pdctl.observed import Answer, FoundRank
-from pdctl.recording.reader import Recording
+
+if TYPE_CHECKING:
+    from pdctl.recording.reader import Recording
 
 NS = 1e9
 

@@ -1,0 +1,293 @@
+"""The hooks at the polls, which every engine of SGLang's shape shares: methods that poll a queue, poll functions, the
+metadata gate, the collective.
+
+They run in every turn of the scheduler, on a core that other work has had in between, so that each function called and
+each object looked at costs: a turn that is like the one before passes through as few as possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pdctl.agent.tap import QueueTap
+from pdctl.engines.base import Hooks, Site
+
+if TYPE_CHECKING:
+    from pdctl.engines.sites import PollSites
+
+
+class PollHooks:
+    """The part that every engine of SGLang's shape shares: methods that poll a queue, poll functions, the collective.
+
+    group_index: gives the number (index into Identity.groups) of a torch process group, negative for one that is not
+    worth recording. One poll may reduce over several groups, and over the same one twice: that is one round of it.
+    sites: the fault sites at polls, None on a rank that takes no faults.
+    The scheduler is single-threaded, so the tap that is being polled is one variable.
+    """
+
+    def __init__(self, hooks: Hooks, group_index: Callable[[Any], int], sites: PollSites | None = None) -> None:
+        self._hooks = hooks
+        self._sites = sites
+        self._queue: list[Any] = []
+        self._group_index = group_index
+        self.current: QueueTap | None = None
+        """The tap whose queue is about to be polled; None outside of a queue's method and after its poll."""
+        self.polling: QueueTap | None = None
+        """The tap whose queue's poll is running."""
+        self._entered: list[int] = []
+
+    def poll_method(
+        self,
+        owner: Any,
+        attribute: str,
+        site_name: str,
+        tap: QueueTap,
+        queue_of: Callable[[Any], list[Any]],
+        *,
+        leaves: bool = True,
+    ) -> bool:
+        """Hook a method that polls one queue once a turn. ``leaves``: the method also removes what is done.
+
+        queue_of gets what the method is called on and returns the engine's list.
+        """
+        entered, sites = self._entered, self._sites
+
+        def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+            def polls_queue(self_: Any, *args: Any, **kwargs: Any) -> Any:
+                if not site.on:
+                    return original(self_, *args, **kwargs)
+                try:
+                    queue = queue_of(self_)
+                    if sites is not None:
+                        self._queue = queue
+                        if sites.table.any:
+                            sites.before(queue)
+                    tap.visit(queue)
+                    self.current = tap
+                    entered.clear()
+                except Exception as error:
+                    site.failed(error)
+                try:
+                    result = original(self_, *args, **kwargs)
+                finally:
+                    self.current = None
+                # Not where the engine raised: that round has not been applied, and its recording says so.
+                if leaves:
+                    try:
+                        tap.leave(queue_of(self_))
+                    except Exception as error:
+                        site.failed(error)
+                return result
+
+            return polls_queue
+
+        return self._hooks.wrap(owner, attribute, site_name, make)
+
+    def picking_method(
+        self, owner: Any, attribute: str, site_name: str, pick: Callable[..., tuple[QueueTap | None, list[Any]]]
+    ) -> bool:
+        """Hook a method that polls the queue it is given, one of several. pick gets its arguments and returns the tap of
+        that queue, None for one that pdctl does not follow, and its list, which the method leaves as it is.
+        """
+        entered, sites = self._entered, self._sites
+
+        def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+            def polls_a_queue(*args: Any, **kwargs: Any) -> Any:
+                tap, queue = None, list[Any]()
+                try:
+                    if site.on:
+                        tap, queue = pick(*args, **kwargs)
+                    if tap is not None:
+                        if sites is not None:
+                            self._queue = queue
+                            if sites.table.any:
+                                sites.before(queue)
+                        tap.visit(queue)
+                        self.current = tap
+                        entered.clear()
+                except Exception as error:
+                    site.failed(error)
+                try:
+                    result = original(*args, **kwargs)
+                finally:
+                    self.current = None
+                if tap is not None:
+                    try:
+                        tap.leave(queue)
+                    except Exception as error:
+                        site.failed(error)
+                return result
+
+            return polls_a_queue
+
+        return self._hooks.wrap(owner, attribute, site_name, make)
+
+    def leave_method(
+        self, owner: Any, attribute: str, site_name: str, tap: QueueTap, queue_of: Callable[[Any], list[Any]]
+    ) -> bool:
+        """Hook the outer method that removes from a queue which an inner one polled (``leaves=False`` there)."""
+
+        def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+            def leaves_queue(self_: Any, *args: Any, **kwargs: Any) -> Any:
+                result = original(self_, *args, **kwargs)
+                if site.on:
+                    try:
+                        tap.leave(queue_of(self_))
+                    except Exception as error:
+                        site.failed(error)
+                return result
+
+            return leaves_queue
+
+        return self._hooks.wrap(owner, attribute, site_name, make)
+
+    def poll_function(
+        self, owner: Any, attribute: str, pollers_of: Callable[..., list[Any]] | None, group_of: Callable[..., Any]
+    ) -> bool:
+        """Hook a module-level poll function. pollers_of / group_of pick the pollers and the group from its arguments;
+        None for pollers_of: they are the first one.
+
+        A group of None means that this rank reduces nothing (its polls come from elsewhere): not a round. A queue's
+        method polls its queue with the first poll function it calls; what it may reduce after that is something else.
+        """
+        sites = self._sites
+
+        def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+            def polls(*args: Any, **kwargs: Any) -> Any:
+                tap = self.current
+                if tap is None or not site.on:
+                    return original(*args, **kwargs)
+                self.current = None
+                self.polling = tap
+                try:
+                    try:
+                        pollers = args[0] if pollers_of is None else pollers_of(*args, **kwargs)
+                        tap.polled(pollers)
+                        if sites is not None and sites.table.any and group_of(*args, **kwargs) is not None:
+                            sites.flip(tap.queue, self._queue, pollers)
+                    except Exception as error:
+                        site.failed(error)
+                    result = original(*args, **kwargs)
+                finally:
+                    self.polling = None
+                    if sites is not None and sites.flipped:
+                        sites.unflip()
+                try:
+                    if not self._entered:
+                        # a group of one: the engine may skip the collective, the round is still a round
+                        self._alone(tap, result, group_of(*args, **kwargs))
+                except Exception as error:
+                    site.failed(error)
+                return result
+
+            return polls
+
+        return self._hooks.wrap(owner, attribute, "poll", make)
+
+    def _alone(self, tap: QueueTap, polls: list[int], group: Any) -> None:
+        if group is None:
+            return
+        data = bytes(polls)
+        number = self._group_index(group)
+        if number >= 0:
+            tap.entering(number, data, 1)
+            tap.left(number, data, 1)
+
+    def gate_function(
+        self, owner: Any, attribute: str, held: Callable[[list[int], list[int], Any], None] | None = None
+    ) -> bool:
+        """Hook the metadata gate, whose arguments are this rank's own polls, changed in place, and the entries polled.
+
+        held: called with the polls before and after and the entries where the gate has changed some.
+        """
+
+        def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+            def gate(polls: list[int], entries: Any, *args: Any, **kwargs: Any) -> Any:
+                tap = self.polling
+                if tap is None or not site.on:
+                    return original(polls, entries, *args, **kwargs)
+                before = polls
+                try:
+                    before = tap.raw(polls)
+                except Exception as error:
+                    site.failed(error)
+                result = original(polls, entries, *args, **kwargs)
+                if held is not None and before != polls:
+                    try:
+                        held(before, polls, entries)
+                    except Exception as error:
+                        site.failed(error)
+                return result
+
+            return gate
+
+        return self._hooks.wrap(owner, attribute, "gate", make)
+
+    def collective(self, owner: Any) -> bool:
+        """Replace ``owner.dist`` (the module's name for torch.distributed) by one whose all_reduce is seen.
+
+        The engine's all_reduce of polls is recorded before and after; any other goes straight through.
+        """
+
+        def make(dist: Any, site: Site) -> Any:
+            entered, group_index = self._entered, self._group_index
+            numbers: dict[Any, int] = {}  # torch's groups are compared as objects
+            all_reduces = dist.all_reduce
+            total = getattr(getattr(dist, "ReduceOp", None), "SUM", None)
+
+            # torch's own parameters, by name: to pass on whatever comes costs as much as all else here
+            def all_reduce(tensor: Any, op: Any = total, group: Any = None, async_op: bool = False) -> Any:
+                tap = self.polling
+                if tap is None or not site.on:
+                    return all_reduces(tensor, op, group, async_op)
+                read = None
+                number = width = 0
+                try:
+                    found = numbers.get(group)
+                    number = numbers.setdefault(group, group_index(group)) if found is None else found
+                    if number >= 0 and number not in entered:
+                        width = tensor.itemsize
+                        read = _reader(tensor, len(tensor))
+                        tap.entering(number, read(), width)
+                        entered.append(number)
+                except Exception as error:
+                    read = None
+                    site.failed(error)
+                result = all_reduces(tensor, op, group, async_op)
+                if read is not None:
+                    try:
+                        tap.left(number, read(), width)
+                    except Exception as error:
+                        site.failed(error)
+                return result
+
+            return _Distributed(dist, all_reduce)
+
+        return self._hooks.wrap(owner, "dist", "collective", make)
+
+
+_SHORT = 64
+"""Up to so many polls are read as the engine itself reads them after the collective, by code that is at hand then."""
+
+
+def _reader(tensor: Any, count: int) -> Callable[[], Any]:
+    """Return what gives the polls in ``tensor`` as they are when it is called: a list of a few, the bytes of many.
+
+    Raises TypeError for a tensor that is on a device, since to read it would wait for the device.
+    """
+    if not tensor.is_cpu:
+        raise TypeError(f"polls are on {tensor.device}")
+    return tensor.tolist if count <= _SHORT else tensor.numpy().tobytes  # type: ignore[no-any-return]
+
+
+class _Distributed:
+    """torch.distributed as the hooked module sees it: everything is the original's, only all_reduce is watched."""
+
+    def __init__(self, dist: Any, all_reduce: Callable[..., Any]) -> None:
+        self.__dict__.update(_dist=dist, all_reduce=all_reduce)
+        if hasattr(dist, "ReduceOp"):
+            self.__dict__["ReduceOp"] = dist.ReduceOp  # asked for in every poll; a class of torch's that never changes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dist, name)
