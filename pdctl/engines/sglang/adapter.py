@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 from pdctl.agent.tap import QueueTap
 from pdctl.engines.base import Hooks, Site
 from pdctl.engines.landing import Landings
-from pdctl.engines.sglang import late, seams, steps
+from pdctl.engines.sglang import faults as fault_sites
+from pdctl.engines.sglang import late, revert, seams, steps
 from pdctl.engines.sglang.hooks import SchedulerHooks
 from pdctl.engines.sglang.identity import identify
 from pdctl.engines.sglang.queues import QueueReader
+from pdctl.engines.sites import PollSites
 from pdctl.inject.table import FaultTable
 from pdctl.model import Frame, Identity, QueueEntry, Seam, SlotEntry
 
@@ -43,13 +45,18 @@ class SGLangAdapter:
         self._loop(recorder)
         if self._identity.role == seams.UNIFIED:
             return
+        role = self._identity.role
+        if role == "decode":
+            self._more_seams += revert.revert(self.hooks)  # first: what is recorded is the engine without it
         self._landings = Landings(self._reader, recorder)
+        polls = PollSites(faults) if faults.armed else None
         self._installed = SchedulerHooks(
-            self._scheduler, self.hooks, self._reader, recorder, self._landings, self._groups.number
+            self._scheduler, self.hooks, self._reader, recorder, self._landings, self._groups.number, polls
         )
-        self._installed.install(self._identity.role)
-        if self._identity.role == "prefill":
+        self._installed.install(role)
+        if role == "prefill":
             self._more_seams += late.install(self.hooks, self._scheduler, recorder, faults)
+        self._more_seams += fault_sites.install(self.hooks, role, seams.kv_manager(self._scheduler), faults)
 
     def _loop(self, recorder: Recorder) -> None:
         def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:

@@ -16,6 +16,7 @@ from pdctl.model import QUEUES, Action, EventKind, Seam
 
 if TYPE_CHECKING:
     from pdctl.agent.sinks import Recorder
+    from pdctl.engines.sites import PollSites
 
 _MAX_ANSWERS = 4096
 
@@ -31,13 +32,14 @@ class SchedulerHooks:
         recorder: Recorder,
         landings: Landings,
         group_number: Callable[[Any], int],
+        sites: PollSites | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._hooks = hooks
         self._reader = reader
         self._recorder = recorder
         self._landings = landings
-        self._polls = PollHooks(hooks, group_number)
+        self._polls = PollHooks(hooks, group_number, sites)
         self._streams = 0
         self.taps: dict[str, QueueTap] = {}
         self.seams: list[Seam] = []

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pdctl import __version__
-from pdctl.engines.sglang import seams
+from pdctl.engines.sglang import revert, seams
 from pdctl.engines.shared import group_number
 from pdctl.model import GroupInfo, Identity
 from pdctl.recording.writer import process_start
@@ -114,7 +114,7 @@ def identify(scheduler: Any) -> tuple[Identity, Groups]:
         backend=str(seams.server_arg(scheduler, "disaggregation_transfer_backend", ""))
         if role != seams.UNIFIED
         else "",
-        lacks=seams.lacks(role),
+        lacks=seams.lacks(role) or (revert.wanted()[0] if role == "decode" else ()),
         groups=tuple(groups.infos),
     )
     return identity, groups

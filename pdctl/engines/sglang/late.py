@@ -1,4 +1,4 @@
-"""The metadata write of the Mooncake backend: seen, and held back where a fault asks for it.
+"""The metadata write of the Mooncake backend: seen, and held back, changed or failed where a fault asks for it.
 
 ``MooncakeKVManager.send_aux`` writes one row of MetadataBuffers into the decode rank's memory; ``transfer_worker`` sends
 the status after it, so returning 0 at once and writing later is "Success, but no metadata yet" for that decode rank.
@@ -11,9 +11,10 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from pdctl.engines import sites
 from pdctl.engines.base import Hooks, Site
 from pdctl.engines.sglang import seams, wanted
-from pdctl.inject.faults import DELAY_METADATA, SEAM_PREFIX
+from pdctl.engines.sites import Write, WriteSites
 from pdctl.inject.table import FaultTable
 from pdctl.model import EventKind, Seam
 
@@ -22,48 +23,94 @@ if TYPE_CHECKING:
 
 
 def install(hooks: Hooks, scheduler: Any, recorder: Recorder, faults: FaultTable) -> list[Seam]:
-    """Hook the metadata write of a prefill rank; returns the seams of the event and of the fault site."""
+    """Hook the metadata write of a prefill rank; returns the seams of the event and of the fault sites."""
     owner = getattr(seams.module(seams.MOONCAKE), "MooncakeKVManager", None)
     manager = seams.kv_manager(scheduler)
-    fault = SEAM_PREFIX + DELAY_METADATA
     if owner is None or not isinstance(manager, owner):
         backend = seams.server_arg(scheduler, "disaggregation_transfer_backend", "?")
         why = f"backend {backend}: only Mooncake's write is known"
-        return [Seam("events.metadata", False, why), Seam(fault, False, why)]
+        return [Seam("events.metadata", False, why), *sites.seams(sites.WRITE_KINDS, False, why)]
     why_not = _why_not(manager, scheduler)
-    event = recorder.event
+    writes = _Writes(scheduler, recorder, faults, possible=not why_not)
+    there = hooks.wrap(owner, "send_aux", "metadata", writes.make)
+    detail = "MooncakeKVManager.send_aux"
+    aborts = wanted.watch_aborts(hooks, manager, faults)
+    kinds = sites.seams(sites.WRITE_KINDS, there and not why_not, why_not or detail)
+    return [Seam("events.metadata", there, detail), *kinds, aborts]
 
-    def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+
+class _Writes:
+    """The hook at ``send_aux``. possible: a row can be kept, so that faults are possible at all."""
+
+    def __init__(self, scheduler: Any, recorder: Recorder, faults: FaultTable, *, possible: bool) -> None:
+        self._rooms = seams.follow(scheduler, ("disagg_metadata_buffers", "bootstrap_room"))
+        self._event = recorder.event
+        self._faults = faults
+        self._possible = possible
+        self._sites = WriteSites(faults)
+
+    def make(self, original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+        """Return the function to put in place of ``send_aux``."""
+        faults = self._faults
+
         def send_aux(self_: Any, req: Any, prefill_aux_index: int, dst_aux_ptrs: Any, *args: Any, **kwargs: Any) -> Any:
-            tp = -1
-            if site.on:
+            result = None
+            if faults.any and self._possible and site.on:
                 try:
-                    tp = int(self_.decode_kv_args_table[req.mooncake_session_id].dst_tp_rank)
-                    if faults.metadata and not why_not:
-                        place = (req.mooncake_session_id, req.dst_aux_index)
-                        fault = faults.metadata_fault(req.room, -1, tp, req.mooncake_session_id, place)
-                        if fault is not None:
-                            late = LateWrite(original, self_, req, prefill_aux_index, dst_aux_ptrs)
-                            wanted_still = wanted.check(self_, req)
-                            if faults.hold(fault, late, room=req.room, tp=tp, place=place, still_wanted=wanted_still):
-                                return 0
-                            late.close()
-                except Exception as error:
+                    result = self._faulty(original, self_, req, prefill_aux_index, dst_aux_ptrs)
+                except Exception as error:  # the write goes its usual way
                     site.failed(error)
-            result = original(self_, req, prefill_aux_index, dst_aux_ptrs, *args, **kwargs)
-            if site.on:
-                try:
-                    event(EventKind.META_SENT, room=req.room, slot=int(req.dst_aux_index), a=tp, b=int(result))
-                except Exception as error:
-                    site.failed(error)
+            if result is None:
+                result = original(self_, req, prefill_aux_index, dst_aux_ptrs, *args, **kwargs)
+                if site.on:
+                    try:
+                        self._sent(self_, req, int(result))
+                        if faults.armed:
+                            self._sites.done(self._write(self_, req))
+                    except Exception as error:
+                        site.failed(error)
             return result
 
         return send_aux
 
-    there = hooks.wrap(owner, "send_aux", "metadata", make)
-    detail = "MooncakeKVManager.send_aux"
-    aborts = wanted.watch_aborts(hooks, manager, faults)
-    return [Seam("events.metadata", there, detail), Seam(fault, there and not why_not, why_not or detail), aborts]
+    @staticmethod
+    def _write(manager: Any, req: Any) -> Write:
+        session = req.mooncake_session_id
+        tp = int(manager.decode_kv_args_table[session].dst_tp_rank)
+        return Write(req.room, -1, tp, session, (session, req.dst_aux_index))
+
+    def _sent(self, manager: Any, req: Any, result: int) -> None:
+        tp = int(manager.decode_kv_args_table[req.mooncake_session_id].dst_tp_rank)
+        self._event(EventKind.META_SENT, room=req.room, slot=int(req.dst_aux_index), a=tp, b=result)
+
+    def _faulty(self, send_aux: Callable[..., Any], manager: Any, req: Any, index: int, targets: Any) -> int | None:
+        """Return what the engine is told of a write that a fault took, None where none did."""
+        write = self._write(manager, req)
+        if self._sites.fails(write):
+            return -1
+        fault, wrong = self._sites.holds(write), 0
+        if fault is None:
+            wrong = self._sites.wrong_room(write)
+            if not wrong:
+                return None
+        late = LateWrite(send_aux, manager, req, index, targets)
+        if fault is not None:
+
+            def write_now() -> None:
+                late()
+                self._sent(manager, req, 0)
+
+            still_wanted = wanted.check(manager, req)
+            if self._faults.hold(
+                fault, write_now, room=write.room, tp=write.tp, place=write.place, still_wanted=still_wanted
+            ):
+                return 0
+            return None
+        if not late.set_room(self._rooms, wrong):
+            return None
+        late()
+        self._sent(manager, req, 0)
+        return 0
 
 
 def _why_not(manager: Any, scheduler: Any) -> str:
@@ -94,8 +141,9 @@ class LateWrite:
         start = ctypes.addressof(self._buffer)
         pointers = [start + sum(lengths[:place]) for place in range(len(lengths))]
         self._start, self._length = start, sum(lengths)
+        self._bases = list(kv_args.aux_data_ptrs)
         self._send_aux, self._req, self._targets, self._manager = send_aux, req, targets, manager
-        self._stand_in = _StandIn(manager, SimpleNamespace(aux_data_ptrs=pointers, aux_item_lens=lengths))
+        self._stand_in = StandIn(manager, SimpleNamespace(aux_data_ptrs=pointers, aux_item_lens=lengths))
 
     def __call__(self) -> None:
         """Do the write, on a thread that is not the engine's."""
@@ -110,30 +158,42 @@ class LateWrite:
         if result != 0:
             raise RuntimeError(f"send_aux returned {result}")
 
+    def set_room(self, rooms: Any, room: int) -> bool:
+        """Have the row say another room; False where the row of ``MetadataBuffers.bootstrap_room`` is not found in it."""
+        for pointer, base in zip(self._stand_in.kv_args.aux_data_ptrs, self._bases, strict=True):
+            if base == rooms.data_ptr():
+                ctypes.c_uint64.from_address(pointer).value = room
+                return True
+        return False
+
     def close(self) -> None:
         """Close what the write opened."""
         self._stand_in.close()
 
 
-class _StandIn:
-    """The KV manager as ``send_aux`` sees it during a late write: its own, except for where the row is.
+class StandIn:
+    """The KV manager as its own functions see it on a thread that is not the engine's: with other sockets.
+
+    kv_args: where the row of a late write is, None for the manager's own.
 
     The path that sends metadata in messages (``send_aux_tcp``) keeps ZeroMQ sockets which belong to the engine's
     threads; a late write runs on another one and opens its own.
     """
 
-    def __init__(self, manager: Any, kv_args: Any) -> None:
+    def __init__(self, manager: Any, kv_args: Any = None) -> None:
         self._manager = manager
         self._sockets: list[Any] = []
-        self.kv_args = kv_args
+        self.kv_args = manager.kv_args if kv_args is None else kv_args
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._manager, name)
 
     def send_aux_tcp(self, *args: Any, **kwargs: Any) -> Any:
+        """Do as the manager does, through these sockets."""
         return type(self._manager).send_aux_tcp(self, *args, **kwargs)
 
     def send_aux_data_to_endpoint(self, *args: Any, **kwargs: Any) -> Any:
+        """Do as the manager does, through these sockets."""
         return type(self._manager).send_aux_data_to_endpoint(self, *args, **kwargs)
 
     def _connect(self, endpoint: str, is_ipv6: bool = False) -> Any:
@@ -149,6 +209,7 @@ class _StandIn:
         return self._sockets[0]
 
     def close(self) -> None:
+        """Close the sockets; what was sent goes out first."""
         for socket in self._sockets:
             socket.close()
         self._sockets.clear()

@@ -1,0 +1,117 @@
+"""The fault sites of an SGLang rank other than its metadata writes: polls, the status of a transfer, dp ranks of rooms.
+
+What holds a message back sends it later with the engine's own function, on a thread that is not the engine's.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from pdctl.engines import sites
+from pdctl.engines.base import Hooks, Site
+from pdctl.engines.sglang import seams
+from pdctl.engines.sglang.late import StandIn
+from pdctl.engines.sites import Instead
+from pdctl.inject.table import FaultTable
+from pdctl.model import Seam
+
+_REGISTER, _QUERY = "_register_prefill_dp_rank", "query_prefill_dp_ranks"
+_ONLY_WHERE = "called with dp_size > 1 and a load balancing that does not follow the room"
+
+
+def install(hooks: Hooks, role: str, manager: Any, faults: FaultTable) -> list[Seam]:
+    """Put the hooks in, on an armed rank; returns the seams of the sites, which are there on every rank."""
+    common = seams.module(seams.COMMON)
+    found = sites.seams(sites.POLL_KINDS, True, "the poll functions of disaggregation/utils.py")
+    if role == "decode":
+        owner = getattr(common, "CommonKVReceiver", None)
+        there = owner is not None and hasattr(owner, _QUERY)
+        if there and faults.armed:
+            hooks.wrap(owner, _QUERY, "query", sites.query(faults))
+        detail = f"CommonKVReceiver.{_QUERY}, {_ONLY_WHERE}" if there else f"no CommonKVReceiver.{_QUERY}"
+        return found + sites.seams(sites.QUERY_KINDS, there, detail)
+    owner = getattr(common, "CommonKVSender", None)
+    there = owner is not None and hasattr(owner, _REGISTER)
+    if there and faults.armed:
+        hooks.wrap(owner, _REGISTER, "registration", sites.registration(faults, _elsewhere))
+    detail = f"CommonKVSender.{_REGISTER}, {_ONLY_WHERE}" if there else f"no CommonKVSender.{_REGISTER}"
+    found += sites.seams(sites.REGISTRATION_KINDS, there, detail)
+    return found + sites.seams(sites.STATUS_KINDS, *_status(hooks, manager, faults))
+
+
+def _elsewhere(sender: Any, dp: int) -> Any:
+    return Instead(sender, kv_mgr=Instead(sender.kv_mgr, attn_dp_rank=dp))
+
+
+# ---- the message that tells a decode rank how a transfer ended -------------------------------------------------------
+
+
+def _status(hooks: Hooks, manager: Any, faults: FaultTable) -> tuple[bool, str]:
+    mooncake = getattr(seams.module(seams.MOONCAKE), "MooncakeKVManager", None)
+    if mooncake is None or not isinstance(manager, mooncake):
+        return False, "only Mooncake's status messages are known"
+    makers: dict[str, Callable[..., Any]] = {
+        "sync_status_to_decode_endpoint": _to_one,
+        "send_kv_status_message": _to_several,
+    }  # the second: 0.5.23
+    for name, maker in makers.items():
+        if hasattr(mooncake, name):
+            if faults.armed:
+                hooks.wrap(mooncake, name, "status", functools.partial(maker, faults))
+            return True, f"MooncakeKVManager.{name}"
+    return False, f"no MooncakeKVManager.{' or '.join(makers)}"
+
+
+def _held(
+    faults: FaultTable, manager: Any, room: int, status: Any, where: tuple[str, int], send: Callable[[], None]
+) -> bool:
+    """Return whether a fault holds the message back that goes ``where`` (host and port of a decode rank)."""
+    for session, info in list(manager.decode_kv_args_table.items()):
+        if (info.endpoint, int(info.dst_port)) == (where[0], int(where[1])):
+            tp = int(info.dst_tp_rank)
+            fault = sites.status_fault(faults, room, int(status), dp=-1, tp=tp, address=session)
+            return fault is not None and faults.hold(fault, send, room=room, tp=tp)
+    return False
+
+
+def _to_one(faults: FaultTable, original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+    def sync_status(self_: Any, remote: str, dst_port: int, room: int, status: Any, *args: Any, **kwargs: Any) -> Any:
+        if faults.any and site.on:
+            try:
+
+                def send() -> None:
+                    own = StandIn(self_)  # the engine's sockets belong to its threads
+                    try:
+                        original(own, remote, dst_port, room, status, *args, **kwargs)
+                    finally:
+                        own.close()
+
+                if _held(faults, self_, room, status, (remote, dst_port), send):
+                    return None
+            except Exception as error:
+                site.failed(error)
+        return original(self_, remote, dst_port, room, status, *args, **kwargs)
+
+    return sync_status
+
+
+def _to_several(faults: FaultTable, original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+    def send_status(self_: Any, *, targets: Any, bootstrap_room: int, status: Any, **kwargs: Any) -> Any:
+        if faults.any and site.on:
+            try:
+                passing = []
+                for target in targets:
+
+                    def send(target: Any = target) -> None:  # takes the lock of the socket itself
+                        original(self_, targets=[target], bootstrap_room=bootstrap_room, status=status, **kwargs)
+
+                    if not _held(faults, self_, bootstrap_room, status, target, send):
+                        passing.append(target)
+                targets = passing
+            except Exception as error:
+                site.failed(error)
+        return original(self_, targets=targets, bootstrap_room=bootstrap_room, status=status, **kwargs)
+
+    return send_status

@@ -1,0 +1,52 @@
+"""Takes a fix out of a rank at its start, so that a drill can show on one version what the fix prevents.
+
+``PDCTL_REVERT=gate``, on armed ranks only: a test's ranks, never those that serve.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from pdctl.engines.base import Hooks, Site
+from pdctl.engines.sglang import seams
+from pdctl.model import Seam
+
+VARIABLE = "PDCTL_REVERT"
+
+
+def wanted() -> tuple[tuple[str, ...], str]:
+    """Return the fixes that this rank shall do without, and what is wrong with what was asked for, "" when nothing is."""
+    asked = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
+    if not asked:
+        return (), ""
+    if os.environ.get("PDCTL_ARM", "").strip().lower() not in ("1", "on", "yes", "true"):
+        return (), f"{VARIABLE} is for armed ranks: PDCTL_ARM=1 is not set"
+    unknown = [name for name in asked if name != "gate"]
+    if unknown:
+        return (), f"{VARIABLE}={','.join(unknown)}: only gate can be taken out"
+    utils = seams.module(seams.UTILS)
+    if utils is None or not hasattr(utils, seams.GATE):
+        return (), f"{VARIABLE}=gate: this version has none"
+    return ("gate",), ""
+
+
+def revert(hooks: Hooks) -> list[Seam]:
+    """Take out what is asked for, before any other hook is in; returns a seam that says so, where something was asked."""
+    names, wrong = wanted()
+    if wrong:
+        return [Seam("revert", False, wrong)]
+    if not names:
+        return []
+    hooks.wrap(seams.module(seams.UTILS), seams.GATE, "revert", _open)
+    return [Seam("revert", True, f"{seams.GATE} lets every poll pass ({VARIABLE}=gate)")]
+
+
+def _open(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+    del original, site
+
+    def open_gate(*_: Any, **__: Any) -> None:
+        """Gate nothing: polls go into the collective as they are."""
+
+    return open_gate

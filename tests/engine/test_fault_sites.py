@@ -1,0 +1,155 @@
+"""Every kind of fault that one prefill and one decode server can carry, fired on real servers by the command line.
+
+What is held back keeps its request, and the request ends with the right tokens once the fault is healed; what fails one
+request leaves the next ones alone. Kinds that need several dp ranks are not here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdctl.model import Action, KVPoll
+from tests.engine.conftest import engine
+from tests.engine.env import ROOT, Namespace
+from tests.engine.harness import Pair, wait_for
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+TP1 = "decode dp0 pp0 tp1"
+
+
+class Fault:
+    """``pdctl inject`` in the foreground, until it is healed by Ctrl-C."""
+
+    def __init__(self, pair: Pair, *arguments: str) -> None:
+        self._pair = pair
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "pdctl.cli",
+                "inject",
+                *arguments,
+                "--rank",
+                "decode:tp1",
+                "--for",
+                "5m",
+                "-o",
+                "json",
+            ],
+            env={**os.environ, **pair.agent_environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        wait_for("the fault is in place", lambda: self.counts() is not None, 60)
+
+    def counts(self) -> dict[str, Any] | None:
+        """Return its row of ``pdctl faults``, None before it is in place."""
+        if self.process.poll() is not None:
+            raise AssertionError(f"inject ended: {self.process.communicate()}")
+        done = self._pair.pdctl("faults", "-o", "json")
+        rows = json.loads(done.stdout)["faults"] if done.stdout else []
+        return rows[0] if rows else None
+
+    def fired(self) -> bool:
+        """Whether it has fired."""
+        return bool((self.counts() or {}).get("fired"))
+
+    def heal(self) -> dict[str, Any]:
+        """Press Ctrl-C; returns how the fault went."""
+        self.process.send_signal(signal.SIGINT)
+        out, err = self.process.communicate(timeout=60)
+        assert self.process.returncode == 130, err
+        went: dict[str, Any] = json.loads(out)
+        assert went["healed"]
+        assert went["failed"] == 0
+        assert self._pair.pdctl("faults").returncode == 0
+        return went
+
+
+@contextlib.contextmanager
+def fault(pair: Pair, *arguments: str) -> Iterator[Fault]:
+    placed = Fault(pair, *arguments)
+    try:
+        yield placed
+    finally:
+        if placed.process.poll() is None:
+            placed.process.kill()
+            pair.heal()
+
+
+def polled(pair: Pair, room: int) -> set[int]:
+    """What decode tp1's own polls of a room in its transfer queue have said."""
+    stream = pair.recordings()[TP1].stream("decode.transfer")
+    assert stream is not None
+    return {item.local for run in stream.runs for item in stream.items(run) or [] if item.room == room}
+
+
+@pytest.mark.parametrize("version", ["0.5.13.post1", "0.5.23"])
+def test_faults_fire_and_heal(version: str, site: Path, namespace: Namespace, tmp_path: Path) -> None:
+    with Pair.start(engine(version, site), namespace, tmp_path) as pair:
+        [right] = pair.one_by_one(1)
+        assert right
+        available = json.loads(pair.pdctl("faults", "--available", "-o", "json").stdout)
+        assert available
+
+        held = {
+            ("--drop-metadata",): KVPoll.SUCCESS,
+            ("--stall-transfer", "4m"): KVPoll.WAITING_FOR_INPUT,
+            ("--drop-status",): KVPoll.WAITING_FOR_INPUT,
+        }
+        for kind, state in held.items():
+            with fault(pair, *kind) as placed:
+                [answer] = pair.begin(1, limit_s=300)
+                room = pair.rooms[-1]
+                wait_for(f"{kind[0]} has fired", placed.fired, 60, 0.5)
+                wait_for(f"tp1 polls {state.name}", lambda room=room, state=state: state in polled(pair, room), 60)
+                if state is not KVPoll.SUCCESS:
+                    assert KVPoll.SUCCESS not in polled(pair, room)
+                status = pair.pdctl("diff-queues")
+                assert status.returncode == 0, status.stdout
+                went = placed.heal()
+                assert went["released"] == 1, went
+                assert answer().tokens == right, kind
+
+        with fault(pair, "--flip-poll", "Transferring") as placed:
+            [answer] = pair.begin(1, limit_s=300)
+            wait_for("flip-poll has fired", placed.fired, 60, 0.5)
+            placed.heal()
+            assert answer().tokens == right
+
+        with fault(pair, "--skew-poll", "100ms") as placed:
+            [answer] = pair.begin(1, limit_s=300)
+            wait_for("skew-poll has fired", placed.fired, 60, 0.5)
+            assert answer().tokens == right
+            assert placed.heal()["fired"] > 0
+
+        for kind in ("--fail-transfer", "--abort"):
+            with fault(pair, kind, "--hits", "1") as placed:
+                [answer] = pair.begin(1, limit_s=120)
+                outcome = answer()
+                assert outcome.tokens is None, f"{kind}: {outcome}"
+                placed.process.wait(60)
+            assert pair.one_by_one(1) == [right], kind
+
+        # Last, since it leaves the pair diverged: one rank aborts what the other commits.
+        with fault(pair, "--corrupt-room", "--hits", "1"):
+            pair.begin(1, limit_s=120)
+            room = pair.rooms[-1]
+            wait_for("diff-queues sees it", lambda: pair.pdctl("diff-queues").returncode == 1, 120, 1)
+            stream = pair.recordings()[TP1].stream("decode.transfer")
+            assert stream is not None
+            ended = [i for run in stream.runs for i in stream.items(run) or [] if i.room == room and i.action]
+            assert [item.action for item in ended] == [Action.ABORTED]
+            assert ended[0].found not in (None, 0, room)
