@@ -13,6 +13,7 @@ median for either side; printed are, for each length:
   ``time.thread_time`` counts time on a core only, so this one stays readable where other work takes the cores.
 
 ``--changing`` lets one request's state differ in every round, so that no round equals the one before (worst case).
+``--sites`` compares a recorded poll on an armed rank, whose fault sites have nothing to do, with one on a rank that is not.
 ``--twin`` measures the engine's poll against itself, without any hooks: how far from 1 this machine gets by itself.
 Needs the engine's environment: ``make bench`` finds the one that ``make test-engine`` installs.
 """
@@ -42,6 +43,8 @@ from pdctl.agent.tap import QueueTap
 from pdctl.engines.base import Hooks
 from pdctl.engines.polls import PollHooks
 from pdctl.engines.sglang import seams
+from pdctl.engines.sites import PollSites
+from pdctl.inject.table import FaultTable
 from pdctl.recording.writer import RecordingWriter
 
 WARM_UP = 4
@@ -68,6 +71,10 @@ class Queue:
 
 class Hooked(Queue):
     """The one whose polls are recorded."""
+
+
+class Unarmed(Queue):
+    """Recorded as well, without fault sites."""
 
 
 def _entries(count: int) -> tuple[list[Any], dict[int, Any]]:
@@ -120,10 +127,10 @@ class _View:
         return None if self._rooms is None else self._rooms[slots, 0]
 
 
-def _hook(utils: Any, tap: QueueTap) -> Hooks:
+def _hook(owner: type[Queue], utils: Any, tap: QueueTap, *, armed: bool = False) -> Hooks:
     hooks = Hooks()
-    polls = PollHooks(hooks, lambda pg: 0)
-    polls.poll_method(Hooked, "turn", "transfer", tap, attrgetter("queue"))
+    polls = PollHooks(hooks, lambda pg: 0, PollSites(FaultTable(armed=True)) if armed else None)
+    polls.poll_method(owner, "turn", "transfer", tap, attrgetter("queue"))
     polls.poll_function(utils, "poll_and_all_reduce", *seams.POLL_FUNCTIONS["poll_and_all_reduce"])
     polls.gate_function(utils, seams.GATE, lambda *held: None)
     polls.collective(utils)
@@ -145,10 +152,22 @@ def _measure(utils: Any, group: Any, count: int, number: int, options: argparse.
     copy = _copy_of(utils)
     ratios, without, added = [], [], []
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
-        recorder = RecordingWriter.create(Path(folder) / "r", identity(number))
-        tap = QueueTap("decode.transfer", _View(buffers), recorder, lambda: 0)
-        hooks = Hooks() if options.twin else _hook(copy, tap)
-        plain, hooked = (kind(module, group, entries, buffers) for kind, module in ((Queue, utils), (Hooked, copy)))
+        taps = [
+            QueueTap(
+                "decode.transfer",
+                _View(buffers),
+                RecordingWriter.create(Path(folder) / name, identity(number)),
+                lambda: 0,
+            )
+            for name in ("hooked", "unarmed")
+        ]
+        tap = taps[0]
+        hooks = Hooks() if options.twin else _hook(Hooked, copy, tap, armed=options.sites)
+        base: tuple[type[Queue], Any] = (Queue, utils)
+        if options.sites:
+            base = (Unarmed, _copy_of(utils))
+            _hook(*base, taps[1])
+        plain, hooked = (kind(module, group, entries, buffers) for kind, module in (base, (Hooked, copy)))
         for chunk in range(options.chunks + WARM_UP):
             took: dict[Queue, list[tuple[float, float]]] = {plain: [], hooked: []}
             for pair in range(options.pairs):
@@ -170,6 +189,7 @@ def _measure(utils: Any, group: Any, count: int, number: int, options: argparse.
         "requests": count,
         "changing": options.changing,
         "twin": options.twin,
+        "sites": options.sites,
         "ratio": quartiles(ratios, 4),
         "cpu_ratio": round(1 + statistics.median(added) / statistics.median(without), 4),
         "added_cpu_us": quartiles(added),
@@ -203,6 +223,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, nargs="+", default=[16, 256, 1024])
     parser.add_argument("--chunks", type=int, default=30)
     parser.add_argument("--pairs", type=int, default=50, help="of rounds, in a chunk")
+    parser.add_argument("--sites", action="store_true", help="what the fault sites of an armed rank cost")
     parser.add_argument("--twin", action="store_true", help="the engine's poll against itself")
     parser.add_argument("--changing", action="store_true")
     parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)

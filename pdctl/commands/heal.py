@@ -92,4 +92,8 @@ def command(
     out.document(HealedDocument(clean=code is Exit.CLEAN, ranks=ranks), ranks, draw)
     for line in healing.lines(results):
         out.error(line)
+    for result in results:
+        if result.gone:
+            rank = result.rank.identity
+            out.note(f"{rank.selector} (pid {rank.pid}) was not reached, and holds nothing: its process has ended")
     return code

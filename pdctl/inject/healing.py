@@ -28,12 +28,14 @@ class Healed:
     """What healing came to on one rank.
 
     ended: ids this call ended. left: what is still there. unsure: why nobody can know, "" where the rank told.
+    gone: its process has ended, and what it held with it.
     """
 
     rank: FoundRank
     ended: set[str] = field(default_factory=set)
     left: tuple[FaultStatus, ...] = ()
     unsure: str = ""
+    gone: bool = False
 
     @property
     def clean(self) -> bool:
@@ -51,6 +53,7 @@ def heal(client: Client, ranks: Sequence[FoundRank], fault_id: str = "", why: st
     for result, answer in zip(results, client.ask(ranks, "heal", HealBody, args), strict=True):
         if answer.body is None:
             result.unsure = may_hold(answer)
+            result.gone = not result.unsure and (answer.silence is Silence.DEAD or _gone(answer))
         else:
             result.ended.update(answer.body.ended)
             result.left = answer.body.left

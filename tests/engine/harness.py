@@ -126,6 +126,7 @@ class Pair:
         prefill_tp: int = 1,
         environ: Mapping[str, str] | None = None,
         wrap: Sequence[str] = (),
+        prefill_args: Sequence[str] = (),
         ready_s: float = READY_S,
     ) -> Iterator[Pair]:
         """Start both servers at once and wait until both are healthy. wrap: put before their command lines."""
@@ -134,7 +135,8 @@ class Pair:
             directory.mkdir(mode=0o700)
         try:
             for role, port, tp in (("prefill", PREFILL_PORT, prefill_tp), ("decode", DECODE_PORT, decode_tp)):
-                argv = [*wrap, *env.server_argv(role, port=port, tp=tp, bootstrap_port=BOOTSTRAP_PORT)]
+                extra = prefill_args if role == "prefill" else ()
+                argv = [*wrap, *env.server_argv(role, port=port, tp=tp, bootstrap_port=BOOTSTRAP_PORT, extra=extra)]
                 pair.servers.append(pair._spawn(role, port, argv, folder, tp, environ or {}))
             for server in pair.servers:
                 pair._healthy(server, ready_s)

@@ -143,6 +143,18 @@ def test_faults_fire_and_heal(version: str, site: Path, namespace: Namespace, tm
                 placed.process.wait(60)
             assert pair.one_by_one(1) == [right], kind
 
+        # The same seed takes the same rooms, whatever the order they come in.
+        rooms = [9_001 + number for number in range(8)]
+        seen = []
+        for order in (rooms, rooms[::-1]):
+            with fault(pair, "--fail-transfer", "--share", "50%", "--seed", "5", "--hits", "100") as placed:
+                outcomes = [pair.generate(1, first_room=room)[0] for room in order]
+                fired = placed.heal()["fired"]
+            seen.append({outcome.room for outcome in outcomes if outcome.tokens is None})
+            assert fired == len(seen[-1])
+        assert seen[0] == seen[1]
+        assert 0 < len(seen[0]) < len(rooms)
+
         # Last, since it leaves the pair diverged: one rank aborts what the other commits.
         with fault(pair, "--corrupt-room", "--hits", "1"):
             pair.begin(1, limit_s=120)

@@ -319,6 +319,27 @@ def test_a_stopped_rank_may_hold_a_fault_and_a_dead_one_not(cluster):
     assert dead.returncode == 0, dead.stderr
 
 
+def test_half_of_the_ranks_are_dead_and_one_is_stopped(cluster):
+    cluster.pair()
+    prefills = [cluster.rank("prefill", "--tp", str(tp), "--size", "4") for tp in (1, 2, 3)]
+    assert cluster.run(*INJECT, "10m", "--for", "15m", "--detach").returncode == 0
+    until(lambda: held(cluster), "a hit")
+    for dead in (*cluster.started[:1], *prefills[:2]):
+        dead.kill()
+        dead.wait()
+    began = time.monotonic()
+    done = cluster.run("heal", "--all")
+    assert done.returncode == 0, done.stderr
+    assert "ended: f-" in done.stdout
+    assert done.stderr.count("not reached, and holds nothing: its process has ended") == 3
+    prefills[2].send_signal(signal.SIGSTOP)
+    again = cluster.run("heal", "--all", "--timeout", "2s")
+    assert again.returncode == 6
+    assert f"(pid {prefills[2].pid}) may hold a fault" in again.stderr
+    assert again.stderr.count("not reached, and holds nothing") == 3
+    assert time.monotonic() - began < 60, "two commands with limits of 10 s and 2 s, and time to start them"
+
+
 def test_a_rank_that_dies_under_a_fault_leaves_nothing_behind(cluster):
     prefill = cluster.pair()
     command = cluster.start(*INJECT, "10m", "--for", "15m")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import threading
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from pdctl.inject.drill.schema import LabLoad
 from pdctl.lab.client import Client, Load, Outcome, Request
 from pdctl.lab.config import LabConfig
 
+PLAIN = "PDCTL_DRILL_PLAIN"
 FOR_EVER_S = 86_400.0
 """A load has no time of its own: the drill gives it up."""
 
@@ -113,13 +115,17 @@ class LabRunning:
 
 
 class CommandRunning:
-    """An operator's command: one load, good when it exits with 0. Its output goes where pdctl's notes go."""
+    """An operator's command: one load, good when it exits with 0. Its output goes where pdctl's notes go.
+
+    PLAIN in its environment is 1 where the load must do no harm (steady state, afterwards), 0 where it is the drill's own.
+    """
 
     rooms: tuple[int, ...] = ()
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], *, plain: bool) -> None:
+        env = {**os.environ, PLAIN: str(int(plain))}
         try:
-            self._process = subprocess.Popen(list(command), stdin=subprocess.DEVNULL, stdout=2)
+            self._process = subprocess.Popen(list(command), stdin=subprocess.DEVNULL, stdout=2, env=env)
         except OSError as error:
             raise PdctlError(
                 f"the load {command[0]!r} can't be started: {error.strerror}", "see load.command", Exit.USAGE
@@ -161,7 +167,7 @@ class Sender:
         if self.drill_load is None:
             return None
         if isinstance(self.drill_load, tuple):
-            return CommandRunning(self.drill_load)
+            return CommandRunning(self.drill_load, plain=plain)
         if self.lab is None:
             raise PdctlError(
                 "this drill sends its requests to an embedded cluster, and these ranks are of none",
