@@ -90,18 +90,16 @@ def not_private(path: Path) -> str:
 def private_dir(path: Path) -> Path:
     """Make ``path`` (and what is missing above it) a directory of mode 0700 of this user, and return it.
 
-    A directory of this user that is open to others is closed to them. Raises OSError when it can't be made, and
-    PermissionError when it belongs to somebody else or is no directory.
+    What was there before stays as it is: it may be shared for a reason. Raises OSError when it can't be made, and
+    PermissionError when it belongs to somebody else, is open to others or is no directory.
     """
     if not path.parent.exists():
         _make_shared(path.parent)
     try:
         path.mkdir(mode=0o700)
+        path.chmod(0o700)  # whatever the umask took, or a directory above adds
     except FileExistsError:
         pass
-    found = path.lstat()
-    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != 0o700:
-        path.chmod(0o700)
     why = not_private(path)
     if why:
         raise PermissionError(why)

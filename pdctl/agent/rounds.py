@@ -109,6 +109,7 @@ class Stream:
         "runs_since_full",
         "seen",
         "since_full",
+        "stored",
         "t_done",
         "t_enter",
         "t_first",
@@ -132,6 +133,7 @@ class Stream:
         self.visit = 0
         self.due = 0  # the turn in which the next round of this run would be
         self.phase = 0
+        self.stored = 0  # the phase that was written last, 0 when the run is not in the file
         self.full = True
         self.mergeable = False
         self.merging = False

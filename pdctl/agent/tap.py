@@ -140,12 +140,20 @@ class QueueTap:
             known = 0
             self._members += 1
             del self._rooms[:], self._slots[:]
+        self._pollers = pollers
+        wrong: Exception | None = None
         for entry in self._queue[known:]:
-            room, slot = self._view.describe(entry)
-            self._rooms.append(room)
+            room, slot = 0, -1
+            try:
+                room, slot = self._view.describe(entry)
+                self._rooms.append(room)
+            except Exception as error:  # raised below: every request has its place all the same
+                wrong, slot = error, -1
+                self._rooms.append(0)
             self._slots.append(slot)
         self._hash = list_hash(self._rooms)
-        self._pollers = pollers
+        if wrong is not None:
+            raise wrong
 
     def raw(self, polls: list[int]) -> list[int]:
         """Take this rank's own polls before the engine's metadata gate, which changes nothing but Success; returns a copy."""
@@ -185,11 +193,16 @@ class QueueTap:
             if data == stream.reduced_data:
                 return
             self._split(stream, Seen(stream.seen.gated, stream.seen.local))
+            stream.stored = 0  # the run that it was thought to repeat has ended without it
         stream.reduced_data = data
         stream.seen.reduced = reduced = narrow(data, width)
-        if any(poll in reduced for poll in self._decides):
+        decides = any(poll in reduced for poll in self._decides)
+        if decides:
             self._look(stream.seen)
-            self._store(stream)  # decisions follow: should the rank stop in them, the reduced polls are in the file
+        if decides or not stream.stored:
+            self._store(
+                stream
+            )  # where decisions follow: should the rank stop in them, the reduced polls are in the file
 
     def decided(self, entry: Any, action: int, found: int | None) -> None:
         """Take what the engine decided on one entry; ``found`` is the room it saw in the slot, None where unknown."""
@@ -263,6 +276,8 @@ class QueueTap:
     def _close(self, stream: Stream) -> None:
         if not stream.repeat:
             return
+        if stream.phase == _REDUCED and stream.stored == _ENTERED:
+            stream.phase = _ENTERED  # the engine raised after a collective whose result was not written
         self._sink.close_run(stream.head(), stream.tail())
         if stream.phase != _APPLIED:
             stream.known = None  # the engine raised in the middle of the round
@@ -340,6 +355,7 @@ class QueueTap:
         stream.items_crc = crc32(data)
         stream.items_start = self._sink.items(data)
         stream.live.store(stream.head(), stream.tail())
+        stream.stored = stream.phase
 
     def ordinals(self) -> dict[int, int]:
         """Return, per group number, the ordinal of the last round entered. Safe to call from another thread."""

@@ -248,9 +248,9 @@ class PollHooks:
                     number = numbers.setdefault(group, group_index(group)) if found is None else found
                     if number >= 0 and number not in entered:
                         width = tensor.itemsize
+                        entered.append(number)  # first: whatever fails, one collective is one round
                         read = _reader(tensor, len(tensor))
                         tap.entering(number, read(), width)
-                        entered.append(number)
                 except Exception as error:
                     read = None
                     site.failed(error)

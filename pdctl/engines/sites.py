@@ -104,8 +104,8 @@ class PollSites:
             if fault is not None:
                 for name in ("poll", "poll_pp_consensus"):  # the second: SGLang 0.5.23
                     if hasattr(one, name):
-                        self.flipped.append((one, name))
                         setattr(one, name, _says(fault.value))
+                        self.flipped.append((one, name))
 
     def unflip(self) -> None:
         """Have all pollers say what they know again."""

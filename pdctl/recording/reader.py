@@ -129,8 +129,12 @@ def parse(data: bytes, name: str = "") -> Recording:
 
 def _read(source: Source, name: str) -> Recording:
     head = source.read(0, f.HEADER_SIZE)
-    if len(head) < f.FIXED.size or head[:8] != f.MAGIC:
-        raise BadRecording("not a pdctl recording" if len(head) >= 8 else "file is empty or cut off in its first bytes")
+    if len(head) < 8:
+        raise BadRecording("file is empty or cut off in its first bytes")
+    if head[:8] != f.MAGIC:
+        raise BadRecording("not a pdctl recording")
+    if len(head) < f.FIXED.size:
+        raise BadRecording("cut off inside its header")
     (_, version, header, size, wall, mono, pid, state, start, *rings) = f.FIXED.unpack_from(head)
     if version != f.VERSION:
         raise BadRecording(f"recording format {version}; this pdctl reads format {f.VERSION}")

@@ -211,7 +211,7 @@ class LiveRun:
         _pack_crc(cell, f.ROUND_CRC_OFFSET, crc32(self._body))
         self._map[self._places[seq & 1]] = cell
         self.tag = (seq & _SEQ_TAG) << f.REPEAT_BITS
-        self.words[0] = 0  # or it would fit a cell 65,536 further on
+        self.words[0] = self.words[2] = 0  # or they would fit a cell 65,536 further on
 
 
 def process_start(pid: int) -> int:

@@ -126,7 +126,6 @@ class Pair:
         prefill_tp: int = 1,
         environ: Mapping[str, str] | None = None,
         wrap: Sequence[str] = (),
-        prefill_args: Sequence[str] = (),
         ready_s: float = READY_S,
     ) -> Iterator[Pair]:
         """Start both servers at once and wait until both are healthy. wrap: put before their command lines."""
@@ -135,8 +134,7 @@ class Pair:
             directory.mkdir(mode=0o700)
         try:
             for role, port, tp in (("prefill", PREFILL_PORT, prefill_tp), ("decode", DECODE_PORT, decode_tp)):
-                extra = prefill_args if role == "prefill" else ()
-                argv = [*wrap, *env.server_argv(role, port=port, tp=tp, bootstrap_port=BOOTSTRAP_PORT, extra=extra)]
+                argv = [*wrap, *env.server_argv(role, port=port, tp=tp, bootstrap_port=BOOTSTRAP_PORT)]
                 pair.servers.append(pair._spawn(role, port, argv, folder, tp, environ or {}))
             for server in pair.servers:
                 pair._healthy(server, ready_s)

@@ -77,6 +77,27 @@ def test_what_never_fires_is_inconclusive(labs: Labs, name: str) -> None:
     assert "nothing was shown" in told["reason"]
 
 
+COMMAND = """
+name: own-command
+about: what an operator's own command breaks
+load: {{command: [sh, -c, 'test $PDCTL_DRILL_PLAIN = 1 || {harm}']}}
+for: 2s
+settle: 3s
+expect: {{requests: end}}
+lab: {{prefill: tp=1, decode: tp=1}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("harm", "verdict"), [("exit 0", "HOLDS"), ("exec sleep 600", "BROKEN"), ("exit 3", "INCONCLUSIVE")]
+)
+def test_a_command_is_the_cause(labs: Labs, harm: str, verdict: str) -> None:
+    path = labs.folder / "own.yaml"
+    path.write_text(COMMAND.format(harm=harm))
+    told = drill(labs, path, "--lab")
+    assert told["verdict"] == verdict, told
+
+
 def test_a_killed_drill_leaves_no_lab_and_an_inconclusive_journal(labs: Labs) -> None:
     journal = labs.folder / "j.jsonl"
     command = [sys.executable, "-m", "pdctl.cli", "drill", "run", "metadata-gate", "--lab", "--journal", str(journal)]

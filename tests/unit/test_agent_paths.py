@@ -27,11 +27,14 @@ def test_a_private_directory_is_made_whatever_the_umask(tmp_path: Path) -> None:
         assert mode(made) == 0o700
 
 
-def test_an_open_directory_of_ones_own_is_closed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shared", [0o1777, 0o755, 0o777])
+def test_an_open_directory_is_refused_and_left_as_it_is(tmp_path: Path, shared: int) -> None:
     folder = tmp_path / "open"
     folder.mkdir()
-    folder.chmod(0o777)
-    assert mode(paths.private_dir(folder)) == 0o700
+    folder.chmod(shared)
+    with pytest.raises(PermissionError, match="open to others"):
+        paths.private_dir(folder)
+    assert mode(folder) == shared
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")

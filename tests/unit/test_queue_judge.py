@@ -414,3 +414,20 @@ def test_two_servers_with_groups_of_the_same_name_are_told_apart(tmp_path: Path)
     titles = [group.title for group in judge(views).groups]
     assert [title.rpartition(" · ")[2] for title in titles] == ["decode@a", "decode@b"]
     assert judge(views[:2]).groups[0].title.endswith("group of 2")
+
+
+def test_rounds_of_a_rank_whose_hooks_failed_are_not_compared(ranks: Callable[..., list[Rank]]) -> None:
+    group = ranks()
+    for rank in group:
+        rank.arrive(7)
+    turn(group)
+    group[0].enter({}, gate=False)  # one round more than tp1 has recorded
+    group[0].apply([TRANSFERRING])
+    group[1].arrive(8)
+    turn(group)
+    assert judged(group).findings
+    failed = msgspec.structs.replace(_status(group[1].identity), hook_errors={"collective": 1})
+    document = judge([group[0].view(), group[1].view(status=failed)])
+    assert not document.findings
+    assert any("hooks failed at collective" in problem for problem in document.problems)
+    assert document.partial

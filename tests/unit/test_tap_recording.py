@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdctl.agent.tap import QueueTap
-from pdctl.model import Action, EventKind, GroupInfo, Identity, KVPoll, Phase
+from pdctl.model import UNKNOWN, Action, EventKind, GroupInfo, Identity, KVPoll, Phase
 from pdctl.recording import format as f
 from pdctl.recording.reader import BadRecording, Recording, parse, read
 from pdctl.recording.writer import RecordingWriter
@@ -191,6 +191,80 @@ def test_a_hung_round_is_in_the_file_before_its_collective(tmp_path: Path) -> No
     items = stream.items(run)
     assert items is not None
     assert (items[0].local, items[0].gated) == (KVPoll.SUCCESS, KVPoll.TRANSFERRING)
+
+
+def test_a_round_whose_result_differs_is_in_the_file_when_the_rank_stops_after_it(tmp_path: Path) -> None:
+    engine = Engine(tmp_path / "r")
+    engine.queue = [Request(7, 1)]
+    for _ in range(3):
+        engine.turn([3], [3], set())
+    engine.tap.visit(engine.queue)
+    engine.tap.polled([request.poller for request in engine.queue])
+    engine.tap.raw([3])
+    engine.tap.entering(0, bytes([3]), 1)
+    engine.tap.left(0, bytes([1]), 1)
+    stream = read(tmp_path / "r").stream("decode.transfer")
+    assert stream is not None
+    assert [(run.ordinal, run.repeat, run.phase) for run in stream.runs] == [
+        (0, 3, Phase.APPLIED),
+        (3, 1, Phase.REDUCED),
+    ]
+    assert [item.reduced for item in stream.items(stream.newest) or []] == [1]
+    assert engine.tap.ordinals() == {0: stream.last}
+
+
+def test_a_result_that_was_not_written_is_not_told(tmp_path: Path) -> None:
+    engine = Engine(tmp_path / "r")
+    engine.queue = [Request(7, 1), Request(8, 2)]
+    engine.turn([3, 3], [3, 3], set())
+    engine.tap.visit(engine.queue)
+    engine.tap.polled([request.poller for request in engine.queue])
+    engine.tap.raw([3, 2])
+    engine.tap.entering(0, bytes([3, 2]), 1)
+    engine.tap.left(0, bytes([1, 2]), 1)  # and then the engine raises
+    engine.turn([3, 2], [3, 2], set())
+    stream = read(tmp_path / "r").stream("decode.transfer")
+    assert stream is not None
+    assert [run.phase for run in stream.runs] == [Phase.APPLIED, Phase.ENTERED, Phase.APPLIED]
+    assert [item.reduced for item in stream.items(stream.runs[1]) or []] == [UNKNOWN, UNKNOWN]
+
+
+def test_a_request_that_can_not_be_described_keeps_its_place_and_its_round(tmp_path: Path) -> None:
+    engine = Engine(tmp_path / "r")
+    engine.queue = [Request(7, 1), Request(-1, 2), Request(9, 3)]
+    engine.tap.visit(engine.queue)
+    with pytest.raises(OverflowError):
+        engine.tap.polled([request.poller for request in engine.queue])
+    engine.tap.entering(0, bytes([3, 3, 3]), 1)
+    engine.tap.left(0, bytes([3, 3, 3]), 1)
+    engine.tap.leave(engine.queue)
+    engine.turn([3, 3, 3], [3, 3, 3], set())
+    stream = read(tmp_path / "r").stream("decode.transfer")
+    assert stream is not None
+    assert stream.last == 1
+    assert [item.room for item in stream.items(stream.newest) or []] == [7, 0, 9]
+
+
+def test_a_cell_written_long_after_is_not_taken_for_applied(tmp_path: Path) -> None:
+    engine = Engine(tmp_path / "r")
+    engine.queue = [Request(7, 1)]
+    for _ in range(2):
+        engine.turn([3], [3], set())  # the second is applied as a repeat
+    live = engine.tap._streams[0].live
+    tag, states = live.tag, (1, 2)
+    for turn in range(40_000):
+        engine.turn([states[turn % 2]], [states[turn % 2]], set())
+        if live.tag == tag:
+            break
+    assert live.tag == tag, "the tag never came again"
+    local = [engine.log[-1][1][0]]
+    engine.tap.visit(engine.queue)
+    engine.tap.polled([request.poller for request in engine.queue])
+    engine.tap.raw(local)
+    engine.tap.entering(0, bytes(local), 1)
+    stream = read(tmp_path / "r").stream("decode.transfer")
+    assert stream is not None
+    assert (stream.newest.repeat, stream.newest.phase) == (2, Phase.ENTERED)
 
 
 def test_rings_wrap_and_the_rest_can_still_be_trusted(tmp_path: Path) -> None:

@@ -149,6 +149,9 @@ def _not_fired(journal: _Journal) -> str:
         load = journal.load(DURING)
         if load is None:
             return "the load that is this drill's cause was not sent"
+        if load.harm:
+            journal.evidence.append(f"cause: {load.harm}")
+            return ""
         if not load.misrouted and not load.aborted:
             return (
                 f"none of {load.sent} requests was sent to the wrong prefill dp rank or given up: nothing was "

@@ -17,6 +17,7 @@ from pdctl.lab.client import Client, Load, Outcome, Request
 from pdctl.lab.config import LabConfig
 
 PLAIN = "PDCTL_DRILL_PLAIN"
+NO_HARM = 3
 FOR_EVER_S = 86_400.0
 """A load has no time of its own: the drill gives it up."""
 
@@ -118,11 +119,13 @@ class CommandRunning:
     """An operator's command: one load, good when it exits with 0. Its output goes where pdctl's notes go.
 
     PLAIN in its environment is 1 where the load must do no harm (steady state, afterwards), 0 where it is the drill's own.
+    Where it is the drill's cause, exit status NO_HARM says that it could not do its harm.
     """
 
     rooms: tuple[int, ...] = ()
 
     def __init__(self, command: Sequence[str], *, plain: bool) -> None:
+        self._plain = plain
         env = {**os.environ, PLAIN: str(int(plain))}
         try:
             self._process = subprocess.Popen(list(command), stdin=subprocess.DEVNULL, stdout=2, env=env)
@@ -148,9 +151,10 @@ class CommandRunning:
             self._process.kill()
             self._process.wait()
         errors = {} if status in (None, 0) else {f"exit status {status}": 1}
+        harm = "" if self._plain or status == NO_HARM else "what the load's command does"
         return LoadLine(
             at=at, step=step, ended=ended, sent=1, completed=int(status == 0), failed=self.failed * (status is not None),
-            unfinished=int(status is None), errors=errors,
+            unfinished=int(status is None), errors=errors, harm=harm,
         )  # fmt: skip
 
 

@@ -92,7 +92,8 @@ class Look(_Record, frozen=True, kw_only=True, tag="look"):
 class LoadLine(_Record, frozen=True, kw_only=True, tag="load"):
     """What came of a load: the one that ran in ``step``, which was over in step ``ended`` ("": it was given up).
 
-    misrouted: sent to another prefill dp rank than the room implies. aborted: given up by the load.
+    misrouted: sent to another prefill dp rank than the room implies. aborted: given up by the load. harm: what the load
+    is believed to have broken where pdctl can't count it, "" for none.
     """
 
     at: float
@@ -105,6 +106,7 @@ class LoadLine(_Record, frozen=True, kw_only=True, tag="load"):
     unfinished: int = 0
     aborted: int = 0
     misrouted: int = 0
+    harm: str = ""
     errors: dict[str, int] = {}
     rooms: tuple[int, ...] = ()
 

@@ -83,6 +83,8 @@ def judge(views: Sequence[RankView], *, stalled_s: float = STALLED_S, confirmed:
             problems.append(f"{view.identity.label}: {view.silence}")
         elif view.recording is None and view.identity.groups:
             problems.append(f"{view.identity.label}: no rounds, {view.recording_off or 'no recording'}")
+        if failed := _distrusted(view):
+            problems.append(f"{view.identity.label}: pdctl's hooks failed at {', '.join(failed)}: rounds not compared")
         problems += [
             f"{view.identity.label}: recording: {p}" for p in (view.recording.problems if view.recording else [])
         ]
@@ -120,11 +122,23 @@ def _snapshot_lists(group: Group) -> dict[str, tuple[tuple[int, ...], ...]]:
     }
 
 
+def _distrusted(view: RankView) -> list[str]:
+    """Return the hooks of rounds that failed in this rank: it may have recorded fewer rounds than there were."""
+    if view.status is None:
+        return []
+    failed = {*view.status.hooks_removed, *(name for name in view.status.hook_errors if name == "collective")}
+    return sorted(name for name in failed if name in ("collective", "poll") or name.startswith("rounds."))
+
+
 # ---- one group --------------------------------------------------------------------------------------------------------
 
 
 def _group(group: Group, stalled_s: float, confirmed: bool) -> tuple[GroupReport, list[Finding]]:
-    group.judged = [n for n, view in enumerate(group.members) if view is not None and view.recording is not None]
+    group.judged = [
+        n
+        for n, view in enumerate(group.members)
+        if view is not None and view.recording is not None and not _distrusted(view)
+    ]
     recordings = [group.members[n].recording for n in group.judged]  # type: ignore[union-attr]
     queues = [q for q in POLLED_QUEUES if any(r is not None and r.stream(q, group.info.kind) for r in recordings)]
     if len(group.judged) > 1:
