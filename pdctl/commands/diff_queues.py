@@ -139,7 +139,12 @@ def _draw_queues(group: GroupReport, console: Console) -> None:
     from rich.table import Table
 
     if not group.queues:
-        console.print("  one rank, nothing to compare" if len(group.ranks) == 1 else "  no requests, no rounds yet")
+        if len(group.ranks) == 1:
+            console.print("  one rank, nothing to compare")
+        elif group.verdict == "UNKNOWN":
+            console.print("  nothing to compare: fewer than two ranks have rounds that can be read")
+        else:
+            console.print("  no requests, no rounds yet")
         return
     shown = group.ranks if len(group.ranks) <= 8 else group.ranks[:8]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")

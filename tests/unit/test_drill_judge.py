@@ -93,7 +93,7 @@ def test_everything_as_it_must_be_holds() -> None:
     verdict = Story().verdict()
     assert verdict.verdict == HOLDS
     text = "\n".join(verdict.evidence)
-    assert "delay-metadata fired 1 times of 4 eligible, rooms 7" in text
+    assert "delay-metadata fired 1 of 4 eligible, rooms 7" in text
     assert text.count("8 of 8 requests completed") == 3
 
 

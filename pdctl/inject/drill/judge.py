@@ -168,7 +168,7 @@ def _not_fired(journal: _Journal) -> str:
         return f"the fault never fired ({why_not(counts.visits, counts.eligible)}): nothing was shown, either way"
     kind = journal.manifest.drill.fault.kind
     rooms = f", rooms {', '.join(map(str, counts.rooms[:8]))}" if counts.rooms else ""
-    journal.evidence.append(f"fault: {kind} fired {counts.fired} times of {counts.eligible} eligible{rooms}")
+    journal.evidence.append(f"fault: {kind} fired {counts.fired} of {counts.eligible} eligible{rooms}")
     return ""
 
 
