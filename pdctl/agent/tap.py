@@ -35,7 +35,7 @@ from pdctl.agent.rounds import (
     outcome_hash,
 )
 from pdctl.agent.sinks import QueueView, Sink
-from pdctl.model import QUEUES, KVPoll, Phase
+from pdctl.model import QUEUES, Action, KVPoll, Phase
 from pdctl.recording import format as f
 
 _now = time.monotonic_ns
@@ -51,7 +51,7 @@ class QueueTap:
 
     queue: its name, one of :data:`pdctl.model.POLLED_QUEUES`. view: how entries and slots are read. sink: where it
     goes. next_stream: gives stream numbers unique in the recording. decides: reduced polls after which the engine
-    decides on an entry (its metadata slot is looked at then).
+    decides on an entry (its metadata slot is looked at then). failed: told every room that leaves as failed.
     """
 
     __slots__ = (
@@ -59,6 +59,7 @@ class QueueTap:
         "_current",
         "_decided",
         "_decides",
+        "_failed",
         "_hash",
         "_members",
         "_next_stream",
@@ -80,7 +81,13 @@ class QueueTap:
     )
 
     def __init__(
-        self, queue: str, view: QueueView, sink: Sink, next_stream: Callable[[], int], decides: Iterable[int] = (0, 4)
+        self,
+        queue: str,
+        view: QueueView,
+        sink: Sink,
+        next_stream: Callable[[], int],
+        decides: Iterable[int] = (0, 4),
+        failed: Callable[[int], None] | None = None,
     ) -> None:
         self.queue = queue
         self.visits = 0
@@ -90,6 +97,7 @@ class QueueTap:
         self._visits = sink.visits(self._code)
         self._next_stream = next_stream
         self._decides = [bytes([poll]) for poll in decides]
+        self._failed = failed
         self._streams: dict[int, Stream] = {}
         self._current: list[Stream] = []
         self._queue: Sequence[Any] = ()
@@ -286,7 +294,7 @@ class QueueTap:
 
     def _apply(self, queue: Sequence[Any]) -> None:
         before = self._queue
-        gone = gone_from(before, queue)
+        gone, lost = gone_from(before, queue), list[int]()
         for stream in self._current:
             seen = stream.seen
             actions = {index: action_of(seen.reduced[index]) for index in gone}
@@ -312,7 +320,11 @@ class QueueTap:
                 stream.phase = _APPLIED
             seen.actions, seen.found = actions, found
             self._settle(stream, gone)
+            lost += [self._rooms[index] for index, action in actions.items() if action == Action.FAILED]
         self._forget(gone)
+        if self._failed is not None:
+            for room in lost:
+                self._failed(room)
 
     def _settle(self, stream: Stream, gone: list[int]) -> None:
         """Store a round that has been applied; ``gone`` left the queue."""

@@ -158,7 +158,7 @@ def command(
         condition = _condition(stop_when)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    if detach and (until_hit or stop_when):
+    if detach and (until_hit or (condition and not condition.failed)):
         raise typer.BadParameter("--detach does not wait: use pdctl faults --wait-for-hit ID afterwards")
     if room and rid:
         raise typer.BadParameter("--room or --rid, not both")
@@ -174,7 +174,8 @@ def command(
     wish = Wish(
         patterns=patterns, kind=asked.kind.name, delay_s=asked.delay_s, value=asked.value, ttl_s=ttl_s,
         fault_id=f"f-{os.urandom(3).hex()}", owner=owner(), room=room or 0, rid=rid, hits=hits or 0, seed=seed,
-        share=wanted_share, allow_ranks=allow_ranks, allow_rooms=allow_rooms,
+        share=wanted_share, stop_failed=condition.failed if condition else 0, allow_ranks=allow_ranks,
+        allow_rooms=allow_rooms,
     )  # fmt: skip
     out = Output(output)
     with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
@@ -185,7 +186,7 @@ def command(
         ranks = [_found(everything.ranks, identity) for identity in planned.on]
         if dry_run:
             return _dry_run(out, planned, wish, asked)
-        watch = Watch(condition, everything) if condition else None
+        watch = Watch(condition, everything) if condition and not detach else None
         return _inject(out, client, ranks, planned, wish, watch, detach=detach, until_hit=until_hit)
 
 

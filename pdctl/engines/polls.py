@@ -29,6 +29,8 @@ class PollHooks:
     def __init__(self, hooks: Hooks, group_index: Callable[[Any], int], sites: PollSites | None = None) -> None:
         self._hooks = hooks
         self._sites = sites
+        self.room_failed = None if sites is None else sites.table.room_failed
+        """What a tap tells of rooms that failed: the stop condition of faults."""
         self._queue: list[Any] = []
         self._group_index = group_index
         self.current: QueueTap | None = None

@@ -51,6 +51,7 @@ class Fault:
     state, dp rank or room, 0 without. room, rid: this room or request only, 0 and "" for any. hits: how many to take
     (:class:`~pdctl.inject.kinds.Way` says what counts), 0 for no limit. seed, share: which visits
     (:func:`~pdctl.inject.choose.chosen`). at_once: rooms it may hold, or have, at a time.
+    stop_failed: end when so many rooms have failed on this rank (lost), 0 for never.
     visits: what the site saw; eligible: those that matched; fired: those taken; rooms: rooms among these; passed:
     those chosen that it let go by because of another room's. released: held ones done; dropped: held ones never done
     because nobody waited for them any more; failed: held ones that the engine could not do.
@@ -72,6 +73,7 @@ class Fault:
     rid: str = ""
     value: int = 0
     at_once: int = 1
+    stop_failed: int = 0
     visits: int = 0
     eligible: int = 0
     fired: int = 0
@@ -85,6 +87,7 @@ class Fault:
     ended: str = ""
     seen: dict[int, int] = field(default_factory=dict, repr=False)
     taken: set[int] = field(default_factory=set, repr=False)
+    lost: set[int] = field(default_factory=set, repr=False)
 
     @property
     def of(self) -> Kind:

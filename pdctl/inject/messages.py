@@ -19,6 +19,7 @@ class InjectArgs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     share say which visits (:mod:`pdctl.inject.choose`), at_once how many rooms at a time.
     Every fault starts with a lease, so that one which arrives late, at a rank that was stopped, ends by itself soon;
     a detached fault gives it up once all ranks have it (:class:`RenewArgs`).
+    stop_failed: end it when so many rooms have failed on the rank that carries it, 0 for never.
     limit: faults that may be in place on the rank with this one, 1 unless the operator widened it by name.
     """
 
@@ -37,6 +38,7 @@ class InjectArgs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     share: float = 1.0
     at_once: int = 1
     owner: str = ""
+    stop_failed: int = 0
     limit: int = 1
 
 

@@ -105,6 +105,7 @@ def _inject(args: InjectArgs, table: FaultTable, adapter: HasSeams) -> InjectBod
         share=args.share,
         value=args.value,
         at_once=args.at_once,
+        stop_failed=args.stop_failed,
         owner=args.owner[:MAX_TEXT],
     )
     try:
@@ -141,6 +142,8 @@ def _check_numbers(args: InjectArgs) -> None:
         raise PdctlError("room, hits or limit is out of range", code=Exit.USAGE)
     if not 0 < args.share <= 1 or not 0 <= args.seed < 1 << 64 or not 1 <= args.at_once <= MAX_AT_ONCE:
         raise PdctlError("share, seed or rooms at once is out of range", code=Exit.USAGE)
+    if not 0 <= args.stop_failed < 1 << 31:
+        raise PdctlError("the number of failed rooms to stop at is out of range", code=Exit.USAGE)
     if len(args.rid) > MAX_TEXT or (args.rid and not args.rid.isprintable()):
         raise PdctlError(f"a rid has at most {MAX_TEXT} printable characters", code=Exit.USAGE)
 

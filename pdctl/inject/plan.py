@@ -51,6 +51,7 @@ class Wish:
     hits: int = 0
     seed: int = 0
     share: float = 1.0
+    stop_failed: int = 0
     allow_ranks: int = 1
     allow_rooms: int = 1
 
@@ -113,6 +114,7 @@ def plan(ranks: Sequence[Known], wish: Wish) -> Plan:
         seed=wish.seed,
         share=wish.share,
         at_once=max(1, wish.allow_rooms // streams),
+        stop_failed=wish.stop_failed,
         owner=wish.owner,
     )
     return Plan(tuple(target.identity for target in targets), tuple(rank.identity for rank in on), args, tuple(notes))

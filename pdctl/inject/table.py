@@ -257,6 +257,22 @@ class FaultTable:
             finally:
                 self._lock.release()
 
+    def room_failed(self, room: int) -> None:
+        """Count a room that this rank has given up as failed: the stop condition that faults carry with them."""
+        if not self.any or not self._lock.acquire(timeout=SITE_PATIENCE_S):
+            return
+        notes: list[_Note] = []
+        try:
+            for fault in list(self._faults.values()):
+                if fault.stop_failed:
+                    fault.lost.add(room)
+                    if len(fault.lost) >= fault.stop_failed:
+                        notes.append(self._end(fault, f"stop condition: {len(fault.lost)} rooms have failed"))
+            self._try_start()
+        finally:
+            self._lock.release()
+        self._tell(notes)
+
     # ---- under the lock -------------------------------------------------------------------------------------------
 
     def _all_held(self) -> list[Held]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -33,6 +34,22 @@ def test_so_many_failed_rooms_end_it():
         assert "stop condition: 3 rooms have failed" in out, err
         assert command.returncode == 0
         assert lab.load(requests=3).good, "it is healed"
+
+
+def test_the_rank_itself_ends_a_detached_fault_after_so_many():
+    with Labs() as labs:
+        lab = labs.up("--prefill", "tp=1", "--decode", "tp=2")
+        labs.cli(
+            "inject", "--rank", "decode:tp1", "--fail-transfer", "--hits", "1000", "--for", "10m",
+            "--stop-when", "failed:2", "--detach",
+        )  # fmt: skip
+        assert lab.load(requests=6, concurrency=1).failed == 2
+        [past] = json.loads(labs.cli("faults", "--past", "-o", "json").stdout)["faults"]
+        assert past["ended"] == "stop condition: 2 rooms have failed"
+        refused = labs.cli(
+            "inject", "--rank", "decode:tp1", "--fail-transfer", "--stop-when", "diverged", "--detach", code=2
+        )
+        assert "--detach does not wait" in refused.stderr
 
 
 def test_a_divergence_ends_it_and_keeps_another_from_being_placed():

@@ -116,7 +116,9 @@ class LabAdapter:
     def _polled(
         self, polls: PollHooks, recorder: Recorder, queue: str, owner: Any, method: str, leave: str = ""
     ) -> None:
-        tap = self._taps[queue] = QueueTap(queue, self._reader, recorder, self._next_stream, LEAVES[queue])
+        tap = self._taps[queue] = QueueTap(
+            queue, self._reader, recorder, self._next_stream, LEAVES[queue], polls.room_failed
+        )
         reader = self._reader
         cls = type(owner)
         site = f"rounds.{queue}"

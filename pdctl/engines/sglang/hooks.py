@@ -75,7 +75,9 @@ class SchedulerHooks:
 
     def _tap(self, queue: str) -> QueueTap:
         if queue not in self.taps:
-            self.taps[queue] = QueueTap(queue, self._reader, self._recorder, self._next_stream, LEAVES[queue])
+            self.taps[queue] = QueueTap(
+                queue, self._reader, self._recorder, self._next_stream, LEAVES[queue], self._polls.room_failed
+            )
         return self.taps[queue]
 
     def _next_stream(self) -> int:
