@@ -56,7 +56,7 @@ def test_a_divergence_ends_it_and_keeps_another_from_being_placed():
     with Labs() as labs:
         lab = labs.up("--prefill", "tp=1", "--decode", "tp=2", "--without", "gate")
         command = begin(lab, "--delay-metadata", "2m", "--stop-when", "diverged")
-        lab.load(requests=2, seconds=3)
+        lab.load(requests=1, seconds=3)  # one: lists of unequal length may kill the ranks instead of hanging them
         out, err = command.communicate(timeout=120)
         assert "stop condition: diverged" in out, err
         again = labs.cli("inject", "--rank", "decode:tp1", "--delay-metadata", "1s", "--stop-when", "diverged", code=5)
