@@ -53,38 +53,51 @@ class PollHooks:
 
         queue_of gets what the method is called on and returns the engine's list.
         """
-        entered, sites = self._entered, self._sites
 
         def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-            def polls_queue(self_: Any, *args: Any, **kwargs: Any) -> Any:
-                if not site.on:
-                    return original(self_, *args, **kwargs)
-                try:
-                    queue = queue_of(self_)
-                    if sites is not None:
-                        self._queue = queue
-                        if sites.table.any:
-                            sites.before(queue)
-                    tap.visit(queue)
-                    self.current = tap
-                    entered.clear()
-                except Exception as error:
-                    site.failed(error)
-                try:
-                    result = original(self_, *args, **kwargs)
-                finally:
-                    self.current = None
-                # Not where the engine raised: that round has not been applied, and its recording says so.
-                if leaves:
-                    try:
-                        tap.leave(queue_of(self_))
-                    except Exception as error:
-                        site.failed(error)
-                return result
-
-            return polls_queue
+            return self._turn(original, site, tap, queue_of, leaves=leaves)
 
         return self._hooks.wrap(owner, attribute, site_name, make)
+
+    def _turn(
+        self,
+        original: Callable[..., Any],
+        site: Site,
+        tap: QueueTap,
+        queue_of: Callable[[Any], list[Any]],
+        *,
+        leaves: bool = True,
+    ) -> Callable[..., Any]:
+        """Return ``original`` as a turn of the scheduler at the queue of ``tap``."""
+        entered, sites = self._entered, self._sites
+
+        def polls_queue(self_: Any, *args: Any, **kwargs: Any) -> Any:
+            if not site.on:
+                return original(self_, *args, **kwargs)
+            try:
+                queue = queue_of(self_)
+                if sites is not None:
+                    self._queue = queue
+                    if sites.table.any:
+                        sites.before(queue)
+                tap.visit(queue)
+                self.current = tap
+                entered.clear()
+            except Exception as error:
+                site.failed(error)
+            try:
+                result = original(self_, *args, **kwargs)
+            finally:
+                self.current = None
+            # Not where the engine raised: that round has not been applied, and its recording says so.
+            if leaves:
+                try:
+                    tap.leave(queue_of(self_))
+                except Exception as error:
+                    site.failed(error)
+            return result
+
+        return polls_queue
 
     def picking_method(
         self, owner: Any, attribute: str, site_name: str, pick: Callable[..., tuple[QueueTap | None, list[Any]]]
@@ -92,7 +105,6 @@ class PollHooks:
         """Hook a method that polls the queue it is given, one of several. pick gets its arguments and returns the tap of
         that queue, None for one that pdctl does not follow, and its list, which the method leaves as it is.
         """
-        entered, sites = self._entered, self._sites
 
         def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
             def polls_a_queue(*args: Any, **kwargs: Any) -> Any:
@@ -100,26 +112,10 @@ class PollHooks:
                 try:
                     if site.on:
                         tap, queue = pick(*args, **kwargs)
-                    if tap is not None:
-                        if sites is not None:
-                            self._queue = queue
-                            if sites.table.any:
-                                sites.before(queue)
-                        tap.visit(queue)
-                        self.current = tap
-                        entered.clear()
                 except Exception as error:
                     site.failed(error)
-                try:
-                    result = original(*args, **kwargs)
-                finally:
-                    self.current = None
-                if tap is not None:
-                    try:
-                        tap.leave(queue)
-                    except Exception as error:
-                        site.failed(error)
-                return result
+                turn = original if tap is None else self._turn(original, site, tap, lambda _: queue)
+                return turn(*args, **kwargs)
 
             return polls_a_queue
 
@@ -247,11 +243,13 @@ class PollHooks:
                 number = width = 0
                 try:
                     found = numbers.get(group)
-                    number = numbers.setdefault(group, group_index(group)) if found is None else found
+                    if found is None:
+                        found = numbers[group] = group_index(group)
+                    number = found
                     if number >= 0 and number not in entered:
                         width = tensor.itemsize
                         entered.append(number)  # first: whatever fails, one collective is one round
-                        read = _reader(tensor, len(tensor))
+                        read = _reader(tensor)
                         tap.entering(number, read(), width)
                 except Exception as error:
                     read = None
@@ -273,14 +271,14 @@ _SHORT = 64
 """Up to so many polls are read as the engine itself reads them after the collective, by code that is at hand then."""
 
 
-def _reader(tensor: Any, count: int) -> Callable[[], Any]:
+def _reader(tensor: Any) -> Callable[[], Any]:
     """Return what gives the polls in ``tensor`` as they are when it is called: a list of a few, the bytes of many.
 
     Raises TypeError for a tensor that is on a device, since to read it would wait for the device.
     """
     if not tensor.is_cpu:
         raise TypeError(f"polls are on {tensor.device}")
-    return tensor.tolist if count <= _SHORT else tensor.numpy().tobytes  # type: ignore[no-any-return]
+    return tensor.tolist if tensor.numel() <= _SHORT else tensor.numpy().tobytes  # type: ignore[no-any-return]
 
 
 class _Distributed:
