@@ -35,7 +35,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable
 
 from pdctl.inject.faults import Fault, Held
-from pdctl.inject.kinds import HELD_METADATA, METADATA_KINDS
+from pdctl.inject.kinds import METADATA_KINDS
 from pdctl.model import FaultStatus
 
 SITE_PATIENCE_S = 0.05
@@ -144,10 +144,6 @@ class FaultTable:
         """
         found = self.offer((kind,), room, dp=dp, tp=tp, address=address, rid=rid)
         return found if found is not None and self.fire(found, room, tp=tp) else None
-
-    def metadata_fault(self, room: int, dp: int, tp: int, address: str = "", place: Hashable = None) -> Fault | None:
-        """Return :meth:`offer` of the kinds that hold a metadata row back."""
-        return self.offer(HELD_METADATA, room, dp=dp, tp=tp, address=address, place=place)
 
     def offer(
         self,

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pdctl.inject import table as table_module
 from pdctl.inject.faults import Fault, Target
+from pdctl.inject.kinds import HELD_METADATA
 from pdctl.inject.table import FaultTable
 from pdctl.model import FaultStatus
 
@@ -50,7 +51,7 @@ class Writes:
 
     def write(self, room: int, tp: int = 1, *, place=None, still_wanted=None, key: int | None = None) -> bool:
         key = room if key is None else key
-        taken = self.table.metadata_fault(room, -1, tp, "", place) if self.table.metadata else None
+        taken = self.table.offer(HELD_METADATA, room, tp=tp, place=place) if self.table.metadata else None
         if taken is not None and self.table.hold(
             taken, lambda: self.late.update([key]), room=room, tp=tp, place=place, still_wanted=still_wanted
         ):
@@ -168,13 +169,13 @@ def test_no_room_over_the_hits_even_before_the_fault_is_seen_to_be_over(table, m
 
 def test_a_fault_that_ended_meanwhile_takes_nothing(table):
     table.arm(fault())
-    taken = table.metadata_fault(7, -1, 1)
+    taken = table.offer(HELD_METADATA, 7, tp=1)
     assert taken is not None
     table.heal()
     assert not table.hold(taken, lambda: None, room=7)
     late = fault("late")
     table.arm(late)
-    taken = table.metadata_fault(7, -1, 1)
+    taken = table.offer(HELD_METADATA, 7, tp=1)
     assert taken is late
     late.expires = 0.0
     assert not table.hold(late, lambda: None, room=7)
@@ -248,12 +249,12 @@ def test_a_row_that_is_being_written_late_comes_before_the_new_owners(table, mon
         order.append("old")
 
     table.arm(fault())
-    assert table.hold(table.metadata_fault(7, -1, 1), slow, room=7, place="slot 3")
+    assert table.hold(table.offer(HELD_METADATA, 7, tp=1), slow, room=7, place="slot 3")
     table.heal()
     started.wait()
 
     def new_owner() -> None:
-        table.metadata_fault(8, -1, 1, "", "slot 3")
+        table.offer(HELD_METADATA, 8, tp=1, place="slot 3")
         order.append("new")
 
     writer = threading.Thread(target=new_owner)
@@ -269,10 +270,10 @@ def test_a_row_that_hangs_does_not_keep_the_new_owner_waiting(table, monkeypatch
     stuck, started = threading.Event(), threading.Event()
     table.arm(fault())
     write = lambda: (started.set(), stuck.wait())  # noqa: E731
-    assert table.hold(table.metadata_fault(7, -1, 1), write, room=7, place="slot 3")
+    assert table.hold(table.offer(HELD_METADATA, 7, tp=1), write, room=7, place="slot 3")
     table.heal()
     started.wait()
-    assert table.metadata_fault(8, -1, 1, "", "slot 3") is None
+    assert table.offer(HELD_METADATA, 8, tp=1, place="slot 3") is None
     stuck.set()
     until(lambda: not table.status(), "the end")
 
@@ -280,7 +281,7 @@ def test_a_row_that_hangs_does_not_keep_the_new_owner_waiting(table, monkeypatch
 def test_the_new_owner_is_seen_even_after_the_fault_has_ended(table):
     stuck, writes = threading.Event(), Writes(table)
     table.arm(fault(targets=(Target(tp=1), Target(tp=3))))
-    assert table.hold(table.metadata_fault(7, -1, 1), stuck.wait, room=7)
+    assert table.hold(table.offer(HELD_METADATA, 7, tp=1), stuck.wait, room=7)
     table.heal()
     assert table.metadata, "a site that no longer asks would not see who comes next"
     stuck.set()
@@ -290,7 +291,7 @@ def test_the_new_owner_is_seen_even_after_the_fault_has_ended(table):
 
 def test_an_engine_write_that_fails_is_counted_and_the_keeper_lives(table):
     table.arm(fault(delay=0.01))
-    taken = table.metadata_fault(7, -1, 1)
+    taken = table.offer(HELD_METADATA, 7, tp=1)
     assert taken is not None
     assert table.hold(taken, lambda: 1 // 0, room=7)
     until(lambda: table.status()[0].failed == 1, "the failure")
@@ -300,7 +301,7 @@ def test_an_engine_write_that_fails_is_counted_and_the_keeper_lives(table):
 def test_a_release_that_hangs_keeps_no_fault_from_ending(table):
     stuck = threading.Event()
     table.arm(fault("stuck"))
-    taken = table.metadata_fault(7, -1, 1)
+    taken = table.offer(HELD_METADATA, 7, tp=1)
     assert taken is not None
     assert table.hold(taken, stuck.wait, room=7)
     assert table.arm(fault("next")), "a rank that still holds something takes no other fault"
@@ -333,10 +334,10 @@ def test_a_lease_that_ran_out_is_not_revived(table):
 def test_a_site_does_not_wait_for_a_busy_table(table, monkeypatch):
     monkeypatch.setattr(table_module, "SITE_PATIENCE_S", 0.001)
     table.arm(fault())
-    taken = table.metadata_fault(7, -1, 1)
+    taken = table.offer(HELD_METADATA, 7, tp=1)
     assert taken is not None
     with table._lock:
-        assert table.metadata_fault(7, -1, 1) is None
+        assert table.offer(HELD_METADATA, 7, tp=1) is None
         assert not table.hold(taken, lambda: None, room=7)
         table.gone(7)
 
@@ -436,7 +437,7 @@ def test_many_threads_hold_one_room_and_lose_nothing():
     def engine(first: int) -> None:
         for number in range(300):
             key = first + number
-            taken = table.metadata_fault(key, -1, 1) if table.metadata else None
+            taken = table.offer(HELD_METADATA, key, tp=1) if table.metadata else None
 
             def write(key: int = key) -> None:
                 with guard:

@@ -12,6 +12,7 @@ import zmq
 from pdctl.engines.base import Hooks
 from pdctl.engines.sglang import seams, wanted
 from pdctl.inject.faults import Fault, Target
+from pdctl.inject.kinds import HELD_METADATA
 from pdctl.inject.table import FaultTable
 
 
@@ -71,7 +72,7 @@ def sockets():
 def holding(room: int) -> FaultTable:
     table = FaultTable(True)
     table.arm(Fault("f", "delay-metadata", 500.0, float("inf"), None, "decode tp1", (Target(tp=1),)))
-    taken = table.metadata_fault(room, -1, 1)
+    taken = table.offer(HELD_METADATA, room, tp=1)
     assert taken is not None
     assert table.hold(taken, lambda: None, room=room)
     return table

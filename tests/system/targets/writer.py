@@ -17,6 +17,7 @@ import msgspec
 
 from pdctl.agent.core import Agent
 from pdctl.agent.sinks import Recorder
+from pdctl.inject.kinds import HELD_METADATA
 from pdctl.inject.table import FaultTable
 from pdctl.model import Identity, Seam
 from tests.system.targets.tiny import TinyAdapter
@@ -65,7 +66,11 @@ def write_rows(faults: FaultTable, log: int, every: float) -> None:
                 os.write(log, f"{room} {tp} {how}\n".encode())
 
             place = (tp, room)  # no slot is used twice: every row is wanted
-            taken = faults.metadata_fault(room, -1, tp, ADDRESS.format(tp=tp), place) if faults.metadata else None
+            taken = (
+                faults.offer(HELD_METADATA, room, tp=tp, address=ADDRESS.format(tp=tp), place=place)
+                if faults.metadata
+                else None
+            )
             if taken is None or not faults.hold(taken, lambda row=row: row("late"), room=room, tp=tp, place=place):
                 row("direct")
         time.sleep(every)
