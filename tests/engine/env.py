@@ -41,6 +41,9 @@ from tools.provision import cache_root
 
 ROOT = Path(__file__).resolve().parents[2]
 
+GROUP_PORT = 50
+"""The port of a server's process group, from its own port on."""
+
 _CLONE_NEWNET = 0x40000000
 _NAMESPACE_PREFIX = "pdctl-test-"
 _NAMESPACE_DIR = Path("/run/netns")
@@ -105,13 +108,17 @@ class EngineEnv:
         *,
         port: int,
         tp: int = 1,
-        bootstrap_port: int = 38998,
+        bootstrap_port: int = 30300,
         backend: str = "mooncake",
         extra: Sequence[str] = (),
     ) -> list[str]:
-        """Command line of a ``"prefill"`` or ``"decode"`` server, or of an ordinary one for role ``"plain"``."""
+        """Command line of a ``"prefill"`` or ``"decode"`` server, or of an ordinary one for role ``"plain"``.
+
+        All ports lie below the system's ephemeral ones. The engine would look for a free one for its process group by
+        itself (an ephemeral one up to 0.5.18), and somebody's connection may have it by the time the group is made.
+        """
         argv = [str(self.python), "-m", "sglang.launch_server", "--model-path", str(self.model)]
-        argv += [*self.server_args, "--port", str(port), "--tp-size", str(tp)]
+        argv += [*self.server_args, "--port", str(port), "--nccl-port", str(port + GROUP_PORT), "--tp-size", str(tp)]
         if role != "plain":
             argv += ["--disaggregation-mode", role, "--disaggregation-transfer-backend", backend]
             argv += ["--disaggregation-bootstrap-port", str(bootstrap_port)]

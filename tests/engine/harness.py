@@ -38,7 +38,7 @@ from pdctl.inject.messages import HealBody, InjectArgs, InjectBody
 from pdctl.recording.reader import Recording, read
 from tests.engine.env import ROOT, EngineEnv, Namespace
 
-PREFILL_PORT, DECODE_PORT, BOOTSTRAP_PORT = 30100, 30200, 38998
+PREFILL_PORT, DECODE_PORT, BOOTSTRAP_PORT = 30100, 30200, 30300
 READY_S = 600.0
 ANSWER_S = 120.0
 

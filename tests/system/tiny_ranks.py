@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -22,10 +24,15 @@ PATIENT = ("--rank-timeout", "60", "--timeout", "60")
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback interface that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a TCP port of the loopback interface that was free a moment ago, and that no connection is given by itself.
+
+    The system gives connections the ports above 32,768: one from there may be taken again before the caller listens.
+    """
+    while True:
+        port = random.randint(10_000, 30_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class TinyRanks:
