@@ -37,6 +37,8 @@ class Answers:
             "hello": lambda _: self._registration,
             "status": self._status,
             "queues": self._queues,
+            "rooms": lambda _: self._agent.adapter.rooms(),
+            "settings": lambda _: self._agent.adapter.settings(),
             "recording": self._recording,
             "flight_recorder": self._flight_recorder,
         }

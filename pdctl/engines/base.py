@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from pdctl.agent.sinks import Recorder
 from pdctl.inject.table import FaultTable
 from pdctl.model import Frame, Identity, QueueEntry, Seam, SlotEntry
+from pdctl.rooms import Rooms, Settings
 
 MAX_ERRORS = 3
 
@@ -115,6 +116,12 @@ class Adapter(Protocol):
 
     def slots(self) -> list[SlotEntry]:
         """Return the metadata slots that belong to a request now."""
+
+    def rooms(self) -> Rooms:
+        """Return what the rank knows of its rooms beyond its queues. Nothing is polled."""
+
+    def settings(self) -> Settings:
+        """Return the settings that both sides must agree on, and the engine's environment variables that are set."""
 
     def step_of(self, stack: tuple[Frame, ...]) -> str:
         """Return the engine's own step the stack is in (innermost frame first), "" when it can't be told."""

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pdctl.agent.tap import QueueTap
+from pdctl.engines import rooms as room_reader
 from pdctl.engines import sites
 from pdctl.engines.base import Hooks, Site
-from pdctl.engines.lab import steps
+from pdctl.engines.lab import rooms, steps
 from pdctl.engines.lab.events import Events
 from pdctl.engines.lab.identity import KINDS, identify
 from pdctl.engines.lab.late import install as install_metadata_site
@@ -20,6 +21,7 @@ from pdctl.engines.shared import LEAVES
 from pdctl.engines.sites import Instead, PollSites
 from pdctl.inject.table import FaultTable
 from pdctl.model import Action, Frame, Identity, QueueEntry, Seam, SlotEntry
+from pdctl.rooms import Rooms, Settings
 
 if TYPE_CHECKING:
     from pdctl.agent.sinks import Recorder
@@ -185,6 +187,14 @@ class LabAdapter:
     def slots(self) -> list[SlotEntry]:
         """Return the metadata slots that belong to a request now."""
         return self._reader.slots()
+
+    def rooms(self) -> Rooms:
+        """Return what the rank knows of its rooms beyond its queues."""
+        return room_reader.read(rooms.places(self._scheduler), *self.queues(), self._scheduler.ticks)
+
+    def settings(self) -> Settings:
+        """Return the settings that both sides must agree on, under the engine's names."""
+        return rooms.settings(self._scheduler)
 
     def step_of(self, stack: tuple[Frame, ...]) -> str:
         """Return the engine's step the stack is in, "" when it can't be told."""

@@ -7,16 +7,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pdctl.agent.tap import QueueTap
+from pdctl.engines import rooms as room_reader
 from pdctl.engines.base import Hooks, Site
 from pdctl.engines.landing import Landings
 from pdctl.engines.sglang import faults as fault_sites
-from pdctl.engines.sglang import late, revert, seams, steps
+from pdctl.engines.sglang import late, revert, rooms, seams, steps
 from pdctl.engines.sglang.hooks import SchedulerHooks
 from pdctl.engines.sglang.identity import identify
 from pdctl.engines.sglang.queues import QueueReader
 from pdctl.engines.sites import PollSites
 from pdctl.inject.table import FaultTable
 from pdctl.model import Frame, Identity, QueueEntry, Seam, SlotEntry
+from pdctl.rooms import Rooms, Settings
 
 if TYPE_CHECKING:
     from pdctl.agent.sinks import Recorder
@@ -105,6 +107,15 @@ class SGLangAdapter:
     def slots(self) -> list[SlotEntry]:
         """Return the metadata slots that belong to a request now."""
         return self._reader.slots()
+
+    def rooms(self) -> Rooms:
+        """Return what the rank knows of its rooms beyond its queues."""
+        where = rooms.places(self._scheduler, self._identity.role, self._reader)
+        return room_reader.read(where, *self._reader.read(), self._ticks)
+
+    def settings(self) -> Settings:
+        """Return the settings that both sides must agree on, and the engine's environment variables that are set."""
+        return rooms.settings(self._scheduler)
 
     def step_of(self, stack: tuple[Frame, ...]) -> str:
         """Return the engine's step the stack is in, "" when it can't be told."""

@@ -40,6 +40,7 @@ class DecodeKVManager(CommonKVManager):
 
     def __init__(self, args: KVArgs, config: LabConfig, bootstrap_addr: str, transport: Transport) -> None:
         super().__init__(args, config, bootstrap_addr, transport)
+        self.waiting_timeout = config.waiting_timeout_s
         self.prefill_info_table: dict[str, PrefillServerInfo] = {}
         self.connection_pool: dict[tuple[str, int], list[dict[str, Any]]] = {}
         self.required_prefill_response_num_table: dict[int, int] = {}
@@ -222,7 +223,7 @@ class KVReceiver:
                     "is_dummy": dummy,
                 },
             )
-        self.init_time = time.monotonic()
+        self.init_time = time.time()
 
     def poll(self) -> KVPoll:
         """Return the room's state; WaitingForInput fails after the waiting timeout, Transferring never does."""
@@ -232,8 +233,8 @@ class KVReceiver:
         if status in (KVPoll.SUCCESS, KVPoll.FAILED):
             self.conclude_state = status
         elif status == KVPoll.WAITING_FOR_INPUT and self.init_time is not None:
-            elapsed = time.monotonic() - self.init_time
-            if elapsed >= self.kv_mgr.config.waiting_timeout_s:
+            elapsed = time.time() - self.init_time
+            if elapsed >= self.kv_mgr.waiting_timeout:
                 self._fail(f"Request {self.bootstrap_room} timed out after {elapsed:.1f}s in KVPoll.WaitingForInput")
                 self._send_abort_notification()
                 return KVPoll.FAILED

@@ -58,6 +58,7 @@ class PrefillKVManager(CommonKVManager):
 
     def __init__(self, args: KVArgs, config: LabConfig, bootstrap_addr: str, transport: Transport) -> None:
         super().__init__(args, config, bootstrap_addr, transport)
+        self.bootstrap_timeout = config.bootstrap_timeout_s
         self.transfer_infos: dict[int, dict[str, TransferInfo]] = {}
         self.decode_kv_args_table: dict[str, KVArgsRegisterInfo] = {}
         self._chunks: queue.SimpleQueue[TransferKVChunk] = queue.SimpleQueue()
@@ -221,7 +222,7 @@ class KVSender:
         self.kv_mgr = mgr
         self.bootstrap_room = bootstrap_room
         self.conclude_state: KVPoll | None = None
-        self.init_time = time.monotonic()
+        self.init_time = time.time()
         self.aux_index = -1
         mgr.update_status(bootstrap_room, KVPoll.BOOTSTRAPPING)
         args, config = mgr.kv_args, mgr.config
@@ -265,8 +266,8 @@ class KVSender:
         if status in (KVPoll.SUCCESS, KVPoll.FAILED):
             self.conclude_state = status
         elif status == KVPoll.BOOTSTRAPPING:
-            elapsed = time.monotonic() - self.init_time
-            if elapsed >= self.kv_mgr.config.bootstrap_timeout_s:
+            elapsed = time.time() - self.init_time
+            if elapsed >= self.kv_mgr.bootstrap_timeout:
                 self.kv_mgr.record_failure(
                     self.bootstrap_room,
                     f"Request {self.bootstrap_room} timed out after {elapsed:.1f}s in KVPoll.Bootstrapping",

@@ -27,6 +27,7 @@ from pdctl.agent.tap import QueueTap
 from pdctl.engines.base import Hooks
 from pdctl.inject.table import FaultTable
 from pdctl.model import Frame, GroupInfo, Identity, KVPoll, QueueEntry, Seam, SlotEntry
+from pdctl.rooms import RoomEntry, Rooms, Settings, Space
 
 
 class TinyAdapter:
@@ -87,6 +88,13 @@ class TinyAdapter:
 
     def slots(self) -> list[SlotEntry]:
         return [SlotEntry(slot, room, room) for room, _, slot in self.requests]
+
+    def rooms(self) -> Rooms:
+        rooms = [RoomEntry("decode.transfer", room, rid, slot) for room, rid, slot in self.requests]
+        return Rooms(time.monotonic_ns(), self.turns[0], rooms, (), Space(), {}, {}, {})
+
+    def settings(self) -> Settings:
+        return Settings({}, {})
 
     def step_of(self, stack: tuple[Frame, ...]) -> str:
         return "poll of decode.transfer" if any(frame.function == "turn" for frame in stack) else ""

@@ -1,0 +1,66 @@
+"""Where a lab rank keeps what :mod:`pdctl.engines.rooms` reads, and its settings under the engine's names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pdctl.engines.lab.reader import QUEUES, manager_of
+from pdctl.engines.rooms import BOOTSTRAP_TIMEOUT, WAITING_TIMEOUT, Places
+from pdctl.rooms import Settings, Space
+
+FORCE_QUERY = "SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK"
+
+
+def places(scheduler: Any) -> Places:
+    """Return where this rank keeps its rooms."""
+    queues = {name: _getter(get, scheduler) for name, get in QUEUES[scheduler.role].items() if name != "running"}
+    return Places(
+        role=scheduler.role, manager=manager_of(scheduler), queues=queues, space=lambda: space(scheduler), known=True
+    )
+
+
+def _getter(get: Callable[[Any], list[Any]], scheduler: Any) -> Callable[[], list[Any]]:
+    return lambda: get(scheduler)
+
+
+def space(scheduler: Any) -> Space:
+    """Return the rank's memory and who is first in line for it."""
+    decode = scheduler.role == "decode"
+    prealloc = list(scheduler.disagg_decode_prealloc_queue.queue) if decode else []
+    head = next((entry for entry in prealloc if entry.waiting_for_input), None)
+    free = scheduler.pool.available_size()
+    return Space(
+        slots=scheduler.slots.size,
+        slots_free=scheduler.slots.available_size(),
+        kv=scheduler.pool.size,
+        kv_free=free,
+        reserved=free - scheduler.allocatable_tokens() if decode else 0,
+        head=head.req.bootstrap_room if head is not None else 0,
+        needs=len(head.req.origin_input_ids) + head.req.max_new_tokens if head is not None else -1,
+    )
+
+
+def settings(scheduler: Any) -> Settings:
+    """Return this rank's settings by the engine's names of them."""
+    config = scheduler.config
+    shape = config.shape(scheduler.role)
+    values = {
+        "disaggregation_mode": scheduler.role,
+        "disaggregation_transfer_backend": scheduler.transport.name,
+        "dp_size": str(shape.dp),
+        "kv_cache_dtype": "int32",
+        "load_balance_method": config.load_balance if scheduler.role == "prefill" else "",
+        "metadata_device": str(scheduler.metadata_buffers.bootstrap_room.device),
+        "num_hidden_layers": str(config.layers),
+        "page_size": "1",
+        "pp_size": str(shape.pp),
+        "tp_size": str(shape.tp),
+    }
+    env = {
+        BOOTSTRAP_TIMEOUT: f"{config.bootstrap_timeout_s:g}",
+        WAITING_TIMEOUT: f"{config.waiting_timeout_s:g}",
+    }
+    if scheduler.role in config.force_query:
+        env[FORCE_QUERY] = "1"
+    return Settings(values, env)

@@ -1,0 +1,103 @@
+"""What a rank says of its rooms beyond its queues: clocks, what is held, who else knows of them; and its settings.
+
+Data only, as :mod:`pdctl.model`: used inside the rank, on the wire and by the judges.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from pdctl.model import UNKNOWN
+
+NO_LIMIT = 0.0
+NOT_KNOWN = -1.0
+
+
+class RoomEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One request in a queue of a rank. Ages and clocks in seconds.
+
+    slot: metadata slot, -1 without one. state: KVPoll or UNKNOWN. age_s: since the request entered the queue, -1.0 unknown.
+    clock_s: how long the time-out that may end it has been running, -1.0 where none runs. tokens: length of the prompt.
+    kv: tokens of KV space held, -1 unknown. dp: prefill dp rank that this rank takes it to be on (a prefill rank: its
+    own), -1 not known yet. bootstrap: ``host:port`` of the bootstrap server it is asked from, "" unknown.
+    """
+
+    queue: str
+    room: int
+    rid: str
+    slot: int = -1
+    state: int = UNKNOWN
+    age_s: float = -1.0
+    clock_s: float = -1.0
+    tokens: int = -1
+    kv: int = -1
+    dp: int = -1
+    bootstrap: str = ""
+
+
+class Cover(msgspec.Struct, frozen=True):
+    """Which time-out ends a request in a queue and state, by this rank's own code.
+
+    state: KVPoll, UNKNOWN for every one. limit_s: seconds, NO_LIMIT: nothing ends it, NOT_KNOWN: this backend's code is not
+    known. name: the environment variable that sets it, "" without one. clock: what starts its clock, in words; where
+    that has not happened the request is not covered.
+    """
+
+    queue: str
+    state: int
+    limit_s: float
+    name: str = ""
+    clock: str = ""
+
+
+class Space(msgspec.Struct, frozen=True):
+    """Memory of a rank. Counts; -1 where unknown.
+
+    slots: metadata slots. kv: token places in the KV pool. evictable: of those not free, kept only for reuse. reserved:
+    free places kept back for the requests that are ahead. requests: rows for running requests. head: room first in line
+    for space, 0 for none; needs: KV tokens it waits for.
+    """
+
+    slots: int = -1
+    slots_free: int = -1
+    kv: int = -1
+    kv_free: int = -1
+    evictable: int = 0
+    reserved: int = 0
+    requests: int = -1
+    requests_free: int = -1
+    head: int = 0
+    needs: int = -1
+    page_size: int = 1
+
+
+class Rooms(msgspec.Struct, frozen=True):
+    """A live rank's answer to ``rooms``.
+
+    tables: the engine's own tables that know rooms, each with the rooms in it (a prefix of MAX_TABLE).
+    failures: reasons the engine keeps for failed rooms. missing: what could not be read, with the reason.
+    """
+
+    mono_ns: int
+    ticks: int
+    rooms: list[RoomEntry]
+    covers: tuple[Cover, ...]
+    space: Space
+    tables: dict[str, list[int]]
+    failures: dict[int, str]
+    missing: dict[str, str]
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """A live rank's answer to ``settings``: what both sides must agree on, and what routing follows.
+
+    values: by the engine's own names; "" where this rank has no such setting. env: environment variables of the engine
+    that are set, by name.
+    """
+
+    values: dict[str, str]
+    env: dict[str, str]
+
+
+MAX_TABLE = 20_000
+MAX_REASON = 200
