@@ -19,7 +19,8 @@ class RoomEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     slot: metadata slot, -1 without one. state: KVPoll or UNKNOWN. age_s: since the request entered the queue, -1.0 unknown.
     clock_s: how long the time-out that may end it has been running, -1.0 where none runs. tokens: length of the prompt.
     kv: tokens of KV space held, -1 unknown. dp: prefill dp rank that this rank takes it to be on (a prefill rank: its
-    own), -1 not known yet. bootstrap: ``host:port`` of the bootstrap server it is asked from, "" unknown.
+    own), -1 not known yet. bootstrap: ``host:port`` of the bootstrap server it is asked from, "" unknown. pinned: prefill
+    dp rank that came with the request, which no formula and no query overrules, -1 without one.
     """
 
     queue: str
@@ -33,6 +34,7 @@ class RoomEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     kv: int = -1
     dp: int = -1
     bootstrap: str = ""
+    pinned: int = -1
 
 
 class Cover(msgspec.Struct, frozen=True):
@@ -76,6 +78,8 @@ class Rooms(msgspec.Struct, frozen=True):
 
     tables: the engine's own tables that know rooms, each with the rooms in it (a prefix of MAX_TABLE).
     failures: reasons the engine keeps for failed rooms. missing: what could not be read, with the reason.
+    prefills: on decode, what the rank was told of each prefill server when it first asked: address of its bootstrap
+    server → sizes and the like, by the engine's names (PREFILL_FACTS), as text.
     """
 
     mono_ns: int
@@ -86,6 +90,7 @@ class Rooms(msgspec.Struct, frozen=True):
     tables: dict[str, list[int]]
     failures: dict[int, str]
     missing: dict[str, str]
+    prefills: dict[str, dict[str, str]] = {}
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -98,6 +103,21 @@ class Settings(msgspec.Struct, frozen=True):
     values: dict[str, str]
     env: dict[str, str]
 
+
+PREFILL_FACTS = (
+    "attn_tp_size", "attn_cp_size", "dp_size", "pp_size", "page_size", "kv_cache_dtype", "follow_bootstrap_room",
+)  # fmt: skip
+"""What a bootstrap server tells of its prefill server, by the names of SGLang's ``PrefillServerInfo``."""
+
+FORCE_QUERY = "SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK"
+ENTRY_CLEANUP = "SGLANG_DISAGGREGATION_BOOTSTRAP_ENTRY_CLEANUP_INTERVAL"
+
+NOTES_CONFLICTS = "registration.conflicts"
+REGISTERS_EVERY_ROOM = "registration.every-room"
+QUERY_FORCED = "query.forced"
+"""Seams of routing: a prefill rank notices a room that was routed against ``room % dp_size`` (it registers or fails it);
+with FORCE_QUERY it registers every room, not only those; a decode rank heeds FORCE_QUERY. Not among a rank's seams where
+its code could not be made out."""
 
 MAX_TABLE = 20_000
 MAX_REASON = 200

@@ -13,7 +13,7 @@ from typing import Any
 
 from pdctl.engines.sites import transfer_of
 from pdctl.model import UNKNOWN, KVPoll, QueueEntry
-from pdctl.rooms import MAX_REASON, MAX_TABLE, NO_LIMIT, NOT_KNOWN, Cover, RoomEntry, Rooms, Space
+from pdctl.rooms import MAX_REASON, MAX_TABLE, NO_LIMIT, NOT_KNOWN, PREFILL_FACTS, Cover, RoomEntry, Rooms, Space
 
 TABLES = (
     "request_status",
@@ -73,6 +73,7 @@ def read(places: Places, queues: dict[str, list[QueueEntry]], missing: dict[str,
             for room, reason in list(dict(getattr(manager, "failure_records", None) or {}).items())[:1000]
         },
         missing=missing,
+        prefills=_prefills(manager),
     )
 
 
@@ -95,7 +96,27 @@ def _entry(
         kv=_kv(req),
         dp=_dp(places, transfer),
         bootstrap=_bootstrap(places, transfer),
+        pinned=_pinned(req),
     )
+
+
+def _pinned(req: Any) -> int:
+    dp = getattr(req, "disagg_prefill_dp_rank", None)
+    return dp if isinstance(dp, int) else -1
+
+
+def _prefills(manager: Any) -> dict[str, dict[str, str]]:
+    """Return what a decode rank was told of each prefill server; {} on prefill."""
+    table = getattr(manager, "prefill_info_table", None)
+    if not isinstance(table, dict):
+        return {}
+    return {str(address): prefill_facts(info) for address, info in list(table.items())}
+
+
+def prefill_facts(info: Any) -> dict[str, str]:
+    """Return the facts of a ``PrefillServerInfo`` that it has, as text."""
+    found = {name: getattr(info, name, None) for name in PREFILL_FACTS}
+    return {name: str(value)[:200] for name, value in found.items() if value is not None}
 
 
 def _bootstrap(places: Places, transfer: Any) -> str:

@@ -6,7 +6,7 @@ last full list before it; where that or anything between is gone, the round is k
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,15 @@ from pdctl.recording.streams import ROUND, Item, Run, Stream
 
 _STATES = {f.STATE_WRITING: "writing", f.STATE_CLOSED: "closed", f.STATE_STOPPED: "stopped"}
 _KINDS = {int(kind) for kind in EventKind}
+_EVENT_KEYS = np.dtype(
+    {
+        "names": ["seq", "kind", "room"],
+        "formats": ["<u8", "u1", "<u8"],
+        "offsets": [0, 16, 24],
+        "itemsize": f.EVENT_SIZE,
+    }
+)
+"""The parts of :data:`pdctl.recording.format.EVENT` that events are looked for by."""
 
 
 class BadRecording(ValueError):  # noqa: N818  # it is the recording that is bad
@@ -86,10 +95,27 @@ class Recording:
             self._events = sorted(self._read_events(), key=lambda event: event.seq)
         return self._events
 
+    def events_of(self, rooms: Collection[int], kinds: Collection[EventKind]) -> list[Event]:
+        """Return the events of these kinds about these rooms, oldest first, as the file is now.
+
+        Only they are taken apart: a full ring of events costs a few milliseconds instead of a hundred.
+        """
+        offset, cap = self._events_at
+        data = self._source.read(offset, cap * f.EVENT_SIZE)
+        table = np.frombuffer(data, _EVENT_KEYS, len(data) // f.EVENT_SIZE)
+        wanted = np.isin(table["room"], np.fromiter(rooms, np.uint64, len(rooms)))
+        wanted &= np.isin(table["kind"], np.fromiter(map(int, kinds), np.uint8, len(kinds)))
+        found = self._events_in(data, cap, [int(place) for place in np.flatnonzero(wanted & (table["seq"] > 0))])
+        return sorted(found, key=lambda event: event.seq)
+
     def _read_events(self) -> Iterator[Event]:
         offset, cap = self._events_at
         data = self._source.read(offset, cap * f.EVENT_SIZE)
-        for place in _used(data, f.EVENT_SIZE):
+        return self._events_in(data, cap, _used(data, f.EVENT_SIZE))
+
+    @staticmethod
+    def _events_in(data: bytes, cap: int, places: list[int]) -> Iterator[Event]:
+        for place in places:
             at = place * f.EVENT_SIZE
             body = data[at : at + f.EVENT.size]
             if crc32(body) != _u32(data, at + f.EVENT_CRC_OFFSET):

@@ -339,6 +339,25 @@ def test_events_come_back_in_order_with_their_text(tmp_path: Path) -> None:
     assert events[-1].text.startswith("räumeräume")
 
 
+def test_events_of_some_rooms_are_the_same_as_among_all(tmp_path: Path) -> None:
+    writer = RecordingWriter.create(tmp_path / "r", msgspec.json.encode(IDENTITY), size=f.MIN_SIZE)
+    kinds = (EventKind.DP_REGISTER, EventKind.DP_QUERY, EventKind.STATE)
+    for number in range(3000):
+        writer.event(kinds[number % 3], room=2**63 + number % 50, a=number)
+    recording = read(tmp_path / "r")
+    rooms, asked = {2**63 + 3, 2**63 + 7, 5}, {EventKind.DP_REGISTER, EventKind.STATE}
+    expected = [event for event in recording.events() if event.room in rooms and event.kind in asked]
+    assert recording.events_of(rooms, asked) == expected
+    assert len(expected) > 10
+    assert recording.events_of((), asked) == recording.events_of(rooms, ()) == []
+    data = bytearray((tmp_path / "r").read_bytes())
+    body = f.EVENT.pack(
+        expected[-1].seq, expected[-1].mono_ns, expected[-1].kind, 255, 0, -1, expected[-1].room, 0, 0, b""
+    )
+    data[data.index(body[:16]) + 40] ^= 1  # torn
+    assert parse(bytes(data)).events_of(rooms, asked) == expected[:-1]
+
+
 def test_foreign_short_and_future_files_say_what_they_are(tmp_path: Path) -> None:
     with pytest.raises(BadRecording, match="not a pdctl recording"):
         parse(b"GIF89a" * 1000)

@@ -166,7 +166,7 @@ class LabAdapter:
         """Return what this rank's engine has: queues, rounds, fixes."""
         config = self._scheduler.config
         fixes = [Seam(f"fix.{name}", False, "left out with --without") for name in config.without]
-        return (*self._reader.seams(), *self._seams, *fixes)
+        return (*self._reader.seams(), *self._seams, *rooms.routing_seams(self._scheduler), *fixes)
 
     def ticks(self) -> tuple[int, int]:
         """Return (turns of the scheduler so far, monotonic ns of the last)."""

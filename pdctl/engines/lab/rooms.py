@@ -7,9 +7,16 @@ from typing import Any
 
 from pdctl.engines.lab.reader import QUEUES, manager_of
 from pdctl.engines.rooms import BOOTSTRAP_TIMEOUT, WAITING_TIMEOUT, Places
-from pdctl.rooms import Settings, Space
-
-FORCE_QUERY = "SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK"
+from pdctl.model import Seam
+from pdctl.rooms import (
+    ENTRY_CLEANUP,
+    FORCE_QUERY,
+    NOTES_CONFLICTS,
+    QUERY_FORCED,
+    REGISTERS_EVERY_ROOM,
+    Settings,
+    Space,
+)
 
 
 def places(scheduler: Any) -> Places:
@@ -46,9 +53,11 @@ def settings(scheduler: Any) -> Settings:
     config = scheduler.config
     shape = config.shape(scheduler.role)
     values = {
+        "disaggregation_bootstrap_port": manager_of(scheduler).bootstrap_addr.rpartition(":")[2],
         "disaggregation_mode": scheduler.role,
         "disaggregation_transfer_backend": scheduler.transport.name,
         "dp_size": str(shape.dp),
+        "host": manager_of(scheduler).bootstrap_addr.rpartition(":")[0],
         "kv_cache_dtype": "int32",
         "load_balance_method": config.load_balance if scheduler.role == "prefill" else "",
         "metadata_device": str(scheduler.metadata_buffers.bootstrap_room.device),
@@ -58,9 +67,20 @@ def settings(scheduler: Any) -> Settings:
         "tp_size": str(shape.tp),
     }
     env = {
+        ENTRY_CLEANUP: f"{config.entry_cleanup_s:g}",
         BOOTSTRAP_TIMEOUT: f"{config.bootstrap_timeout_s:g}",
         WAITING_TIMEOUT: f"{config.waiting_timeout_s:g}",
     }
     if scheduler.role in config.force_query:
         env[FORCE_QUERY] = "1"
     return Settings(values, env)
+
+
+def routing_seams(scheduler: Any) -> list[Seam]:
+    """Return how this rank's engine registers rooms, or asks for them, under the names of SGLang's seams."""
+    config = scheduler.config
+    if scheduler.role == "decode":
+        return [Seam(QUERY_FORCED, True, "DecodePreallocQueue._resolve_prefill_dp_rank")]
+    conflicts, every = config.has("dp-registration"), config.has("register-every-room")
+    where = "KVSender.__init__"
+    return [Seam(NOTES_CONFLICTS, conflicts, where), Seam(REGISTERS_EVERY_ROOM, every, where)]

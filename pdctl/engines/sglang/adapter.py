@@ -11,7 +11,7 @@ from pdctl.engines import rooms as room_reader
 from pdctl.engines.base import Hooks, Site
 from pdctl.engines.landing import Landings
 from pdctl.engines.sglang import faults as fault_sites
-from pdctl.engines.sglang import late, revert, rooms, seams, steps
+from pdctl.engines.sglang import late, revert, rooms, routing, seams, steps
 from pdctl.engines.sglang.hooks import SchedulerHooks
 from pdctl.engines.sglang.identity import identify
 from pdctl.engines.sglang.queues import QueueReader
@@ -35,6 +35,8 @@ class SGLangAdapter:
         self._installed: SchedulerHooks | None = None
         self._landings: Landings | None = None
         self._more_seams: list[Seam] = seams.zeroes_slots() if self._identity.role == "decode" else []
+        if self._identity.role != seams.UNIFIED:
+            self._more_seams += routing.routing_seams(self._identity.role)
         self._ticks = 0
         self._tick_ns = 0
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pdctl.engines.rooms import Places
-from pdctl.engines.sglang import seams
+from pdctl.engines.sglang import routing, seams
 from pdctl.engines.sglang.queues import QueueReader
 from pdctl.rooms import Settings, Space
 
@@ -18,7 +18,7 @@ ARGUMENTS = (
     "attention_backend", "attn_cp_size", "chunked_prefill_size", "context_length", "decode_attention_backend",
     "disaggregation_bootstrap_port", "disaggregation_decode_enable_radix_cache", "disaggregation_ib_device",
     "disaggregation_mode", "disaggregation_transfer_backend", "dp_size", "dtype", "enable_dp_attention",
-    "enable_hierarchical_cache", "ep_size", "kv_cache_dtype", "load_balance_method", "max_running_requests",
+    "enable_hierarchical_cache", "ep_size", "host", "kv_cache_dtype", "load_balance_method", "max_running_requests",
     "num_reserved_decode_tokens", "page_size", "pp_size", "prefill_attention_backend", "quantization",
     "served_model_name", "speculative_algorithm", "speculative_num_draft_tokens", "tp_size",
 )  # fmt: skip
@@ -91,6 +91,7 @@ def settings(scheduler: Any) -> Settings:
     """Return this rank's settings, by the names of the engine's arguments, and its environment variables."""
     arguments = getattr(scheduler, "server_args", None)
     values = {name: _text(getattr(arguments, name, None)) for name in ARGUMENTS}
+    values.update(routing.settings())
     model = getattr(scheduler, "model_config", None)
     values["num_hidden_layers"] = _text(getattr(model, "num_hidden_layers", None))
     manager = seams.kv_manager(scheduler)

@@ -213,7 +213,7 @@ def coordinate(scheduler: Any, name: str, default: int) -> int:
 
     It is on the scheduler (to 0.5.12.post1), on its ``ps`` (0.5.13.post1) or in the runtime context (0.5.23).
     """
-    for holder in (scheduler, getattr(scheduler, "ps", None), _runtime_context()):
+    for holder in (scheduler, getattr(scheduler, "ps", None), runtime_context()):
         try:
             value = getattr(holder, name, None)
         except (RuntimeError, ValueError):  # the runtime context raises these for what is not set
@@ -223,7 +223,8 @@ def coordinate(scheduler: Any, name: str, default: int) -> int:
     return default
 
 
-def _runtime_context() -> Any:
+def runtime_context() -> Any:
+    """Return the engine's parallel sizes and the like (0.5.23), None where there is no such thing."""
     get = getattr(module("sglang.srt.runtime_context"), "get_parallel", None)
     return get() if get is not None else None
 
