@@ -18,6 +18,7 @@ from pdctl.output import Output
 COMMANDS = {
     "ranks": ("ranks", "Show every rank and what its main thread does now."),
     "diff-queues": ("diff_queues", "Name the first round in which ranks differ, and why."),
+    "stuck": ("stuck", "Requests that wait: where, for what, and what ends it."),
     "record": ("record", "Collect the recordings of all ranks."),
     "inject": ("inject", "Break something on purpose, for a while."),
     "faults": ("faults", "Show the faults in place."),

@@ -181,6 +181,57 @@ _CODES = (
         "Switch recording on (see why it is off: pdctl ranks) and look again.",
         evidence="The rooms in each rank's queue, as they were now.",
     ),
+    Code(
+        "PD140",
+        Level.INFO,
+        "decode is full: requests wait for space",
+        "Requests are admitted strictly in the order in which they came: the first one needs more KV tokens (or a slot, or a"
+        " row for running requests) than are free, so that all behind it wait, too. It gets its space when running"
+        " requests end. This is load, not a fault.",
+        "",
+        "sgl-project/sglang issue 31800",
+        "Nothing, unless what holds the space is stuck itself (other findings say so). Add decode capacity, or admit less.",
+        evidence="The room first in line with what it needs, and what is free on the rank that has least.",
+    ),
+    Code(
+        "PD141",
+        Level.WARNING,
+        "nothing will end this wait",
+        "The request is in a state that no time-out of this backend and version covers, it did not change between two looks,"
+        " nothing ahead of it in its queue moved, and the other side is not computing it. It holds what it holds until"
+        " somebody aborts it.",
+        "SGLang up to 0.5.23 with Mooncake has no time-out for a transfer that has started",
+        "sgl-project/sglang issue 31800",
+        "pdctl story ROOM shows where it stopped. Abort the request (POST /abort_request with its rid) to get back what it"
+        " holds.",
+        evidence="Queue, state and age on every rank of the group, the other side's state for the same room, what it holds"
+        " and how many slots are held this way.",
+    ),
+    Code(
+        "PD142",
+        Level.ERROR,
+        "the other side has ended this request, and this side has not heard",
+        "The other side is done with the room (its transfer succeeded or failed, and it let the request go), but the message"
+        " that says so did not arrive here. This side waits until its time-out, where there is one, and holds its slot and KV"
+        " meanwhile.",
+        "every version: the status is sent once and never asked for",
+        "sgl-project/sglang issues 36033, 35965",
+        "Abort the request here, or wait for the time-out named above. Then look for what loses messages between the two"
+        " sides.",
+        evidence="How and when the room ended on the other side, by its recording; that this side's state stayed the same"
+        " over two looks; which time-out covers it, and how long that still takes.",
+    ),
+    Code(
+        "PD143",
+        Level.WARNING,
+        "the other side does not know this room",
+        "A request needs both sides. This one has waited longer than a request takes to arrive there, and no rank of the other"
+        " side has its room: it went to one side only, to another server, or the other side was restarted.",
+        "",
+        "sgl-project/sglang issues 36033, 35965",
+        "Look at the router: did it send the request to both servers, and is the other server the same process as before?",
+        evidence="The room's age here, and that every rank of the other side answered and has it in no queue.",
+    ),
 )
 
 CATALOGUE: dict[str, Code] = {code.code: code for code in _CODES}

@@ -83,6 +83,7 @@ class EventKind(IntEnum):
     LANDED = 13  # a slot that read 0 when its request polled Success now holds b; a = ns since that Success
     META_SENT = 14  # prefill wrote the metadata row of a room; a = decode tp rank, b = return code
     NOTE = 15  # text says it
+    FAILURE = 16  # the engine noted why a room failed; text = its reason
 
 
 class GroupInfo(msgspec.Struct, frozen=True):

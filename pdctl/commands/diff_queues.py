@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pdctl.commands.findings import draw_findings
 from pdctl.commands.options import (
     RANK_TIMEOUT_S,
     TIMEOUT_S,
@@ -25,7 +26,6 @@ from pdctl.output import Format, Output
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pdctl.findings import Finding
     from pdctl.probes.queues.model import GroupReport, QueuesDocument, RankNow
 
 STALLED_S = 10.0
@@ -109,9 +109,7 @@ def draw(document: QueuesDocument, console: Console) -> None:
         if number:
             console.print()
         _draw_group(group, console)
-    for finding in document.findings:
-        console.print()
-        _draw_finding(finding, console)
+    draw_findings(document.findings, console)
 
 
 def _draw_group(group: GroupReport, console: Console) -> None:
@@ -198,18 +196,3 @@ def _draw_now(now: tuple[RankNow, ...], pairing: tuple[str, ...], console: Conso
     console.print(table)
     for line in pairing:
         console.print(f"       {line}")
-
-
-def _draw_finding(finding: Finding, console: Console) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column()
-    table.add_row(Text(finding.code, style="bold"), finding.summary)
-    if finding.versions:
-        table.add_row("", finding.versions)
-    if finding.next_step:
-        table.add_row("", f"Next: {finding.next_step}")
-    console.print(table)

@@ -60,6 +60,8 @@ def read(places: Places, queues: dict[str, list[QueueEntry]], missing: dict[str,
             if start:
                 time.sleep(_PAUSE_S)
             rooms += [_entry(places, name, entry, by_rid, now) for entry in entries[start : start + _AT_A_STRETCH]]
+    for name in queues.keys() - places.queues.keys():  # running: what is computed is in no queue
+        rooms += [RoomEntry(name, e.room, e.rid, e.slot, e.state, e.age) for e in queues[name]]
     manager = places.manager
     return Rooms(
         mono_ns=time.monotonic_ns(),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from pdctl.model import KVPoll
+from pdctl.model import EventKind, KVPoll
+
+if TYPE_CHECKING:
+    from pdctl.engines.base import Maker, Site
 
 LEAVES: dict[str, frozenset[int]] = {
     "prefill.bootstrap": frozenset({KVPoll.FAILED, KVPoll.WAITING_FOR_INPUT}),
@@ -30,3 +34,22 @@ def group_number(group: Any) -> int:
     """Return the number PyTorch's flight recorder knows a group by (its name is that number), -1 for another name."""
     name = str(getattr(group, "group_name", ""))
     return int(name) if name.isdecimal() else -1
+
+
+def failure(event: Callable[..., None]) -> Maker:
+    """Return the hook of a manager's ``record_failure(…, room, reason)``: the reason, which the engine soon forgets."""
+
+    def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+        def records(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if site.on:
+                try:
+                    room, reason = [*args, *kwargs.values()][-2:]
+                    event(EventKind.FAILURE, room=room, text=str(reason))
+                except Exception as error:
+                    site.failed(error)
+            return result
+
+        return records
+
+    return make

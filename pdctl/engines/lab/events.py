@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdctl.engines.base import Hooks, Maker, Site
 from pdctl.engines.lab.reader import QueueReader, manager_of
+from pdctl.engines.shared import failure
 from pdctl.model import QUEUES, Action, EventKind
 
 if TYPE_CHECKING:
@@ -55,10 +56,11 @@ class Events:
             self._entering("decode.transfer", transfer, "extend", "queue")
             hooks.wrap(transfer, "pop_transferred", "events.leave", self._leaving)
         hooks.wrap(manager_of(scheduler), "update_status", "events.state", self._states)
+        hooks.wrap(manager_of(scheduler), "record_failure", "events.failure", failure(self._event))
         hooks.wrap(scheduler, "abort_request", "events.abort", after(self._aborted))
         hooks.wrap(scheduler.slots, "alloc", "events.slots", after(self._slot_taken))
         hooks.wrap(scheduler.slots, "free", "events.slots", after(self._slot_given_back))
-        return ["events.enqueue", "events.state", "events.abort", "events.slots"]
+        return ["events.enqueue", "events.state", "events.failure", "events.abort", "events.slots"]
 
     def routing(self, sender: Any, receiver: Any) -> None:
         """Hook the classes that register and ask for dp ranks."""

@@ -11,7 +11,7 @@ from pdctl.engines.landing import Landings
 from pdctl.engines.polls import PollHooks
 from pdctl.engines.sglang import seams
 from pdctl.engines.sglang.queues import QueueReader
-from pdctl.engines.shared import LEAVES
+from pdctl.engines.shared import LEAVES, failure
 from pdctl.model import QUEUES, Action, EventKind, Seam
 
 if TYPE_CHECKING:
@@ -228,6 +228,8 @@ class SchedulerHooks:
         owner = getattr(seams.module(seams.COMMON), "CommonKVManager", None)
         there = owner is not None and self._hooks.wrap(owner, "update_status", "events.state", make)
         self._say("events.state", there, "CommonKVManager.update_status")
+        there = owner is not None and self._hooks.wrap(owner, "record_failure", "events.failure", failure(event))
+        self._say("events.failure", there, "CommonKVManager.record_failure")
 
     def _aborts(self, owner: Any) -> None:
         event = self._recorder.event

@@ -1,0 +1,103 @@
+"""Gets what ``stuck`` judges: two looks at every live rank, and what recordings say of rooms the other side lacks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from pdctl.client import Answer, Client
+from pdctl.discovery import Found, FoundRank
+from pdctl.model import Action, EventKind, KVPoll, poll_name
+from pdctl.probes.stuck.model import Last, RankLooks
+from pdctl.rooms import Rooms
+
+if TYPE_CHECKING:
+    from pdctl.recording.reader import Recording
+
+MAX_RUNS = 2000
+"""Runs of equal rounds read back, per queue, in search of a room."""
+
+
+def collect(found: Found, client: Client, *, pause_s: float) -> list[RankLooks]:
+    """Return two looks at every rank, ``pause_s`` seconds apart, in ``found``'s order."""
+    first = client.ask(found.ranks, "rooms", Rooms)
+    time.sleep(pause_s)
+    client.restart()
+    second = client.ask(found.ranks, "rooms", Rooms)
+    missing = _missing(found.ranks, second)
+    looks = []
+    for rank, before, after in zip(found.ranks, first, second, strict=True):
+        last, recorded = _history(rank, client, missing.get(rank.identity.role, frozenset()), after)
+        looks.append(
+            RankLooks(
+                identity=rank.identity,
+                state=rank.state,
+                silence="" if after.body is not None else after.reason or rank.state,
+                first=before.body,
+                second=after.body,
+                last=last,
+                recorded=recorded,
+            )
+        )
+    return looks
+
+
+def _missing(ranks: Sequence[FoundRank], answers: Sequence[Answer[Rooms]]) -> dict[str, frozenset[int]]:
+    """Return the rooms that the other side has and this one lacks, by role."""
+    here: dict[str, set[int]] = {"prefill": set(), "decode": set()}
+    for rank, answer in zip(ranks, answers, strict=True):
+        if answer.body is not None and rank.identity.role in here:
+            here[rank.identity.role] |= {entry.room for entry in answer.body.rooms if entry.room}
+    return {
+        "prefill": frozenset(here["decode"] - here["prefill"]),
+        "decode": frozenset(here["prefill"] - here["decode"]),
+    }
+
+
+def _history(
+    rank: FoundRank, client: Client, rooms: frozenset[int], answer: Answer[Rooms]
+) -> tuple[dict[int, Last], bool]:
+    if not rooms or (rank.recording is None and not (rank.live and rank.recording_size)):
+        return {}, rank.recording is not None
+    recording = client.recording(rank).body
+    if recording is None:
+        return {}, False
+    now = answer.body.mono_ns if answer.body is not None else recording.tick_mono_ns
+    return last_words(recording, rooms, now), True
+
+
+def last_words(recording: Recording, rooms: Iterable[int], now_ns: int) -> dict[int, Last]:
+    """Return the last that ``recording`` says of each of ``rooms``; rooms it never saw are left out."""
+    wanted = set(rooms)
+    when: dict[int, tuple[int, str, bool]] = {}
+    reasons: dict[int, str] = {}
+
+    def note(room: int, mono_ns: int, what: str, *, ended: bool) -> None:
+        old = when.get(room)
+        if old is None or (ended, mono_ns) >= (old[2], old[0]):
+            when[room] = (mono_ns, what, ended)
+
+    for event in recording.events():
+        if event.room not in wanted:
+            continue
+        if event.kind is EventKind.FAILURE:
+            reasons[event.room] = event.text
+        elif event.kind is EventKind.STATE:
+            note(event.room, event.mono_ns, poll_name(event.a), ended=event.a in (KVPoll.FAILED, KVPoll.SUCCESS))
+        elif event.kind is EventKind.ENQUEUE:
+            note(event.room, event.mono_ns, f"entered {event.queue}", ended=False)
+    for stream in recording.streams:
+        for run in stream.runs[-MAX_RUNS:]:
+            for item in stream.items(run) or []:
+                if item.room in wanted and (item.action in _FAILS or (item.action, stream.queue) in _DONE):
+                    note(item.room, run.t_done, _ENDS[item.action], ended=True)
+    return {
+        room: Last(what, max(0.0, (now_ns - mono_ns) / 1e9), ended, reasons.get(room, ""))
+        for room, (mono_ns, what, ended) in when.items()
+    }
+
+
+_FAILS = (int(Action.FAILED), int(Action.ABORTED))
+_DONE = ((int(Action.COMMITTED), "prefill.inflight"), (int(Action.COMMITTED), "decode.transfer"))
+_ENDS = {int(Action.COMMITTED): "Success", int(Action.FAILED): "Failed", int(Action.ABORTED): "aborted"}

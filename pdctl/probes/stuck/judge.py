@@ -1,0 +1,262 @@
+"""Which requests wait, what the other side says of them, and what will end the wait. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from pdctl.findings import Finding, finding
+from pdctl.model import UNKNOWN, Identity, KVPoll, poll_name
+from pdctl.probes.queues.words import rooms as some_rooms
+from pdctl.probes.queues.words import seconds
+from pdctl.probes.stuck import STUCK_S
+from pdctl.probes.stuck.model import Place, RankLooks, SideSpace, StuckDocument, Waiting
+from pdctl.probes.stuck.sides import COMPUTED, OTHER, Side, peer_words, sides_of, space_of
+from pdctl.rooms import NO_LIMIT, NOT_KNOWN, Cover, RoomEntry, Rooms
+
+_PLACE_OF = (
+    "decode.pending",
+    "decode.prealloc",
+    "decode.retracted",
+    "decode.transfer",
+    "prefill.bootstrap",
+    "prefill.inflight",
+    "waiting",
+)
+"""Queues in which a request waits. A request that is in two of them (pending, prealloc) is in the first."""
+
+
+def judge(
+    looks: Sequence[RankLooks], *, pause_s: float, older_s: float = 0.0, stuck_s: float = STUCK_S, by: str = "age"
+) -> StuckDocument:
+    """Return what waits, sorted ``by`` one of ORDER, and what of that is wrong.
+
+    older_s: younger requests are counted and not listed. stuck_s: from which age a wait that nothing ends is a finding.
+    """
+    sides = sides_of(looks)
+    peers: dict[tuple[str, str], list[Side]] = defaultdict(list)
+    for side in sides:
+        peers[side.key].append(side)
+    space = [found for side in sides for found in [space_of(side)] if found is not None]
+    full = {found.side: found for found in space if found.full}
+    requests: list[Waiting] = []
+    for side in sides:
+        other = peers[(side.cluster, OTHER.get(side.role, ""))]
+        requests += _waiting(side, other, pause_s, full.get(side.title))
+    shown = [request for request in requests if request.age_s >= older_s or (older_s and request.age_s < 0)]
+    problems = [f"{look.identity.label}: {look.silence}" for look in looks if look.silence]
+    return StuckDocument(
+        requests=tuple(sorted(shown, key=_SORTS[by])),
+        space=tuple(space),
+        findings=tuple(_findings(requests, space, peers, stuck_s)),
+        pause_s=pause_s,
+        hidden=len(requests) - len(shown),
+        partial=bool(problems),
+        problems=tuple(problems),
+    )
+
+
+_SORTS = {
+    "age": lambda r: (-r.age_s, r.side, r.room),
+    "queue": lambda r: (_PLACE_OF.index(r.queue), -r.age_s, r.room),
+    "rank": lambda r: (r.side, _PLACE_OF.index(r.queue), -r.age_s, r.room),
+}
+
+
+# ---- one side's requests ---------------------------------------------------------------------------------------------
+
+
+def _waiting(side: Side, other: Sequence[Side], pause_s: float, full: SideSpace | None) -> list[Waiting]:
+    by_request: dict[tuple[int, str], list[tuple[Identity, Rooms, RoomEntry]]] = defaultdict(list)
+    for look in side.looks:
+        if look.second is not None:
+            for entry in _places(look.second):
+                by_request[entry.room, entry.rid].append((look.identity, look.second, entry))
+    gone = {(e.queue, look.identity.label) for look in side.looks for e in _left(look)}
+    found = []
+    for (room, rid), places in by_request.items():
+        identity, rooms, entry = max(places, key=lambda place: place[2].age_s)
+        cover, left_s, note = _cover(rooms.covers, entry)
+        peer, ended = peer_words(room, side, other)
+        found.append(
+            Waiting(
+                room=room,
+                rid=rid,
+                side=side.title,
+                role=side.role,
+                queue=entry.queue,
+                state=poll_name(entry.state),
+                age_s=entry.age_s,
+                ranks=tuple(
+                    Place(f"tp{i.tp}", e.queue, poll_name(e.state), e.age_s, e.slot, e.kv) for i, _, e in places
+                ),
+                peer=peer,
+                peer_ended=ended,
+                progress=_progress(side, room, rid, pause_s, entry, (entry.queue, identity.label) in gone),
+                cover=_cover_name(cover),
+                limit_s=cover.limit_s if cover.limit_s > 0 else None,
+                left_s=left_s,
+                note=(_behind(room, entry, full) if full is not None else "") or note,
+                holds=_holds(entry),
+                cluster=side.cluster,
+            )
+        )
+    return found
+
+
+def _places(rooms: Rooms) -> list[RoomEntry]:
+    """Return every waiting request once, in the first of the queues it is in."""
+    seen: dict[tuple[int, str], RoomEntry] = {}
+    for entry in rooms.rooms:
+        if entry.queue not in _PLACE_OF:
+            continue
+        old = seen.get((entry.room, entry.rid))
+        if old is None or _PLACE_OF.index(entry.queue) < _PLACE_OF.index(old.queue):
+            seen[entry.room, entry.rid] = entry
+    return list(seen.values())
+
+
+def _left(look: RankLooks) -> list[RoomEntry]:
+    """Return what was in a queue at the first look and is no longer there at the second."""
+    if look.first is None or look.second is None:
+        return []
+    now = {(entry.queue, entry.rid) for entry in look.second.rooms}
+    return [entry for entry in look.first.rooms if (entry.queue, entry.rid) not in now]
+
+
+def _progress(side: Side, room: int, rid: str, pause_s: float, entry: RoomEntry, others_left: bool) -> str:
+    if 0 <= entry.age_s < pause_s:
+        return "new"
+    before = after = None
+    for look in side.looks:
+        if look.first is None or look.second is None:
+            continue
+        before = {(e.queue, e.state, e.slot, e.dp, e.kv) for e in look.first.rooms if (e.room, e.rid) == (room, rid)}
+        after = {(e.queue, e.state, e.slot, e.dp, e.kv) for e in look.second.rooms if (e.room, e.rid) == (room, rid)}
+        if before != after:
+            return "moving" if before else "new"
+    if before is None:
+        return "unknown"
+    return "in line" if others_left else "still"
+
+
+def _holds(entry: RoomEntry) -> str:
+    parts = [f"slot {entry.slot}"] if entry.slot >= 0 else []
+    if entry.kv > 0:
+        parts.append(f"{entry.kv} KV tokens")
+    return ", ".join(parts)
+
+
+def _behind(room: int, entry: RoomEntry, full: SideSpace) -> str:
+    if entry.queue != "decode.prealloc" or entry.slot >= 0:
+        return ""
+    return "first in line for space" if room == full.head else "waits for space"
+
+
+# ---- what ends it ----------------------------------------------------------------------------------------------------
+
+
+def _cover(covers: Sequence[Cover], entry: RoomEntry) -> tuple[Cover, float | None, str]:
+    """Return (what covers it, seconds left, what there is to say of its clock)."""
+    exact = next((c for c in covers if c.queue == entry.queue and c.state == entry.state), None)
+    general = next((c for c in covers if c.queue == entry.queue and c.state == UNKNOWN), None)
+    nothing = general or Cover(entry.queue, UNKNOWN, NO_LIMIT)
+    if exact is None:
+        return nothing, None, ""
+    if entry.clock_s >= 0:
+        left = exact.limit_s - entry.clock_s if exact.limit_s > 0 else None
+        return exact, left, ""
+    return Cover(entry.queue, entry.state, NO_LIMIT), None, f"{exact.name} starts {exact.clock}"
+
+
+def _cover_name(cover: Cover) -> str:
+    if cover.limit_s == NOT_KNOWN:
+        return cover.name or "unknown"
+    return cover.name if cover.limit_s > 0 else "nothing"
+
+
+# ---- findings --------------------------------------------------------------------------------------------------------
+
+
+def _findings(
+    requests: Sequence[Waiting], space: Sequence[SideSpace], peers: dict[tuple[str, str], list[Side]], stuck_s: float
+) -> list[Finding]:
+    found = [
+        finding("PD140", f"{one.side} is full: {one.full}.", group=one.side, rooms=(one.head,))
+        for one in space
+        if one.full
+    ]
+    groups: dict[tuple[str, str, str, str], list[Waiting]] = defaultdict(list)
+    for request in requests:
+        code = _code(request, peers, stuck_s)
+        if code:
+            groups[code, request.side, request.queue, request.state].append(request)
+    for (code, side, queue, state), ones in groups.items():
+        oldest = max(ones, key=lambda one: one.age_s)
+        many = f"{len(ones)} requests, the oldest room {oldest.room}," if len(ones) > 1 else f"Room {oldest.room}"
+        wait = "wait" if len(ones) > 1 else "waits"
+        found.append(
+            finding(
+                code,
+                f"{many} {wait} in {queue} of {side}, {state} for {seconds(oldest.age_s)}: {oldest.peer}."
+                f" {_end(oldest)}",
+                group=side,
+                rooms=tuple(one.room for one in ones),
+                ranks=tuple(dict.fromkeys(place.rank for one in ones for place in one.ranks)),
+                evidence=_evidence(ones, space),
+            )
+        )
+    return found
+
+
+def _code(request: Waiting, peers: dict[tuple[str, str], list[Side]], stuck_s: float) -> str:
+    if request.progress in ("new", "moving", "unknown"):
+        return ""
+    heard = all(place.state in _HEARD for place in request.ranks)
+    if request.peer_ended and not heard:
+        return "PD142"
+    if request.age_s < stuck_s or request.queue in ("waiting", "decode.retracted") or request.progress != "still":
+        return ""
+    if request.queue == "decode.prealloc" and request.note and "space" in request.note:
+        return ""  # full is not stuck
+    other = peers[(request.cluster, OTHER.get(request.role, ""))]
+    known = other and all(look.second is not None for side in other for look in side.looks)
+    has = request.peer.partition(" has it in ")[1]
+    if known and not has and not request.peer_ended:
+        return "PD143"
+    if request.cover == "nothing" and not _being_computed(request):
+        return "PD141"
+    return ""
+
+
+_HEARD = (poll_name(KVPoll.SUCCESS), poll_name(KVPoll.FAILED))
+
+
+def _being_computed(request: Waiting) -> bool:
+    return any(f"has it in {name}" in request.peer for name in COMPUTED)
+
+
+def _end(request: Waiting) -> str:
+    if all(place.state == poll_name(KVPoll.SUCCESS) for place in request.ranks):
+        return "Its transfer is complete here: it waits for its metadata, and no time-out covers that."
+    if request.left_s is not None:
+        return f"{request.cover} ends it in {seconds(max(0.0, request.left_s))}."
+    if request.cover == "unknown":
+        return "Which time-out covers this on this backend is not known."
+    note = f" ({request.note})" if request.note else ""
+    return f"No time-out covers this state on this backend and version{note}."
+
+
+def _evidence(ones: Sequence[Waiting], space: Sequence[SideSpace]) -> tuple[str, ...]:
+    lines = [f"room {one.room}: {one.peer}" for one in ones[:5]]
+    held = [one.room for one in ones if any(place.slot >= 0 for place in one.ranks)]
+    side = next((one for one in space if one.side == ones[0].side), None)
+    if held and side is not None and side.slots > 0:
+        lines.append(f"{len(held)} of {side.slots} metadata slots are held this way ({some_rooms(held)})")
+    kv = sum(max((place.kv for place in one.ranks), default=0) for one in ones)
+    if kv > 0:
+        lines.append(f"they hold {kv} KV tokens on each rank")
+    return tuple(lines)
+
+
+__all__ = ["judge"]

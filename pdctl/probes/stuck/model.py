@@ -1,0 +1,104 @@
+"""What ``stuck`` takes and gives: two looks at every rank in, waiting requests and findings out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from pdctl.documents import Document
+from pdctl.findings import Finding
+from pdctl.model import Identity
+from pdctl.rooms import Rooms
+
+
+@dataclass(frozen=True)
+class Last:
+    """The last that a recording says of a room: what, seconds before the second look, and why it failed where it did.
+
+    ended: whether the room is over there (Success or Failed).
+    """
+
+    what: str
+    age_s: float
+    ended: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class RankLooks:
+    """One rank at two moments. silence: why it gave no answer. last: what its recording says of rooms that were asked
+    about; ``recorded`` is False where there is no recording to ask."""
+
+    identity: Identity
+    state: str
+    silence: str = ""
+    first: Rooms | None = None
+    second: Rooms | None = None
+    last: dict[int, Last] = field(default_factory=dict)
+    recorded: bool = False
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A request on one rank. slot: -1 without one. kv: tokens of KV space held, -1 unknown. age_s: -1.0 unknown."""
+
+    rank: str
+    queue: str
+    state: str
+    age_s: float
+    slot: int
+    kv: int
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that waits on one side.
+
+    side: its group of ranks. queue, state: of the rank that has it longest; ranks: all of the group that have it.
+    peer: what the other side says of its room, in words; peer_ended: it is over there. progress: ``moving`` (it changed
+    between the looks), ``in line`` (others ahead of it did), ``still``, ``new``. cover: the variable of the time-out that
+    will end it, ``nothing`` or ``unknown``; limit_s and left_s of it, None without one. holds: in words.
+    """
+
+    room: int
+    rid: str
+    side: str
+    role: str
+    queue: str
+    state: str
+    age_s: float
+    ranks: tuple[Place, ...]
+    peer: str
+    peer_ended: bool = False
+    progress: str = "still"
+    cover: str = "nothing"
+    limit_s: float | None = None
+    left_s: float | None = None
+    note: str = ""
+    holds: str = ""
+    cluster: str = ""
+
+
+class SideSpace(msgspec.Struct, frozen=True):
+    """Memory of one group of ranks, of the rank that has least. full: why nobody gets space now, "" when somebody may."""
+
+    side: str
+    rank: str
+    head: int
+    needs: int
+    kv_free: int
+    reserved: int
+    slots: int
+    slots_free: int
+    full: str = ""
+
+
+class StuckDocument(Document, frozen=True, kw_only=True, tag="pdctl.stuck"):
+    """Answer of ``pdctl stuck``. pause_s: between the two looks. hidden: waiting requests younger than asked for."""
+
+    requests: tuple[Waiting, ...]
+    space: tuple[SideSpace, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    pause_s: float = 0.0
+    hidden: int = 0
+    partial: bool = False
+    problems: tuple[str, ...] = ()
