@@ -57,7 +57,9 @@ class Space(msgspec.Struct, frozen=True):
 
     slots: metadata slots. kv: token places in the KV pool. evictable: of those not free, kept only for reuse. reserved:
     free places kept back for the requests that are ahead. requests: rows for running requests. head: room first in line
-    for space, 0 for none; needs: KV tokens it waits for.
+    for space, 0 for none; needs: KV tokens it waits for. protected: places that the prefix cache keeps from eviction.
+    countable: what is not free, evictable or protected belongs to requests; where False the pool has parts that these
+    numbers do not tell of.
     """
 
     slots: int = -1
@@ -71,6 +73,8 @@ class Space(msgspec.Struct, frozen=True):
     head: int = 0
     needs: int = -1
     page_size: int = 1
+    protected: int = 0
+    countable: bool = False
 
 
 class Rooms(msgspec.Struct, frozen=True):
@@ -80,6 +84,7 @@ class Rooms(msgspec.Struct, frozen=True):
     failures: reasons the engine keeps for failed rooms. missing: what could not be read, with the reason.
     prefills: on decode, what the rank was told of each prefill server when it first asked: address of its bootstrap
     server → sizes and the like, by the engine's names (PREFILL_FACTS), as text.
+    lingers: table → seconds for which the engine keeps a room in it after its request, by its own code; 0 unnamed.
     """
 
     mono_ns: int
@@ -91,6 +96,7 @@ class Rooms(msgspec.Struct, frozen=True):
     failures: dict[int, str]
     missing: dict[str, str]
     prefills: dict[str, dict[str, str]] = {}
+    lingers: dict[str, float] = {}
 
 
 class Settings(msgspec.Struct, frozen=True):

@@ -16,7 +16,10 @@ MAX_REQUEST = 64 * 1024
 
 
 class Request(msgspec.Struct):
-    """One question to an agent. ``op``: ``hello status queues recording flight_recorder faults inject renew heal``."""
+    """One question to an agent.
+
+    ``op``: ``hello status queues rooms settings metadata recording flight_recorder faults inject renew heal``.
+    """
 
     op: str
     v: int = PROTOCOL

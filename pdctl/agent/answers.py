@@ -16,6 +16,7 @@ from pdctl.agent import flight
 from pdctl.agent.paths import Registration
 from pdctl.agent.stack import call_of, frames_of, thread_frame
 from pdctl.errors import Exit, PdctlError
+from pdctl.metadata import Wanted
 from pdctl.model import Call, FlightEntry, Snapshot, Status
 from pdctl.recording.writer import RecordingWriter
 
@@ -39,6 +40,7 @@ class Answers:
             "queues": self._queues,
             "rooms": lambda _: self._agent.adapter.rooms(),
             "settings": lambda _: self._agent.adapter.settings(),
+            "metadata": lambda args: self._agent.adapter.metadata(msgspec.convert(args, Wanted)),
             "recording": self._recording,
             "flight_recorder": self._flight_recorder,
         }

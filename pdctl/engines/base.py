@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from pdctl.agent.sinks import Recorder
 from pdctl.inject.table import FaultTable
+from pdctl.metadata import Metadata, Wanted
 from pdctl.model import Frame, Identity, QueueEntry, Seam, SlotEntry
 from pdctl.rooms import Rooms, Settings
 
@@ -119,6 +120,9 @@ class Adapter(Protocol):
 
     def rooms(self) -> Rooms:
         """Return what the rank knows of its rooms beyond its queues. Nothing is polled."""
+
+    def metadata(self, wanted: Wanted) -> Metadata:
+        """Return the metadata slots asked for, and every request of this rank; never what is in a row."""
 
     def settings(self) -> Settings:
         """Return the settings that both sides must agree on, and the engine's environment variables that are set."""

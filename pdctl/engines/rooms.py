@@ -25,6 +25,9 @@ TABLES = (
 """Tables of a KV manager whose keys are rooms."""
 _TRACKER = "addr_to_rooms_tracker"
 """A table whose values are sets of rooms."""
+_BEAT_S = 5.0
+_HEARTBEATS = 3
+"""The heartbeat of a decode rank takes rooms out of the tracker (``heartbeat_checker``, up to 0.5.22); one may be late."""
 _AT_A_STRETCH = 100
 _PAUSE_S = 2e-5
 
@@ -76,7 +79,13 @@ def read(places: Places, queues: dict[str, list[QueueEntry]], missing: dict[str,
         },
         missing=missing,
         prefills=_prefills(manager),
+        lingers={_TRACKER: _HEARTBEATS * _beat(manager)} if hasattr(manager, _TRACKER) else {},
     )
+
+
+def _beat(manager: Any) -> float:
+    interval = getattr(manager, "heartbeat_interval", None)
+    return float(interval) if isinstance(interval, int | float) else _BEAT_S
 
 
 def _entry(

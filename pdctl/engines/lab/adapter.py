@@ -10,16 +10,18 @@ from pdctl.agent.tap import QueueTap
 from pdctl.engines import rooms as room_reader
 from pdctl.engines import sites
 from pdctl.engines.base import Hooks, Site
-from pdctl.engines.lab import rooms, steps
+from pdctl.engines.lab import metadata, rooms, steps
 from pdctl.engines.lab.events import Events
 from pdctl.engines.lab.identity import KINDS, identify
 from pdctl.engines.lab.late import install as install_metadata_site
 from pdctl.engines.lab.reader import QueueReader
 from pdctl.engines.landing import Landings
+from pdctl.engines.metadata import MetadataReader, holders
 from pdctl.engines.polls import PollHooks
 from pdctl.engines.shared import LEAVES
 from pdctl.engines.sites import Instead, PollSites
 from pdctl.inject.table import FaultTable
+from pdctl.metadata import Metadata, Wanted
 from pdctl.model import Action, Frame, Identity, QueueEntry, Seam, SlotEntry
 from pdctl.rooms import Rooms, Settings
 
@@ -50,6 +52,8 @@ class LabAdapter:
         self._landings: Landings | None = None
         self._streams = 0
         self._seams: list[Seam] = []
+        self._taken: dict[int, int] = {}
+        self._rows = MetadataReader(lambda: metadata.buffers(scheduler, self._taken))
 
     def identity(self) -> Identity:
         """Return who this rank is."""
@@ -90,6 +94,8 @@ class LabAdapter:
         polls.collective(_module("utils"))
         events = Events(scheduler, self.hooks, self._reader, recorder)
         self._seams += [Seam(name, True, "lab") for name in events.install()]  # last: around the hooks of the rounds
+        self._taken = events.taken
+        self._rows.prepare()
         self._routing(events, faults)
         self._seams.append(Seam("poll", True, "poll_and_all_reduce, poll_and_all_reduce_attn_cp_tp_group"))
 
@@ -191,6 +197,10 @@ class LabAdapter:
     def rooms(self) -> Rooms:
         """Return what the rank knows of its rooms beyond its queues."""
         return room_reader.read(rooms.places(self._scheduler), *self.queues(), self._scheduler.ticks)
+
+    def metadata(self, wanted: Wanted) -> Metadata:
+        """Return the metadata slots asked for, and every request of this rank."""
+        return self._rows.read(wanted, holders(self._reader.read()), self._scheduler.ticks)
 
     def settings(self) -> Settings:
         """Return the settings that both sides must agree on, under the engine's names."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pdctl.engines.base import Hooks, Maker, Site
 from pdctl.engines.lab.reader import QueueReader, manager_of
 from pdctl.engines.shared import failure
+from pdctl.engines.slots import SlotWatch
 from pdctl.model import QUEUES, Action, EventKind
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class Events:
         self._reader = reader
         self._event = recorder.event
         self._answers: dict[int, int] = {}
+        self._slots = SlotWatch(recorder, reader.owners)
+        self.taken = self._slots.taken
 
     def install(self) -> list[str]:
         """Put the hooks in; returns their names."""
@@ -58,8 +61,7 @@ class Events:
         hooks.wrap(manager_of(scheduler), "update_status", "events.state", self._states)
         hooks.wrap(manager_of(scheduler), "record_failure", "events.failure", failure(self._event))
         hooks.wrap(scheduler, "abort_request", "events.abort", after(self._aborted))
-        hooks.wrap(scheduler.slots, "alloc", "events.slots", after(self._slot_taken))
-        hooks.wrap(scheduler.slots, "free", "events.slots", after(self._slot_given_back))
+        self._slots.install(hooks, scheduler.slots)
         return ["events.enqueue", "events.state", "events.failure", "events.abort", "events.slots"]
 
     def routing(self, sender: Any, receiver: Any) -> None:
@@ -131,13 +133,6 @@ class Events:
 
     def _aborted(self, _result: Any, rid: str) -> None:
         self._event(EventKind.ABORT, text=rid)
-
-    def _slot_taken(self, slot: int | None) -> None:
-        if slot is not None:  # whose it is, the next ENQUEUE or META_SENT with this slot says
-            self._event(EventKind.SLOT_ALLOC, slot=slot)
-
-    def _slot_given_back(self, _result: Any, slot: int) -> None:
-        self._event(EventKind.SLOT_FREE, slot=slot, room=self._reader.owners.get(slot, 0))
 
     def _registered(self, _result: Any, sender: Any) -> None:
         self._event(EventKind.DP_REGISTER, room=sender.bootstrap_room, a=sender.kv_mgr.kv_args.dp_rank)

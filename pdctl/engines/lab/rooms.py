@@ -45,6 +45,7 @@ def space(scheduler: Any) -> Space:
         reserved=free - scheduler.allocatable_tokens() if decode else 0,
         head=head.req.bootstrap_room if head is not None else 0,
         needs=len(head.req.origin_input_ids) + head.req.max_new_tokens if head is not None else -1,
+        countable=True,
     )
 
 

@@ -10,13 +10,16 @@ from pdctl.agent.tap import QueueTap
 from pdctl.engines import rooms as room_reader
 from pdctl.engines.base import Hooks, Site
 from pdctl.engines.landing import Landings
+from pdctl.engines.metadata import MetadataReader, holders
 from pdctl.engines.sglang import faults as fault_sites
-from pdctl.engines.sglang import late, revert, rooms, routing, seams, steps
+from pdctl.engines.sglang import late, metadata, revert, rooms, routing, seams, steps
 from pdctl.engines.sglang.hooks import SchedulerHooks
 from pdctl.engines.sglang.identity import identify
 from pdctl.engines.sglang.queues import QueueReader
 from pdctl.engines.sites import PollSites
+from pdctl.engines.slots import SlotWatch
 from pdctl.inject.table import FaultTable
+from pdctl.metadata import Metadata, Wanted
 from pdctl.model import Frame, Identity, QueueEntry, Seam, SlotEntry
 from pdctl.rooms import Rooms, Settings
 
@@ -37,6 +40,9 @@ class SGLangAdapter:
         self._more_seams: list[Seam] = seams.zeroes_slots() if self._identity.role == "decode" else []
         if self._identity.role != seams.UNIFIED:
             self._more_seams += routing.routing_seams(self._identity.role)
+        self._facts = metadata.facts(scheduler, self._identity.role, self._identity.lacks)
+        self._taken: dict[int, int] = {}
+        self._rows = MetadataReader(lambda: metadata.buffers(scheduler, self._facts, self._taken))
         self._ticks = 0
         self._tick_ns = 0
 
@@ -61,6 +67,15 @@ class SGLangAdapter:
         if role == "prefill":
             self._more_seams += late.install(self.hooks, self._scheduler, recorder, faults)
         self._more_seams += fault_sites.install(self.hooks, role, seams.kv_manager(self._scheduler), faults)
+        self._slots(recorder)
+        self._rows.prepare()
+
+    def _slots(self, recorder: Recorder) -> None:
+        allocator = getattr(self._scheduler, "req_to_metadata_buffer_idx_allocator", None)
+        watch = SlotWatch(recorder, self._reader.owners)
+        there = allocator is not None and watch.install(self.hooks, allocator)
+        self._taken = watch.taken
+        self._more_seams.append(Seam("events.slots", there, "ReqToMetadataIdxAllocator.alloc, free"))
 
     def _loop(self, recorder: Recorder) -> None:
         def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
@@ -114,6 +129,11 @@ class SGLangAdapter:
         """Return what the rank knows of its rooms beyond its queues."""
         where = rooms.places(self._scheduler, self._identity.role, self._reader)
         return room_reader.read(where, *self._reader.read(), self._ticks)
+
+    def metadata(self, wanted: Wanted) -> Metadata:
+        """Return the metadata slots asked for, and every request of this rank."""
+        held = holders(self._reader.read()[0], metadata.elsewhere(self._scheduler))
+        return self._rows.read(wanted, held, self._ticks)
 
     def settings(self) -> Settings:
         """Return the settings that both sides must agree on, and the engine's environment variables that are set."""

@@ -24,6 +24,11 @@ ARGUMENTS = (
 )  # fmt: skip
 """Server arguments that both sides must agree on, or that routing and transfers follow."""
 
+_PLAIN_POOLS = ("TokenToKVPoolAllocator", "PagedTokenToKVPoolAllocator")
+_PLAIN_CACHES = ("ChunkCache", "RadixCache")
+"""One pool, and one cache over it: there ``size == available + evictable + protected`` while no request is there, which
+the engine's own idle check holds against as well."""
+
 _PREFIXES = ("SGLANG_DISAGG", "SGLANG_MOONCAKE", "SGLANG_REQ_", "SGLANG_TEST_DISAGG", "MC_", "MOONCAKE_", "GLOO_")
 _SECRET = ("KEY", "PASS", "SECRET", "TOKEN")
 
@@ -70,6 +75,9 @@ def space(scheduler: Any) -> Space:
         head=seams.room_of(head.req) if head is not None else 0,
         needs=len(head.req.origin_input_ids) + reserve if head is not None else -1,
         page_size=_int(getattr(kv, "page_size", None)),
+        protected=max(0, _call(getattr(scheduler, "tree_cache", None), "protected_size")),
+        countable=type(kv).__name__ in _PLAIN_POOLS
+        and type(getattr(scheduler, "tree_cache", None)).__name__ in _PLAIN_CACHES,
     )
 
 

@@ -26,6 +26,7 @@ from pdctl.agent.sinks import Recorder
 from pdctl.agent.tap import QueueTap
 from pdctl.engines.base import Hooks
 from pdctl.inject.table import FaultTable
+from pdctl.metadata import Holder, Metadata, Wanted
 from pdctl.model import Frame, GroupInfo, Identity, KVPoll, QueueEntry, Seam, SlotEntry
 from pdctl.rooms import RoomEntry, Rooms, Settings, Space
 
@@ -95,6 +96,11 @@ class TinyAdapter:
 
     def settings(self) -> Settings:
         return Settings({}, {})
+
+    def metadata(self, wanted: Wanted) -> Metadata:
+        del wanted
+        held = [Holder(room, rid, slot, "decode.transfer", KVPoll.TRANSFERRING) for room, rid, slot in self.requests]
+        return Metadata(time.monotonic_ns(), self.turns[0], "", (), "", "", None, None, 0, held, [], not_read="no rows")
 
     def step_of(self, stack: tuple[Frame, ...]) -> str:
         return "poll of decode.transfer" if any(frame.function == "turn" for frame in stack) else ""
