@@ -3,12 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 ENGINE_VERSIONS ?= 0.5.12.post1 0.5.13.post1 0.5.10.post1 0.5.23
 
-.PHONY: help setup demo test test-engine engine check format docs bench clean
+.PHONY: help setup demo test test-engine test-drills engine check format docs bench clean
 
 help:
 	@echo 'make demo         a cluster without the fix, a hang, its diagnosis, and the same with the fix'
 	@echo 'make test         unit and system tests'
 	@echo 'make test-engine  tests against real SGLang servers, on a CPU (ENGINE_VERSIONS=...)'
+	@echo 'make test-drills  every drill, on embedded clusters and on real servers'
 	@echo 'make check        lint, format, types, layering, documentation in step'
 	@echo 'make bench        what the agent and the recorder cost'
 	@echo 'make format docs  bring format and generated documentation in step'
@@ -27,6 +28,10 @@ engine: setup
 
 test-engine: engine
 	$(BIN)/python -m pytest tests/engine --timeout 600
+
+test-drills: engine
+	PDCTL_TEST_DRILLS=all $(BIN)/python -m pytest tests/system/test_drills.py tests/engine/test_drills.py \
+	    tests/engine/test_load_drills.py tests/engine/test_dp_faults.py --timeout 900
 
 check: setup
 	$(BIN)/ruff check .

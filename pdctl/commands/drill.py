@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pdctl.discovery import Found
+    from pdctl.inject.drill.engine_load import Address
     from pdctl.lab.config import LabConfig
 
 app = typer.Typer(
@@ -130,6 +131,21 @@ def run(
         Optional[int],  # noqa: UP045  # typer evaluates annotations
         typer.Option("--seed", min=0, max=(1 << 31) - 1, help="Same seed, same rooms hit.", show_default="the drill's"),
     ] = None,
+    prefill_url: Annotated[
+        str, typer.Option("--prefill-url", metavar="URL", help="Send its requests to this prefill server …")
+    ] = "",
+    decode_url: Annotated[
+        str, typer.Option("--decode-url", metavar="URL", help="… and to this decode server, as a router does.")
+    ] = "",
+    bootstrap: Annotated[
+        str,
+        typer.Option(
+            "--bootstrap",
+            metavar="HOST:PORT",
+            help="The prefill's bootstrap server, as decode reaches it.",
+            show_default="the prefill URL's host, the port that server says",
+        ),
+    ] = "",
     cluster: Annotated[
         str, typer.Option("--cluster", metavar="NAME", help="Which cluster, where there are several.")
     ] = "",
@@ -154,16 +170,22 @@ def run(
 
     from pdctl.contexts import forbid_faults
     from pdctl.inject.drill import files
+    from pdctl.inject.drill.engine_load import Address
     from pdctl.inject.drill.journal import Journal, default_path
 
     out = Output(output)
     if not lab:  # a lab of its own is not what a context means
         forbid_faults()
     drill = _changed(files.load(files.find(name)), load, seed)
+    address = Address.parse(prefill_url, decode_url, bootstrap)
+    if address is not None:
+        _may_be_sent(drill, lab)
     with _interruptible():
         kept = Journal(journal or default_path(drill.name, os.environ, time.time()))
         try:
-            verdict = _run(out, drill, kept, lab, control, cluster, rank_timeout, lab_timeout, run_dir, record_dir)
+            verdict = _run(
+                out, drill, kept, lab, address, control, cluster, rank_timeout, lab_timeout, run_dir, record_dir
+            )
         except KeyboardInterrupt:
             out.note(f"interrupted, and healed; journal {kept.path}")
             raise
@@ -211,11 +233,21 @@ def _changed(drill: Drill, load: str, seed: int | None) -> Drill:
     return drill if seed is None else msgspec.structs.replace(drill, seed=seed)
 
 
+def _may_be_sent(drill: Drill, lab: bool) -> None:
+    if lab:
+        raise PdctlError("--lab starts servers of its own", "leave --lab out, or both URLs", Exit.USAGE)
+    if not isinstance(_load_of(drill), LabLoad):
+        raise PdctlError(
+            f"{drill.name} sends no requests of its own here", "leave --prefill-url and --decode-url out", Exit.USAGE
+        )
+
+
 def _run(
     out: Output,
     drill: Drill,
     kept: object,
     lab: bool,
+    address: Address | None,
     control: bool,
     cluster: str,
     rank_timeout_s: float,
@@ -227,6 +259,7 @@ def _run(
     from pdctl.contexts import environment
     from pdctl.discovery import discover, with_env
     from pdctl.inject.audit import Audit, audit_path
+    from pdctl.inject.drill.engine_load import check
     from pdctl.inject.drill.journal import Journal
     from pdctl.inject.drill.load import Sender
     from pdctl.inject.drill.own_lab import describe, own_lab
@@ -238,11 +271,15 @@ def _run(
     def on(config: LabConfig | None, env: dict[str, str]) -> Verdict:
         found = _one_cluster(discover(env).require(), cluster)
         config = config or _lab_of(found, env)
-        sender = Sender(_load_of(drill), config, drill.seed)
+        load, pair = _load_of(drill), None
+        if address is not None and isinstance(load, LabLoad):
+            pair = address.reach()
+            check(load, pair)
+        sender = Sender(load, pair or config, drill.seed)
         with Client(timeout_s=TIMEOUT_S, rank_timeout_s=rank_timeout_s) as client:
             return Run(
                 drill, found, client, sender, kept, Audit(audit_path(os.environ), out.note), out.note,
-                control=control, lab=describe(config) if config else "",
+                control=control, lab=describe(config) if config else "", servers=pair.describe() if pair else "",
             ).run()  # fmt: skip
 
     if not lab:

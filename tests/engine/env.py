@@ -90,6 +90,11 @@ class EngineEnv:
         """A copy with `variables` added to its environment."""
         return replace(self, environ={**self.environ, **variables})
 
+    def with_patches(self, *names: str) -> EngineEnv:
+        """A copy whose processes start with more patches of ``assets/engine_patches.py``."""
+        before = [name for name in self.environ.get("PDCTL_TEST_PATCHES", "").split(",") if name]
+        return self.with_environ(PDCTL_TEST_STARTUP=str(recipe.PATCHES), PDCTL_TEST_PATCHES=",".join([*before, *names]))
+
     def process_environ(self, extra: Mapping[str, str] | None = None, *, tp: int = 1) -> dict[str, str]:
         """A whole environment for a process of the engine: this one's without Python settings, `environ`, `extra`.
 
@@ -101,6 +106,11 @@ class EngineEnv:
         cores = sorted(os.sched_getaffinity(0))
         bind = "|".join(str(cores[i % len(cores)]) for i in range(tp))
         return {**outer, "SGLANG_CPU_OMP_THREADS_BIND": bind, **self.environ, **(extra or {})}
+
+    @property
+    def wrap(self) -> tuple[str, ...]:
+        """What to put before a server's command line so that the agent gets in: ``pdctl run`` where there are no plug-ins."""
+        return () if recipe.VERSIONS[self.version].plugins else (str(self.python), "-m", "pdctl.cli", "run", "--")
 
     def server_argv(
         self,
@@ -178,19 +188,16 @@ def engine_env(version: str) -> EngineEnv:
         path.append(home / "overlays" / version)
     if engine.stub:
         path.append(recipe.STUB)
-    environ = dict(_ENVIRON)
-    if engine.patches:
-        environ["PDCTL_TEST_STARTUP"] = str(recipe.PATCHES)
-        environ["PDCTL_TEST_PATCHES"] = ",".join(engine.patches)
     env = EngineEnv(
         version=version,
         python=home / "venv" / "bin" / "python",
         model=home / "tiny-llama",
-        environ=environ,
+        environ=dict(_ENVIRON),
         server_args=tuple(itertools.chain.from_iterable(_SERVER_ARGS)),
         decode_args=engine.decode_args,
     )
-    return env.with_path(*path)
+    env = env.with_path(*path)
+    return env.with_patches(*engine.patches) if engine.patches else env
 
 
 def install_pdctl(target: Path, source: Path = ROOT) -> Path:

@@ -35,6 +35,7 @@ from pdctl.client import Client
 from pdctl.discovery import FoundRank, discover
 from pdctl.inject.faults import Target
 from pdctl.inject.messages import HealBody, InjectArgs, InjectBody
+from pdctl.model import Snapshot
 from pdctl.recording.reader import Recording, read
 from tests.engine.env import ROOT, EngineEnv, Namespace
 
@@ -124,6 +125,7 @@ class Pair:
         *,
         decode_tp: int = 2,
         prefill_tp: int = 1,
+        prefill_args: Sequence[str] = (),
         environ: Mapping[str, str] | None = None,
         wrap: Sequence[str] = (),
         ready_s: float = READY_S,
@@ -133,8 +135,11 @@ class Pair:
         for directory in (pair.run_dir, pair.record_dir):
             directory.mkdir(mode=0o700)
         try:
-            for role, port, tp in (("prefill", PREFILL_PORT, prefill_tp), ("decode", DECODE_PORT, decode_tp)):
-                argv = [*wrap, *env.server_argv(role, port=port, tp=tp, bootstrap_port=BOOTSTRAP_PORT)]
+            for role, port, tp, extra in (
+                ("prefill", PREFILL_PORT, prefill_tp, prefill_args),
+                ("decode", DECODE_PORT, decode_tp, ()),
+            ):
+                argv = [*wrap, *env.server_argv(role, port=port, tp=tp, bootstrap_port=BOOTSTRAP_PORT, extra=extra)]
                 pair.servers.append(pair._spawn(role, port, argv, folder, tp, environ or {}))
             for server in pair.servers:
                 pair._healthy(server, ready_s)
@@ -212,17 +217,22 @@ class Pair:
         limit_s: float = ANSWER_S,
         first_room: int | None = None,
         first_prompt: int = 0,
+        prefill_dp: int | None = None,
     ) -> list[Callable[[], Outcome]]:
-        """Send ``count`` requests and return at once, one function a request that waits for its outcome."""
+        """Send ``count`` requests and return at once, one function a request that waits for its outcome.
+
+        A request that is not answered within ``limit_s`` is given up by closing its connections. prefill_dp: where a
+        router would pin them.
+        """
         rooms = [first_room + i if first_room is not None else random.getrandbits(62) | 1 for i in range(count)]
         self.rooms += rooms
         futures = [
-            self._pool.submit(self._one, room, prompt(first_prompt + i), tokens, limit_s)
+            self._pool.submit(self._one, room, prompt(first_prompt + i), tokens, limit_s, prefill_dp)
             for i, room in enumerate(rooms)
         ]
         return [future.result for future in futures]
 
-    def _one(self, room: int, text: str, tokens: int, limit_s: float) -> Outcome:
+    def _one(self, room: int, text: str, tokens: int, limit_s: float, prefill_dp: int | None) -> Outcome:
         body = {
             "text": text,
             "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True},
@@ -233,8 +243,9 @@ class Pair:
         answers: dict[str, Any] = {}
 
         def ask(server: Server) -> None:
+            pinned = {"routed_dp_rank": prefill_dp} if server.role == "prefill" and prefill_dp is not None else {}
             try:
-                answers[server.role] = self._post(server, "/generate", body, limit_s)
+                answers[server.role] = self._post(server, "/generate", {**body, **pinned}, limit_s)
             except (OSError, ValueError) as error:
                 answers[server.role] = error
 
@@ -255,11 +266,27 @@ class Pair:
         with self.ns.entered(), urllib.request.urlopen(request, timeout=limit_s) as answer:
             return json.loads(answer.read())
 
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The options that tell a drill where its requests go."""
+        prefill, decode = (f"http://127.0.0.1:{server.port}" for server in self.servers)
+        return ("--prefill-url", prefill, "--decode-url", decode)
+
     # ---- looking -----------------------------------------------------------------------------------------------------
 
     def ranks(self) -> list[FoundRank]:
         """Return the ranks that pdctl finds, those that have an agent or had one."""
         return [rank for rank in discover(self.agent_environ).ranks if rank.state != "no agent"]
+
+    def queued(self, queue: str) -> dict[str, set[int]]:
+        """Return label → rooms that each live rank has in a queue now."""
+        with Client() as client:
+            answers = client.ask([rank for rank in self.ranks() if rank.live], "queues", Snapshot)
+        return {
+            answer.rank.identity.label: {entry.room for entry in answer.body.queues.get(queue, ())}
+            for answer in answers
+            if answer.body is not None
+        }
 
     def rank(self, label: str) -> FoundRank:
         """Return the rank of this label, ``decode dp0 pp0 tp1``."""
@@ -271,9 +298,9 @@ class Pair:
         return {recording.identity.label: recording for recording in found}
 
     def pdctl(self, *arguments: str, limit_s: float = 60.0) -> subprocess.CompletedProcess[str]:
-        """Run a pdctl command against this pair."""
+        """Run a pdctl command against this pair, where its servers can be reached."""
         return subprocess.run(
-            [sys.executable, "-m", "pdctl.cli", *arguments],
+            self.ns.argv([sys.executable, "-m", "pdctl.cli", *arguments]),
             env={**os.environ, **self.agent_environ, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,

@@ -55,7 +55,7 @@ class EngineVersion:
     """One SGLang version: what its directory holds besides SGLang, and what it needs on a CPU.
 
     `pins` are the pins of that version's own METADATA that differ from the base version's. `stub` puts the
-    ``sgl_kernel`` stub on the path. `patches` are names from ``assets/engine_patches.py``.
+    ``sgl_kernel`` stub on the path. `patches` are names from ``assets/engine_patches.py``. `plugins`: whether it loads any.
     """
 
     version: str
@@ -63,13 +63,14 @@ class EngineVersion:
     stub: bool = False
     patches: tuple[str, ...] = ()
     decode_args: tuple[str, ...] = ()
+    plugins: bool = True
 
 
 #: Lives in the venv itself; every other version is a directory put before it on PYTHONPATH.
 BASE = EngineVersion("0.5.13.post1")
 
 OVERLAYS = (
-    EngineVersion("0.5.10.post1", ("transformers==5.3.0", "xgrammar==0.1.32"), stub=True),
+    EngineVersion("0.5.10.post1", ("transformers==5.3.0", "xgrammar==0.1.32"), stub=True, plugins=False),
     EngineVersion("0.5.12.post1", ("transformers==5.6.0", "xgrammar==0.2.0"), stub=True),
     EngineVersion(
         "0.5.23",

@@ -6,87 +6,20 @@ request leaves the next ones alone. Kinds that need several dp ranks are not her
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pdctl.model import Action, KVPoll
 from tests.engine.conftest import engine
-from tests.engine.env import ROOT, Namespace
+from tests.engine.env import Namespace
 from tests.engine.harness import Pair, wait_for
+from tests.engine.injecting import fault
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 TP1 = "decode dp0 pp0 tp1"
-
-
-class Fault:
-    """``pdctl inject`` in the foreground, until it is healed by Ctrl-C."""
-
-    def __init__(self, pair: Pair, *arguments: str) -> None:
-        self._pair = pair
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "pdctl.cli",
-                "inject",
-                *arguments,
-                "--rank",
-                "decode:tp1",
-                "--for",
-                "5m",
-                "-o",
-                "json",
-            ],
-            env={**os.environ, **pair.agent_environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        wait_for("the fault is in place", lambda: self.counts() is not None, 60)
-
-    def counts(self) -> dict[str, Any] | None:
-        """Return its row of ``pdctl faults``, None before it is in place."""
-        if self.process.poll() is not None:
-            raise AssertionError(f"inject ended: {self.process.communicate()}")
-        done = self._pair.pdctl("faults", "-o", "json")
-        rows = json.loads(done.stdout)["faults"] if done.stdout else []
-        return rows[0] if rows else None
-
-    def fired(self) -> bool:
-        """Whether it has fired."""
-        return bool((self.counts() or {}).get("fired"))
-
-    def heal(self) -> dict[str, Any]:
-        """Press Ctrl-C; returns how the fault went."""
-        self.process.send_signal(signal.SIGINT)
-        out, err = self.process.communicate(timeout=60)
-        assert self.process.returncode == 130, err
-        went: dict[str, Any] = json.loads(out)
-        assert went["healed"]
-        assert went["failed"] == 0
-        assert self._pair.pdctl("faults").returncode == 0
-        return went
-
-
-@contextlib.contextmanager
-def fault(pair: Pair, *arguments: str) -> Iterator[Fault]:
-    placed = Fault(pair, *arguments)
-    try:
-        yield placed
-    finally:
-        if placed.process.poll() is None:
-            placed.process.kill()
-            pair.heal()
 
 
 def polled(pair: Pair, room: int) -> set[int]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -116,3 +119,26 @@ def test_no_ranks_and_no_such_drill(labs: Labs) -> None:
     assert "there is no drill 'nope'" in labs.cli("drill", "run", "nope", "--lab", code=2).stderr
     bad = changed(labs, "metadata-gate", ("delay: 2s", "dely: 2s"))
     assert re.search(r"line \d+: fault.dely", labs.cli("drill", "run", bad, "--lab", code=2).stderr)
+
+
+def test_servers_that_can_not_be_used(labs: Labs) -> None:
+    labs.up("--prefill", "tp=1", "--decode", "tp=1")
+    journal = labs.folder / "j.jsonl"
+
+    def refused(code: int, *options: str, name: str = "dp-routing") -> str:
+        journal.unlink(missing_ok=True)
+        return labs.cli("drill", "run", name, "--journal", journal, *options, code=code).stderr
+
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    both = ("--prefill-url", nobody, "--decode-url", nobody)
+    assert f"the prefill server at {nobody} does not answer: Connection refused" in refused(4, *both)
+    assert "--decode-url is missing" in refused(2, "--prefill-url", nobody)
+    assert "--prefill-url: ftp:// is neither" in refused(2, "--prefill-url", "ftp://x", "--decode-url", nobody)
+    assert "--lab starts servers of its own" in refused(2, "--lab", *both)
+    assert "sends no requests of its own" in refused(2, "--load", "none", *both, name="metadata-gate")
+    with ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{other.server_port}"
+        assert f"{url} is no SGLang server" in refused(2, "--prefill-url", url, "--decode-url", url)
+        other.shutdown()

@@ -227,6 +227,22 @@ def test_a_load_that_is_the_cause_must_have_broken_something() -> None:
     assert replace(story, loads={DURING: None}).verdict().verdict == INCONCLUSIVE
 
 
+def test_a_fault_that_needs_requests_given_up_shows_nothing_without() -> None:
+    load_spec = LoadSpec(lab=LabLoad(to="prefill", abort_after="1s"))
+    story = Story(load=load_spec, expect=Expect(requests="end"))
+    assert story.verdict().verdict == INCONCLUSIVE
+    assert "none of 8 requests was given up" in story.verdict().reason
+    given_up = replace(story, loads={DURING: load(DURING, failed=8, aborted=2)})
+    assert given_up.verdict().verdict == HOLDS
+    assert replace(given_up, counts=()).verdict().verdict == INCONCLUSIVE
+
+
+def test_tokens_that_were_not_compared_are_told() -> None:
+    verdict = Story(loads={AFTER: load(AFTER, unchecked=3)}).verdict()
+    assert verdict.verdict == HOLDS
+    assert "8 of 8 requests completed (3 without their tokens being compared)" in verdict.evidence[-1]
+
+
 def test_what_may_not_be_injected_is_what_makes_the_verdict_inconclusive() -> None:
     assert unsteady(Story(end=False).records) == ""
     assert "PD101" in unsteady(Story(looks={STEADY: (look(STEADY, findings=(DIVERGED,)),)}).records)

@@ -29,6 +29,7 @@ from pdctl.inject.drill.records import (
     Stopped,
     Verdict,
 )
+from pdctl.inject.drill.schema import LoadSpec
 
 _R = TypeVar("_R")
 
@@ -136,7 +137,10 @@ def _bad(load: LoadLine, whose: str = "requests") -> list[str]:
 
 
 def _finished(load: LoadLine | None) -> str:
-    return "" if load is None else f", {load.completed} of {load.sent} requests completed"
+    if load is None:
+        return ""
+    unchecked = f" ({load.unchecked} without their tokens being compared)" if load.unchecked else ""
+    return f", {load.completed} of {load.sent} requests completed{unchecked}"
 
 
 def _fault(journal: _Journal) -> FaultLine | None:
@@ -145,20 +149,12 @@ def _fault(journal: _Journal) -> FaultLine | None:
 
 
 def _not_fired(journal: _Journal) -> str:
-    if journal.manifest.drill.fault is None:
-        load = journal.load(DURING)
-        if load is None:
-            return "the load that is this drill's cause was not sent"
-        if load.harm:
-            journal.evidence.append(f"cause: {load.harm}")
-            return ""
-        if not load.misrouted and not load.aborted:
-            return (
-                f"none of {load.sent} requests was sent to the wrong prefill dp rank or given up: nothing was "
-                "broken, so nothing was shown"
-            )
-        journal.evidence.append(f"cause: {load.misrouted} requests misrouted, {load.aborted} given up")
-        return ""
+    drill = journal.manifest.drill
+    gives_up = isinstance(drill.load, LoadSpec) and drill.load.lab is not None and bool(drill.load.lab.abort_after)
+    if drill.fault is None or gives_up:
+        harmless = _harmless(journal, misroutes=drill.fault is None)
+        if harmless or drill.fault is None:
+            return harmless
     if not journal.all(Placed):
         return "the fault was not placed"
     counts = _fault(journal)
@@ -166,9 +162,26 @@ def _not_fired(journal: _Journal) -> str:
         return "nothing is known of what the fault did"
     if not counts.fired:
         return f"the fault never fired ({why_not(counts.visits, counts.eligible)}): nothing was shown, either way"
-    kind = journal.manifest.drill.fault.kind
+    kind = drill.fault.kind
     rooms = f", rooms {', '.join(map(str, counts.rooms[:8]))}" if counts.rooms else ""
     journal.evidence.append(f"fault: {kind} fired {counts.fired} of {counts.eligible} eligible{rooms}")
+    return ""
+
+
+def _harmless(journal: _Journal, *, misroutes: bool) -> str:
+    """Return why the load that is (part of) the cause did no harm, "" where it did. misroutes: that would be harm, too."""
+    load = journal.load(DURING)
+    if load is None:
+        return "the load that is this drill's cause was not sent"
+    if load.harm:
+        journal.evidence.append(f"cause: {load.harm}")
+        return ""
+    misrouted = load.misrouted if misroutes else 0
+    if not misrouted and not load.aborted:
+        what = "sent to the wrong prefill dp rank or given up" if misroutes else "given up"
+        return f"none of {load.sent} requests was {what}: nothing was broken, so nothing was shown"
+    counts = ((misrouted, "misrouted"), (load.aborted, "given up"))
+    journal.evidence.append(f"cause: of {load.sent} requests {', '.join(f'{n} {what}' for n, what in counts if n)}")
     return ""
 
 

@@ -1,25 +1,23 @@
-"""The requests of a drill: sent by pdctl to an embedded cluster, or by the operator's command."""
+"""The requests of a drill: sent by pdctl to an embedded cluster or to real servers, or by the operator's command."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from pdctl import durations
 from pdctl.errors import Exit, PdctlError
+from pdctl.inject.drill import engine_load, lab_load
+from pdctl.inject.drill.engine_load import EngineRunning, Pair, Tokens
+from pdctl.inject.drill.lab_load import LabRunning
 from pdctl.inject.drill.records import LoadLine
 from pdctl.inject.drill.schema import LabLoad
-from pdctl.lab.client import Client, Load, Outcome, Request
 from pdctl.lab.config import LabConfig
 
 PLAIN = "PDCTL_DRILL_PLAIN"
 NO_HARM = 3
-FOR_EVER_S = 86_400.0
-"""A load has no time of its own: the drill gives it up."""
 
 
 class Running(Protocol):
@@ -39,80 +37,6 @@ class Running(Protocol):
 
     def finish(self, at: float, step: str, ended: str) -> LoadLine:
         """Give it up where it is not over, and return what came of it."""
-
-
-class _Noting(Client):
-    """Keeps the rooms it sends, and counts those sent against ``room % dp_size``."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.rooms: list[int] = []
-        self.misrouted = 0
-
-    def send(self) -> Request:
-        request = super().send()
-        self.rooms.append(request.room)
-        follows = self.config.load_balance == "follow_bootstrap_room"
-        self.misrouted += follows and request.room % self.config.prefill.dp != request.prefill_dp
-        return request
-
-
-class LabRunning:
-    """Requests to an embedded cluster, sent on a thread of its own."""
-
-    def __init__(self, config: LabConfig, spec: LabLoad, seed: int) -> None:
-        if spec.prefill_dp >= config.prefill.dp:
-            raise PdctlError(
-                f"there is no prefill dp {spec.prefill_dp}", f"this lab has {config.prefill.dp}", Exit.USAGE
-            )
-        abort = durations.parse(spec.abort_after, most_s=FOR_EVER_S) if spec.abort_after else 0.0
-        self._load = Load(
-            requests=spec.requests, concurrency=spec.concurrency, rate=spec.rate, seconds=FOR_EVER_S,
-            prompt_tokens=spec.prompt_tokens, new_tokens=spec.new_tokens, room=spec.room, prefill_dp=spec.prefill_dp,
-            to=spec.to, abort_after_s=abort, seed=seed,
-        )  # fmt: skip
-        self._client = _Noting(config, self._load)
-        self._outcome: Outcome | None = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="pdctl-load", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._outcome = self._client.run()
-        except BaseException as error:  # noqa: BLE001 - raised again by finish(), on the drill's thread
-            self._error = error
-        finally:
-            self._client.close()
-
-    @property
-    def over(self) -> bool:
-        """Whether every request has been answered."""
-        return not self._thread.is_alive()
-
-    @property
-    def failed(self) -> int:
-        """Requests that failed so far."""
-        return self._client.failed + self._client.wrong
-
-    @property
-    def rooms(self) -> tuple[int, ...]:
-        """Rooms of the requests sent."""
-        return tuple(self._client.rooms)
-
-    def finish(self, at: float, step: str, ended: str) -> LoadLine:
-        """Give it up where it is not over, and return what came of it."""
-        self._client.stopping = True
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        assert self._outcome is not None
-        o = self._outcome
-        return LoadLine(
-            at=at, step=step, ended=ended, sent=o.sent, completed=o.completed, failed=o.failed, wrong=o.wrong,
-            unfinished=o.unfinished, aborted=o.aborted, misrouted=self._client.misrouted, errors=o.errors,
-            rooms=self.rooms[:1000],
-        )  # fmt: skip
 
 
 class CommandRunning:
@@ -160,11 +84,12 @@ class CommandRunning:
 
 @dataclass(frozen=True)
 class Sender:
-    """Starts a drill's loads. lab: the embedded cluster they go to, None where there is none."""
+    """Starts a drill's loads. to: the embedded cluster or the servers that they go to, None where there are none."""
 
     drill_load: LabLoad | tuple[str, ...] | None
-    lab: LabConfig | None
+    to: LabConfig | Pair | None
     seed: int
+    tokens: Tokens = field(default_factory=Tokens)
 
     def start(self, number: int, *, plain: bool) -> Running | None:
         """Start the ``number``-th load; ``plain``: without what makes it a cause of damage. None: the operator sends."""
@@ -172,13 +97,16 @@ class Sender:
             return None
         if isinstance(self.drill_load, tuple):
             return CommandRunning(self.drill_load, plain=plain)
-        if self.lab is None:
+        if self.to is None:
             raise PdctlError(
-                "this drill sends its requests to an embedded cluster, and these ranks are of none",
-                "--lab starts one; --load none relies on your own traffic; or write load: {command: […]}",
+                "this drill sends requests, and it is not known where to: these ranks are of no embedded cluster",
+                "--prefill-url and --decode-url name your servers; --lab starts an embedded cluster; "
+                "--load none relies on your own traffic; or write load: {command: […]}",
                 Exit.USAGE,
             )
-        spec = self.drill_load
-        if plain:
-            spec = LabLoad(requests=min(spec.requests, 8), prompt_tokens=spec.prompt_tokens, new_tokens=spec.new_tokens)
-        return LabRunning(self.lab, spec, 3 * self.seed + number)
+        seed = 3 * self.seed + number
+        if isinstance(self.to, Pair):
+            if plain:  # rooms of its own every time: a server may remember the last run's
+                return EngineRunning(self.to, engine_load.plain(self.drill_load), None, self.tokens, learn=number == 0)
+            return EngineRunning(self.to, self.drill_load, seed, self.tokens, learn=False)
+        return LabRunning(self.to, lab_load.plain(self.drill_load) if plain else self.drill_load, seed)

@@ -38,7 +38,10 @@ class RankLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Manifest(_Record, frozen=True, kw_only=True, tag="manifest"):
-    """What was run on what. started: seconds of the wall clock. lab: the embedded cluster's options where it has one."""
+    """What was run on what. started: seconds of the wall clock. lab: the embedded cluster's options where it has one.
+
+    servers: the real ones that pdctl sent its requests to, and their bootstrap server.
+    """
 
     version: int = VERSION
     pdctl: str
@@ -50,6 +53,7 @@ class Manifest(_Record, frozen=True, kw_only=True, tag="manifest"):
     owner: str = ""
     cluster: str = ""
     lab: str = ""
+    servers: str = ""
     ranks: tuple[RankLine, ...] = ()
 
 
@@ -92,8 +96,9 @@ class Look(_Record, frozen=True, kw_only=True, tag="look"):
 class LoadLine(_Record, frozen=True, kw_only=True, tag="load"):
     """What came of a load: the one that ran in ``step``, which was over in step ``ended`` ("": it was given up).
 
-    misrouted: sent to another prefill dp rank than the room implies. aborted: given up by the load. harm: what the load
-    is believed to have broken where pdctl can't count it, "" for none.
+    misrouted: sent to another prefill dp rank than the room implies. aborted: given up by the load. unchecked: of those
+    completed, whose tokens could not be compared with right ones. harm: what the load is believed to have broken where
+    pdctl can't count it, "" for none.
     """
 
     at: float
@@ -106,6 +111,7 @@ class LoadLine(_Record, frozen=True, kw_only=True, tag="load"):
     unfinished: int = 0
     aborted: int = 0
     misrouted: int = 0
+    unchecked: int = 0
     harm: str = ""
     errors: dict[str, int] = {}
     rooms: tuple[int, ...] = ()

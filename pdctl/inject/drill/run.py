@@ -109,6 +109,7 @@ class Run:
     say: Callable[[str], None]
     control: bool = False
     lab: str = ""
+    servers: str = ""
 
     def run(self) -> Verdict:
         """Run it and return the verdict; what kept it from being finished is in the journal, never raised.
@@ -153,7 +154,7 @@ class Run:
         return Manifest(
             pdctl=pdctl.__version__, python=platform.python_version(), started=time.time(), seed=self.drill.seed,
             control=self.control, drill=self.drill, owner=owner(), cluster=", ".join(clusters), lab=self.lab,
-            ranks=tuple(ranks),
+            servers=self.servers, ranks=tuple(ranks),
         )  # fmt: skip
 
     def _problem(self, message: str, next_step: str, code: int) -> None:

@@ -34,7 +34,7 @@ class FaultSpec(_Strict, frozen=True, kw_only=True):
 
 
 class LabLoad(_Strict, frozen=True, kw_only=True):
-    """Requests that pdctl sends to an embedded cluster, as ``pdctl lab load`` does.
+    """Requests that pdctl sends: to an embedded cluster, as ``pdctl lab load`` does, or to real servers, as a router does.
 
     room, prefill_dp: fixed instead of chosen. to: ``prefill`` and ``decode`` leave the other server out.
     abort_after: give up requests that are not finished by then.
@@ -52,7 +52,7 @@ class LabLoad(_Strict, frozen=True, kw_only=True):
 
 
 class LoadSpec(_Strict, frozen=True, kw_only=True):
-    """One of: requests to an embedded cluster, or a command whose exit status 0 says that all its requests were good."""
+    """One of: requests that pdctl sends, or a command whose exit status 0 says that all its requests were good."""
 
     lab: LabLoad | None = None
     command: tuple[str, ...] | None = None

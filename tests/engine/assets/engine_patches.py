@@ -18,7 +18,7 @@ from typing import Any
 Patch = Callable[[ModuleType], None]
 
 
-def _ignore_pin_memory(_scheduler: ModuleType) -> None:
+def _ignore_pin_memory(_module: ModuleType) -> None:
     """0.5.23's prefill asks for pinned memory whatever the device is; without CUDA torch refuses."""
     import torch
 
@@ -40,10 +40,35 @@ def _no_host_indices(connection: ModuleType) -> None:
     connection.MooncakeKVSender.supports_host_tensor_indices = False  # type: ignore[attr-defined]
 
 
+def _pad_value(backend: ModuleType) -> None:
+    """dp attention pads a batch to its group's size with this attention backend's value for a sequence's length."""
+    backend.TorchNativeAttnBackend.get_cuda_graph_seq_len_fill_value = lambda self: 1  # type: ignore[attr-defined]
+
+
+def _copy_in_torch(dp_attention: ModuleType) -> None:
+    """Up to 0.5.18 dp attention copies rows with a Triton kernel, and asks for pinned memory."""
+    dp_attention.memcpy_triton = _copy_rows  # type: ignore[attr-defined]
+    _ignore_pin_memory(dp_attention)
+
+
+def _copy_rows(dst: Any, src: Any, dim: int, offset: Any, sz: Any, offset_src: bool) -> None:
+    assert dim == 0
+    rows, first = int(sz), int(offset)
+    if offset_src:
+        dst[:rows].copy_(src[first : first + rows])
+    else:
+        dst[first : first + rows].copy_(src[:rows])
+
+
 PATCHES: dict[str, dict[str, Patch]] = {
     "no-pinned-memory": {
         "sglang.srt.managers.scheduler": _ignore_pin_memory,
         "sglang.srt.disaggregation.mooncake.conn": _no_host_indices,
+    },
+    # Tokens come out wrong with it, all else is as it should be.
+    "dp-attention": {
+        "sglang.srt.layers.attention.torch_native_backend": _pad_value,
+        "sglang.srt.layers.dp_attention": _copy_in_torch,
     },
 }
 

@@ -1,0 +1,322 @@
+"""The requests of a drill on real servers: sent by pdctl as a router sends them, to a prefill and a decode server."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from pdctl import durations
+from pdctl.engines.sglang.server import Call, CallError, Info, Server, abort, ask, generate_body
+from pdctl.errors import Exit, PdctlError
+from pdctl.inject.drill.records import LoadLine
+from pdctl.inject.drill.schema import LabLoad
+
+MOST_CONCURRENCY = 256
+"""Each request that waits takes two threads here."""
+PROMPTS = 4
+PLAIN = (4, 8)
+"""How many requests a plain load has: at least, at most."""
+OTHER_HALF_S = 5.0
+"""How long the half that nobody waits for may go on once a load is over."""
+_DAY_S = 86_400.0
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both servers, what they say of themselves, and where decode is told that the prefill's bootstrap server is."""
+
+    prefill: Server
+    decode: Server
+    bootstrap: tuple[str, int]
+    prefill_info: Info
+    decode_info: Info
+
+    @property
+    def servers(self) -> dict[str, Server]:
+        """Both servers, by role."""
+        return {"prefill": self.prefill, "decode": self.decode}
+
+    def describe(self) -> str:
+        """Return where requests go, in words."""
+        host, port = self.bootstrap
+        return f"prefill {self.prefill.url} decode {self.decode.url} bootstrap {host}:{port}"
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where an operator says that the servers are. bootstrap: None for what the prefill server says."""
+
+    prefill: Server
+    decode: Server
+    bootstrap: tuple[str, int] | None = None
+
+    @classmethod
+    def parse(cls, prefill_url: str, decode_url: str, bootstrap: str) -> Address | None:
+        """Return what the three options say, None where none is given. Raises PdctlError (USAGE)."""
+        if not prefill_url and not decode_url:
+            if bootstrap:
+                raise PdctlError("--bootstrap without servers", "give --prefill-url and --decode-url", Exit.USAGE)
+            return None
+        for option, url in (("--prefill-url", prefill_url), ("--decode-url", decode_url)):
+            if not url:
+                raise PdctlError(
+                    f"{option} is missing: a request goes to both servers", "give --prefill-url and --decode-url",
+                    Exit.USAGE,
+                )  # fmt: skip
+        return cls(
+            Server.parse(prefill_url, "prefill"),
+            Server.parse(decode_url, "decode"),
+            _host_port(bootstrap) if bootstrap else None,
+        )
+
+    def reach(self) -> Pair:
+        """Ask both servers who they are. Raises PdctlError where one does not answer, or is something else."""
+        infos = {server.role: ask(server) for server in (self.prefill, self.decode)}
+        for server in (self.prefill, self.decode):
+            mode = infos[server.role].mode
+            if mode != server.role:
+                kind = f"a {mode} server" if mode in infos else "a server without disaggregation"
+                raise PdctlError(
+                    f"--{server.role}-url: {server.url} is {kind}", "give each server with its own option", Exit.USAGE
+                )
+        bootstrap = self.bootstrap
+        if bootstrap is None:
+            port = infos["prefill"].bootstrap_port
+            if not port:
+                raise PdctlError(
+                    "the prefill server does not say where its bootstrap server is", "give --bootstrap HOST:PORT",
+                    Exit.USAGE,
+                )  # fmt: skip
+            bootstrap = (self.prefill.host, port)
+        return Pair(self.prefill, self.decode, bootstrap, infos["prefill"], infos["decode"])
+
+
+def _host_port(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16 or "/" in host:
+        raise PdctlError(f"--bootstrap {text!r} is no address", "write it as HOST:PORT", Exit.USAGE)
+    return host.strip("[]"), int(port)
+
+
+def check(spec: LabLoad, pair: Pair) -> None:
+    """Raise PdctlError (USAGE) where this load can't be sent to these servers."""
+    size = pair.prefill_info.dp_size
+    if spec.prefill_dp >= size:
+        raise PdctlError(f"there is no prefill dp {spec.prefill_dp}", f"this prefill server has {size}", Exit.USAGE)
+    if spec.concurrency > MOST_CONCURRENCY:
+        raise PdctlError(
+            f"{spec.concurrency} requests at once are too many for pdctl", f"at most {MOST_CONCURRENCY}", Exit.USAGE
+        )
+
+
+class Tokens:
+    """What prompts are answered with when nothing is broken: learnt in the steady state, compared afterwards.
+
+    The engine's answers to a prompt sent alone are the same every time on an idle pair, but not promised to be. So each
+    prompt is sent at least twice at first, and only where all were answered alike does a later answer tell anything.
+    """
+
+    def __init__(self) -> None:
+        self._right: dict[int, tuple[int, ...]] = {}
+        self._alike: set[int] = set()
+        self._differ = False
+
+    def learn(self, prompt: int, tokens: tuple[int, ...]) -> None:
+        """Take an answer for right."""
+        if not tokens:
+            return
+        if prompt in self._right:
+            self._alike.add(prompt)
+            self._differ |= self._right[prompt] != tokens
+        self._right[prompt] = tokens
+
+    def wrong(self, prompt: int, tokens: tuple[int, ...]) -> bool | None:
+        """Return whether an answer is wrong, None where that can't be told."""
+        return self._right[prompt] != tokens if not self._differ and prompt in self._alike else None
+
+
+@dataclass(eq=False)
+class _Request:
+    """One request on its way. Times are monotonic seconds."""
+
+    rid: str
+    room: int
+    prompt: int
+    sent: float
+    calls: dict[str, Call] = field(default_factory=dict)
+    threads: list[threading.Thread] = field(default_factory=list)
+    aborted: bool = False
+
+
+class EngineRunning:
+    """Requests to real servers, sent on threads of their own.
+
+    learn: its answers are what later ones are compared with. A request is over when decode has answered it, or either
+    server has said that it failed; the other half is then ended, as a router does.
+    """
+
+    def __init__(self, pair: Pair, spec: LabLoad, seed: int | None, tokens: Tokens, *, learn: bool) -> None:
+        check(spec, pair)
+        self._pair, self._spec, self._tokens, self._learn = pair, spec, tokens, learn
+        self._abort_s = durations.parse(spec.abort_after, most_s=_DAY_S) if spec.abort_after else 0.0
+        self._random = random.Random(seed)
+        self._changed = threading.Condition()
+        self._requests: list[_Request] = []
+        self._waiting: dict[str, _Request] = {}
+        self._errors: Counter[str] = Counter()
+        self._completed = self._failed = self._wrong = self._unchecked = self._aborted = self._misrouted = 0
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="pdctl-load", daemon=True)
+        self._thread.start()
+
+    @property
+    def over(self) -> bool:
+        """Whether every request has been answered."""
+        return not self._thread.is_alive()
+
+    @property
+    def failed(self) -> int:
+        """Requests that failed so far."""
+        return self._failed + self._wrong
+
+    @property
+    def rooms(self) -> tuple[int, ...]:
+        """Rooms of the requests sent."""
+        return tuple(request.room for request in tuple(self._requests))
+
+    def finish(self, at: float, step: str, ended: str) -> LoadLine:
+        """Give it up where it is not over, and return what came of it. What is given up is ended on both servers."""
+        with self._changed:
+            self._stopping = True
+            unfinished = list(self._waiting.values())
+            self._changed.notify_all()
+        self._thread.join()
+        for request in unfinished:
+            self._abort(request, tuple(request.calls))
+        end = time.monotonic() + OTHER_HALF_S
+        for request in self._requests:
+            for thread in request.threads:
+                thread.join(max(0.0, end - time.monotonic()))
+            for role, thread in zip(request.calls, request.threads, strict=True):
+                if thread.is_alive():
+                    abort(self._pair.servers[role], request.rid)
+                    request.calls[role].drop()
+        return LoadLine(
+            at=at, step=step, ended=ended, sent=len(self._requests), completed=self._completed, failed=self._failed,
+            wrong=self._wrong, unfinished=len(unfinished), aborted=self._aborted, misrouted=self._misrouted,
+            unchecked=self._unchecked, errors=dict(self._errors.most_common()), rooms=self.rooms[:1000],
+        )  # fmt: skip
+
+    # ---- sending -----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        spec, started = self._spec, time.monotonic()
+        with self._changed:
+            while not self._stopping:
+                now, number = time.monotonic(), len(self._requests)
+                if number >= spec.requests and not self._waiting:
+                    return
+                due = started + number / spec.rate if spec.rate else now
+                if number < spec.requests and len(self._waiting) < spec.concurrency and due <= now:
+                    self._send(number, now)
+                    continue
+                if self._abort_s:
+                    self._abort_old(now - self._abort_s)
+                self._changed.wait(0.02)
+
+    def _send(self, number: int, now: float) -> None:
+        spec, pair = self._spec, self._pair
+        room = spec.room + number if spec.room else self._random.getrandbits(62) | 1
+        request = _Request(f"pdctl-{random.getrandbits(64):016x}", room, number // 2 % PROMPTS, now)
+        body = generate_body(
+            rid=request.rid, room=room, prompt=_prompt(request.prompt, spec.prompt_tokens), new_tokens=spec.new_tokens,
+            bootstrap=pair.bootstrap,
+        )  # fmt: skip
+        bodies = {"prefill": body, "decode": body}
+        if spec.prefill_dp >= 0:
+            bodies["prefill"] = {**body, **pair.prefill_info.pin(spec.prefill_dp)}
+            self._misrouted += pair.prefill_info.implied_dp(room) not in (-1, spec.prefill_dp)
+        for role in ("prefill", "decode") if spec.to == "both" else (spec.to,):
+            request.calls[role] = Call(pair.servers[role])
+            thread = threading.Thread(
+                target=self._ask, args=(request, role, bodies[role]), name=f"pdctl-load-{role}", daemon=True
+            )
+            request.threads.append(thread)
+        self._requests.append(request)
+        self._waiting[request.rid] = request
+        for thread in request.threads:
+            thread.start()
+
+    def _ask(self, request: _Request, role: str, body: dict[str, Any]) -> None:
+        tokens: tuple[int, ...] = ()
+        error = ""
+        try:
+            tokens = request.calls[role].generate(body)
+        except CallError as failed:
+            error = str(failed)
+        except Exception as failed:  # noqa: BLE001 - an answer of another shape: the request failed, the drill goes on
+            error = f"{role}: {type(failed).__name__}"
+        with self._changed:
+            if self._waiting.get(request.rid) is not request or self._stopping:
+                return
+            if error:
+                self._end_failed(request, role, error)
+            elif role == "decode":
+                self._end_answered(request, tokens)
+            elif self._spec.to == "prefill":
+                self._completed += 1
+                self._unchecked += 1
+                del self._waiting[request.rid]
+            self._changed.notify_all()
+
+    def _end_failed(self, request: _Request, role: str, error: str) -> None:
+        del self._waiting[request.rid]
+        self._failed += 1
+        self._errors[error.replace(request.rid, "RID").replace(str(request.room), "ROOM")] += 1
+        self._abort(request, tuple(other for other in request.calls if other != role))
+
+    def _end_answered(self, request: _Request, tokens: tuple[int, ...]) -> None:
+        del self._waiting[request.rid]
+        alone = self._spec.concurrency == 1
+        if alone and self._learn:
+            self._tokens.learn(request.prompt, tokens)
+        wrong = self._tokens.wrong(request.prompt, tokens) if alone else None
+        self._unchecked += wrong is None
+        if wrong and not self._learn:
+            self._wrong += 1
+            self._errors["other tokens than in the steady state"] += 1
+        else:
+            self._completed += 1
+
+    # ---- giving up ---------------------------------------------------------------------------------------------------
+
+    def _abort_old(self, sent_before: float) -> None:
+        for request in list(self._waiting.values()):
+            if not request.aborted and request.sent <= sent_before:
+                request.aborted = True
+                self._aborted += 1
+                self._abort(request, tuple(request.calls))
+
+    def _abort(self, request: _Request, roles: tuple[str, ...]) -> None:
+        """Tell servers, without waiting for them."""
+        for role in roles:
+            threading.Thread(
+                target=abort, args=(self._pair.servers[role], request.rid), name="pdctl-abort", daemon=True
+            ).start()
+
+
+def _prompt(number: int, length: int) -> list[int]:
+    """Return the token ids of a prompt: in every vocabulary, and none that means anything special in the usual ones."""
+    chosen = random.Random(number)
+    return [chosen.randrange(32, 256) for _ in range(length)]
+
+
+def plain(spec: LabLoad) -> LabLoad:
+    """Return a load that does no harm, of about the same size: each prompt twice, one request after the other."""
+    least, most = PLAIN
+    requests = min(max(spec.requests, least), most)
+    return LabLoad(requests=requests, concurrency=1, prompt_tokens=spec.prompt_tokens, new_tokens=spec.new_tokens)

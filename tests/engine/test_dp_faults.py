@@ -1,0 +1,100 @@
+"""Faults at the registration of rooms' dp ranks, on a real prefill server with two of them, by the command line.
+
+Its rooms are registered because its load balancing does not follow them.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from pdctl.model import Action, EventKind
+from tests.engine.conftest import engine
+from tests.engine.dp_attention import ARGUMENTS, with_dp_attention
+from tests.engine.env import Namespace
+from tests.engine.harness import BOOTSTRAP_PORT, Pair, wait_for
+from tests.engine.injecting import fault
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+TP0, TP1 = "decode dp0 pp0 tp0", "decode dp0 pp0 tp1"
+
+
+def registered(pair: Pair, room: int) -> int | None:
+    """Return the dp rank that the bootstrap server has for a room."""
+    body = json.dumps({"bootstrap_rooms": [room]}).encode()
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{BOOTSTRAP_PORT}/query_dp_ranks", body, {"content-type": "application/json"}
+    )
+    with pair.ns.entered(), urllib.request.urlopen(request, timeout=10) as answer:
+        found = json.loads(answer.read()).get(str(room))
+    return None if found is None else int(found)
+
+
+def told(pair: Pair, label: str, room: int) -> list[int]:
+    """Return what a decode rank was told of a room's dp rank, in order; -1 for not found."""
+    events = pair.recordings()[label].events
+    return [event.a for event in events if event.kind is EventKind.DP_ANSWER and event.room == room]
+
+
+def test_registration(site: Path, namespace: Namespace, tmp_path: Path) -> None:
+    env = with_dp_attention(engine("0.5.13.post1", site), tmp_path)
+    arguments = (*ARGUMENTS, "--load-balance-method", "round_robin")
+    with Pair.start(env, namespace, tmp_path, prefill_tp=2, prefill_args=arguments) as pair:
+        for dp in (0, 1):
+            [answer] = pair.begin(1, prefill_dp=dp)
+            assert answer().tokens
+            assert registered(pair, pair.rooms[-1]) == dp
+
+        with fault(pair, "--hide-registration", rank="decode:tp0") as placed:
+            [answer] = pair.begin(1, limit_s=300, prefill_dp=1)
+            room = pair.rooms[-1]
+            wait_for("hide-registration has fired", placed.fired, 60, 0.5)
+            wait_for("tp1 was told", lambda: 1 in told(pair, TP1, room), 60)
+            pending = pair.queued("decode.pending")
+            assert (room in pending[TP0], room in pending[TP1]) == (True, False)
+            prealloc = pair.queued("decode.prealloc")
+            assert room in prealloc[TP0] & prealloc[TP1]  # the same queue all the same
+            assert pair.pdctl("diff-queues").returncode == 0
+            assert registered(pair, room) == 1
+            assert placed.heal()["fired"] > 0
+            assert answer().tokens
+
+        with fault(pair, "--delay-registration", "4m", rank="prefill:dp0") as placed:
+            [answer] = pair.begin(1, limit_s=300, prefill_dp=0)
+            room = pair.rooms[-1]
+            wait_for("delay-registration has fired", placed.fired, 60, 0.5)
+            wait_for("both were told nothing", lambda: told(pair, TP0, room) == told(pair, TP1, room) == [-1], 60)
+            assert registered(pair, room) is None
+            pending = pair.queued("decode.pending")
+            assert room in pending[TP0] & pending[TP1]
+            [other] = pair.generate(1)  # one room at a time
+            assert other.tokens
+            assert placed.heal()["released"] == 1
+            assert answer().tokens
+            assert registered(pair, room) == 0
+            assert told(pair, TP0, room) == told(pair, TP1, room) == [-1, 0]
+
+        with fault(pair, "--misroute", "1", "--hits", "1", rank="prefill:dp0") as placed:
+            [answer] = pair.begin(1, limit_s=10, prefill_dp=0)
+            room = pair.rooms[-1]
+            wait_for("decode was told the wrong one", lambda: told(pair, TP0, room) == told(pair, TP1, room) == [1], 60)
+            assert placed.process.wait(60) == 0
+        assert registered(pair, room) == 1
+        assert room in pair.queued("prefill.bootstrap")["prefill dp0 pp0 tp0"]
+        assert answer().tokens is None  # decode waits for a rank that never hears of it, until the client gives up
+        assert all(outcome.tokens for outcome in pair.generate(2))
+
+        # Last, since it leaves the pair diverged: one rank aborts what the other commits.
+        before = pair.rooms[0]
+        with fault(pair, "--stale-metadata", str(before), "--hits", "1"):
+            pair.begin(1, limit_s=60)
+            room = pair.rooms[-1]
+            wait_for("diff-queues sees it", lambda: pair.pdctl("diff-queues").returncode == 1, 120, 1)
+            stream = pair.recordings()[TP1].stream("decode.transfer")
+            assert stream is not None
+            ended = [i for run in stream.runs for i in stream.items(run) or [] if i.room == room and i.action]
+            assert [(item.action, item.found) for item in ended] == [(Action.ABORTED, before)]
