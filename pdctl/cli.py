@@ -19,6 +19,7 @@ COMMANDS = {
     "ranks": ("ranks", "Show every rank and what its main thread does now."),
     "diff-queues": ("diff_queues", "Name the first round in which ranks differ, and why."),
     "stuck": ("stuck", "Requests that wait: where, for what, and what ends it."),
+    "check": ("check", "All probes, a line each; for cron and liveness probes."),
     "record": ("record", "Collect the recordings of all ranks."),
     "inject": ("inject", "Break something on purpose, for a while."),
     "faults": ("faults", "Show the faults in place."),

@@ -182,6 +182,17 @@ _CODES = (
         evidence="The rooms in each rank's queue, as they were now.",
     ),
     Code(
+        "PD112",
+        Level.WARNING,
+        "a rank does not answer, or is gone",
+        "A rank that its server should have gives no answer: its process has ended, is stopped, holds the GIL for ever, or"
+        " loaded no agent. What it believes is known from its recording at best.",
+        "",
+        "",
+        "pdctl ranks shows each rank's state and reason; a stopped process (state T) needs SIGCONT, a dead one a restart.",
+        evidence="The registration that the rank left or that its peers' sizes imply, and why there was no answer.",
+    ),
+    Code(
         "PD140",
         Level.INFO,
         "decode is full: requests wait for space",

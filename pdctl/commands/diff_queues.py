@@ -22,14 +22,13 @@ from pdctl.commands.options import (
 )
 from pdctl.errors import Exit
 from pdctl.output import Format, Output
+from pdctl.probes.queues import CONFIRM, STALLED_S
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from pdctl.probes.queues.model import GroupReport, QueuesDocument, RankNow
 
-STALLED_S = 10.0
-CONFIRM = 3
 _STYLE = {"DIVERGED": "bold red", "WAITING": "yellow", "SKEWED": "yellow", "HELD": "cyan", "AGREE": "green"}
 
 
@@ -63,24 +62,11 @@ def command(
     found = find(run_dir, record_dir, source, every_start=every_start)
     # Not before there is something to compare: judging loads numpy.
     from pdctl.client import Client
-    from pdctl.probes.queues.collect import again, collect, flights
-    from pdctl.probes.queues.judge import judge, unconfirmed
+    from pdctl.probes.queues.look import look
 
     sockets = through != "recordings" and source is None
     with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
-        views = collect(found, client, sockets=sockets, files=through != "sockets")
-        confirmed = True
-        if unconfirmed(views):
-            for _ in range(confirm - 1):
-                later = again(found, client, views)
-                confirmed = unconfirmed(later, views)
-                views = later
-                if not confirmed:
-                    break
-        document = judge(views, stalled_s=stalled, confirmed=confirmed)
-        if sockets and any(group.verdict in ("DIVERGED", "WAITING", "SKEWED") for group in document.groups):
-            views = flights(found, client, views)  # dear, so only when there is something to explain
-            document = judge(views, stalled_s=stalled, confirmed=confirmed)
+        document = look(found, client, stalled_s=stalled, confirm=confirm, sockets=sockets, files=through != "sockets")
     out = Output(output)
     out.document(document, document.groups, lambda console: draw(document, console))
     if output.drawn:

@@ -77,6 +77,8 @@ def test_a_message_on_its_way_is_no_finding() -> None:
     moved = look("decode", entry("decode.transfer"), before=(entry("decode.prealloc", slot=-1),))
     assert codes(prefill, moved) == []
     assert codes(prefill, look("decode", entry("decode.transfer", age_s=1.0))) == []
+    just_ended = replace(look("prefill"), last={7: Last("Success", 4.9, True)})
+    assert codes(just_ended, look("decode", entry("decode.transfer", age_s=20.0))) == []
 
 
 def test_who_has_heard_waits_for_its_metadata() -> None:

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 
 from pdctl.findings import Finding, finding
 from pdctl.model import POLLED_QUEUES, QUEUES, GroupInfo, Phase
-from pdctl.probes.queues import explain, words
+from pdctl.probes.queues import STALLED_S, explain, words
 from pdctl.probes.queues.compare import Comparison, Difference, Polled, compare
 from pdctl.probes.queues.gate import Held, holding
 from pdctl.probes.queues.model import GroupReport, QueueRow, QueuesDocument, RankNow, RankView, RoomSplit
 from pdctl.probes.queues.pairing import pairing
 
-STALLED_S = 10.0
 """How long a rank may keep its group waiting before that is a finding."""
 
 KINDS = ("attn-tp", "attn-cp")

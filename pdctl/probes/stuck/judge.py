@@ -9,7 +9,7 @@ from pdctl.findings import Finding, finding
 from pdctl.model import UNKNOWN, Identity, KVPoll, poll_name
 from pdctl.probes.queues.words import rooms as some_rooms
 from pdctl.probes.queues.words import seconds
-from pdctl.probes.stuck import STUCK_S
+from pdctl.probes.stuck import STUCK_S, UNHEARD_S
 from pdctl.probes.stuck.model import Place, RankLooks, SideSpace, StuckDocument, Waiting
 from pdctl.probes.stuck.sides import COMPUTED, OTHER, Side, peer_words, sides_of, space_of
 from pdctl.rooms import NO_LIMIT, NOT_KNOWN, Cover, RoomEntry, Rooms
@@ -48,7 +48,7 @@ def judge(
     return StuckDocument(
         requests=tuple(sorted(shown, key=_SORTS[by])),
         space=tuple(space),
-        findings=tuple(_findings(requests, space, peers, stuck_s)),
+        findings=tuple(_findings(requests, space, peers, pause_s, stuck_s)),
         pause_s=pause_s,
         hidden=len(requests) - len(shown),
         partial=bool(problems),
@@ -91,7 +91,7 @@ def _waiting(side: Side, other: Sequence[Side], pause_s: float, full: SideSpace 
                     Place(f"tp{i.tp}", e.queue, poll_name(e.state), e.age_s, e.slot, e.kv) for i, _, e in places
                 ),
                 peer=peer,
-                peer_ended=ended,
+                peer_ended_s=ended,
                 progress=_progress(side, room, rid, pause_s, entry, (entry.queue, identity.label) in gone),
                 cover=_cover_name(cover),
                 limit_s=cover.limit_s if cover.limit_s > 0 else None,
@@ -179,7 +179,11 @@ def _cover_name(cover: Cover) -> str:
 
 
 def _findings(
-    requests: Sequence[Waiting], space: Sequence[SideSpace], peers: dict[tuple[str, str], list[Side]], stuck_s: float
+    requests: Sequence[Waiting],
+    space: Sequence[SideSpace],
+    peers: dict[tuple[str, str], list[Side]],
+    pause_s: float,
+    stuck_s: float,
 ) -> list[Finding]:
     found = [
         finding("PD140", f"{one.side} is full: {one.full}.", group=one.side, rooms=(one.head,))
@@ -188,7 +192,7 @@ def _findings(
     ]
     groups: dict[tuple[str, str, str, str], list[Waiting]] = defaultdict(list)
     for request in requests:
-        code = _code(request, peers, stuck_s)
+        code = _code(request, peers, pause_s, stuck_s)
         if code:
             groups[code, request.side, request.queue, request.state].append(request)
     for (code, side, queue, state), ones in groups.items():
@@ -209,11 +213,12 @@ def _findings(
     return found
 
 
-def _code(request: Waiting, peers: dict[tuple[str, str], list[Side]], stuck_s: float) -> str:
+def _code(request: Waiting, peers: dict[tuple[str, str], list[Side]], pause_s: float, stuck_s: float) -> str:
     if request.progress in ("new", "moving", "unknown"):
         return ""
     heard = all(place.state in _HEARD for place in request.ranks)
-    if request.peer_ended and not heard:
+    ended_s = request.peer_ended_s
+    if ended_s is not None and ended_s >= max(UNHEARD_S, pause_s) and not heard:
         return "PD142"
     if request.age_s < stuck_s or request.queue in ("waiting", "decode.retracted") or request.progress != "still":
         return ""
@@ -222,7 +227,7 @@ def _code(request: Waiting, peers: dict[tuple[str, str], list[Side]], stuck_s: f
     other = peers[(request.cluster, OTHER.get(request.role, ""))]
     known = other and all(look.second is not None for side in other for look in side.looks)
     has = request.peer.partition(" has it in ")[1]
-    if known and not has and not request.peer_ended:
+    if known and not has and ended_s is None:
         return "PD143"
     if request.cover == "nothing" and not _being_computed(request):
         return "PD141"

@@ -54,7 +54,8 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     """A request that waits on one side.
 
     side: its group of ranks. queue, state: of the rank that has it longest; ranks: all of the group that have it.
-    peer: what the other side says of its room, in words; peer_ended: it is over there. progress: ``moving`` (it changed
+    peer: what the other side says of its room, in words; peer_ended_s: seconds since it was over
+    there, None while it is not. progress: ``moving`` (it changed
     between the looks), ``in line`` (others ahead of it did), ``still``, ``new``. cover: the variable of the time-out that
     will end it, ``nothing`` or ``unknown``; limit_s and left_s of it, None without one. holds: in words.
     """
@@ -68,7 +69,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     age_s: float
     ranks: tuple[Place, ...]
     peer: str
-    peer_ended: bool = False
+    peer_ended_s: float | None = None
     progress: str = "still"
     cover: str = "nothing"
     limit_s: float | None = None

@@ -46,19 +46,19 @@ def sides_of(looks: Iterable[RankLooks]) -> list[Side]:
 # ---- the other side --------------------------------------------------------------------------------------------------
 
 
-def peer_words(room: int, side: Side, other: Sequence[Side]) -> tuple[str, bool]:
-    """Return what the other side says of a room, and whether it is over there."""
+def peer_words(room: int, side: Side, other: Sequence[Side]) -> tuple[str, float | None]:
+    """Return what the other side says of a room, and seconds since it was over there."""
     if not room:
-        return "no room: a request without disaggregation", False
+        return "no room: a request without disaggregation", None
     if not other:
-        return f"no {OTHER[side.role]} rank in sight", False
+        return f"no {OTHER[side.role]} rank in sight", None
     said: list[str] = []
     for peer in other:
         have = [(look.identity, entry) for look in peer.looks if look.second for entry in _every(look.second, room)]
         if have:
             said.append(_there(peer, have))
     if said:
-        return "; ".join(said), False
+        return "; ".join(said), None
     last = [(peer, look, look.last[room]) for peer in other for look in peer.looks if room in look.last]
     if last:
         ended = [one for one in last if one[2].ended]
@@ -66,13 +66,13 @@ def peer_words(room: int, side: Side, other: Sequence[Side]) -> tuple[str, bool]
         because = f": {one.reason}" if one.reason and one.what != "Success" else ""
         where = f"{peer.title} tp{look.identity.tp}"
         if one.ended:
-            return f"{where} had {one.what} {seconds(one.age_s)} ago{because}, and has let it go", True
-        return f"{where} has it no more; last seen {seconds(one.age_s)} ago: {one.what}", False
+            return f"{where} had {one.what} {seconds(one.age_s)} ago{because}, and has let it go", one.age_s
+        return f"{where} has it no more; last seen {seconds(one.age_s)} ago: {one.what}", None
     silent = [look for peer in other for look in peer.looks if look.silence]
     if silent:
-        return f"not known: {silent[0].identity.label} {silent[0].silence}", False
+        return f"not known: {silent[0].identity.label} {silent[0].silence}", None
     forgot = all(look.recorded for peer in other for look in peer.looks)
-    return f"no {OTHER[side.role]} rank has it{'' if forgot else ' now'}", False
+    return f"no {OTHER[side.role]} rank has it{'' if forgot else ' now'}", None
 
 
 def _every(rooms: Rooms, room: int) -> list[RoomEntry]:

@@ -1,0 +1,48 @@
+"""What ``check`` gives: a line for each stage, and the findings of all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from pdctl.documents import Document
+from pdctl.findings import Finding
+
+OK, INFO, WARNING, ERROR, UNKNOWN = "ok", "info", "warning", "error", "unknown"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one stage came to. said: one line for when nothing was found. problems: what could not be looked at."""
+
+    name: str
+    said: str
+    findings: tuple[Finding, ...] = ()
+    problems: tuple[str, ...] = ()
+    answered: bool = True
+    seconds: float = 0.0
+
+
+class StageRow(msgspec.Struct, frozen=True):
+    """One stage. level: ``ok``, ``info``, ``warning``, ``error``, or ``unknown`` where it could not look at everything
+    and what it saw is good. codes: of its findings. suppressed: findings left out on request."""
+
+    stage: str
+    level: str
+    summary: str
+    codes: tuple[str, ...] = ()
+    suppressed: int = 0
+    seconds: float = 0.0
+
+
+class CheckDocument(Document, frozen=True, kw_only=True, tag="pdctl.check"):
+    """Answer of ``pdctl check``. level: the worst of the stages. failed: it is at or above what was asked for."""
+
+    level: str
+    failed: bool
+    stages: tuple[StageRow, ...]
+    findings: tuple[Finding, ...] = ()
+    suppressed: int = 0
+    partial: bool = False
+    problems: tuple[str, ...] = ()

@@ -1,0 +1,91 @@
+"""The stages of ``check``: each asks, judges, and says in one line what it came to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from pdctl.client import Client
+from pdctl.discovery import Found
+from pdctl.findings import Finding, finding
+from pdctl.probes.check.model import Outcome
+from pdctl.probes.queues import CONFIRM, STALLED_S
+from pdctl.probes.stuck import STUCK_S
+
+
+@dataclass(frozen=True)
+class Looking:
+    """What every stage is given. watch_s: pause between two looks, for the stages that look twice."""
+
+    found: Found
+    client: Client
+    watch_s: float
+    stuck_s: float = STUCK_S
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage. cost: what it does to the ranks, in words."""
+
+    name: str
+    about: str
+    cost: str
+    run: Callable[[Looking], Outcome]
+
+
+def run(looking: Looking, names: Sequence[str]) -> Iterator[Outcome]:
+    """Run the stages of these names, in the order of STAGES, and yield what each came to."""
+    for stage in STAGES:
+        if stage.name not in names:
+            continue
+        looking.client.restart()
+        started = time.monotonic()
+        outcome = stage.run(looking)
+        yield replace(outcome, name=stage.name, seconds=round(time.monotonic() - started, 3))
+
+
+def _ranks(looking: Looking) -> Outcome:
+    from pdctl.probes.ranks.collect import collect
+    from pdctl.probes.ranks.judge import judge
+
+    found = looking.found
+    document = judge(*collect(found, looking.client), earlier=found.earlier, problems=found.problems)
+    silent = [row for row in document.ranks if row.state != "live"]
+    failed = [row for row in document.ranks if row.hook_errors or row.hooks_removed]
+    findings: list[Finding] = [
+        finding("PD112", f"{row.rank}: {row.reason or row.state}.", ranks=(row.rank,)) for row in silent
+    ]
+    live = len(document.ranks) - len(silent)
+    problems = [*document.problems, *(f"{row.rank}: pdctl's hooks failed there" for row in failed)]
+    return Outcome(
+        "", f"{live} of {len(document.ranks)} ranks answer", tuple(findings), tuple(problems), answered=live > 0
+    )
+
+
+def _queues(looking: Looking) -> Outcome:
+    from pdctl.probes.queues.look import look
+
+    document = look(looking.found, looking.client, stalled_s=STALLED_S, confirm=CONFIRM)
+    compared = sum(sum(group.compared.values()) for group in document.groups)
+    several = [group for group in document.groups if len(group.ranks) > 1]
+    groups = "1 group" if len(several) == 1 else f"{len(several)} groups"
+    said = f"{groups} of several ranks, {compared:,} rounds compared, in step"
+    return Outcome("", said, document.findings, document.problems)
+
+
+def _stuck(looking: Looking) -> Outcome:
+    from pdctl.probes.stuck.collect import collect
+    from pdctl.probes.stuck.judge import judge
+
+    looks = collect(looking.found, looking.client, pause_s=looking.watch_s)
+    document = judge(looks, pause_s=looking.watch_s, stuck_s=looking.stuck_s)
+    return Outcome("", f"{len(document.requests)} requests wait, none is stuck", document.findings, document.problems)
+
+
+STAGES: tuple[Stage, ...] = (
+    Stage("ranks", "every rank answers", "one question to each rank", _ranks),
+    Stage("queues", "the ranks of each group are in step", "reads recordings", _queues),
+    Stage("stuck", "every waiting request will end", "two questions to each rank", _stuck),
+)
+"""From cheap to intrusive."""
