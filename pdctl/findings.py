@@ -193,6 +193,167 @@ _CODES = (
         evidence="The registration that the rank left or that its peers' sizes imply, and why there was no answer.",
     ),
     Code(
+        "PD120",
+        Level.ERROR,
+        "decode expects a room from another prefill dp rank than the one that has it",
+        "Under follow_bootstrap_room decode takes a room to be on room % dp_size and does not ask. A router"
+        " that sent it to"
+        " another dp rank (routed_dp_rank, a session that sticks) breaks that assumption, unless prefill"
+        " notices: the prefill"
+        " rank waits for decode's addresses, decode waits for another rank to answer, and neither is told.",
+        "silent in SGLang up to 0.5.10.post1; from 0.5.11 on prefill fails the room at once (PR 22901)",
+        "sgl-project/sglang PR 22901",
+        "Let the router choose dp rank room % dp_size, or upgrade prefill and set"
+        " SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK=1 on both sides. Abort the room: it can't be saved.",
+        evidence="The dp rank of the prefill rank that has the room waiting, room % dp_size, what the bootstrap"
+        " server has"
+        " registered for it, and the dp rank that each decode rank asked.",
+    ),
+    Code(
+        "PD121",
+        Level.WARNING,
+        "the engine failed a room because it was routed against room % dp_size",
+        "This is the engine's own check (follow_bootstrap_room conflict), not pdctl's discovery: prefill got a"
+        " room on another"
+        " dp rank than the one decode will ask, and failed it at once instead of letting both sides wait. Where"
+        " nobody tells"
+        " decode, it still waits.",
+        "SGLang 0.5.11 and newer (PR 22901)",
+        "sgl-project/sglang PR 22901",
+        "Let the router choose dp rank room % dp_size, or set"
+        " SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK=1 on both sides"
+        " (see PD124 for versions in which that has a hole).",
+        evidence="The reason that the prefill rank recorded for the failure, its dp rank, room % dp_size, and"
+        " which decode"
+        " ranks still have the room.",
+    ),
+    Code(
+        "PD122",
+        Level.ERROR,
+        "decode asks for a room that the bootstrap server does not know",
+        "Decode can't tell by itself which prefill dp rank has the room and asks the bootstrap server, again"
+        " and again. A prefill"
+        " rank holds the room, and its registration is not there: it was never sent, could not be delivered,"
+        " has expired, or"
+        " went with a server that was restarted. No time-out covers this wait.",
+        "",
+        "sgl-project/sglang PR 21299",
+        "Look into prefill's log for `Failed to register prefill dp_rank`. Abort the room: it is registered"
+        " once and never again.",
+        evidence="The bootstrap server's own answer for the room, the prefill rank that has it waiting, the"
+        " decode ranks that"
+        " ask, and when prefill registered it, where its recording shows that.",
+    ),
+    Code(
+        "PD123",
+        Level.ERROR,
+        "FORCE_QUERY is in force on one side only",
+        "With SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK decode asks the bootstrap server for every"
+        " room, and prefill"
+        " registers rooms although load balancing follows them. On decode alone: it asks for rooms that nobody"
+        " registers, and"
+        " every one stays pending. On prefill alone: a room that conflicts with the formula is registered"
+        " instead of failed, and"
+        " nobody asks.",
+        "SGLang 0.5.11 and newer know the variable",
+        "sgl-project/sglang PR 22901",
+        "Set SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK on both sides or on neither, and restart the"
+        " side that changes.",
+        evidence="The variable in the environment of ranks of both sides, whether each side's code heeds it,"
+        " prefill's dp size"
+        " and load balancing; rooms that wait because of it.",
+    ),
+    Code(
+        "PD124",
+        Level.ERROR,
+        "known hole: with FORCE_QUERY on both sides, a room that does not conflict is never registered",
+        "Decode asks the bootstrap server for every room; prefill registers only those that were routed against"
+        " room % dp_size. A room on the very rank that the formula names stays pending for ever. Told by the"
+        " code that the"
+        " prefill rank has loaded, not by its version.",
+        "SGLang 0.5.11 to 0.5.18; 0.5.23 registers every room",
+        "sgl-project/sglang PR 22901",
+        "Unset SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK on both sides, or upgrade prefill to a version"
+        " that registers"
+        " every room.",
+        evidence="The room is pending on decode, not registered at the bootstrap server, held by the prefill dp"
+        " rank that the"
+        " formula names; the variable is set on both sides; prefill's code compares before it looks at the variable.",
+    ),
+    Code(
+        "PD125",
+        Level.ERROR,
+        "a room is registered under another prefill dp rank than the one that has it",
+        "Decode goes by the registration and asks a prefill rank that has never heard of the room, while the"
+        " rank that has it"
+        " waits to be asked.",
+        "",
+        "",
+        "If a fault (--misroute) is in place, heal it. Otherwise look for two requests with one room, or a"
+        " prefill whose dp ranks"
+        " are numbered differently in its router. Abort the room.",
+        evidence="The bootstrap server's answer for the room, the dp rank of the prefill rank that has it"
+        " waiting, and the decode"
+        " ranks that go by that answer.",
+    ),
+    Code(
+        "PD126",
+        Level.WARNING,
+        "a registration is about to expire before decode has used it",
+        "The bootstrap server drops registrations that are older than"
+        " SGLANG_DISAGGREGATION_BOOTSTRAP_ENTRY_CLEANUP_INTERVAL (120 s). Prefill registers a room once. A"
+        " decode rank that asks"
+        " after that never learns where the room is.",
+        "every version",
+        "",
+        "Find out why decode has not asked yet (not arrived, or can't reach the bootstrap server: see the"
+        " rows). Raise the interval"
+        " on prefill where decode is this far behind as a rule.",
+        evidence="When prefill registered the room, by its recording; that the bootstrap server still has it;"
+        " that no decode rank"
+        " has been told; the interval in prefill's environment.",
+    ),
+    Code(
+        "PD127",
+        Level.ERROR,
+        "two requests on one side have the same room",
+        "A room stands for one request: its status, its slot's owner and its registration are kept by room."
+        " With two, one gets"
+        " the other's addresses or ends with it.",
+        "every version: nothing checks that a room is new, except 0.5.23 where it defers bootstrap",
+        "",
+        "Look at the router: it has to draw rooms at random from 63 bits, and to give a retry a new room.",
+        evidence="The room with the ids of the requests that have it, and the ranks each is on.",
+    ),
+    Code(
+        "PD128",
+        Level.ERROR,
+        "decode still goes by what an earlier prefill server told it",
+        "A decode rank asks a bootstrap server for the prefill server's sizes once and keeps the answer. The"
+        " server behind that"
+        " address now tells something else: it was restarted with other settings, and this rank has not"
+        " noticed. It will compute"
+        " wrong dp ranks, or wrong places for the KV.",
+        "every version",
+        "",
+        "Restart decode, or stop prefill for longer than decode's heartbeat takes to fail (10 s by default), so"
+        " that it asks again.",
+        evidence="The value each decode rank was told when it first asked, and the bootstrap server's answer now.",
+    ),
+    Code(
+        "PD129",
+        Level.ERROR,
+        "the bootstrap server sends decode to a port where the prefill rank does not listen",
+        "Decode reaches a prefill rank at the address that the bootstrap server has for it. This one has"
+        " another, or none: the rank"
+        " was restarted and not registered again, or two prefill servers share one bootstrap port.",
+        "every version",
+        "",
+        "Restart the prefill server as a whole, and give each prefill server its own --disaggregation-bootstrap-port.",
+        evidence="The port that the live prefill rank listens on, and the one in the bootstrap server's answer"
+        " for its place.",
+    ),
+    Code(
         "PD140",
         Level.INFO,
         "decode is full: requests wait for space",

@@ -44,3 +44,11 @@ def look(pid: int) -> Process:
     # The name in parentheses may hold anything, so fields are counted from its end.
     fields = stat.rpartition(b")")[2].split()
     return Process(fields[0].decode(), int(fields[19])) if len(fields) > 19 else NO_PROCESS
+
+
+def network_of(pid: int) -> str:
+    """Return the name of a process's network namespace (``net:[4026531840]``), "" when it can't be read."""
+    try:
+        return str(Path(f"/proc/{pid}/ns/net").readlink())
+    except OSError:
+        return ""

@@ -11,7 +11,6 @@ import fcntl
 import os
 import socket
 import struct
-from pathlib import Path
 
 _CLONE_NEWNET = 0x40000000
 _SIOCGIFFLAGS = 0x8913
@@ -38,11 +37,3 @@ def new_network() -> None:
         flags = struct.unpack_from("16sH", request)[1]
         struct.pack_into("16sH", request, 0, b"lo", flags | _IFF_UP)
         fcntl.ioctl(control, _SIOCSIFFLAGS, request)
-
-
-def network_of(pid: int) -> str:
-    """Return the name of a process's network namespace (``net:[4026531840]``), "" when it can't be read."""
-    try:
-        return str(Path(f"/proc/{pid}/ns/net").readlink())
-    except OSError:
-        return ""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from pdctl.model import QUEUES, EventKind, GroupInfo, Identity
 from pdctl.recording import format as f
+from pdctl.recording.header import parse_header
 from pdctl.recording.source import FileSource, Source
 from pdctl.recording.streams import ROUND, Item, Run, Stream
 
@@ -100,32 +101,55 @@ class Recording:
 
         Only they are taken apart: a full ring of events costs a few milliseconds instead of a hundred.
         """
-        offset, cap = self._events_at
-        data = self._source.read(offset, cap * f.EVENT_SIZE)
-        table = np.frombuffer(data, _EVENT_KEYS, len(data) // f.EVENT_SIZE)
-        wanted = np.isin(table["room"], np.fromiter(rooms, np.uint64, len(rooms)))
-        wanted &= np.isin(table["kind"], np.fromiter(map(int, kinds), np.uint8, len(kinds)))
-        found = self._events_in(data, cap, [int(place) for place in np.flatnonzero(wanted & (table["seq"] > 0))])
-        return sorted(found, key=lambda event: event.seq)
+        return _events_of(self._source, self._events_at, rooms, kinds)
 
     def _read_events(self) -> Iterator[Event]:
         offset, cap = self._events_at
         data = self._source.read(offset, cap * f.EVENT_SIZE)
-        return self._events_in(data, cap, _used(data, f.EVENT_SIZE))
+        return _events_in(data, cap, _used(data, f.EVENT_SIZE))
 
-    @staticmethod
-    def _events_in(data: bytes, cap: int, places: list[int]) -> Iterator[Event]:
-        for place in places:
-            at = place * f.EVENT_SIZE
-            body = data[at : at + f.EVENT.size]
-            if crc32(body) != _u32(data, at + f.EVENT_CRC_OFFSET):
-                continue
-            seq, mono, kind, queue, _, slot, room, a, b, text = f.EVENT.unpack(body)
-            if (seq - 1) % cap != place or kind not in _KINDS:
-                continue
-            name = QUEUES[queue] if queue < len(QUEUES) else ""
-            words = text.rstrip(b"\0").decode("utf-8", "replace")
-            yield Event(seq, mono, EventKind(kind), name, slot, room, a, b, words)
+
+def read_events(path: Path, rooms: Collection[int], kinds: Collection[EventKind]) -> list[Event]:
+    """Return the events of these kinds about these rooms in the recording at ``path``, oldest first.
+
+    Its rounds are not looked at, so that this is cheap for many ranks. Raises as :func:`read`.
+    """
+    source = FileSource(path)
+    head = source.read(0, f.HEADER_SIZE)
+    try:
+        parse_header(head)
+    except ValueError as error:
+        raise BadRecording(str(error)) from None
+    _, _, _, size, _, _, _, _, _, *rings = f.FIXED.unpack_from(head)
+    if tuple(rings) != f.layout(size):
+        raise BadRecording("header is damaged")
+    return _events_of(source, (rings[4], rings[5]), rooms, kinds)
+
+
+def _events_of(
+    source: Source, place: tuple[int, int], rooms: Collection[int], kinds: Collection[EventKind]
+) -> list[Event]:
+    offset, cap = place
+    data = source.read(offset, cap * f.EVENT_SIZE)
+    table = np.frombuffer(data, _EVENT_KEYS, len(data) // f.EVENT_SIZE)
+    wanted = np.isin(table["room"], np.fromiter(rooms, np.uint64, len(rooms)))
+    wanted &= np.isin(table["kind"], np.fromiter(map(int, kinds), np.uint8, len(kinds)))
+    found = _events_in(data, cap, [int(at) for at in np.flatnonzero(wanted & (table["seq"] > 0))])
+    return sorted(found, key=lambda event: event.seq)
+
+
+def _events_in(data: bytes, cap: int, places: list[int]) -> Iterator[Event]:
+    for place in places:
+        at = place * f.EVENT_SIZE
+        body = data[at : at + f.EVENT.size]
+        if crc32(body) != _u32(data, at + f.EVENT_CRC_OFFSET):
+            continue
+        seq, mono, kind, queue, _, slot, room, a, b, text = f.EVENT.unpack(body)
+        if (seq - 1) % cap != place or kind not in _KINDS:
+            continue
+        name = QUEUES[queue] if queue < len(QUEUES) else ""
+        words = text.rstrip(b"\0").decode("utf-8", "replace")
+        yield Event(seq, mono, EventKind(kind), name, slot, room, a, b, words)
 
 
 def _u32(data: bytes, at: int) -> int:

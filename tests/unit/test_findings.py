@@ -82,9 +82,9 @@ def test_explain_as_json() -> None:
 
 
 def test_an_unknown_code_is_wrong_usage_with_the_nearest() -> None:
-    code, text = explain("PD120")
+    code, text = explain("PD19")
     assert code == 2
-    assert "Did you mean PD110" in text
+    assert re.search(r"Did you mean PD1\d\d", text)
     code, text = explain("banana")
     assert code == 2
     assert "pdctl explain lists all findings" in text

@@ -65,6 +65,7 @@ def settings(scheduler: Any) -> Settings:
         "num_hidden_layers": str(config.layers),
         "page_size": "1",
         "pp_size": str(shape.pp),
+        "rank_port": str(manager_of(scheduler).rank_port),
         "tp_size": str(shape.tp),
     }
     env = {

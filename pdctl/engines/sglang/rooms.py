@@ -104,6 +104,7 @@ def settings(scheduler: Any) -> Settings:
     values["num_hidden_layers"] = _text(getattr(model, "num_hidden_layers", None))
     manager = seams.kv_manager(scheduler)
     values["custom_mem_pool_type"] = _text(getattr(manager, "custom_mem_pool_type", None))
+    values["rank_port"] = _text(getattr(manager, "rank_port", None))
     values["kv_item_lens"] = _lengths(seams.follow(manager, ("kv_args", "kv_item_lens")))
     values["aux_item_lens"] = _lengths(seams.follow(manager, ("kv_args", "aux_item_lens")))
     values["kv_page_size"] = _text(seams.follow(manager, ("kv_args", "page_size")))

@@ -1,0 +1,229 @@
+"""Asks bootstrap servers what they know, as a decode rank does, and comes back by its deadline whatever they do.
+
+Each server is asked on a thread of its own. Where the address belongs to another network namespace, that thread enters
+it first (as ``nsenter -n`` does), so that 127.0.0.1 is the rank's and not ours.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import http.client
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+from pdctl.probes.routing.model import Place, ServerView
+from pdctl.rooms import PREFILL_FACTS
+
+BATCH = 1000
+"""Rooms in one question."""
+MAX_ANSWER = 4 << 20
+_CLONE_NEWNET = 0x40000000
+_EVERYTHING = -1
+
+
+@dataclass(frozen=True)
+class Question:
+    """What to ask one server. enter: pid whose network namespace to ask from, 0 for this process's own."""
+
+    address: str
+    network: str = ""
+    enter: int = 0
+    rooms: tuple[int, ...] = ()
+    places: tuple[Place, ...] = ()
+
+
+@dataclass
+class _Asking:
+    """A question under way. view grows while answers come in; sock is shut to end the thread early."""
+
+    question: Question
+    view: ServerView
+    sock: socket.socket | None = None
+    over: threading.Event = field(default_factory=threading.Event)
+
+
+class _NoAnswer(Exception):  # noqa: N818  # it is an answer of its own
+    """Why a server did not answer, as a sentence."""
+
+
+def ask(questions: Sequence[Question], deadline_s: float) -> list[ServerView]:
+    """Return one view a question, in order, at the latest ``deadline_s`` seconds from now.
+
+    What had not been answered by then is said in the view; the rest of it stands.
+    """
+    end = time.monotonic() + deadline_s
+    askings = []
+    for question in questions:
+        start = ServerView(question.address, question.network, silence=f"no answer within {deadline_s:g} s")
+        asking = _Asking(question, start)
+        threading.Thread(target=_run, args=(asking, end), name="bootstrap-question", daemon=True).start()
+        askings.append(asking)
+    for asking in askings:
+        if not asking.over.wait(max(0.0, end - time.monotonic())) and asking.sock is not None:
+            try:
+                asking.sock.shutdown(socket.SHUT_RDWR)  # its thread ends instead of reading on
+            except OSError:
+                pass
+    return [_cut(asking, deadline_s) for asking in askings]
+
+
+def _cut(asking: _Asking, deadline_s: float) -> ServerView:
+    view = asking.view
+    left = set(asking.question.rooms) - view.asked
+    if not view.silence and left and not view.asked_off:
+        return replace(view, asked_off=f"no answer within {deadline_s:g} s for {len(left)} of the rooms")
+    return view
+
+
+def _run(asking: _Asking, end: float) -> None:
+    question = asking.question
+    try:
+        if question.enter:
+            _enter(question.enter)
+            asking.view = replace(asking.view, way=f"from the network namespace of pid {question.enter}")
+        _converse(asking, end)
+    except _NoAnswer as error:
+        if asking.view.silence:
+            asking.view = replace(asking.view, silence=str(error))
+        else:
+            asking.view = replace(asking.view, asked_off=str(error))
+    finally:
+        asking.over.set()
+
+
+def _enter(pid: int) -> None:
+    try:
+        inside = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _NoAnswer(
+            f"it is in the network namespace of pid {pid}, which can't be opened: {error.strerror}"
+        ) from None
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(inside, _CLONE_NEWNET) != 0:
+            why = os.strerror(ctypes.get_errno())
+            raise _NoAnswer(
+                f"it is in the network namespace of pid {pid}, which this user may not enter ({why}): run pdctl as root, "
+                f"or inside it: nsenter -t {pid} -n pdctl verify-routing"
+            )
+    finally:
+        os.close(inside)
+
+
+def _converse(asking: _Asking, end: float) -> None:
+    """Ask for the server's facts, for its ranks, then for the rooms, over one connection. Raises _NoAnswer."""
+    try:
+        host, port = split(asking.question.address)
+    except ValueError as error:
+        raise _NoAnswer(str(error)) from None
+    connection = http.client.HTTPConnection(host, port, timeout=max(0.001, end - time.monotonic()))
+    try:
+        status, body = _call(connection, asking, end, "GET", _route((_EVERYTHING,) * 4))
+        if status == 200:
+            info = _mapping(body, "/route")
+            facts = {name: str(info[name])[:200] for name in PREFILL_FACTS if info.get(name) is not None}
+            asking.view = replace(asking.view, silence="", info=facts)
+        elif status == 503:  # not all of its ranks have registered
+            asking.view = replace(asking.view, silence="", info_off=f"{status}: {body.strip()[:200]}")
+        else:
+            raise _NoAnswer(f"GET /route is answered with status {status}: it is no bootstrap server")
+        _rooms(connection, asking, end)
+        if status == 200:
+            _places(connection, asking, end)
+    finally:
+        connection.close()
+
+
+def _rooms(connection: http.client.HTTPConnection, asking: _Asking, end: float) -> None:
+    for batch in _batches(asking.question.rooms, BATCH):
+        status, body = _call(connection, asking, end, "POST", "/query_dp_ranks", {"bootstrap_rooms": batch})
+        if status != 200:
+            raise _NoAnswer(f"POST /query_dp_ranks is answered with status {status}")
+        answer = _mapping(body, "/query_dp_ranks")
+        try:
+            found = {int(room): int(dp) for room, dp in answer.items()}
+        except (TypeError, ValueError):
+            raise _NoAnswer("POST /query_dp_ranks is not answered with rooms and dp ranks") from None
+        view = asking.view
+        asked = frozenset(batch)
+        wanted = {room: dp for room, dp in found.items() if room in asked}
+        asking.view = replace(view, dp_ranks={**view.dp_ranks, **wanted}, asked=view.asked | asked)
+
+
+def _places(connection: http.client.HTTPConnection, asking: _Asking, end: float) -> None:
+    for place in asking.question.places:
+        status, body = _call(connection, asking, end, "GET", _route(place))
+        port = _mapping(body, "/route").get("rank_port") if status == 200 else -1
+        if not isinstance(port, int | str) or not str(port).lstrip("-").isdecimal():
+            continue
+        asking.view = replace(asking.view, routes={**asking.view.routes, place: int(port)})
+
+
+def _route(place: Place) -> str:
+    dp, cp, tp, pp = place
+    return f"/route?prefill_dp_rank={dp}&prefill_cp_rank={cp}&target_tp_rank={tp}&target_pp_rank={pp}"
+
+
+def _batches(rooms: Collection[int], size: int) -> Iterator[list[int]]:
+    left = iter(rooms)
+    while batch := list(islice(left, size)):
+        yield batch
+
+
+def _call(
+    connection: http.client.HTTPConnection, asking: _Asking, end: float, method: str, path: str, body: Any = None
+) -> tuple[int, Any]:
+    """Return (status, decoded body or text). Raises _NoAnswer."""
+    left = end - time.monotonic()
+    if left <= 0:
+        raise _NoAnswer("the time for it was over")
+    try:
+        connection.timeout = left
+        if connection.sock is not None:
+            connection.sock.settimeout(left)
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        asking.sock = connection.sock
+        response = connection.getresponse()
+        data = response.read(MAX_ANSWER + 1)
+    except TimeoutError:
+        if connection.sock is None:
+            raise _NoAnswer("it can't be connected to in time") from None
+        raise _NoAnswer(f"it accepts a connection and does not answer {method} {path.partition('?')[0]}") from None
+    except OSError as error:
+        raise _NoAnswer(f"{error.strerror or error}".lower()) from None
+    except (http.client.HTTPException, ValueError) as error:
+        raise _NoAnswer(f"it does not speak HTTP: {type(error).__name__}") from None
+    if len(data) > MAX_ANSWER:
+        raise _NoAnswer(f"its answer is longer than {MAX_ANSWER >> 20} MiB")
+    text = data.decode("utf-8", "replace")
+    if response.status != 200:
+        return response.status, text
+    try:
+        return response.status, json.loads(text)
+    except (ValueError, RecursionError):
+        raise _NoAnswer(
+            f"{method} {path.partition('?')[0]} is not answered with JSON: it is no bootstrap server"
+        ) from None
+
+
+def _mapping(body: Any, path: str) -> dict[str, Any]:
+    if not isinstance(body, dict):
+        raise _NoAnswer(f"{path} is not answered with an object: it is no bootstrap server")
+    return body
+
+
+def split(address: str) -> tuple[str, int]:
+    """Return (host, port) of ``host:port``; IPv6 in brackets. Raises ValueError for anything else."""
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError(f"{address!r} is no HOST:PORT")
+    return host, int(port)

@@ -1,0 +1,207 @@
+"""Gets what ``verify-routing`` judges: live ranks' rooms and settings, events of those rooms, and the bootstrap servers."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from pdctl.client import Client
+from pdctl.discovery import Found, FoundRank
+from pdctl.model import EventKind, Status
+from pdctl.probes.routing.bootstrap import Question, ask, split
+from pdctl.probes.routing.model import FAKE_HOST, Look, Place, RankView, ServerView, waits
+from pdctl.processes import network_of
+from pdctl.recording.reader import BadRecording, read_events
+from pdctl.rooms import NOTES_CONFLICTS, QUERY_FORCED, REGISTERS_EVERY_ROOM, RoomEntry, Rooms, Settings
+
+MAX_PLACES = 256
+EVENTS = (
+    EventKind.DP_REGISTER,
+    EventKind.DP_QUERY,
+    EventKind.DP_ANSWER,
+    EventKind.FAILURE,
+    EventKind.STATE,
+    EventKind.ENQUEUE,
+    EventKind.DEQUEUE,
+)
+_SEAMS = (NOTES_CONFLICTS, REGISTERS_EVERY_ROOM, QUERY_FORCED)
+
+
+def collect(
+    found: Found,
+    client: Client,
+    *,
+    rooms: Sequence[int] = (),
+    instead: Sequence[str] = (),
+    server_timeout_s: float = 2.0,
+) -> Look:
+    """Return one look at every rank and at the bootstrap servers they name.
+
+    rooms: look at these as well as at those that wait, wherever they are. instead: addresses to ask in place of those
+    the ranks name. server_timeout_s: how long one server may take; all are asked at the same time.
+    """
+    ranks = [rank for rank in found.ranks if rank.identity.role in ("prefill", "decode")]
+    views = _views(ranks, client)
+    wanted = {entry.room for view in views for entry in waiting(view)} | set(rooms)
+    views = [_with_events(rank, view, wanted) for rank, view in zip(ranks, views, strict=True)]
+    # After the ranks: what prefill holds by now has been registered by now, if it ever is.
+    servers = _servers(views, wanted, tuple(instead), client.deadline.left(server_timeout_s))
+    return Look(tuple(views), servers, tuple(dict.fromkeys(rooms)), tuple(instead), time.monotonic())
+
+
+def waiting(view: RankView) -> Iterable[RoomEntry]:
+    """Yield the rank's entries that wait to be routed, or for the side they were routed to."""
+    for entry in view.rooms.rooms if view.rooms is not None else ():
+        if waits(entry):
+            yield entry
+
+
+def _views(ranks: Sequence[FoundRank], client: Client) -> list[RankView]:
+    answers = client.ask(ranks, "rooms", Rooms)
+    live = [answer.rank for answer in answers if answer.body is not None]
+    settings = {id(a.rank): a.body for a in client.ask(live, "settings", Settings)}
+    statuses = {id(a.rank): a.body for a in client.ask(live, "status", Status)}
+    views = []
+    for answer in answers:
+        rank, status = answer.rank, statuses.get(id(answer.rank))
+        identity = status.identity if status is not None else rank.identity
+        seams = {seam.name: seam.present for seam in status.seams if seam.name in _SEAMS} if status is not None else {}
+        broken = status is not None and "events.routing" in status.hooks_removed
+        views.append(
+            RankView(
+                identity=identity,
+                state=rank.state,
+                silence=answer.reason or (answer.silence.value if answer.body is None else ""),
+                rooms=answer.body,
+                settings=settings.get(id(rank)),
+                seams=seams,
+                events_off="pdctl's hook of registrations and queries failed in this rank" if broken else "",
+                network=_network(rank),
+            )
+        )
+    return views
+
+
+def _network(rank: FoundRank) -> str:
+    here = rank.process.runs_since(rank.identity.proc_start)  # and is no other process that has its pid here
+    return network_of(rank.identity.pid) if here else ""
+
+
+def _with_events(rank: FoundRank, view: RankView, rooms: Collection[int]) -> RankView:
+    if not rooms or view.events_off:
+        return view
+    if rank.recording is None:
+        return replace(view, events_off=rank.recording_off or "it has no recording")
+    try:
+        return replace(view, events=tuple(read_events(rank.recording, rooms, EVENTS)))
+    except (BadRecording, OSError) as error:
+        return replace(view, events_off=f"its recording can't be read: {error}")
+
+
+# ---- bootstrap servers -----------------------------------------------------------------------------------------------
+
+
+def _servers(
+    views: Sequence[RankView],
+    rooms: Collection[int],
+    instead: tuple[str, ...],
+    deadline_s: float,
+) -> dict[tuple[str, str], ServerView]:
+    addresses = _addresses(views)
+    places = {key: _places(views, key) for key in addresses}
+    if instead:
+        everywhere = tuple(dict.fromkeys(place for found in places.values() for place in found))
+        asked = [Question(address, rooms=tuple(rooms), places=everywhere) for address in instead]
+        return {("", view.address): view for view in ask(asked, deadline_s)}
+    own = network_of(os.getpid())
+    there = {entry.room for view in views if view.rooms is not None for entry in view.rooms.rooms}
+    nowhere = set(rooms) - there  # whoever may still know them
+    questions, refused = [], {}
+    for (network, address), near in addresses.items():
+        why = _unsafe(network, address, near)
+        if why:
+            refused[network, address] = ServerView(address, network, silence=why)
+            continue
+        enter = near.identity.pid if network and own and network != own else 0
+        mine = _rooms_at(views, address, network) & set(rooms) | nowhere
+        questions.append(Question(address, network, enter, tuple(sorted(mine)), places[network, address]))
+    return {**refused, **{(view.network, view.address): view for view in ask(questions, deadline_s)}}
+
+
+def _addresses(views: Sequence[RankView]) -> dict[tuple[str, str], RankView]:
+    """Return (network namespace, address) of every bootstrap server that a rank names → one of those ranks."""
+    found: dict[tuple[str, str], RankView] = {}
+    for view in views:
+        for address in addresses_of(view):
+            found.setdefault((view.network, address), view)
+    ports = {(network, address.rpartition(":")[2]) for network, address in found}
+    for view in views:  # a server that nobody has needed yet is known to its own prefill ranks only
+        address = own_address(view)
+        if address and (view.network, address.rpartition(":")[2]) not in ports:
+            found.setdefault((view.network, address), view)
+    return found
+
+
+def addresses_of(view: RankView) -> list[str]:
+    """Return the addresses of the bootstrap servers that the rank uses, without those of warm-ups."""
+    if view.rooms is None:
+        return []
+    named = {entry.bootstrap: None for entry in view.rooms.rooms if entry.bootstrap} | dict.fromkeys(
+        view.rooms.prefills
+    )
+    return [address for address in named if not address.startswith(f"{FAKE_HOST}:")]
+
+
+def own_address(view: RankView) -> str:
+    """Return where a prefill rank's own bootstrap server should be by its settings, "" where they do not tell."""
+    if view.settings is None or view.identity.role != "prefill":
+        return ""
+    values: Mapping[str, str] = view.settings.values
+    host, port = values.get("host", ""), values.get("disaggregation_bootstrap_port", "")
+    if not port.isdecimal() or not int(port):
+        return ""
+    host = "127.0.0.1" if host in ("", "0.0.0.0", "localhost", "::") else host
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _unsafe(network: str, address: str, view: RankView) -> str:
+    """Return why asking this address from here could reach somebody else's server, "" when it can't."""
+    try:
+        host, _ = split(address)
+        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback:
+        return ""
+    if view.identity.host != socket.gethostname():
+        return f"it is a loopback address of {view.identity.host}: run pdctl there, or give --bootstrap"
+    if not network:
+        return "it is a loopback address, and this rank's process can't be seen from here: give --bootstrap"
+    return ""
+
+
+def _rooms_at(views: Sequence[RankView], address: str, network: str) -> set[int]:
+    return {
+        entry.room
+        for view in views
+        if view.rooms is not None and view.network == network
+        for entry in view.rooms.rooms
+        if entry.bootstrap == address
+    }
+
+
+def _places(views: Sequence[RankView], key: tuple[str, str]) -> tuple[Place, ...]:
+    """Return the prefill ranks that this server should know: those whose rooms, or whose settings, name it."""
+    network, address = key
+    found: dict[Place, None] = {}
+    for view in views:
+        own = own_address(view)
+        same = own.rpartition(":")[2] == address.rpartition(":")[2] if own else False
+        if view.identity.role == "prefill" and view.network == network and (same or address in addresses_of(view)):
+            i = view.identity
+            found[i.dp, i.cp, i.tp, i.pp] = None
+    return tuple(found)[:MAX_PLACES]

@@ -1,0 +1,269 @@
+"""Judges where every room is taken to be: one look (or two) in, rows with four beliefs and findings out. Pure.
+
+A difference is a finding when what differs has been as it is for ``grace_s``, or when two looks at least that far apart
+show the same; with two looks it must be in both. Younger ones are counted and may be skew: a room that arrived a moment ago
+is not registered yet on one side and known already on the other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from pdctl.findings import Finding, finding
+from pdctl.model import EventKind, poll_name
+from pdctl.probes.queues.words import names, seconds
+from pdctl.probes.routing.facts import FOLLOW, Decoding, RoomFacts, asks, balance, forced, gather
+from pdctl.probes.routing.model import (
+    Asker,
+    Holder,
+    Look,
+    RoomRow,
+    RoutingDocument,
+    ServerRow,
+    UnknownRoom,
+)
+from pdctl.probes.routing.sides import sides_of, suspects_of_sides
+from pdctl.probes.routing.suspects import Suspect, suspects_of
+
+GRACE_S = 2.0
+NEAREST = 3
+
+_VERDICTS = {
+    "PD106": "SPLIT",
+    "PD120": "CONFLICT",
+    "PD121": "REFUSED",
+    "PD122": "UNREGISTERED",
+    "PD123": "UNREGISTERED",
+    "PD124": "UNREGISTERED",
+    "PD125": "CONFLICT",
+    "PD126": "EXPIRES",
+    "PD127": "DUPLICATE",
+}
+
+
+def judge(look: Look, before: Look | None = None, *, grace_s: float = GRACE_S) -> RoutingDocument:
+    """Return the document of a look. before: an earlier look, to tell what lasts."""
+    rooms = gather(look)
+    suspects = _suspects(look, rooms)
+    sure = _sure(suspects, look, before, grace_s)
+    by_room: dict[tuple[str, int], list[Suspect]] = defaultdict(list)
+    for suspect in sure:
+        for room in suspect.rooms:
+            by_room[suspect.cluster, room].append(suspect)
+    doubted = {(s.cluster, room) for s in suspects if s not in sure for room in s.rooms}
+    rows = [
+        _row(facts, by_room[facts.cluster, facts.room], look, (facts.cluster, facts.room) in doubted) for facts in rooms
+    ]
+    unknown = _unknown(look, rooms)
+    problems = _problems(look)
+    return RoutingDocument(
+        rooms=tuple(rows),
+        sides=sides_of(look),
+        servers=tuple(_servers(look)),
+        findings=tuple(_findings(sure)),
+        unknown=unknown,
+        young=len(suspects) - len(sure),
+        partial=bool(problems or unknown),
+        problems=tuple(problems),
+        notes=tuple(_notes(look)),
+    )
+
+
+def pause_s(look: Look, grace_s: float) -> float | None:
+    """Return how long to wait before a second look can settle what this one leaves open, None where nothing is.
+
+    Differences of known age that are younger than the grace wait for the next run, unless their room was asked for.
+    """
+    suspects = [s for s in _suspects(look, gather(look)) if s.age_s != float("inf")]
+    if not suspects:
+        return None
+    if any(s.age_s is None or (s.age_s < grace_s and set(s.rooms) & set(look.named)) for s in suspects):
+        return grace_s
+    return min(0.5, grace_s) if any(s.age_s is not None and s.age_s >= grace_s for s in suspects) else None
+
+
+def _suspects(look: Look, rooms: Sequence[RoomFacts]) -> list[Suspect]:
+    named = set(look.named)
+    found = [suspect for facts in rooms for suspect in suspects_of(facts, named=facts.room in named)]
+    return [*suspects_of_sides(look), *found]
+
+
+def _sure(suspects: Sequence[Suspect], look: Look, before: Look | None, grace_s: float) -> list[Suspect]:
+    if before is None:
+        return [s for s in suspects if s.age_s is not None and s.age_s >= grace_s]
+    seen = {s.key for s in _suspects(before, gather(before))}
+    far = look.taken_s - before.taken_s >= grace_s
+    return [s for s in suspects if s.key in seen and (far or (s.age_s is not None and s.age_s >= grace_s))]
+
+
+def _findings(suspects: Sequence[Suspect]) -> list[Finding]:
+    """Return one finding for all suspects of a code and bundle: the first one's words, and how many more there are."""
+    bundles: dict[tuple[str, str, str], list[Suspect]] = {}
+    for suspect in suspects:
+        bundles.setdefault((suspect.code, suspect.cluster, suspect.bundle), []).append(suspect)
+    found = []
+    for (code, _, bundle), members in bundles.items():
+        rooms = tuple(dict.fromkeys(room for suspect in members for room in suspect.rooms))
+        about = next((suspect for suspect in members if suspect.rooms), members[0])
+        summary = members[0].summary
+        if about is not members[0]:  # settings, and the rooms that they hold up
+            summary = f"{summary} {about.summary}"
+        more = len(rooms) - len(about.rooms)
+        if more > 0:
+            summary = f"{summary} So it is with {more} more room{'s'[: more != 1]}."
+        ranks = tuple(dict.fromkeys(rank for suspect in members for rank in suspect.ranks))
+        evidence = tuple(dict.fromkeys((*members[0].evidence, *about.evidence)))
+        found.append(finding(code, summary, group=bundle, rooms=rooms, ranks=ranks, evidence=evidence))
+    return found
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+def _row(facts: RoomFacts, sure: Sequence[Suspect], look: Look, doubted: bool) -> RoomRow:
+    formula, note = _formula(facts)
+    bootstrap_note = ""
+    if facts.registered is None:
+        why = next((s.silence or s.asked_off for s in facts.servers if s.silence or s.asked_off), "no server is known")
+        bootstrap_note = "not registered" if facts.answered else f"missing: {why}"
+    verdict, text = _verdict(facts, sure, look, doubted)
+    seen = facts.registration
+    return RoomRow(
+        room=facts.room,
+        rids=tuple(dict.fromkeys([e.rid for _, e in facts.prefill] + [e.rid for d in facts.decode for e in d.entries])),
+        verdict=verdict,
+        text=text,
+        formula=formula,
+        formula_note=note,
+        implied=facts.implied,
+        bootstrap=facts.registered,
+        bootstrap_note=bootstrap_note,
+        address=facts.address,
+        registered_s=None if seen is None else seen[0],
+        prefill=tuple(
+            Holder(v.identity.label, v.identity.dp, e.queue, poll_name(e.state), None if e.age_s < 0 else e.age_s)
+            for v, e in facts.prefill
+        ),
+        decode=tuple(_asker(facts, d) for d in facts.decode),
+        cluster=facts.cluster,
+    )
+
+
+def _asker(facts: RoomFacts, decoding: Decoding) -> Asker:
+    view, first = decoding.view, decoding.entries[0]
+    asked = facts.event(EventKind.DP_QUERY, view)
+    return Asker(
+        rank=view.identity.label,
+        place=decoding.place,
+        dp=decoding.dp,
+        queues=decoding.queues,
+        state=poll_name(first.state),
+        age_s=None if first.age_s < 0 else first.age_s,
+        pinned=first.pinned >= 0,
+        asked_s=None if asked is None else view.age_s(asked[1].mono_ns),
+    )
+
+
+def _formula(facts: RoomFacts) -> tuple[int | None, str]:
+    entries = [entry for d in facts.decode for entry in d.entries]
+    if entries and all(entry.pinned >= 0 for entry in entries):
+        return None, "does not apply: the request names its prefill dp rank"
+    if facts.size is None or facts.follows is None:
+        return None, "unknown: nobody says how many dp ranks prefill has"
+    if facts.size <= 1:
+        return 0, "one dp rank"
+    if not facts.follows:
+        how = next((balance(view) for view, _ in facts.prefill if balance(view) not in ("", FOLLOW)), "not by room")
+        return None, f"does not apply: load balancing is {how}"
+    if any(forced(d.view) for d in facts.decode):
+        return None, "does not apply: decode asks for every room (FORCE_QUERY)"
+    return facts.implied, ""
+
+
+def _verdict(facts: RoomFacts, sure: Sequence[Suspect], look: Look, doubted: bool) -> tuple[str, str]:
+    if sure:
+        return _VERDICTS[sure[0].code], sure[0].summary
+    if not facts.prefill and not facts.decode:
+        return "GONE", _last_seen(facts)
+    silent = {v.identity.role for v in look.views if v.identity.cluster == facts.cluster and v.rooms is None}
+    answering = {v.identity.role for v in look.views if v.identity.cluster == facts.cluster and v.rooms is not None}
+    if doubted:
+        return "WAITS", "its beliefs differ, not for long enough to tell that from skew"
+    for role, have in (("prefill", facts.prefill), ("decode", facts.decode)):
+        if not have:
+            if role not in answering:
+                return "UNKNOWN", f"no {role} rank answers"
+            some = f", and some {role} ranks do not answer" if role in silent else ""
+            return "UNKNOWN" if some else "WAITS", f"no {role} rank has it{some}"
+    left = [d for d in facts.decode if d.dp is None]
+    if left:
+        where = names(d.place for d in left)
+        need = any(asks(d.view, entry) for d in left for entry in d.entries)
+        if need and not facts.answered:
+            return (
+                "UNKNOWN",
+                f"{where} {'asks' if len(left) == 1 else 'ask'} the bootstrap server, which is not heard from here",
+            )
+        if need and facts.registered is not None:
+            return "WAITS", f"registered, and {where} {'has' if len(left) == 1 else 'have'} not been told yet"
+        return "WAITS", f"{where} {'does' if len(left) == 1 else 'do'} not know yet where it is"
+    if set(facts.decode_dps) <= set(facts.prefill_dps):
+        return "AGREE", f"prefill dp {names(map(str, facts.decode_dps))}"
+    return "WAITS", "prefill has let it go, or has it elsewhere"
+
+
+def _last_seen(facts: RoomFacts) -> str:
+    states = [(view, event) for view, event in facts.events if event.kind == EventKind.STATE]
+    if not states:
+        return "no rank has it now"
+    view, event = states[-1]
+    ago = view.age_s(event.mono_ns)
+    when = f", {seconds(ago)} ago" if ago is not None else ""
+    return f"no rank has it now; last seen {poll_name(event.a)} on {view.identity.label}{when}"
+
+
+# ---- the rest of the document ----------------------------------------------------------------------------------------
+
+
+def _servers(look: Look) -> list[ServerRow]:
+    return [
+        ServerRow(
+            address=s.address,
+            silence=s.silence or s.asked_off,
+            info=dict(s.info or {}),
+            info_off=s.info_off,
+            rooms_asked=len(s.asked),
+            rooms_registered=len(s.dp_ranks),
+            way=s.way,
+        )
+        for s in look.servers.values()
+    ]
+
+
+def _unknown(look: Look, rooms: Sequence[RoomFacts]) -> tuple[UnknownRoom, ...]:
+    known = {facts.room for facts in rooms}
+    there = {str(e.room) for view in look.views if view.rooms is not None for e in view.rooms.rooms if e.room}
+    missing = [room for room in look.named if room not in known]
+    return tuple(
+        UnknownRoom(room, tuple(int(near) for near in get_close_matches(str(room), sorted(there), NEAREST, 0.5)))
+        for room in missing
+    )
+
+
+def _problems(look: Look) -> list[str]:
+    problems = [f"{view.identity.label}: {view.silence}" for view in look.views if view.silence]
+    for server in look.servers.values():
+        said = server.silence or server.asked_off
+        if said:
+            problems.append(f"bootstrap server {server.address}: {said}")
+        if server.info_off:
+            problems.append(f"bootstrap server {server.address}: {server.info_off}")
+    return problems
+
+
+def _notes(look: Look) -> list[str]:
+    """Return what is known less well than it could be, though nothing is missing from the beliefs."""
+    offs = Counter(view.events_off for view in look.views if view.events_off and not view.silence)
+    return [f"{count} rank{'s'[: count != 1]}: no times of registrations: {why}" for why, count in offs.items()]

@@ -1,0 +1,205 @@
+"""What ``verify-routing`` takes and gives: what ranks and bootstrap servers said, and rooms with their four beliefs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from pdctl.documents import Document
+from pdctl.findings import Finding
+from pdctl.model import Identity, KVPoll
+from pdctl.rooms import RoomEntry, Rooms, Settings
+
+if TYPE_CHECKING:
+    from pdctl.recording.reader import Event
+
+FAKE_HOST = "2.2.2.2"
+"""SGLang's ``FAKE_BOOTSTRAP_HOST``: a warm-up request that is transferred to nobody."""
+
+WAITING = frozenset(("prefill.bootstrap", "decode.pending", "decode.prealloc"))
+"""Queues of requests for which routing still matters."""
+
+Place = tuple[int, int, int, int]
+"""dp, cp, tp, pp of a prefill rank, in the order in which ``/route`` takes them."""
+
+
+@dataclass(frozen=True)
+class RankView:
+    """All that could be had of one rank. silence: why it gave no live answer, "" when it did.
+
+    seams: name → present, of the seams of routing. events: of the rooms that are looked at; events_off: why there are
+    none. network: name of the network namespace its process is in, "" where that can't be seen from here.
+    """
+
+    identity: Identity
+    state: str
+    silence: str = ""
+    rooms: Rooms | None = None
+    settings: Settings | None = None
+    seams: Mapping[str, bool] = field(default_factory=dict)
+    events: tuple[Event, ...] = ()
+    events_off: str = ""
+    network: str = ""
+
+    def age_s(self, mono_ns: int) -> float | None:
+        """Return how long ago a moment on this rank's clock was, None where it does not answer."""
+        return None if self.rooms is None else max(0.0, (self.rooms.mono_ns - mono_ns) / 1e9)
+
+
+@dataclass(frozen=True)
+class ServerView:
+    """What one bootstrap server said. silence: why it said nothing, "" when it answered.
+
+    info: facts of its prefill server (:data:`pdctl.rooms.PREFILL_FACTS`), as text; None, and why in info_off. dp_ranks:
+    registered dp rank of each room in ``asked`` that has one; asked_off: why rooms are not in it. routes: port it sends
+    decode to for each prefill rank it was asked for, -1 where it knows none. way: how it was asked, "" directly.
+    """
+
+    address: str
+    network: str = ""
+    silence: str = ""
+    info: Mapping[str, str] | None = None
+    info_off: str = ""
+    dp_ranks: Mapping[int, int] = field(default_factory=dict)
+    asked: frozenset[int] = frozenset()
+    asked_off: str = ""
+    routes: Mapping[Place, int] = field(default_factory=dict)
+    way: str = ""
+
+
+@dataclass(frozen=True)
+class Look:
+    """One look at everything. servers: by (network namespace, address). named: rooms the user asked for.
+
+    instead: addresses to take for every rank's own, as the user said. taken_s: when, on this process's monotonic clock.
+    """
+
+    views: tuple[RankView, ...]
+    servers: Mapping[tuple[str, str], ServerView] = field(default_factory=dict)
+    named: tuple[int, ...] = ()
+    instead: tuple[str, ...] = ()
+    taken_s: float = 0.0
+
+    def server(self, view: RankView, address: str) -> ServerView | None:
+        """Return what the bootstrap server said that this rank calls ``address``, None when it was not asked."""
+        if self.instead:
+            return self.servers.get(("", self.instead[0])) if len(self.instead) == 1 else None
+        return self.servers.get((view.network, address))
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """A prefill rank that holds a room. dp: its own dp rank. age_s: since it has it, None unknown."""
+
+    rank: str
+    dp: int
+    queue: str
+    state: str
+    age_s: float | None = None
+
+
+class Asker(msgspec.Struct, frozen=True):
+    """A decode rank that has a room. dp: prefill dp rank it takes the room to be on, None while it does not know.
+
+    queues: where it has it (``decode.pending`` and ``decode.prealloc`` at once: enqueued, and still waiting to be told).
+    pinned: the dp rank came with the request. asked_s: since it first asked the bootstrap server, None unknown.
+    """
+
+    rank: str
+    place: str
+    dp: int | None
+    queues: tuple[str, ...]
+    state: str
+    age_s: float | None = None
+    pinned: bool = False
+    asked_s: float | None = None
+
+
+class RoomRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One room and who takes it to be where. All are prefill dp ranks; None: unknown, or does not apply.
+
+    formula: ``room % dp_size`` where the decode ranks follow it, formula_note says why they do not; implied: the number
+    whether they do or not. bootstrap: as registered, bootstrap_note: ``not registered``, ``missing: reason``, "". address:
+    of the bootstrap server. registered_s: since prefill registered it. prefill, decode: ranks that have it.
+    verdict: AGREE, WAITS, CONFLICT, UNREGISTERED, SPLIT, REFUSED, DUPLICATE, EXPIRES, GONE or UNKNOWN; text says more.
+    """
+
+    room: int
+    rids: tuple[str, ...]
+    verdict: str
+    text: str
+    formula: int | None = None
+    formula_note: str = ""
+    implied: int | None = None
+    bootstrap: int | None = None
+    bootstrap_note: str = ""
+    address: str = ""
+    registered_s: float | None = None
+    prefill: tuple[Holder, ...] = ()
+    decode: tuple[Asker, ...] = ()
+    cluster: str = ""
+
+
+class Side(msgspec.Struct, frozen=True, kw_only=True):
+    """How one server routes, by its own ranks. dp_size and balance: -1 and "" where unknown or without meaning.
+
+    force_query: whether the variable is set and this code heeds it. registers: on prefill, which rooms it registers;
+    on decode, which rooms it asks for. believes: on decode, address of a bootstrap server → what it was told there.
+    """
+
+    role: str
+    service: str
+    cluster: str = ""
+    ranks: int = 0
+    answered: int = 0
+    dp_size: int = -1
+    balance: str = ""
+    force_query: bool = False
+    registers: str = ""
+    believes: dict[str, dict[str, str]] = {}
+    addresses: tuple[str, ...] = ()
+
+
+class ServerRow(msgspec.Struct, frozen=True):
+    """One bootstrap server. silence: why it said nothing. info: of its prefill server, {} with the reason in info_off."""
+
+    address: str
+    silence: str = ""
+    info: dict[str, str] = {}
+    info_off: str = ""
+    rooms_asked: int = 0
+    rooms_registered: int = 0
+    way: str = ""
+
+
+class UnknownRoom(msgspec.Struct, frozen=True):
+    """A room that was asked for and that nobody knows. nearest: rooms that are there and look like it."""
+
+    room: int
+    nearest: tuple[int, ...] = ()
+
+
+class RoutingDocument(Document, frozen=True, kw_only=True, tag="pdctl.routing"):
+    """Answer of ``pdctl verify-routing``. partial: something could not be judged; problems say what.
+
+    young: differences that may be skew, since they have not been there for long enough; no findings. notes: what is known
+    less well than it could be.
+    """
+
+    rooms: tuple[RoomRow, ...]
+    sides: tuple[Side, ...] = ()
+    servers: tuple[ServerRow, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    unknown: tuple[UnknownRoom, ...] = ()
+    notes: tuple[str, ...] = ()
+    young: int = 0
+    partial: bool = False
+    problems: tuple[str, ...] = ()
+
+
+def waits(entry: RoomEntry) -> bool:
+    """Return whether an entry waits to be routed, or for the side it was routed to; warm-ups do not count."""
+    there = entry.queue in WAITING or (entry.queue == "decode.transfer" and entry.state <= KVPoll.WAITING_FOR_INPUT)
+    return there and entry.room != 0 and not entry.bootstrap.startswith(f"{FAKE_HOST}:")

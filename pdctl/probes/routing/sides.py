@@ -1,0 +1,199 @@
+"""How each server routes, and where two of them, or a server and its bootstrap server, contradict each other. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pdctl.probes.queues.words import names
+from pdctl.probes.routing.facts import (
+    CONFLICTING,
+    EVERY,
+    FOLLOW,
+    NONE,
+    balance,
+    believed,
+    dp_size,
+    forced,
+    is_set,
+    number,
+    registers,
+)
+from pdctl.probes.routing.model import Look, RankView, ServerView, Side
+from pdctl.probes.routing.suspects import Suspect
+from pdctl.rooms import FORCE_QUERY
+
+Key = tuple[str, str, str, str]
+
+
+def servers_of(look: Look) -> dict[Key, list[RankView]]:
+    """Return the ranks of every start of every server."""
+    found: dict[Key, list[RankView]] = {}
+    for view in look.views:
+        i = view.identity
+        found.setdefault((i.cluster, i.role, i.service, i.instance), []).append(view)
+    return found
+
+
+def sides_of(look: Look) -> tuple[Side, ...]:
+    """Return how each server routes, by its own ranks."""
+    return tuple(_side(key, views) for key, views in servers_of(look).items())
+
+
+def _side(key: Key, views: Sequence[RankView]) -> Side:
+    cluster, role, service, _ = key
+    answering = [view for view in views if view.settings is not None]
+    common = Side(role=role, service=service, cluster=cluster, ranks=len(views), answered=len(answering))
+    if not answering:
+        return common
+    one = answering[0]
+    told: dict[str, dict[str, str]] = {}
+    for view in answering:
+        for address, facts in (view.rooms.prefills if view.rooms is not None else {}).items():
+            told.setdefault(address, dict(facts))
+    return Side(
+        role=role,
+        service=service,
+        cluster=cluster,
+        ranks=len(views),
+        answered=len(answering),
+        dp_size=dp_size(one) if role == "prefill" else -1,
+        balance=balance(one) if role == "prefill" else "",
+        force_query=any(forced(view) for view in answering),
+        registers=registers(one) if role == "prefill" else _asks_for(one),
+        believes=told,
+        addresses=tuple(sorted({address for view in views for address in addresses(view)})),
+    )
+
+
+def _asks_for(view: RankView) -> str:
+    kinds = set()
+    for facts in (view.rooms.prefills if view.rooms is not None else {}).values():
+        many = number(facts.get("dp_size", ""), 1) > 1
+        kinds.add(EVERY if many and (facts.get(FOLLOW) != "True" or forced(view)) else NONE)
+    return kinds.pop() if len(kinds) == 1 else ""
+
+
+def addresses(view: RankView) -> set[str]:
+    """Return the addresses of bootstrap servers that this rank's rooms, or what it was told, name."""
+    if view.rooms is None:
+        return set()
+    return {entry.bootstrap for entry in view.rooms.rooms if entry.bootstrap} | set(view.rooms.prefills)
+
+
+def suspects_of_sides(look: Look) -> Iterator[Suspect]:
+    """Yield what the servers' settings, and what they were told, contradict."""
+    servers = servers_of(look)
+    for key, views in servers.items():
+        if key[1] == "prefill":
+            for other, decode in servers.items():
+                if other[1] == "decode" and other[0] == key[0] and _belong(views, decode, servers):
+                    yield from _one_side(views, decode)
+            yield from _ports(views, look)
+        elif key[1] == "decode":
+            yield from _stale(views, look)
+
+
+def _belong(prefill: Sequence[RankView], decode: Sequence[RankView], servers: dict[Key, list[RankView]]) -> bool:
+    cluster = prefill[0].identity.cluster
+    live = [key for key, views in servers.items() if key[:2] == (cluster, "prefill") and any(v.rooms for v in views)]
+    if len(live) == 1:
+        return any(view.rooms for view in prefill)
+    there = set().union(*map(addresses, prefill))
+    return bool(there & set().union(*map(addresses, decode)))
+
+
+def _one_side(prefill: Sequence[RankView], decode: Sequence[RankView]) -> Iterator[Suspect]:
+    """FORCE_QUERY is in force on one side only, where it matters."""
+    asked = [view for view in prefill if view.settings is not None]
+    told = [view for view in decode if view.settings is not None]
+    if not asked or not told or dp_size(asked[0]) <= 1 or balance(asked[0]) != FOLLOW:
+        return
+    on_prefill, on_decode = any(map(forced, asked)), any(map(forced, told))
+    if on_prefill == on_decode:
+        return
+    if on_decode:
+        effect = "decode asks for every room, and prefill registers none: every room stays pending"
+    elif registers(asked[0]) == CONFLICTING:
+        effect = (
+            "prefill registers the rooms that conflict, and decode goes by the formula and never asks: those rooms hang"
+        )
+    else:
+        effect = "prefill registers every room, and decode goes by the formula and never asks: rooms that conflict hang"
+    there, missing = ("decode", "prefill") if on_decode else ("prefill", "decode")
+    ignored = any(is_set(view) for view in (asked if on_decode else told))
+    how = f"set on {missing} too, but its code does not heed it" if ignored else f"not set on {missing}"
+    p, d = asked[0].identity, told[0].identity
+    yield Suspect(
+        "PD123",
+        f"{FORCE_QUERY} is set on {there} and {how}: {effect}.",
+        f"{p.service} > {d.service}",
+        evidence=tuple(
+            f"{view.identity.label}: {'set' if is_set(view) else 'not set'}"
+            f"{'' if is_set(view) == forced(view) else ', not heeded by its code'}"
+            for view in (asked[0], told[0])
+        ),
+        age_s=float("inf"),
+        cluster=p.cluster,
+    )
+
+
+def _stale(decode: Sequence[RankView], look: Look) -> Iterator[Suspect]:
+    """Decode ranks keep what they were told of a prefill server, and the bootstrap server tells something else now."""
+    found: dict[tuple[str, str, str, str], list[RankView]] = {}
+    for view in decode:
+        for address in view.rooms.prefills if view.rooms is not None else ():
+            server = look.server(view, address)
+            if server is None or server.info is None:
+                continue
+            told = believed(view, address)
+            for name in sorted(told.keys() & server.info.keys()):
+                if told[name] != server.info[name]:
+                    found.setdefault((address, name, told[name], server.info[name]), []).append(view)
+    for (address, name, then, now), views in found.items():
+        places = names(f"tp{view.identity.tp}" for view in views)
+        yield Suspect(
+            "PD128",
+            f"{places} of {views[0].identity.service} take the prefill server behind {address} to have {name} {then}; "
+            f"its bootstrap server says {now} now.",
+            f"{address} > {views[0].identity.service}",
+            ranks=tuple(view.identity.label for view in views),
+            evidence=(f"told when first asked: {name} {then}", f"told now: {name} {now}"),
+            cluster=views[0].identity.cluster,
+            detail=f"{name} {then} {now}",
+        )
+
+
+def _ports(prefill: Sequence[RankView], look: Look) -> Iterator[Suspect]:
+    """The bootstrap server sends decode to a port that the prefill rank does not listen on, or to nobody."""
+    for view in prefill:
+        i = view.identity
+        port = view.settings.values.get("rank_port", "") if view.settings is not None else ""
+        if not port.isdecimal():
+            continue
+        for server in _near(view, look):
+            given = server.routes.get((i.dp, i.cp, i.tp, i.pp))
+            if given is None or given == int(port):
+                continue
+            sends = f"sends decode to port {given} for it" if given >= 0 else "does not know it"
+            yield Suspect(
+                "PD129",
+                f"{i.label} listens on port {port}, and the bootstrap server {server.address} {sends}.",
+                f"{i.service} {server.address}",
+                ranks=(i.label,),
+                evidence=(
+                    f"/route for dp {i.dp} cp {i.cp} tp {i.tp} pp {i.pp}: {given if given >= 0 else 'not found'}",
+                ),
+                cluster=i.cluster,
+                detail=i.label,
+            )
+
+
+def _near(view: RankView, look: Look) -> list[ServerView]:
+    if look.instead:
+        return list(look.servers.values())
+    port = view.settings.values.get("disaggregation_bootstrap_port", "") if view.settings is not None else ""
+    return [
+        server
+        for (network, address), server in look.servers.items()
+        if network == view.network and address.rpartition(":")[2] == port
+    ]
