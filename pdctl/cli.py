@@ -21,6 +21,7 @@ COMMANDS = {
     "stuck": ("stuck", "Requests that wait: where, for what, and what ends it."),
     "check": ("check", "All probes, a line each; for cron and liveness probes."),
     "verify-routing": ("verify_routing", "Where each room is: formula, bootstrap server, prefill, decode."),
+    "stacks": ("stacks", "Where all ranks are: merged stacks, outliers, collectives."),
     "record": ("record", "Collect the recordings of all ranks."),
     "inject": ("inject", "Break something on purpose, for a while."),
     "faults": ("faults", "Show the faults in place."),

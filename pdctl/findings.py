@@ -404,6 +404,34 @@ _CODES = (
         "Look at the router: did it send the request to both servers, and is the other server the same process as before?",
         evidence="The room's age here, and that every rank of the other side answered and has it in no queue.",
     ),
+    Code(
+        "PD160",
+        Level.ERROR,
+        "the ranks of a group stand in different collectives of it",
+        "Collectives of a group are paired by their order: the n-th of one rank with the n-th of the others. These ranks"
+        " are in different ones, so none of them can end: Gloo hangs until its time-out or kills a process for sizes that"
+        " do not fit. Somewhere before, one of them did a collective more or less than the others.",
+        "every version: nothing checks that ranks enter the same collective",
+        "sgl-project/sglang issues 37909, 36928",
+        "pdctl diff-queues names the round in which the ranks parted. Then restart this server: the group can't recover.",
+        evidence="For each rank the operation, size and number of the collective its main thread is in, the same without a"
+        " turn in between in at least three looks over at least two seconds. Numbers are those the group's backend counts."
+        " Sends and receives are left out, and so are groups that have them. Where only the numbers differ, every rank of"
+        " the group has to stand in one of its collectives.",
+    ),
+    Code(
+        "PD161",
+        Level.ERROR,
+        "ranks wait for each other in collectives of different groups",
+        "Each rank is in a collective that another has not entered, and can't enter while it waits in its own. This never"
+        " ends. Both collectives are victims, often one of the model and one of the scheduler: the cause is an earlier turn"
+        " in which the ranks went different ways.",
+        "every version: nothing checks that ranks go the same way",
+        "sgl-project/sglang PR 26394",
+        "pdctl diff-queues names the round in which the ranks parted, and why. Then restart this server: it can't recover.",
+        evidence="For each rank the collective it is in and how many of that group's collectives the ranks it waits for"
+        " have entered, the same without a turn in between in at least three looks over at least two seconds.",
+    ),
 )
 
 CATALOGUE: dict[str, Code] = {code.code: code for code in _CODES}

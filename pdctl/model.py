@@ -203,7 +203,7 @@ class Call(msgspec.Struct, frozen=True):
     group: GroupInfo.kind of the collective's group, "" unknown. elements: numbers in the tensor, -1 unknown.
     inside: the engine's step around it (``poll of decode.transfer``, ``recv_requests``, ``model forward``), "" unknown.
     seq: the number of the collective in its group, as its backend counts them (equal on all members of a group that is in
-    step), -1 unknown. source: ``stack`` or ``flight recorder``.
+    step), -1 unknown. source: ``stack`` or ``flight recorder``. pg: torch's name of the group, equal on its members.
     """
 
     op: str = ""
@@ -212,6 +212,21 @@ class Call(msgspec.Struct, frozen=True):
     inside: str = ""
     source: str = "stack"
     seq: int = -1
+    pg: str = ""
+
+
+class GroupCount(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How many collectives of one torch process group this rank has entered.
+
+    pg: torch's name of the group: equal on its members and, within one torch world, nowhere else. kind: GroupInfo.kind,
+    "" for a group the adapter does not know. size: members. seq: as the group's backend counts; Gloo counts sends and
+    receives as well (torch 2.13), so that ranks of a group that has these differ by right.
+    """
+
+    pg: str
+    kind: str
+    size: int
+    seq: int
 
 
 class FlightEntry(msgspec.Struct, frozen=True):
@@ -268,7 +283,10 @@ class FaultStatus(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """A live rank's answer to ``status``: cheap, no queue is walked. Times in ns of the rank's monotonic clock."""
+    """A live rank's answer to ``status``: cheap, no queue is walked. Times in ns of the rank's monotonic clock.
+
+    counts: of every process group of more than one rank.
+    """
 
     identity: Identity
     mono_ns: int
@@ -284,6 +302,7 @@ class Status(msgspec.Struct, frozen=True):
     hooks_removed: tuple[str, ...]
     faults: tuple[FaultStatus, ...]
     agent_cpu_s: float
+    counts: tuple[GroupCount, ...] = ()
 
 
 class Snapshot(msgspec.Struct, frozen=True):

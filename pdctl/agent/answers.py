@@ -14,7 +14,7 @@ import msgspec
 
 from pdctl.agent import flight
 from pdctl.agent.paths import Registration
-from pdctl.agent.stack import call_of, frames_of, thread_frame
+from pdctl.agent.stack import call_of, counts, frames_of, thread_frame
 from pdctl.errors import Exit, PdctlError
 from pdctl.metadata import Wanted
 from pdctl.model import Call, FlightEntry, Snapshot, Status
@@ -78,6 +78,7 @@ class Answers:
             hooks_removed=adapter.hooks.removed(),
             faults=self._agent.faults.status(),
             agent_cpu_s=self._cpu_s(),
+            counts=counts(adapter.group_kind),
         )
 
     def _queues(self, _: dict[str, Any]) -> Snapshot:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from pdctl.model import Call, Frame
+from pdctl.model import Call, Frame, GroupCount
 
 MAX_FRAMES = 128
 
@@ -81,21 +81,43 @@ def call_of(
 
     stack is :func:`frames_of` of the same frame; group_kind and step_of are the adapter's.
     """
-    op, group, elements, inside, seq = "", "", -1, "", -1
+    op, group, elements, inside, seq, name = "", "", -1, "", -1, ""
     found = _innermost_op(frame)
     if found is not None:
         op = found.f_code.co_name
         try:
             pg, elements = _locals(found)
             group = group_kind(pg)
-            seq = _sequence(pg)
+            seq, name = _sequence(pg), _name(pg)
         except Exception:  # noqa: S110  # a rank's stack is worth showing without its group
             pass
     try:
         inside = step_of(stack)
     except Exception:  # noqa: S110  # and without the engine's step
         pass
-    return Call(op=op, group=group, elements=elements, inside=inside, seq=seq)
+    return Call(op=op, group=group, elements=elements, inside=inside, seq=seq, pg=name)
+
+
+def counts(group_kind: Callable[[Any], str]) -> tuple[GroupCount, ...]:
+    """Return how many collectives this rank has entered in each of its groups of more than one. Never raises.
+
+    Nothing where torch is not loaded or keeps its groups elsewhere (they are in ``_world.pg_names`` in torch 2.0 to 2.13).
+    A group whose backend does not count is left out.
+    """
+    found = []
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    for pg in list(getattr(getattr(c10d, "_world", None), "pg_names", ())):
+        try:
+            size = int(pg.size())
+            if size > 1:
+                found.append(GroupCount(_name(pg), group_kind(pg), size, _sequence(pg)))
+        except Exception:  # noqa: S112  # torch raises what the backend raises
+            continue
+    return tuple(count for count in found if count.seq >= 0 and count.pg)
+
+
+def _name(group: Any) -> str:
+    return str(getattr(group, "group_name", ""))
 
 
 def _innermost_op(frame: FrameType | None) -> FrameType | None:

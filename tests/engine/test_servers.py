@@ -135,6 +135,7 @@ def hangs_and_is_diagnosed(pair: Pair) -> None:
         seen = wait_for("diff-queues reports the divergence, and where both ranks hang", diverged, 180, 1.0)
         room = is_c1(seen)
         assert room in pair.rooms
+        stacks_name_both(pair)
         tp1 = pair.rank("decode dp0 pp0 tp1").identity.pid
         os.kill(tp1, signal.SIGSTOP)
         try:
@@ -152,6 +153,26 @@ def hangs_and_is_diagnosed(pair: Pair) -> None:
     status, dead = document(pair, "--from", str(pair.record_dir))
     assert status == 1
     assert is_c1(dead) == room
+
+
+def stacks_name_both(pair: Pair) -> None:
+    """``pdctl stacks`` says that the model's all_reduce and the broadcast of new requests wait for each other."""
+    done = pair.pdctl("stacks", "-o", "json", "--timeout", "40s", "--rank-timeout", "20s")
+    assert done.returncode == 1, done.stdout + done.stderr
+    seen = json.loads(done.stdout)
+    [finding] = seen["findings"]
+    assert finding["code"] == "PD161"
+    assert set(finding["ranks"]) == {"decode dp0 pp0 tp0", "decode dp0 pp0 tp1"}
+    [group] = [group for group in seen["groups"] if group["size"] == 2]
+    assert group["reason"] == "tp0 waits in all_reduce of the model, tp1 waits in broadcast of new requests"
+    current = {
+        (row["ranks"], row["current"]["op"], row["current"]["source"])
+        for of_group in seen["collectives"]
+        for row in of_group["rows"]
+        if row["current"]
+    }
+    assert current == {("tp0", "all_reduce", "stack"), ("tp1", "broadcast", "stack")}
+    assert not [rank for rank in seen["ranks"] if not rank["stack"]]
 
 
 def is_c1(seen: dict[str, Any]) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from pdctl.model import FlightEntry, GroupInfo
+from pdctl.model import Call, GroupInfo
+from pdctl.probes.collectives import entry_words, mispaired, newest
 from pdctl.probes.queues.model import RankView
 from pdctl.probes.queues.words import names
 
@@ -16,29 +17,23 @@ def pairing(info: GroupInfo, members: Mapping[str, RankView]) -> tuple[str, ...]
 
 def _mispaired(info: GroupInfo, members: Mapping[str, RankView]) -> Iterable[str]:
     """Say it when ranks sit in different operations, or different sizes of one, with the same number in the group."""
-    at: dict[int, dict[str, list[str]]] = {}
+    calls: dict[
+        str, dict[str, Call]
+    ] = {}  # a group of torch at a time: two may be of one kind, and count for themselves
     for name, view in members.items():
         call = view.status.call if view.status is not None else None
-        if call is None or not call.op or call.group != info.kind or call.seq < 0:
-            continue
-        size = f" of {call.elements}" if call.elements >= 0 else ""
-        at.setdefault(call.seq, {}).setdefault(f"{call.op}{size}", []).append(name)
-    for seq, ops in at.items():
-        if len(ops) > 1:
-            said = ", ".join(f"{names(ranks)} in {op}" for op, ranks in ops.items())
-            yield f"mispaired: collective #{seq} of group {info.kind} has {said}"
+        if call is not None and call.group == info.kind:
+            calls.setdefault(call.pg, {})[name] = call
+    for of_one in calls.values():
+        for seq, ops in mispaired(of_one).items():
+            listed = ", ".join(f"{names(ranks)} in {op}" for op, ranks in ops.items())
+            yield f"mispaired: collective #{seq} of group {info.kind} has {listed}"
 
 
 def _flights(info: GroupInfo, members: Mapping[str, RankView]) -> Iterable[str]:
     """Say the last collective of the group that each rank's flight recorder has."""
     for name, view in members.items():
         mine = [g for g in view.identity.groups if g.key == info.key]
-        entries = [e for e in view.flight if mine and mine[0].fr_id >= 0 and e.pg_id == mine[0].fr_id]
-        if entries:
-            last = max(entries, key=lambda e: e.seq)
-            yield f"flight recorder of {name}: {_last(last)} last in group {info.kind}"
-
-
-def _last(entry: FlightEntry) -> str:
-    size = ", ".join("x".join(map(str, shape)) or "1" for shape in entry.sizes)
-    return f"#{entry.seq} {entry.op}" + (f" of {size}" if size else "")
+        last = newest(view.flight, mine[0].fr_id) if mine else None
+        if last is not None:
+            yield f"flight recorder of {name}: {entry_words(last)} last in group {info.kind}"

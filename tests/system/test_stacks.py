@@ -1,0 +1,156 @@
+"""stacks on labs: the rank that stands elsewhere is named, and a busy lab has no finding."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pdctl.client import Client
+from pdctl.discovery import discover
+from pdctl.probes.stacks.collect import collect
+from pdctl.probes.stacks.judge import judge
+from tests.system.labs import Labs, wait_for
+from tests.system.tiny_ranks import PATIENT, TinyRanks
+
+pytestmark = pytest.mark.system
+
+TP0, TP1 = "decode dp0 pp0 tp0", "decode dp0 pp0 tp1"
+RUNS = 50
+
+
+@pytest.fixture
+def labs() -> Iterator[Labs]:
+    with Labs() as labs:
+        yield labs
+
+
+def look(labs: Labs, *options: object, code: int | None) -> dict[str, Any]:
+    """Return what ``stacks -o json`` says; ranks are given the time that a busy machine takes."""
+    return json.loads(labs.cli("stacks", "-o", "json", *PATIENT, *options, code=code).stdout)
+
+
+def rows(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["rank"]: row for row in document["ranks"]}
+
+
+def test_a_hung_group(labs: Labs) -> None:
+    lab = labs.up("--without", "gate")
+    lab.inject_late_metadata(delay="2s")
+    # One: with more in flight, Gloo may kill the ranks instead.
+    threading.Thread(target=lambda: lab.load(requests=1, seconds=4), daemon=True).start()
+
+    def is_hung() -> dict[str, Any] | None:
+        document = look(labs, code=None)
+        return document if document["findings"] else None
+
+    document = wait_for(is_hung)
+    [finding] = document["findings"]
+    assert finding["code"] == "PD161"
+    assert finding["ranks"] == [TP0, TP1]
+    assert "tp0 waits in all_reduce #" in finding["summary"]
+    assert "tp1 waits in broadcast #" in finding["summary"]
+    [group] = [g for g in document["groups"] if g["size"] == 2]
+    assert group["reason"] == "tp0 waits in all_reduce of the model, tp1 waits in broadcast of new requests"
+    assert (rows(document)[TP0]["moves"], rows(document)[TP1]["moves"]) == ("stuck", "stuck")
+    assert rows(document)["prefill dp0 pp0 tp0"]["moves"] == "moving"
+    assert document["span_s"] >= 2.0
+    of_kind = {group["kind"]: group for group in document["collectives"]}
+    [attn] = [row for row in of_kind["attn-tp"]["rows"] if row["ranks"] == "tp1"]
+    assert (attn["current"]["op"], attn["current"]["inside"]) == ("broadcast", "recv_requests")
+    assert attn["last"]["source"] == "flight recorder"
+    assert attn["last"]["seq"] == attn["current"]["seq"] - 1
+    [model] = [row for row in of_kind["tp"]["rows"] if row["ranks"] == "tp0"]
+    assert (model["current"]["op"], of_kind["tp"]["in_step"]) == ("all_reduce", False)
+
+    text = labs.cli("stacks", *PATIENT, code=1).stdout
+    assert "tp1  stuck  waits in broadcast of new requests" in text
+    assert "recv_requests (" in text
+    # Without the group there is nothing to compare with, and nothing is made up.
+    assert look(labs, "--rank", "decode:tp1", code=0)["findings"] == []
+
+    os.kill(lab.process(TP1).pid, signal.SIGKILL)
+    wait_for(lambda: not lab.process(TP1).alive)
+    document = look(labs, "--no-collectives", code=3)
+    row = rows(document)[TP1]
+    assert (row["state"], row["source"]) == ("dead", "")
+    assert "decode.transfer" in row["last_round"]
+    assert document["collectives"] == document["findings"] == []
+
+
+@pytest.mark.timeout(900)
+def test_a_busy_lab_has_no_finding_and_a_stopped_rank_has_a_row(labs: Labs) -> None:
+    lab = labs.up("--prefill", "tp=2", "--decode", "tp=2")
+    command = ("lab", "load", "-n", "0", "--seconds", "800", "-c", "6", "--abort-after", "2")
+    load = subprocess.Popen([sys.executable, "-m", "pdctl.cli", *command], env=labs.env, stdout=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: any(lab.queues().get(TP0, {}).values()))
+        inside = 0
+        for number in range(RUNS):
+            if number % 10 == 0:
+                document = look(labs, "--collectives", code=0)
+                assert document["findings"] == []
+                assert {group["kind"] for group in document["collectives"]} == {"attn-tp", "tp", "world"}
+                continue
+            found = discover(labs.env).require()
+            with Client(timeout_s=60, rank_timeout_s=30) as client:
+                judged = judge(collect(found, client))
+            assert judged.findings == ()
+            assert not judged.partial
+            inside += sum(rank.call is not None and bool(rank.call.op) for rank in judged.ranks)
+        assert inside, "no rank was ever seen in a collective"
+        assert load.poll() is None, "the load ended before the looks did"
+        os.kill(lab.process(TP1).pid, signal.SIGSTOP)
+        wait_for(lambda: look(labs, "--rank", "decode:tp0", code=0)["ranks"][0]["moves"] == "stuck")
+        document = json.loads(labs.cli("stacks", "-o", "json", "--timeout", "60s", code=3).stdout)
+        row = rows(document)[TP1]
+        assert row["state"] == "silent"
+        assert "stopped" in row["reason"]
+        assert row["last_round"]
+        assert document["findings"] == []  # it is late, not elsewhere
+        [reason] = [g["reason"] for g in document["groups"] if g["title"] == "decode dp0"]
+        assert "tp1 does not answer" in reason
+        assert "tp0 waits in" in reason
+    finally:
+        load.kill()
+        load.wait()
+
+
+def test_a_rank_that_holds_the_gil(tmp_path: Any) -> None:
+    with TinyRanks(tmp_path) as ranks:
+        ranks.start("--then", "gil")
+        done = ranks.pdctl("stacks", "-o", "json", "--no-outside")
+        [row] = json.loads(done.stdout)["ranks"]
+        assert row["state"] == "silent"
+        assert "GIL" in row["reason"]
+        assert row["stack"] == []
+        if shutil.which("py-spy"):
+            [row] = json.loads(ranks.pdctl("stacks", "-o", "json").stdout)["ranks"]
+            if row["source"] == "outside":  # the kernel may forbid it
+                assert row["stack"][-1][0] == "<module>"
+
+
+def test_bad_input(tmp_path: Any) -> None:
+    with TinyRanks(tmp_path) as ranks:
+        done = ranks.pdctl("stacks")
+        assert (done.returncode, "no ranks found" in done.stderr) == (4, True)
+        ranks.start("--then", "sleep")
+        for options, said in (
+            (("--rank", "decode:tp9"), "no rank matches 'decode:tp9'"),
+            (("--rank", "decode::"), "a part is empty"),
+            (("--samples", "40", "--every", "1s"), "longer than --timeout"),
+            (("--samples", "0"), "--samples"),
+            (("--every", "-1s"), "--every"),
+        ):
+            done = ranks.pdctl("stacks", *options)
+            assert done.returncode == 2, done.stderr
+            assert said in done.stderr
+            assert "Traceback" not in done.stderr
