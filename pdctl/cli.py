@@ -22,6 +22,7 @@ COMMANDS = {
     "check": ("check", "All probes, a line each; for cron and liveness probes."),
     "verify-routing": ("verify_routing", "Where each room is: formula, bootstrap server, prefill, decode."),
     "stacks": ("stacks", "Where all ranks are: merged stacks, outliers, collectives."),
+    "dump": ("dump", "Metadata slots, queues, groups, settings; what has no owner."),
     "record": ("record", "Collect the recordings of all ranks."),
     "inject": ("inject", "Break something on purpose, for a while."),
     "faults": ("faults", "Show the faults in place."),

@@ -354,6 +354,91 @@ _CODES = (
         " for its place.",
     ),
     Code(
+        "PD130",
+        Level.WARNING,
+        "metadata reaches this rank in a way that nothing protects",
+        "The metadata tensors are on a GPU and are written asynchronously, so that one rank of a group can find its row"
+        " written before another does; this rank's code has no gate that waits for all. Sooner or later a request commits on"
+        " one rank and stays on the other, and the group hangs.",
+        "SGLang 0.5.9 and 0.5.10.post1 with the memory pool INTRA_NODE_NVLINK; on the CPU and over TCP in 0.5.11 to"
+        " 0.5.12.post1; on the GPU again from 0.5.13 on, where the gate covers it",
+        "sgl-project/sglang PR 23252",
+        "Upgrade decode to 0.5.13 or newer, or set SGLANG_MOONCAKE_SEND_AUX_TCP=1 on prefill until then.",
+        evidence="The device of the tensors and the way of the rows, by what this rank's own send_aux does with the memory"
+        " pool in use, and that its code has no gate.",
+    ),
+    Code(
+        "PD131",
+        Level.ERROR,
+        "a metadata slot holds the room of its previous owner: stale, not corrupt",
+        "Slots are not zeroed when they are freed, so a slot that was used before shows its previous owner's room until its"
+        " new row is written. Its new owner is about to be taken over, or was decided on, while the old room stood there:"
+        " the engine calls that metadata corruption and aborts the request on this rank alone.",
+        "SGLang up to 0.5.12.post1 does not zero slots when it frees them; from 0.5.13 on a late write of the old request can"
+        " do the same",
+        "sgl-project/sglang issue 27374",
+        "Find why the row came late (pdctl diff-queues, pdctl story ROOM). Upgrade decode to 0.5.13 or newer.",
+        evidence="Slot, expected and found room, that the found room owned the slot before or has ended on this rank, and"
+        " the recorded decision or two equal looks.",
+    ),
+    Code(
+        "PD132",
+        Level.ERROR,
+        "two requests of one rank meet in a metadata slot",
+        "A slot holds the room of another request of this rank that still waits for its own metadata, or two requests hold"
+        " the same slot: a row went to the wrong slot, or a slot was given out twice.",
+        "",
+        "sgl-project/sglang issue 27374",
+        "Restart this decode server: what its requests read can't be trusted. Keep the recordings (pdctl record).",
+        evidence="The slot with the rooms and rids of both requests, at two looks.",
+    ),
+    Code(
+        "PD133",
+        Level.ERROR,
+        "a metadata slot holds a room that does not belong there",
+        "The room in the slot is not its owner's, and never owned this slot: somebody else wrote into this rank's memory (a"
+        " prefill with addresses of an earlier start of this server, for one).",
+        "",
+        "sgl-project/sglang issue 27374",
+        "See who knows the room (pdctl story ROOM), and whether the prefill server is older than this decode server.",
+        evidence="Slot, expected and found room, which ranks know the room, and whether the recording reaches back far"
+        " enough to say that this one does not.",
+    ),
+    Code(
+        "PD134",
+        Level.WARNING,
+        "a rank's settings differ from those of its server",
+        "The ranks of one server are started with the same settings. One that differs was started by hand, or on a node with"
+        " another environment.",
+        "",
+        "",
+        "Start the server anew with the same arguments and environment on every node.",
+        evidence="The setting, and what each rank has.",
+    ),
+    Code(
+        "PD135",
+        Level.ERROR,
+        "prefill and decode are set up in ways that do not go together",
+        "Decode compares page size and KV cache type with what prefill's bootstrap server says and raises in its scheduler"
+        " when they differ; other differences (layers, bytes of a token, transfer backend) are not compared by anybody and end"
+        " as failed transfers or wrong KV.",
+        "every version",
+        "",
+        "Start both servers with the same values of the settings named above.",
+        evidence="The setting and its value on each side, of two servers that deal with each other.",
+    ),
+    Code(
+        "PD136",
+        Level.INFO,
+        "prefill and decode are different versions of the engine",
+        "It may work, since messages between the sides rarely change, but each side has its own protections: read a finding's"
+        " versions for the side it is about.",
+        "",
+        "",
+        "Nothing, unless something else is found.",
+        evidence="The version of each side.",
+    ),
+    Code(
         "PD140",
         Level.INFO,
         "decode is full: requests wait for space",
@@ -403,6 +488,55 @@ _CODES = (
         "sgl-project/sglang issues 36033, 35965",
         "Look at the router: did it send the request to both servers, and is the other server the same process as before?",
         evidence="The room's age here, and that every rank of the other side answered and has it in no queue.",
+    ),
+    Code(
+        "PD150",
+        Level.WARNING,
+        "a metadata slot is taken and no request has it",
+        "The slot was taken from the allocator, has not been given back, and no request in any queue, batch or put-off release"
+        " of this rank holds it. It is lost until the server is restarted; when all are lost, no request gets one.",
+        "",
+        "",
+        "pdctl story ROOM (of the room in the slot) shows how its request left. Restart the server before slots run out.",
+        evidence="The slot, for how long it has been the same allocation without an owner, that the rank's loop went on"
+        " meanwhile, and how many slots are left.",
+    ),
+    Code(
+        "PD151",
+        Level.WARNING,
+        "KV space is taken and no request has it",
+        "This rank has no request at all, and yet part of its KV pool is neither free nor in the prefix cache. It is lost"
+        " until the server is restarted.",
+        "",
+        "",
+        "Look for requests that failed or were lost shortly before the space went (pdctl story ROOM).",
+        evidence="Size of the pool, what is free, evictable and protected, at every look of the watch, and that there was no"
+        " request at any of them.",
+    ),
+    Code(
+        "PD152",
+        Level.ERROR,
+        "a later pipeline stage keeps a failed request that the first stage has let go",
+        "The first stage saw the failure a round earlier and removed the request. It passes on only requests of its own queue,"
+        " and later stages look at no others, so this one stays in the bootstrap queue for ever: the gauge"
+        " num_prefill_bootstrap_queue_reqs of this stage never returns to zero.",
+        "SGLang up to 0.5.12.post1; drained from 0.5.13 on (issue 26912)",
+        "sgl-project/sglang issue 26912",
+        "Upgrade prefill to 0.5.13 or newer; a restart of the prefill server removes what is there now.",
+        evidence="The request in the bootstrap queue of the later stage, Failed at every look, how long ago it failed, and that"
+        " no queue of the first stage had it at any look while both stages went on.",
+    ),
+    Code(
+        "PD153",
+        Level.INFO,
+        "a KV manager keeps rooms whose requests are gone",
+        "Tables of the KV manager name rooms that no rank of either side has a request for. Engines leave some behind after"
+        " aborts and failures, when a message about a room comes after the room was let go: a few bytes each, for ever. It"
+        " matters only if it grows without end, or if rooms are used again.",
+        "SGLang up to 0.5.23 (transfer_infos and request_status of aborted requests)",
+        "",
+        "Nothing. If the number grows fast, look for what aborts so many requests.",
+        evidence="Table and rooms, that they were there at every look of the watch, and how many came during it.",
     ),
     Code(
         "PD160",

@@ -18,7 +18,8 @@ ARGUMENTS = (
     "attention_backend", "attn_cp_size", "chunked_prefill_size", "context_length", "decode_attention_backend",
     "disaggregation_bootstrap_port", "disaggregation_decode_enable_radix_cache", "disaggregation_ib_device",
     "disaggregation_mode", "disaggregation_transfer_backend", "dp_size", "dtype", "enable_dp_attention",
-    "enable_hierarchical_cache", "ep_size", "host", "kv_cache_dtype", "load_balance_method", "max_running_requests",
+    "enable_hierarchical_cache", "enable_hisparse", "ep_size", "host", "kv_cache_dtype", "load_balance_method",
+    "max_running_requests",
     "num_reserved_decode_tokens", "page_size", "pp_size", "prefill_attention_backend", "quantization",
     "served_model_name", "speculative_algorithm", "speculative_num_draft_tokens", "tp_size",
 )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Settings of both sides next to each other, and what does not go together."""

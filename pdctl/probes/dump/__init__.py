@@ -1,0 +1,1 @@
+"""What ranks say of themselves, as it is: queues with their requests, process groups."""

@@ -1,0 +1,83 @@
+"""Asks ranks for their queues, and takes their groups from what they registered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pdctl.client import Client
+from pdctl.model import Identity, poll_name
+from pdctl.observed import Answer, FoundRank
+from pdctl.probes.dump.model import GroupRow, GroupsDump, QueuedRequest, QueuesDump, RankQueues
+from pdctl.rooms import Rooms
+
+
+def queues(ranks: Sequence[FoundRank], client: Client) -> QueuesDump:
+    """Return the queues of ``ranks`` as they are now."""
+    return queues_of(client.ask(ranks, "rooms", Rooms))
+
+
+def queues_of(answers: Sequence[Answer[Rooms]]) -> QueuesDump:
+    """Return the document of these answers."""
+    rows, requests = [], []
+    for answer in answers:
+        i, body = answer.rank.identity, answer.body
+        lengths: dict[str, int] = {}
+        for entry in body.rooms if body is not None else ():
+            lengths[entry.queue] = lengths.get(entry.queue, 0) + 1
+            requests.append(
+                QueuedRequest(
+                    rank=i.label,
+                    queue=entry.queue,
+                    room=entry.room,
+                    rid=entry.rid,
+                    slot=entry.slot,
+                    state=poll_name(entry.state),
+                    age_s=entry.age_s if entry.age_s >= 0 else None,
+                    clock_s=entry.clock_s if entry.clock_s >= 0 else None,
+                    tokens=entry.tokens,
+                    kv=entry.kv,
+                    dp=entry.dp,
+                    cluster=i.cluster,
+                    service=i.service,
+                )
+            )
+        rows.append(
+            RankQueues(
+                rank=i.label,
+                cluster=i.cluster,
+                service=i.service,
+                state=answer.rank.state,
+                silence="" if body is not None else answer.reason or answer.rank.state,
+                lengths=lengths,
+                missing=body.missing if body is not None else {},
+            )
+        )
+    return QueuesDump(
+        ranks=tuple(rows), requests=tuple(requests), partial=any(row.silence or row.missing for row in rows)
+    )
+
+
+def groups_of(ranks: Sequence[FoundRank], every: Sequence[FoundRank]) -> GroupsDump:
+    """Return the process groups of ``ranks``; ``every`` rank lends its name to the numbers in them."""
+    names = {(r.identity.world, r.identity.world_rank): r.identity.label for r in every if r.identity.groups}
+    rows = [
+        GroupRow(
+            rank=rank.identity.label,
+            kind=info.kind,
+            size=info.size,
+            members=info.ranks,
+            labels=tuple(names[info.world, n] for n in info.ranks if (info.world, n) in names),
+            world=info.world,
+            world_rank=rank.identity.world_rank,
+            fr_id=info.fr_id,
+            cluster=rank.identity.cluster,
+        )
+        for rank in ranks
+        for info in rank.identity.groups
+    ]
+    silent = {rank.identity.label: _why(rank, rank.identity) for rank in ranks if not rank.identity.groups}
+    return GroupsDump(groups=tuple(rows), silent=silent, partial=bool(silent))
+
+
+def _why(rank: FoundRank, identity: Identity) -> str:
+    return rank.endpoint_off or f"{rank.state}: no group known of {identity.label}"

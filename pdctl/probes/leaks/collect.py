@@ -1,0 +1,69 @@
+"""Looks at every rank several times over a while: what is on its way at one look has arrived at another."""
+
+from __future__ import annotations
+
+import time
+
+from pdctl.client import Client
+from pdctl.discovery import Found, FoundRank
+from pdctl.metadata import Metadata
+from pdctl.model import EventKind, KVPoll, Status
+from pdctl.probes.leaks.model import Look, RankWatch
+from pdctl.rooms import Rooms
+
+LOOKS = 5
+"""Looks of a watch, spread evenly."""
+
+
+def collect(found: Found, client: Client, *, watch_s: float, looks: int = LOOKS) -> list[RankWatch]:
+    """Return what was seen of every rank over ``watch_s`` seconds, in ``found``'s order."""
+    taken: dict[int, list[Look]] = {id(rank): [] for rank in found.ranks}
+    silence: dict[int, str] = {}
+    started = time.monotonic()
+    for number in range(looks):
+        due = started + watch_s * number / max(1, looks - 1)
+        time.sleep(max(0.0, due - time.monotonic()))
+        client.restart()
+        asked = [rank for rank in found.ranks if id(rank) not in silence]
+        rooms = client.ask(asked, "rooms", Rooms)
+        slots = client.ask(asked, "metadata", Metadata, {"sums": False})
+        for rank, first, second in zip(asked, rooms, slots, strict=True):
+            if first.body is None or second.body is None:
+                silence[id(rank)] = first.reason or second.reason or rank.state
+            else:
+                taken[id(rank)].append(Look(first.body, second.body))
+    live = [rank for rank in found.ranks if id(rank) not in silence]
+    client.restart()
+    statuses = {id(answer.rank): answer.body for answer in client.ask(live, "status", Status)}
+    views = []
+    for rank in found.ranks:
+        status = statuses.get(id(rank))
+        views.append(
+            RankWatch(
+                identity=rank.identity,
+                state=rank.state,
+                silence=silence.get(id(rank), ""),
+                looks=tuple(taken[id(rank)]),
+                idle=status is not None and status.call.inside == "idle",
+                failed=_failed(rank, client, taken[id(rank)]),
+            )
+        )
+    return views
+
+
+def _failed(rank: FoundRank, client: Client, looks: list[Look]) -> dict[int, float]:
+    """Return when the failed requests in the bootstrap queue of a later pipeline stage failed, seconds before the end."""
+    if rank.identity.pp == 0 or rank.identity.role != "prefill" or not looks:
+        return {}
+    last = looks[-1].rooms
+    rooms = {e.room for e in last.rooms if e.queue == "prefill.bootstrap" and e.state == KVPoll.FAILED}
+    if not rooms:
+        return {}
+    recording = client.recording(rank).body
+    if recording is None:
+        return {}
+    return {
+        event.room: max(0.0, (last.mono_ns - event.mono_ns) / 1e9)
+        for event in recording.events()
+        if event.kind is EventKind.STATE and event.a == KVPoll.FAILED and event.room in rooms
+    }

@@ -1,0 +1,262 @@
+"""Says what stayed without an owner over a whole watch. Pure.
+
+What is on its way between two queues is in none of them for a moment, so one look proves nothing: only what was without
+an owner at every look counts, and of slots only the same allocation. A rank whose loop did not turn is not judged.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from pdctl.findings import Finding, finding
+from pdctl.model import KVPoll
+from pdctl.probes.leaks.model import (
+    LeaksDocument,
+    Leftover,
+    Look,
+    Orphan,
+    RankLeaks,
+    RankWatch,
+    SlotLeak,
+    SpaceLeak,
+)
+from pdctl.probes.queues.words import rooms as listed
+from pdctl.probes.queues.words import seconds
+
+SHOWN = 20
+"""Rooms of a table that are named; the others are counted."""
+_BOOTSTRAP = "prefill.bootstrap"
+
+
+def judge(views: Sequence[RankWatch], *, watch_s: float) -> LeaksDocument:
+    """Return what these ranks hold without an owner."""
+    ranks, slots, space, orphans, leftovers = [], [], [], [], []
+    problems = []
+    for view in views:
+        why = _unjudged(view)
+        if view.silence:
+            problems.append(f"{view.identity.label}: {view.silence}")
+        elif why:
+            problems.append(f"{view.identity.label}: not judged: {why}")
+        lost = [] if why else _slots(view)
+        gone = [] if why else _space(view)
+        mine, kept = ([], "") if why else _orphans(view, views)
+        if kept:
+            problems.append(f"{view.identity.label}: {kept}")
+        left = [] if why else _leftovers(view, views)
+        last = view.looks[-1].rooms.space if view.looks else None
+        ranks.append(
+            RankLeaks(
+                rank=view.identity.label,
+                judged=not why,
+                why=why,
+                looks=len(view.looks),
+                slots=last.slots if last else -1,
+                slots_free=last.slots_free if last else -1,
+                slots_lost=len(lost),
+                kv_lost=sum(leak.tokens for leak in gone),
+                orphans=len(mine),
+                leftovers=sum(each.count for each in left),
+            )
+        )
+        slots += lost
+        space += gone
+        orphans += mine
+        leftovers += left
+    findings = [
+        *_slot_findings(slots, views),
+        *(_space_finding(leak) for leak in space),
+        *(_orphan_finding(orphan) for orphan in orphans),
+        *(_leftover_finding(left, watch_s) for left in leftovers),
+    ]
+    return LeaksDocument(
+        watch_s=watch_s,
+        ranks=tuple(ranks),
+        slots=tuple(slots),
+        space=tuple(space),
+        orphans=tuple(orphans),
+        leftovers=tuple(leftovers),
+        findings=tuple(findings),
+        partial=bool(problems),
+        problems=tuple(problems),
+    )
+
+
+def _unjudged(view: RankWatch) -> str:
+    """Return why nothing can be said of a rank, "" when something can."""
+    if view.silence:
+        return view.silence
+    if len(view.looks) < 2:
+        return "it was seen only once"
+    ticks = [look.rooms.ticks for look in view.looks]
+    if ticks[-1] - ticks[0] < 2 and not view.idle:
+        return "its loop did not turn during the watch: what is on its way can't be told from what is lost"
+    return ""
+
+
+# ---- slots and space -------------------------------------------------------------------------------------------------
+
+
+def _slots(view: RankWatch) -> list[SlotLeak]:
+    """Return the slots that were the same allocation without an owner at every look."""
+    without: list[dict[int, int]] = []
+    for look in view.looks:
+        owned = {h.slot for h in look.slots.holders} | {e.slot for e in look.rooms.rooms}
+        without.append(
+            {row.slot: row.allocation for row in look.slots.rows if row.held_s != 0.0 and row.slot not in owned}
+        )
+    same = set(without[0].items()).intersection(*(found.items() for found in without[1:]))
+    rows = {row.slot: row for row in view.looks[-1].slots.rows}
+    span = (view.looks[-1].slots.mono_ns - view.looks[0].slots.mono_ns) / 1e9
+    return [
+        SlotLeak(view.identity.label, slot, max(rows[slot].held_s, span), max(0, rows[slot].found))
+        for slot in sorted(slot for slot, _ in same)
+    ]
+
+
+def _requests(look: Look) -> int:
+    return len(look.rooms.rooms) + len(look.slots.holders)
+
+
+def _space(view: RankWatch) -> list[SpaceLeak]:
+    """Return KV tokens that were missing at every look, on a rank that had no request at any."""
+    lost = []
+    for look in view.looks:
+        space = look.rooms.space
+        if _requests(look) or not space.countable or space.kv < 0 or space.kv_free < 0:
+            return []
+        lost.append(space.kv - space.kv_free - space.evictable - space.protected)
+    least = min(lost)
+    page = max(1, view.looks[-1].rooms.space.page_size)
+    return [SpaceLeak(view.identity.label, least, view.looks[-1].rooms.space.kv)] if least >= page else []
+
+
+# ---- requests of a later pipeline stage ------------------------------------------------------------------------------
+
+
+def _orphans(view: RankWatch, views: Sequence[RankWatch]) -> tuple[list[Orphan], str]:
+    """Return failed requests that the first stage had at no look, and why they can't be told where that is so."""
+    i = view.identity
+    if i.role != "prefill" or i.pp == 0:
+        return [], ""
+    failed = [
+        {e.room: e for e in look.rooms.rooms if e.queue == _BOOTSTRAP and e.state == KVPoll.FAILED}
+        for look in view.looks
+    ]
+    stayed = set(failed[0]).intersection(*failed[1:])
+    if not stayed:
+        return [], ""
+    first = [
+        other
+        for other in views
+        if other.identity.instance == i.instance and (other.identity.dp, other.identity.pp) == (i.dp, 0)
+    ]
+    if not first or any(_unjudged(other) for other in first):
+        names = ", ".join(other.identity.label for other in first if _unjudged(other)) or "its first stage"
+        return (
+            [],
+            f"{len(stayed)} failed requests wait in its bootstrap queue; {names} can't be asked whether it has them",
+        )
+    known = {e.room for other in first for look in other.looks for e in look.rooms.rooms}
+    known |= {h.room for other in first for look in other.looks for h in look.slots.holders}
+    orphans = []
+    for room in sorted(stayed - known):
+        entry = failed[-1][room]
+        age = entry.age_s if entry.age_s >= 0 else None
+        orphans.append(Orphan(i.label, room, entry.rid, age, view.failed.get(room)))
+    return orphans, ""
+
+
+# ---- rooms in tables -------------------------------------------------------------------------------------------------
+
+
+def _leftovers(view: RankWatch, views: Sequence[RankWatch]) -> list[Leftover]:
+    """Return the rooms of each table that nobody has, of those that stayed longer than the engine keeps them anyway.
+
+    A room has an owner while any rank of the cluster has its request: decode tells prefill of a room before prefill has
+    the request, and the other way round. With a silent rank nothing can be said.
+    """
+    cluster = [other for other in views if other.identity.cluster == view.identity.cluster]
+    if any(other.silence or not other.looks for other in cluster):
+        return []
+    owned = {e.room for other in cluster for look in other.looks for e in look.rooms.rooms}
+    owned |= {h.room for other in cluster for look in other.looks for h in look.slots.holders}
+    span = (view.looks[-1].rooms.mono_ns - view.looks[0].rooms.mono_ns) / 1e9
+    found = []
+    for table, now in view.looks[-1].rooms.tables.items():
+        if view.looks[-1].rooms.lingers.get(table, 0.0) > span:
+            continue
+        # What came during the watch is new; it counts once it has stayed for more than one look.
+        before = [set(look.rooms.tables.get(table, ())) for look in view.looks]
+        left = sorted((set(now) & before[-2]) - owned)
+        if left:
+            new = len(set(left) - before[0])
+            found.append(Leftover(view.identity.label, table, len(left), new, tuple(left[:SHOWN])))
+    return found
+
+
+# ---- findings --------------------------------------------------------------------------------------------------------
+
+
+def _slot_findings(slots: Sequence[SlotLeak], views: Sequence[RankWatch]) -> list[Finding]:
+    by_rank: dict[str, list[SlotLeak]] = defaultdict(list)
+    for leak in slots:
+        by_rank[leak.rank].append(leak)
+    out = []
+    for view in views:
+        lost = by_rank.pop(view.identity.label, [])
+        if not lost:
+            continue
+        space = view.looks[-1].rooms.space
+        turns = view.looks[-1].rooms.ticks - view.looks[0].rooms.ticks
+        many = "slots" if len(lost) > 1 else "slot"
+        named = ", ".join(str(leak.slot) for leak in lost[:5]) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
+        out.append(
+            finding(
+                "PD150",
+                f"{view.identity.label} has lost {many} {named}: taken {seconds(max(leak.held_s for leak in lost))} ago, and"
+                f" no request has {'them' if len(lost) > 1 else 'it'}; {space.slots_free} of {space.slots} are free",
+                rooms=tuple(leak.room for leak in lost[:SHOWN] if leak.room),
+                ranks=(view.identity.label,),
+                evidence=(
+                    *(f"slot {leak.slot}: room {leak.room or 'none'} is written in it" for leak in lost[:5]),
+                    f"the same at {len(view.looks)} looks, during which its loop turned {turns} times",
+                ),
+            )
+        )
+    return out
+
+
+def _space_finding(leak: SpaceLeak) -> Finding:
+    return finding(
+        "PD151",
+        f"{leak.rank} has no request, and {leak.tokens} of its {leak.pool} KV tokens are neither free nor cached",
+        ranks=(leak.rank,),
+        evidence=("no request and the same space at every look",),
+    )
+
+
+def _orphan_finding(orphan: Orphan) -> Finding:
+    failed = f", failed there {seconds(orphan.failed_s)} ago" if orphan.failed_s is not None else ", Failed there"
+    age = f", {seconds(orphan.age_s)} old" if orphan.age_s is not None else ""
+    return finding(
+        "PD152",
+        f"room {orphan.room} (rid {orphan.rid}) is in {_BOOTSTRAP} of {orphan.rank}{failed}{age}; the first stage has it no"
+        " more, so it passes it on no more, and this stage looks only at what is passed on",
+        rooms=(orphan.room,),
+        ranks=(orphan.rank,),
+        evidence=("Failed in the queue at every look", "in no queue of the first stage at any look"),
+    )
+
+
+def _leftover_finding(left: Leftover, watch_s: float) -> Finding:
+    new = f", {left.new} of them new in {seconds(watch_s)}" if left.new else ""
+    return finding(
+        "PD153",
+        f"{left.table} of {left.rank} keeps {listed(left.rooms) if left.count <= SHOWN else f'{left.count} rooms'} that no"
+        f" rank has a request for{new}",
+        rooms=left.rooms,
+        ranks=(left.rank,),
+        evidence=(f"{left.count} rooms in {left.table} at the last two looks", "in no queue of any rank at any look"),
+    )

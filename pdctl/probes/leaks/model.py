@@ -1,0 +1,103 @@
+"""What the leak judge takes and gives: several looks at every rank in, what stayed without an owner out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from pdctl.documents import Document
+from pdctl.findings import Finding
+from pdctl.metadata import Metadata
+from pdctl.model import Identity
+from pdctl.rooms import Rooms
+
+
+@dataclass(frozen=True)
+class Look:
+    """One rank at one moment: its rooms were read first, its slots and requests right after."""
+
+    rooms: Rooms
+    slots: Metadata
+
+
+@dataclass(frozen=True)
+class RankWatch:
+    """One rank over the watch. looks: oldest first, fewer than the watch had where it did not answer every time.
+
+    idle: its main thread waits for requests, so that its loop need not turn. failed: room → seconds since it was seen to
+    fail here, by the recording.
+    """
+
+    identity: Identity
+    state: str
+    silence: str = ""
+    looks: tuple[Look, ...] = ()
+    idle: bool = False
+    failed: dict[int, float] = field(default_factory=dict)
+
+
+class SlotLeak(msgspec.Struct, frozen=True):
+    """A slot without an owner. held_s: since it was taken, at least as long as the watch; room: what is written in it."""
+
+    rank: str
+    slot: int
+    held_s: float
+    room: int
+
+
+class Orphan(msgspec.Struct, frozen=True):
+    """A failed request that only a later pipeline stage still has. Ages in seconds, None where unknown."""
+
+    rank: str
+    room: int
+    rid: str
+    age_s: float | None
+    failed_s: float | None
+
+
+class SpaceLeak(msgspec.Struct, frozen=True):
+    """KV tokens that are neither free nor cached on a rank without requests."""
+
+    rank: str
+    tokens: int
+    pool: int
+
+
+class Leftover(msgspec.Struct, frozen=True):
+    """Rooms in a table of a KV manager that nobody has. new: of them, those that came during the watch."""
+
+    rank: str
+    table: str
+    count: int
+    new: int
+    rooms: tuple[int, ...]
+
+
+class RankLeaks(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank in the answer. judged: whether its slots and space could be judged, and if not, why."""
+
+    rank: str
+    judged: bool
+    why: str = ""
+    looks: int = 0
+    slots: int = -1
+    slots_free: int = -1
+    slots_lost: int = 0
+    kv_lost: int = 0
+    orphans: int = 0
+    leftovers: int = 0
+
+
+class LeaksDocument(Document, frozen=True, kw_only=True, tag="pdctl.leaks"):
+    """Answer of ``pdctl dump leaks``. watch_s: how long was watched."""
+
+    watch_s: float
+    ranks: tuple[RankLeaks, ...]
+    slots: tuple[SlotLeak, ...] = ()
+    space: tuple[SpaceLeak, ...] = ()
+    orphans: tuple[Orphan, ...] = ()
+    leftovers: tuple[Leftover, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    partial: bool = False
+    problems: tuple[str, ...] = ()

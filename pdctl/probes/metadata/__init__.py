@@ -1,0 +1,1 @@
+"""Whose room is in which metadata slot, and whether the way it got there is safe."""
