@@ -86,6 +86,8 @@ def command(
     hide_registration: Annotated[bool, _fault("hide-registration")] = False,
     misroute: Annotated[str, _fault("misroute")] = "",
     abort: Annotated[bool, _fault("abort")] = False,
+    silence_heartbeat: Annotated[str, _fault("silence-heartbeat")] = "",
+    duplicate_room: Annotated[str, _fault("duplicate-room")] = "",
     room: Annotated[
         Optional[int],  # noqa: UP045  # typer evaluates annotations
         typer.Option(
@@ -148,7 +150,7 @@ def command(
         "corrupt-room": corrupt_room, "fail-transfer": fail_transfer, "stall-transfer": stall_transfer,
         "drop-status": drop_status, "skew-poll": skew_poll, "flip-poll": flip_poll,
         "delay-registration": delay_registration, "hide-registration": hide_registration, "misroute": misroute,
-        "abort": abort,
+        "abort": abort, "silence-heartbeat": silence_heartbeat, "duplicate-room": duplicate_room,
     }  # fmt: skip
     asked = inject_options.asked(given)
     ttl_s = inject_options.time_to_live(time)
@@ -202,7 +204,8 @@ def _with_room(wish: Wish, client: Client, found: Found) -> Wish:
 
     from pdctl.inject.session import room_of
 
-    if not wish.rid or KINDS[wish.kind].knows_rid:
+    kind = KINDS[wish.kind]
+    if not wish.rid or kind.knows_rid or not kind.per_room:
         return wish
     return replace(wish, room=room_of(client, found.ranks, wish.rid), rid="")
 
@@ -237,6 +240,8 @@ def _dry_run(out: Output, planned: Plan, wish: Wish, asked: Asked) -> int:
         at_once = planned.args.at_once
         room = f"{'one' if at_once == 1 else at_once} at a time, the next that come{'s' if at_once == 1 else ''}"
         which = str(document.room) if document.room else f"of request {wish.rid}" if wish.rid else room
+        if not asked.kind.per_room:
+            which = "any: it is about no single one"
         share = "" if wish.share == 1 else f", {wish.share:.4%} of visits by seed {wish.seed}"
         for name, value in (
             ("fault", asked.text),

@@ -197,7 +197,10 @@ def _why_not(counts: Counts) -> str:
         return "its site was not visited while it was in place"
     if not counts.eligible:
         return f"none of the {counts.visits} visits of its site was for that rank and room"
-    return f"{counts.eligible} visits were eligible, and none was taken by share, hits and one room at a time"
+    return (
+        f"{counts.eligible} visits were eligible, and none was taken: by share, hits, one room at a time, or since the "
+        "site had nothing to do it with"
+    )
 
 
 class _Live:

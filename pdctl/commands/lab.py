@@ -124,6 +124,13 @@ def up(
         float,
         typer.Option(parser=seconds, metavar="TIME", help="Decode fails a room that is WaitingForInput this long."),
     ] = 300.0,
+    heartbeat: Annotated[
+        float,
+        typer.Option(parser=seconds, metavar="TIME", help="Decode asks this often whether prefill is there."),
+    ] = 5.0,
+    heartbeat_failures: Annotated[
+        int, typer.Option(min=1, max=1000, help="Heartbeats in a row without an answer after which its rooms fail.")
+    ] = 2,
     timeout: Annotated[float, typer.Option(parser=seconds, metavar="TIME", help="How long starting may take.")] = 90.0,
     owner: Annotated[
         int, typer.Option(min=0, metavar="PID", help="End by itself when this process ends; 0: never.")
@@ -158,6 +165,8 @@ def up(
             kv_tokens=kv_tokens,
             bootstrap_timeout_s=bootstrap_timeout,
             waiting_timeout_s=waiting_timeout,
+            heartbeat_s=heartbeat,
+            heartbeat_failures=heartbeat_failures,
             owner=owner,
             run_dir=str(state.run_dir(env)),
             record_dir=str(paths.record_dir(env)),

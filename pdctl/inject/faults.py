@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
@@ -55,6 +56,7 @@ class Fault:
     visits: what the site saw; eligible: those that matched; fired: those taken; rooms: rooms among these; passed:
     those chosen that it let go by because of another room's. released: held ones done; dropped: held ones never done
     because nobody waited for them any more; failed: held ones that the engine could not do.
+    until: when a duration that counts from the first hit is over, for a kind that has such.
     ended: why it is no longer in place, "" while it is.
     """
 
@@ -84,6 +86,7 @@ class Fault:
     failed: int = 0
     last_room: int = 0
     number: int = 0
+    until: float = math.inf
     ended: str = ""
     seen: dict[int, int] = field(default_factory=dict, repr=False)
     taken: set[int] = field(default_factory=set, repr=False)
@@ -101,8 +104,14 @@ class Fault:
 
     @property
     def ends(self) -> float:
-        """When it ends by itself, in seconds of the monotonic clock: TTL or lease, whichever is first."""
-        return self.expires if self.lease_expires is None else min(self.expires, self.lease_expires)
+        """When it ends by itself, in seconds of the monotonic clock: TTL, lease or own duration, whichever is first."""
+        return min(self.expires, self.until, math.inf if self.lease_expires is None else self.lease_expires)
+
+    def why_over(self, now: float) -> str:
+        """Return why it has ended by itself, once ``now`` has reached :attr:`ends`."""
+        if self.expires <= now:
+            return "time is up"
+        return "its duration is over" if self.until <= now else "lease lost"
 
     def aims_at(self, room: int, dp: int, tp: int, address: str, rid: str = "") -> bool:
         """Return whether a visit of ``room`` (request ``rid``, "" where the site can't tell) is one it is meant for.
@@ -135,8 +144,10 @@ class Fault:
             return self.rooms < self.hits or room in held
         return self.fired < self.hits
 
-    def take(self, room: int) -> None:
+    def take(self, room: int, now: float) -> None:
         """Count that it has taken a visit of ``room``."""
+        if self.of.spans and not self.fired:
+            self.until = now + self.delay_s
         if room not in self.taken:
             self.rooms += 1
         self.last_room = room

@@ -52,7 +52,9 @@ class Kind:
 
     what: what it breaks, in words. carrier: role of the ranks that carry its site, "any" for both. parameter: what it
     must be told, a duration of at most most_s seconds. knows_rid: its site sees request ids, not rooms alone.
-    missing: why no engine has a site for it yet, "" where some may.
+    per_room: it acts on rooms one by one; a kind that does not takes neither a room nor a request. spans: its duration
+    counts from its first hit, and ends it. alike: ranks that carry it together must take the same request, so several of
+    them are told which one.
     """
 
     name: str
@@ -63,7 +65,9 @@ class Kind:
     parameter: Parameter = Parameter.NONE
     most_s: float = MAX_TTL_S
     knows_rid: bool = False
-    missing: str = ""
+    per_room: bool = True
+    spans: bool = False
+    alike: bool = False
 
     @property
     def seam(self) -> str:
@@ -92,8 +96,6 @@ ABORT = "abort"
 SILENCE_HEARTBEAT = "silence-heartbeat"
 DUPLICATE_ROOM = "duplicate-room"
 
-_LATER = "no site is known for it yet"
-
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
@@ -118,9 +120,10 @@ KINDS: dict[str, Kind] = {
         Kind(HIDE_REGISTRATION, "the bootstrap server's answers to it lack a room", "decode", Aim.ON, Way.WHILE),
         Kind(MISROUTE, "it registers a room under this dp rank", "prefill", Aim.ON, Way.ONCE, Parameter.DP),
         Kind(ABORT, "its engine aborts a room on this stage alone", "any", Aim.ON, Way.ONCE, knows_rid=True),
-        Kind(SILENCE_HEARTBEAT, "its heartbeats go unanswered", "prefill", Aim.ON, Way.WHILE, Parameter.DURATION,
-             missing=_LATER),
-        Kind(DUPLICATE_ROOM, "a room is asked for twice", "prefill", Aim.ON, Way.ONCE, missing=_LATER),
+        Kind(SILENCE_HEARTBEAT, "its heartbeats to one prefill server get no answer for this long", "decode", Aim.ON,
+             Way.WHILE, Parameter.DURATION, per_room=False, spans=True),
+        Kind(DUPLICATE_ROOM, "a request enters it with the room of an earlier one that is still there", "any", Aim.ON,
+             Way.ONCE, Parameter.ROOM, knows_rid=True, alike=True),
     )
 }  # fmt: skip
 

@@ -140,6 +140,8 @@ def _check_numbers(args: InjectArgs) -> None:
     _within("lease", args.lease_s, MAX_LEASE_S)
     if not 0 <= args.room < 1 << 64 or not 0 <= args.hits < 1 << 31 or not 1 <= args.limit <= MAX_FAULTS:
         raise PdctlError("room, hits or limit is out of range", code=Exit.USAGE)
+    if not KINDS[args.kind].per_room and (args.room or args.rid):
+        raise PdctlError(f"{args.kind} is about no single room", code=Exit.USAGE)
     if not 0 < args.share <= 1 or not 0 <= args.seed < 1 << 64 or not 1 <= args.at_once <= MAX_AT_ONCE:
         raise PdctlError("share, seed or rooms at once is out of range", code=Exit.USAGE)
     if not 0 <= args.stop_failed < 1 << 31:

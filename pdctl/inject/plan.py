@@ -75,12 +75,8 @@ def plan(ranks: Sequence[Known], wish: Wish) -> Plan:
     from pdctl.inject import aim
 
     kind = KINDS[wish.kind]
-    if kind.missing:
-        raise PdctlError(
-            f"{kind.name} is in no engine: no seam {kind.seam} ({kind.missing})",
-            "pdctl faults --available shows what each rank can do",
-            Exit.REFUSED,
-        )
+    if not kind.per_room and (wish.room or wish.rid):
+        raise PdctlError(f"{kind.name} is about no single room", "leave --room and --rid out", Exit.USAGE)
     if wish.delay_s > wish.ttl_s:
         raise PdctlError(
             f"the delay of {wish.delay_s:g} s is longer than the fault lives ({wish.ttl_s:g} s)",
@@ -88,6 +84,12 @@ def plan(ranks: Sequence[Known], wish: Wish) -> Plan:
             Exit.USAGE,
         )
     targets = _targets(ranks, wish, kind)
+    if kind.alike and len(targets) > 1 and not wish.room and not wish.rid:
+        raise PdctlError(
+            f"{len(targets)} ranks would each take the next request that they see, not surely the same one",
+            "name the request with --rid, or its room with --room",
+            Exit.REFUSED,
+        )
     notes: list[str] = []
     aims: tuple[Target, ...] = (Target(),)
     on, streams = targets, 1

@@ -24,8 +24,6 @@ def site_of(kind: Kind, seams: Sequence[Seam], role: str = "") -> Site:
     seam = next((seam for seam in seams if seam.name == kind.seam), None)
     if seam is not None:
         return Site(kind, seam.present, seam.detail or ("" if seam.present else "no reason given"))
-    if kind.missing:
-        return Site(kind, False, kind.missing)
     if role and kind.carrier not in ("any", role):
         return Site(kind, False, f"its site is in {kind.carrier} ranks")
     return Site(kind, False, "this engine, or this version of pdctl in the rank, has no site for it")

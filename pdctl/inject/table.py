@@ -191,10 +191,11 @@ class FaultTable:
         if not self._lock.acquire(timeout=SITE_PATIENCE_S):
             return False
         try:
-            if fault.ended or fault.ends <= time.monotonic() or not self._may_take(fault, room):
+            now = time.monotonic()
+            if fault.ended or fault.ends <= now or not self._may_take(fault, room):
                 return False
-            fault.take(room)
-            if fault.is_used_up():
+            fault.take(room, now)
+            if fault.is_used_up() or fault.of.spans:
                 self._wake.notify_all()
         finally:
             self._lock.release()
@@ -236,7 +237,7 @@ class FaultTable:
         try:
             if fault.ended or fault.ends <= now or not self._may_take(fault, room) or not self._try_start():
                 return False
-            fault.take(room)
+            fault.take(room, now)
             due = math.inf if fault.of.to_the_end else now + fault.delay_s
             self._held.append(Held(due, fault, room, release, still_wanted, place))
             self._wake.notify_all()
@@ -349,7 +350,7 @@ class FaultTable:
         notes = []
         for fault in list(self._faults.values()):
             if fault.ends <= now:
-                notes.append(self._end(fault, "lease lost" if fault.expires > now else "time is up"))
+                notes.append(self._end(fault, fault.why_over(now)))
             elif fault.is_used_up() and not self._pending(fault):
                 notes.append(self._end(fault, "hit count reached"))
         due = [held for held in self._held if held.due <= now]

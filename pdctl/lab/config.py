@@ -54,7 +54,8 @@ class LabConfig(msgspec.Struct, frozen=True):
     """Everything a lab's processes need to know; written once, before the first of them starts.
 
     Directories are absolute. Timeouts are seconds and mean what SGLang's variables of similar name mean
-    (``SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT``, ``…_WAITING_TIMEOUT``, ``…_BOOTSTRAP_ENTRY_CLEANUP_INTERVAL``).
+    (``SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT``, ``…_WAITING_TIMEOUT``, ``…_BOOTSTRAP_ENTRY_CLEANUP_INTERVAL``,
+    ``…_HEARTBEAT_INTERVAL``, which the engine keeps at 2 s at least). heartbeat_failures: ``…_HEARTBEAT_MAX_FAILURE``.
     kv_tokens: token places in each rank's KV pool. slots: metadata slots of each rank. step_s: duration of a batch.
     owner: process that the lab does not outlive, 0 for none.
     """
@@ -79,6 +80,8 @@ class LabConfig(msgspec.Struct, frozen=True):
     bootstrap_timeout_s: float = 300.0
     waiting_timeout_s: float = 300.0
     entry_cleanup_s: float = 120.0
+    heartbeat_s: float = 5.0
+    heartbeat_failures: int = 2
     run_dir: str = ""
     record_dir: str = ""
     owner: int = 0

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from pdctl.agent.tap import QueueTap
 from pdctl.engines import rooms as room_reader
-from pdctl.engines import sites
+from pdctl.engines import sites, stages
 from pdctl.engines.base import Hooks, Site
 from pdctl.engines.lab import metadata, rooms, steps
 from pdctl.engines.lab.events import Events
 from pdctl.engines.lab.identity import KINDS, identify
 from pdctl.engines.lab.late import install as install_metadata_site
-from pdctl.engines.lab.reader import QueueReader
+from pdctl.engines.lab.reader import QueueReader, manager_of
 from pdctl.engines.landing import Landings
 from pdctl.engines.metadata import MetadataReader, holders
 from pdctl.engines.polls import PollHooks
@@ -34,6 +34,19 @@ _ENGINE = "pdctl.lab.engine."
 def _elsewhere(sender: Any, dp: int) -> Any:
     manager = sender.kv_mgr
     return Instead(sender, kv_mgr=Instead(manager, kv_args=Instead(manager.kv_args, dp_rank=dp)))
+
+
+def _answered(original: Callable[[str], bool], site: Site, beats: stages.Heartbeats) -> Callable[[str], bool]:
+    def is_answered(address: str) -> bool:
+        if beats.table.any and site.on:
+            try:
+                if beats.silent(address):
+                    return False
+            except Exception as error:
+                site.failed(error)
+        return original(address)
+
+    return is_answered
 
 
 def _module(name: str) -> Any:
@@ -97,6 +110,7 @@ class LabAdapter:
         self._taken = events.taken
         self._rows.prepare()
         self._routing(events, faults)
+        self._stage(faults)
         self._seams.append(Seam("poll", True, "poll_and_all_reduce, poll_and_all_reduce_attn_cp_tp_group"))
 
     def _routing(self, events: Events, faults: FaultTable) -> None:
@@ -111,6 +125,21 @@ class LabAdapter:
         kinds = sites.REGISTRATION_KINDS if prefill else sites.QUERY_KINDS
         where = "KVSender._register_prefill_dp_rank" if prefill else "KVReceiver.query_prefill_dp_ranks"
         self._seams += sites.seams(kinds, True, where)
+
+    def _stage(self, faults: FaultTable) -> None:
+        """Hook the way of new requests into this stage, and a decode rank's heartbeats."""
+        scheduler, role = self._scheduler, self._scheduler.role
+        prefill = role == "prefill"
+        owner = scheduler.disagg_prefill_bootstrap_queue if prefill else scheduler.disagg_decode_prealloc_queue
+        if faults.armed:
+            self.hooks.wrap(owner, "add", "entry", stages.entry(faults, lambda: stages.rooms(role, self._reader.queue)))
+        self._seams += sites.seams(stages.ENTRY_KINDS, True, f"{type(owner).__name__}.add")
+        if prefill:
+            return
+        if faults.armed:
+            beats, manager = stages.Heartbeats(faults), manager_of(scheduler)
+            self.hooks.wrap(manager, "is_answered", "heartbeat", lambda f, site: _answered(f, site, beats))
+        self._seams += sites.seams(stages.HEARTBEAT_KINDS, True, "DecodeKVManager.is_answered")
 
     def _number(self, group: Any) -> int:
         number = self._groups[id(group)]

@@ -67,6 +67,7 @@ class SGLangAdapter:
         if role == "prefill":
             self._more_seams += late.install(self.hooks, self._scheduler, recorder, faults)
         self._more_seams += fault_sites.install(self.hooks, role, seams.kv_manager(self._scheduler), faults)
+        self._more_seams += fault_sites.install_entry(self.hooks, role, self._scheduler, self._reader.queue, faults)
         self._slots(recorder)
         self._rows.prepare()
 

@@ -1,4 +1,4 @@
-"""The fault sites of an SGLang rank other than its metadata writes: polls, the status of a transfer, dp ranks of rooms.
+"""The fault sites of an SGLang rank other than its metadata writes: polls, messages between stages, requests that enter.
 
 What holds a message back sends it later with the engine's own function, on a thread that is not the engine's.
 """
@@ -6,10 +6,12 @@ What holds a message back sends it later with the engine's own function, on a th
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from pdctl.engines import sites
+from pdctl.engines import sites, stages
 from pdctl.engines.base import Hooks, Site
 from pdctl.engines.sglang import seams
 from pdctl.engines.sglang.late import StandIn
@@ -26,6 +28,7 @@ def install(hooks: Hooks, role: str, manager: Any, faults: FaultTable) -> list[S
     common = seams.module(seams.COMMON)
     found = sites.seams(sites.POLL_KINDS, True, "the poll functions of disaggregation/utils.py")
     if role == "decode":
+        found += sites.seams(stages.HEARTBEAT_KINDS, *_heartbeats(hooks, manager, faults))
         owner = getattr(common, "CommonKVReceiver", None)
         there = owner is not None and hasattr(owner, _QUERY)
         if there and faults.armed:
@@ -41,8 +44,69 @@ def install(hooks: Hooks, role: str, manager: Any, faults: FaultTable) -> list[S
     return found + sites.seams(sites.STATUS_KINDS, *_status(hooks, manager, faults))
 
 
+def install_entry(
+    hooks: Hooks, role: str, scheduler: Any, queue: Callable[[str], Iterable[Any]], faults: FaultTable
+) -> list[Seam]:
+    """Hook the way of new requests into this stage; ``queue`` returns one of the rank's queues by its name."""
+    name = "disagg_prefill_bootstrap_queue" if role == "prefill" else "disagg_decode_prealloc_queue"
+    owner = getattr(scheduler, name, None)
+    there = hasattr(owner, "add")
+    if there and faults.armed:
+        hooks.wrap(owner, "add", "entry", stages.entry(faults, lambda: stages.rooms(role, queue)))
+    detail = f"{type(owner).__name__}.add" if there else f"no scheduler.{name}.add"
+    return sites.seams(stages.ENTRY_KINDS, there, detail)
+
+
 def _elsewhere(sender: Any, dp: int) -> Any:
     return Instead(sender, kv_mgr=Instead(sender.kv_mgr, attn_dp_rank=dp))
+
+
+# ---- heartbeats to prefill servers ----------------------------------------------------------------------------------
+
+
+def _heartbeats(hooks: Hooks, manager: Any, faults: FaultTable) -> tuple[bool, str]:
+    """Stand at the pool from which the engine's heartbeat thread takes the session of each prefill server.
+
+    The pool serves nothing else (read in 0.5.10.post1 to 0.5.23); the thread takes a session from it for every heartbeat.
+    """
+    if not isinstance(getattr(manager, "session_pool", None), defaultdict):
+        return False, "no session_pool of the KV manager: this backend sends no heartbeats"
+    # heartbeat_checker is its function in all of these versions, HeartbeatChecker its name in 0.5.23
+    if not any("heartbeat" in thread.name.lower() for thread in threading.enumerate()):
+        return False, "no heartbeat thread runs: this backend sends no heartbeats"
+    if faults.armed:
+        beats = stages.Heartbeats(faults)
+
+        def pool(original: Any, site: Site) -> Any:
+            return _Pool(original, beats, site)
+
+        hooks.wrap(manager, "session_pool", "heartbeat", pool)
+    return True, f"{type(manager).__name__}.session_pool"
+
+
+class _Pool(defaultdict[str, Any]):
+    """The engine's sessions, one a prefill server; one whose heartbeat a fault silences is not asked."""
+
+    def __init__(self, pool: Any, beats: stages.Heartbeats, site: Site) -> None:
+        super().__init__(pool.default_factory, pool)
+        self._beats = beats
+        self._site = site
+
+    def __getitem__(self, address: str) -> Any:
+        if self._beats.table.any and self._site.on:
+            try:
+                if self._beats.silent(address):
+                    return _Unanswered()
+            except Exception as error:
+                self._site.failed(error)
+        return super().__getitem__(address)
+
+
+class _Unanswered:
+    """A session to a server that does not answer. It says so at once: the engine's thread is not kept waiting."""
+
+    def get(self, url: str, **_: Any) -> Any:
+        raise TimeoutError(f"{url}: no answer (a fault of pdctl)")
 
 
 # ---- the message that tells a decode rank how a transfer ended -------------------------------------------------------

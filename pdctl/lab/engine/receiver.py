@@ -19,9 +19,6 @@ from pdctl.model import KVPoll
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_S = 2.0
-MAX_HEARTBEAT_FAILURES = 2
-
 
 @dataclass(frozen=True)
 class PrefillServerInfo:
@@ -45,6 +42,7 @@ class DecodeKVManager(CommonKVManager):
         self.connection_pool: dict[tuple[str, int], list[dict[str, Any]]] = {}
         self.required_prefill_response_num_table: dict[int, int] = {}
         self.prefill_response_tracker: dict[int, set[int]] = defaultdict(set)
+        self.heartbeat_failures: dict[str, int] = {}
         self._stream: Any = None
         self.serve("lab-decode")
         threading.Thread(target=self._heartbeat, name="lab-heartbeat", daemon=True).start()
@@ -105,27 +103,37 @@ class DecodeKVManager(CommonKVManager):
             info["dp_size"], info["follow_bootstrap_room"], tp_ranks, pp_ranks, dst_num, len(pp_ranks)
         )
 
+    def is_answered(self, address: str) -> bool:
+        """Send a prefill server one heartbeat; False when it does not answer within 3 s."""
+        try:
+            status, _ = bootstrap.call(address, "GET", "/health", timeout_s=3)
+        except OSError:
+            return False
+        return status == 200
+
     def _heartbeat(self) -> None:
-        failures = 0
+        """Give a prefill server up after so many heartbeats in a row without an answer.
+
+        The count starts anew then, as in 0.5.23; up to 0.5.13.post1 it is kept until a heartbeat is answered.
+        """
         while True:
-            time.sleep(HEARTBEAT_S)
+            time.sleep(self.config.heartbeat_s)
             for address in list(self.prefill_info_table):
-                try:
-                    status, _ = bootstrap.call(address, "GET", "/health", timeout_s=3)
-                except OSError:
-                    status = 0
-                failures = 0 if status == 200 else failures + 1
-                if failures >= MAX_HEARTBEAT_FAILURES:
+                missed = 0 if self.is_answered(address) else self.heartbeat_failures.get(address, 0) + 1
+                self.heartbeat_failures[address] = missed
+                if missed >= self.config.heartbeat_failures:
                     self._handle_node_failure(address)
-                    failures = 0
+                    del self.heartbeat_failures[address]
 
     def _handle_node_failure(self, address: str) -> None:
         self.prefill_info_table.pop(address, None)
         self.connection_pool = {key: infos for key, infos in self.connection_pool.items() if key[0] != address}
-        for room, status in list(self.request_status.items()):
-            if status != KVPoll.SUCCESS:
-                self.record_failure(room, f"Losing connection with prefill instance (bootstrap_addr: {address})")
-                self.update_status(room, KVPoll.FAILED)
+        why = f"Losing connection with prefill instance (bootstrap_addr: {address})"
+        affected = [room for room, status in list(self.request_status.items()) if status != KVPoll.SUCCESS]
+        for room in affected:
+            self.record_failure(room, why)
+            self.update_status(room, KVPoll.FAILED)
+        log.error("%s, %d requests affected", why, len(affected))
 
 
 class KVReceiver:
