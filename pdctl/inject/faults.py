@@ -54,7 +54,8 @@ class Fault:
     (:func:`~pdctl.inject.choose.chosen`). at_once: rooms it may hold, or have, at a time.
     stop_failed: end when so many rooms have failed on this rank (lost), 0 for never.
     visits: what the site saw; eligible: those that matched; fired: those taken; rooms: rooms among these; passed:
-    those chosen that it let go by because of another room's. released: held ones done; dropped: held ones never done
+    those chosen that it let go by because of another room's. harmed: rooms that a kind which acts once has acted on, each
+    with the decode rank written to. released: held ones done; dropped: held ones never done
     because nobody waited for them any more; failed: held ones that the engine could not do.
     until: when a duration that counts from the first hit is over, for a kind that has such.
     ended: why it is no longer in place, "" while it is.
@@ -90,6 +91,7 @@ class Fault:
     ended: str = ""
     seen: dict[int, int] = field(default_factory=dict, repr=False)
     taken: set[int] = field(default_factory=set, repr=False)
+    harmed: set[tuple[int, int]] = field(default_factory=set, repr=False)
     lost: set[int] = field(default_factory=set, repr=False)
 
     @property
@@ -132,6 +134,10 @@ class Fault:
             del self.seen[next(iter(self.seen))]
         return chosen(self.seed, self.kind, room, visit, self.share)
 
+    def has_harmed(self, room: int, tp: int) -> bool:
+        """Whether it has done its harm to ``room``, for the decode rank ``tp`` that is written to (-1: no such site)."""
+        return (room, tp) in self.harmed
+
     def may_take(self, room: int, held: set[int]) -> bool:
         """Return whether hits and "one room at a time" let it take ``room`` while it holds rooms ``held``."""
         way = self.of.way
@@ -144,8 +150,10 @@ class Fault:
             return self.rooms < self.hits or room in held
         return self.fired < self.hits
 
-    def take(self, room: int, now: float) -> None:
-        """Count that it has taken a visit of ``room``."""
+    def take(self, room: int, now: float, tp: int = -1) -> None:
+        """Count that it has taken a visit of ``room``; tp: of the decode rank written to."""
+        if self.of.way is Way.ONCE and len(self.harmed) < MAX_SEEN:
+            self.harmed.add((room, tp))
         if self.of.spans and not self.fired:
             self.until = now + self.delay_s
         if room not in self.taken:

@@ -173,7 +173,7 @@ class FaultTable:
                 if fault.kind not in kinds:
                     continue
                 fault.visits += 1
-                if fault.ends <= now or not fault.aims_at(room, dp, tp, address, rid):
+                if fault.ends <= now or not fault.aims_at(room, dp, tp, address, rid) or fault.has_harmed(room, tp):
                     continue
                 fault.eligible += 1
                 if not fault.picks(room) or takes is not None:
@@ -192,9 +192,9 @@ class FaultTable:
             return False
         try:
             now = time.monotonic()
-            if fault.ended or fault.ends <= now or not self._may_take(fault, room):
+            if fault.ended or fault.ends <= now or fault.has_harmed(room, tp) or not self._may_take(fault, room):
                 return False
-            fault.take(room, now)
+            fault.take(room, now, tp)
             if fault.is_used_up() or fault.of.spans:
                 self._wake.notify_all()
         finally:

@@ -218,21 +218,28 @@ class Pair:
         first_room: int | None = None,
         first_prompt: int = 0,
         prefill_dp: int | None = None,
+        to: Sequence[str] = ("prefill", "decode"),
+        rid: str = "",
     ) -> list[Callable[[], Outcome]]:
         """Send ``count`` requests and return at once, one function a request that waits for its outcome.
 
         A request that is not answered within ``limit_s`` is given up by closing its connections. prefill_dp: where a
-        router would pin them.
+        router would pin them. to: the servers that hear of them. rid: the name of a single one, the engine's otherwise.
         """
         rooms = [first_room + i if first_room is not None else random.getrandbits(62) | 1 for i in range(count)]
         self.rooms += rooms
+        asked: dict[str, dict[str, Any]] = {role: {"rid": rid} if rid else {} for role in to}
+        if prefill_dp is not None:
+            asked["prefill"]["routed_dp_rank"] = prefill_dp
         futures = [
-            self._pool.submit(self._one, room, prompt(first_prompt + i), tokens, limit_s, prefill_dp)
+            self._pool.submit(self._one, room, prompt(first_prompt + i), tokens, limit_s, asked)
             for i, room in enumerate(rooms)
         ]
         return [future.result for future in futures]
 
-    def _one(self, room: int, text: str, tokens: int, limit_s: float, prefill_dp: int | None) -> Outcome:
+    def _one(
+        self, room: int, text: str, tokens: int, limit_s: float, asked: Mapping[str, Mapping[str, Any]]
+    ) -> Outcome:
         body = {
             "text": text,
             "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True},
@@ -243,13 +250,14 @@ class Pair:
         answers: dict[str, Any] = {}
 
         def ask(server: Server) -> None:
-            pinned = {"routed_dp_rank": prefill_dp} if server.role == "prefill" and prefill_dp is not None else {}
             try:
-                answers[server.role] = self._post(server, "/generate", {**body, **pinned}, limit_s)
+                answers[server.role] = self._post(server, "/generate", {**body, **asked[server.role]}, limit_s)
             except (OSError, ValueError) as error:
                 answers[server.role] = error
 
-        threads = [threading.Thread(target=ask, args=(server,), daemon=True) for server in self.servers]
+        threads = [
+            threading.Thread(target=ask, args=(server,), daemon=True) for server in self.servers if server.role in asked
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -259,12 +267,18 @@ class Pair:
             return Outcome(room, text, list(answer["output_ids"]))
         return Outcome(room, text, None, str(answers))
 
+    def abort(self, *rids: str) -> None:
+        """Have both servers abort these requests."""
+        for server in self.servers:
+            for rid in rids:
+                self._post(server, "/abort_request", {"rid": rid}, ANSWER_S)
+
     def _post(self, server: Server, path: str, body: Mapping[str, Any], limit_s: float) -> Any:
         request = urllib.request.Request(
             f"http://127.0.0.1:{server.port}{path}", json.dumps(body).encode(), {"content-type": "application/json"}
         )
         with self.ns.entered(), urllib.request.urlopen(request, timeout=limit_s) as answer:
-            return json.loads(answer.read())
+            return json.loads(answer.read() or b"null")
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -291,6 +305,18 @@ class Pair:
     def rank(self, label: str) -> FoundRank:
         """Return the rank of this label, ``decode dp0 pp0 tp1``."""
         return next(rank for rank in self.ranks() if rank.identity.label == label)
+
+    def queues(self) -> dict[str, dict[str, list[int]]]:
+        """Return label → queue → rooms, as the agents answer now."""
+        with Client() as client:
+            answers = client.ask([rank for rank in self.ranks() if rank.live], "queues", Snapshot)
+        return {
+            answer.rank.identity.label: {
+                name: [entry.room for entry in entries] for name, entries in answer.body.queues.items()
+            }
+            for answer in answers
+            if answer.body is not None
+        }
 
     def recordings(self) -> dict[str, Recording]:
         """Return label → recording, from the files alone."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pdctl.model import Action, KVPoll
+from pdctl.model import Action, EventKind, KVPoll
 from tests.engine.conftest import engine
 from tests.engine.env import Namespace
 from tests.engine.harness import Pair, wait_for
@@ -19,7 +19,8 @@ from tests.engine.injecting import fault
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
-TP1 = "decode dp0 pp0 tp1"
+PREFILL, TP0, TP1 = "prefill dp0 pp0 tp0", "decode dp0 pp0 tp0", "decode dp0 pp0 tp1"
+OFTEN = {"SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "2"}
 
 
 def polled(pair: Pair, room: int) -> set[int]:
@@ -29,9 +30,50 @@ def polled(pair: Pair, room: int) -> set[int]:
     return {item.local for run in stream.runs for item in stream.items(run) or [] if item.room == room}
 
 
+def heartbeats_go_unanswered(pair: Pair, right: list[int]) -> None:
+    """The engine gives the prefill server up, and finds it again with the next request."""
+    with fault(pair, "--silence-heartbeat", "4m") as placed:
+        # Prefill never hears of this request, so nothing but the heartbeats can end it.
+        [answer] = pair.begin(1, limit_s=120, to=("decode",))
+        wait_for("silence-heartbeat has fired", placed.fired, 60, 0.5)
+        assert answer().tokens is None
+        failed = [e.room for e in pair.recordings()[TP1].events() if e.kind == EventKind.STATE and e.a == KVPoll.FAILED]
+        assert pair.rooms[-1] in failed
+        assert "connection with prefill instance" in pair.servers[1].log.read_text(errors="replace")
+        assert placed.heal()["fired"] >= 2
+    assert pair.one_by_one(1) == [right]
+
+
+def rooms_are_used_twice(pair: Pair, right: list[int]) -> None:
+    """A request takes the room of one that waits, on prefill alone and on both decode ranks; both end with an abort."""
+    for role, labels, queue in (("prefill", [PREFILL], "prefill.bootstrap"), ("decode", [TP0, TP1], "decode.transfer")):
+        names = [f"{role}-earlier", f"{role}-later"]
+        [earlier] = pair.begin(1, to=(role,), rid=names[0])
+        room = pair.rooms[-1]
+
+        def there(rooms: list[int], labels: list[str] = labels, queue: str = queue) -> bool:
+            queues = pair.queues()
+            return all(queues[label][queue] == rooms for label in labels)
+
+        wait_for(f"the earlier one waits in {queue}", lambda room=room, there=there: there([room]), 60, 0.2)
+        which = ("--rid", names[1], "--allow-ranks", str(len(labels)))
+        with fault(pair, "--duplicate-room", "any", *which, rank=role) as placed:
+            [later] = pair.begin(1, rid=names[1])
+            wait_for("both have one room", lambda room=room, there=there: there([room, room]), 60, 0.2)
+            placed.process.wait(60)
+            assert placed.process.returncode == 0
+            assert json.loads(placed.process.communicate()[0])["fired"] == len(labels)
+        assert pair.pdctl("diff-queues").returncode == 0
+        pair.abort(*names)
+        assert earlier().tokens is None
+        assert later().tokens is None
+        wait_for("none is left", lambda there=there: there([]), 60, 0.2)
+        assert pair.one_by_one(1) == [right]
+
+
 @pytest.mark.parametrize("version", ["0.5.13.post1", "0.5.23"])
 def test_faults_fire_and_heal(version: str, site: Path, namespace: Namespace, tmp_path: Path) -> None:
-    with Pair.start(engine(version, site), namespace, tmp_path) as pair:
+    with Pair.start(engine(version, site), namespace, tmp_path, environ=OFTEN) as pair:
         [right] = pair.one_by_one(1)
         assert right
         available = json.loads(pair.pdctl("faults", "--available", "-o", "json").stdout)
@@ -75,6 +117,9 @@ def test_faults_fire_and_heal(version: str, site: Path, namespace: Namespace, tm
                 assert outcome.tokens is None, f"{kind}: {outcome}"
                 placed.process.wait(60)
             assert pair.one_by_one(1) == [right], kind
+
+        heartbeats_go_unanswered(pair, right)
+        rooms_are_used_twice(pair, right)
 
         # The same seed takes the same rooms, whatever the order they come in.
         rooms = [9_001 + number for number in range(8)]

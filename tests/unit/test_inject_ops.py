@@ -103,6 +103,12 @@ def test_a_rank_checks_every_number_itself(table, changed, code):
     refused(code, "", args(**changed), table)
 
 
+def test_a_kind_about_no_single_room_takes_none(table):
+    silence = {"kind": "silence-heartbeat", "delay_s": 1.0}
+    refused(Exit.USAGE, "no single room", args(room=7, **silence), table)
+    refused(Exit.USAGE, "no single room", args(rid="r", **silence), table)
+
+
 def test_what_makes_no_sense_is_refused(table):
     refused(Exit.USAGE, "not understood", {"id": 7}, table)
     refused(Exit.USAGE, "not understood", {}, table)

@@ -127,3 +127,27 @@ def test_every_safety_rule_says_why():
     refused(Exit.UNREACHABLE, "timed out", [*DECODE, PREFILL, silent])
     absent = Known(rank("prefill", tp=1).identity, "no agent", None, "")
     refused(Exit.REFUSED, "has no agent", [*DECODE, PREFILL, absent])
+
+
+def on(kind: str) -> list[Known]:
+    return [rank("decode", tp=tp, sites=(Seam(f"fault.{kind}", True, "there"),)) for tp in range(2)]
+
+
+def test_a_kind_about_no_single_room_takes_none():
+    decode = on("silence-heartbeat")
+    silence = {"kind": "silence-heartbeat", "delay_s": 10}
+    assert [known.tp for known in plan(decode, wish(**silence)).on] == [1]
+    refused(Exit.USAGE, "no single room", decode, wish(room=7, **silence))
+    refused(Exit.USAGE, "no single room", decode, wish(rid="r", **silence))
+    refused(Exit.USAGE, "means prefill ranks", decode, wish("prefill", **silence))
+
+
+def test_ranks_that_must_take_the_same_request_are_told_which():
+    decode = on("duplicate-room")
+    duplicate = {"kind": "duplicate-room", "delay_s": 0, "allow_ranks": 2}
+    refused(Exit.REFUSED, "--rid", decode, wish("decode", **duplicate))
+    for named in ({"room": 7}, {"rid": "r"}):
+        planned = plan(decode, wish("decode", **named, **duplicate))
+        assert len(planned.on) == 2
+        assert planned.args.hits == 1
+    assert len(plan(decode, wish("decode:tp1", **duplicate)).on) == 1, "one rank may take the next"
