@@ -63,6 +63,7 @@ def results(quick: bool) -> Iterator[dict[str, Any]]:
         yield from run(found[0], "poll_overhead", "--chunks", chunks, "--changing", env=found[1])
         yield from run(found[0], "poll_overhead", "--chunks", chunks, "--sites", env=found[1])
     yield from run(python, "agent", *(("--runs", "2", "--seconds", "5") if quick else ()))
+    yield from run(python, "judges", *(("--requests", "1000", "--times", "2") if quick else ()))
     yield from run(python, "start_up", "--runs", "4" if quick else "15")
 
 
@@ -94,6 +95,11 @@ def rows(result: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield f"{what}, longest with the GIL", _quartiles(result["stretch_ms"], "ms"), "≤ 1 ms"
         yield f"{what}, main thread held up", _quartiles(result["gap_ms"], "ms"), ""
         yield "agent: main thread held up without it", _quartiles(result["gap_without_ms"], "ms"), ""
+    elif name == "judge":
+        what = f"{result['probe']}: {result['ranks']} ranks with {result['requests']} requests each"
+        yield f"{what}, decoding, CPU", f"{result['decode_ms']} ms", ""
+        yield f"{what}, judging, CPU", f"{result['judge_ms']} ms", "≤ 150 ms"
+        yield f"{what}, RSS added", f"{result['rss_added_mib']} MiB", "≤ 300 MiB"
     elif name == "start_up":
         for key, shown, minimal in (
             ("help", "pdctl --help", "minimal_app_help"),

@@ -25,10 +25,12 @@ UNKNOWN = 255
 """Stored where a poll, a reduced poll or an action is not known (yet)."""
 
 
+_POLL_NAMES = {0: "Failed", 1: "Bootstrapping", 2: "WaitingForInput", 3: "Transferring", 4: "Success", UNKNOWN: "-"}
+
+
 def poll_name(value: int) -> str:
     """Return the engine's name of a poll value, ``"-"`` for an unknown one."""
-    names = {0: "Failed", 1: "Bootstrapping", 2: "WaitingForInput", 3: "Transferring", 4: "Success", UNKNOWN: "-"}
-    return names.get(value, f"poll {value}")
+    return _POLL_NAMES.get(value) or f"poll {value}"
 
 
 class Phase(IntEnum):

@@ -136,11 +136,13 @@ def _draw_room(requests: list[Waiting], console: Console) -> None:
 
 def _where(request: Waiting) -> str:
     """Return queue and state, by rank where the ranks differ, and what it holds."""
+    from pdctl.probes.stuck.sides import folded
+
     kinds = {(place.queue, place.state) for place in request.ranks}
     if len(kinds) == 1:
         where = _short(request.queue, request.state)
     else:
-        where = ", ".join(f"{place.rank} {_short(place.queue, place.state)}" for place in request.ranks)
+        where = ", ".join(f"{folded(place.ranks)} {_short(place.queue, place.state)}" for place in request.ranks)
     return f"{where}; holds {request.holds}" if request.holds else where
 
 

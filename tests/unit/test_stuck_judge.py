@@ -200,5 +200,8 @@ def test_ranks_of_one_group_in_different_states() -> None:
     two = look("decode", entry("decode.transfer", age_s=59.0), tp=1)
     document = result(replace(look("prefill"), last={7: Last("Success", 40.0, True)}), one, two)
     [request] = document.requests
-    assert [(place.rank, place.state) for place in request.ranks] == [("tp0", "Success"), ("tp1", "WaitingForInput")]
+    assert [(place.ranks, place.state) for place in request.ranks] == [
+        (("tp0",), "Success"),
+        (("tp1",), "WaitingForInput"),
+    ]
     assert [found.code for found in document.findings] == ["PD142"]

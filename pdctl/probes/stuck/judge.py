@@ -6,24 +6,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from pdctl.findings import Finding, finding
-from pdctl.model import UNKNOWN, Identity, KVPoll, poll_name
+from pdctl.model import UNKNOWN, KVPoll, poll_name
 from pdctl.probes.queues.words import rooms as some_rooms
 from pdctl.probes.queues.words import seconds
 from pdctl.probes.stuck import STUCK_S, UNHEARD_S
 from pdctl.probes.stuck.model import Place, RankLooks, SideSpace, StuckDocument, Waiting
-from pdctl.probes.stuck.sides import COMPUTED, OTHER, Side, peer_words, sides_of, space_of
-from pdctl.rooms import NO_LIMIT, NOT_KNOWN, Cover, RoomEntry, Rooms
-
-_PLACE_OF = (
-    "decode.pending",
-    "decode.prealloc",
-    "decode.retracted",
-    "decode.transfer",
-    "prefill.bootstrap",
-    "prefill.inflight",
-    "waiting",
-)
-"""Queues in which a request waits. A request that is in two of them (pending, prealloc) is in the first."""
+from pdctl.probes.stuck.sides import COMPUTED, OTHER, QUEUE_ORDER, Key, Seen, Side, peer_words, sides_of, space_of
+from pdctl.rooms import NO_LIMIT, NOT_KNOWN, Cover, RoomEntry
 
 
 def judge(
@@ -58,8 +47,8 @@ def judge(
 
 _SORTS = {
     "age": lambda r: (-r.age_s, r.side, r.room),
-    "queue": lambda r: (_PLACE_OF.index(r.queue), -r.age_s, r.room),
-    "rank": lambda r: (r.side, _PLACE_OF.index(r.queue), -r.age_s, r.room),
+    "queue": lambda r: (QUEUE_ORDER[r.queue], -r.age_s, r.room),
+    "rank": lambda r: (r.side, QUEUE_ORDER[r.queue], -r.age_s, r.room),
 }
 
 
@@ -67,16 +56,16 @@ _SORTS = {
 
 
 def _waiting(side: Side, other: Sequence[Side], pause_s: float, full: SideSpace | None) -> list[Waiting]:
-    by_request: dict[tuple[int, str], list[tuple[Identity, Rooms, RoomEntry]]] = defaultdict(list)
-    for look in side.looks:
-        if look.second is not None:
-            for entry in _places(look.second):
-                by_request[entry.room, entry.rid].append((look.identity, look.second, entry))
-    gone = {(e.queue, look.identity.label) for look in side.looks for e in _left(look)}
+    answer = side.first_answer
+    if answer is None:
+        return []
+    covers = _Covers(answer.covers)
     found = []
-    for (room, rid), places in by_request.items():
-        identity, rooms, entry = max(places, key=lambda place: place[2].age_s)
-        cover, left_s, note = _cover(rooms.covers, entry)
+    for (room, rid), seen in side.requests.items():
+        entry = seen[0].entry if len(seen) == 1 else max(seen, key=lambda each: each.entry.age_s).entry
+        if entry.queue not in QUEUE_ORDER:
+            continue
+        cover, left_s, note = covers.of(entry)
         peer, ended = peer_words(room, side, other)
         found.append(
             Waiting(
@@ -87,12 +76,10 @@ def _waiting(side: Side, other: Sequence[Side], pause_s: float, full: SideSpace 
                 queue=entry.queue,
                 state=poll_name(entry.state),
                 age_s=entry.age_s,
-                ranks=tuple(
-                    Place(f"tp{i.tp}", e.queue, poll_name(e.state), e.age_s, e.slot, e.kv) for i, _, e in places
-                ),
+                ranks=tuple(_place(each) for each in seen),
                 peer=peer,
                 peer_ended_s=ended,
-                progress=_progress(side, room, rid, pause_s, entry, (entry.queue, identity.label) in gone),
+                progress=_progress(side, (room, rid), entry, pause_s),
                 cover=_cover_name(cover),
                 limit_s=cover.limit_s if cover.limit_s > 0 else None,
                 left_s=left_s,
@@ -104,40 +91,17 @@ def _waiting(side: Side, other: Sequence[Side], pause_s: float, full: SideSpace 
     return found
 
 
-def _places(rooms: Rooms) -> list[RoomEntry]:
-    """Return every waiting request once, in the first of the queues it is in."""
-    seen: dict[tuple[int, str], RoomEntry] = {}
-    for entry in rooms.rooms:
-        if entry.queue not in _PLACE_OF:
-            continue
-        old = seen.get((entry.room, entry.rid))
-        if old is None or _PLACE_OF.index(entry.queue) < _PLACE_OF.index(old.queue):
-            seen[entry.room, entry.rid] = entry
-    return list(seen.values())
+def _place(seen: Seen) -> Place:
+    entry = seen.entry
+    return Place(seen.ranks, entry.queue, poll_name(entry.state), entry.age_s, entry.slot, entry.kv)
 
 
-def _left(look: RankLooks) -> list[RoomEntry]:
-    """Return what was in a queue at the first look and is no longer there at the second."""
-    if look.first is None or look.second is None:
-        return []
-    now = {(entry.queue, entry.rid) for entry in look.second.rooms}
-    return [entry for entry in look.first.rooms if (entry.queue, entry.rid) not in now]
-
-
-def _progress(side: Side, room: int, rid: str, pause_s: float, entry: RoomEntry, others_left: bool) -> str:
+def _progress(side: Side, key: Key, entry: RoomEntry, pause_s: float) -> str:
     if 0 <= entry.age_s < pause_s:
         return "new"
-    before = after = None
-    for look in side.looks:
-        if look.first is None or look.second is None:
-            continue
-        before = {(e.queue, e.state, e.slot, e.dp, e.kv) for e in look.first.rooms if (e.room, e.rid) == (room, rid)}
-        after = {(e.queue, e.state, e.slot, e.dp, e.kv) for e in look.second.rooms if (e.room, e.rid) == (room, rid)}
-        if before != after:
-            return "moving" if before else "new"
-    if before is None:
+    if not side.watched:
         return "unknown"
-    return "in line" if others_left else "still"
+    return side.changed.get(key) or ("in line" if entry.queue in side.left else "still")
 
 
 def _holds(entry: RoomEntry) -> str:
@@ -156,17 +120,21 @@ def _behind(room: int, entry: RoomEntry, full: SideSpace) -> str:
 # ---- what ends it ----------------------------------------------------------------------------------------------------
 
 
-def _cover(covers: Sequence[Cover], entry: RoomEntry) -> tuple[Cover, float | None, str]:
-    """Return (what covers it, seconds left, what there is to say of its clock)."""
-    exact = next((c for c in covers if c.queue == entry.queue and c.state == entry.state), None)
-    general = next((c for c in covers if c.queue == entry.queue and c.state == UNKNOWN), None)
-    nothing = general or Cover(entry.queue, UNKNOWN, NO_LIMIT)
-    if exact is None:
-        return nothing, None, ""
-    if entry.clock_s >= 0:
-        left = exact.limit_s - entry.clock_s if exact.limit_s > 0 else None
-        return exact, left, ""
-    return Cover(entry.queue, entry.state, NO_LIMIT), None, f"{exact.name} starts {exact.clock}"
+class _Covers:
+    """What ends a request, by queue and state."""
+
+    def __init__(self, covers: Sequence[Cover]) -> None:
+        self._by = {(cover.queue, cover.state): cover for cover in covers}
+
+    def of(self, entry: RoomEntry) -> tuple[Cover, float | None, str]:
+        """Return (what covers it, seconds left, what there is to say of its clock)."""
+        exact = self._by.get((entry.queue, entry.state)) if entry.state != UNKNOWN else None
+        if exact is None:
+            return self._by.get((entry.queue, UNKNOWN)) or Cover(entry.queue, UNKNOWN, NO_LIMIT), None, ""
+        if entry.clock_s >= 0:
+            left = exact.limit_s - entry.clock_s if exact.limit_s > 0 else None
+            return exact, left, ""
+        return Cover(entry.queue, entry.state, NO_LIMIT), None, f"{exact.name} starts {exact.clock}"
 
 
 def _cover_name(cover: Cover) -> str:
@@ -206,7 +174,7 @@ def _findings(
                 f" {_end(oldest)}",
                 group=side,
                 rooms=tuple(one.room for one in ones),
-                ranks=tuple(dict.fromkeys(place.rank for one in ones for place in one.ranks)),
+                ranks=tuple(dict.fromkeys(rank for one in ones for place in one.ranks for rank in place.ranks)),
                 evidence=_evidence(ones, space),
             )
         )
@@ -225,7 +193,7 @@ def _code(request: Waiting, peers: dict[tuple[str, str], list[Side]], pause_s: f
     if request.queue == "decode.prealloc" and request.note and "space" in request.note:
         return ""  # full is not stuck
     other = peers[(request.cluster, OTHER.get(request.role, ""))]
-    known = other and all(look.second is not None for side in other for look in side.looks)
+    known = other and all(side.answered for side in other)
     has = request.peer.partition(" has it in ")[1]
     if known and not has and ended_s is None:
         return "PD143"

@@ -40,9 +40,12 @@ class RankLooks:
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A request on one rank. slot: -1 without one. kv: tokens of KV space held, -1 unknown. age_s: -1.0 unknown."""
+    """Where a request is, on the ranks that say the same of it.
 
-    rank: str
+    slot: -1 without one. kv: tokens of KV space held, -1 unknown. age_s: -1.0 unknown.
+    """
+
+    ranks: tuple[str, ...]
     queue: str
     state: str
     age_s: float

@@ -2,22 +2,53 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from operator import attrgetter
+from typing import Any
 
-from pdctl.model import UNKNOWN, Identity, poll_name
-from pdctl.probes.queues.words import seconds
+from pdctl.model import UNKNOWN, poll_name
+from pdctl.probes.queues.words import names, seconds
 from pdctl.probes.stuck.model import RankLooks, SideSpace
 from pdctl.rooms import RoomEntry, Rooms, Space
 
 OTHER = {"prefill": "decode", "decode": "prefill"}
 COMPUTED = ("waiting", "running")
+WAITING_IN = (
+    "decode.pending",
+    "decode.prealloc",
+    "decode.retracted",
+    "decode.transfer",
+    "prefill.bootstrap",
+    "prefill.inflight",
+    "waiting",
+)
+"""Queues in which a request waits."""
+QUEUE_ORDER = {queue: place for place, queue in enumerate(WAITING_IN)}
+
+
+Key = tuple[int, str]
+"""Room and rid: a request."""
+
+_PLACE = attrgetter("queue", "room", "rid", "slot", "state", "dp", "kv")
+_REQUEST = attrgetter("room", "rid")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A request in a queue, on one rank or on several that say the same of it."""
+
+    ranks: tuple[str, ...]
+    entry: RoomEntry
 
 
 @dataclass
 class Side:
-    """The ranks of one group: those that have the same requests."""
+    """The ranks of one group: those that have the same requests.
+
+    Most of them say the same of every request; that is compared as a whole, and only who differs is looked at by itself.
+    """
 
     title: str
     role: str
@@ -28,6 +59,84 @@ class Side:
     def key(self) -> tuple[str, str]:
         """Cluster and role."""
         return self.cluster, self.role
+
+    @cached_property
+    def parts(self) -> list[tuple[tuple[str, ...], RankLooks]]:
+        """Ranks that answered, those together that say the same, and the first of each lot."""
+        lots: list[tuple[list[str], RankLooks, list[Any]]] = []
+        for look in self.looks:
+            if look.second is None:
+                continue
+            name, said = f"tp{look.identity.tp}", list(map(_PLACE, look.second.rooms))
+            lot = next((lot for lot in lots if lot[2] == said), None)
+            if lot is None:
+                lots.append(([name], look, said))
+            else:
+                lot[0].append(name)
+        return [(tuple(ranks), look) for ranks, look, _ in lots]
+
+    @cached_property
+    def requests(self) -> dict[Key, list[Seen]]:
+        """Every request with where it is; one that is in two queues of a rank (pending, prealloc) is in the first."""
+        found: dict[Key, list[Seen]] = {}
+        for ranks, look in self.parts:
+            assert look.second is not None
+            first: dict[Key, RoomEntry] = {}
+            for entry in sorted(look.second.rooms, key=_in_order):
+                first.setdefault((entry.room, entry.rid), entry)
+            for key, entry in first.items():
+                found.setdefault(key, []).append(Seen(ranks, entry))
+        return found
+
+    @cached_property
+    def rooms(self) -> dict[int, list[Seen]]:
+        """Every room with where it is."""
+        found: dict[int, list[Seen]] = {}
+        for (room, _), seen in self.requests.items():
+            found.setdefault(room, []).extend(seen)
+        return found
+
+    @cached_property
+    def changed(self) -> dict[Key, str]:
+        """Requests that were elsewhere, in another state, or not here at the first look: ``moving`` or ``new``."""
+        found: dict[Key, str] = {}
+        for _, look in self.parts:
+            if look.first is None or look.second is None:
+                continue
+            known = set(map(_REQUEST, look.first.rooms))
+            for change in set(map(_PLACE, look.second.rooms)) - set(map(_PLACE, look.first.rooms)):
+                key = change[1], change[2]
+                found[key] = "moving" if key in known else "new"
+        return found
+
+    @cached_property
+    def left(self) -> frozenset[str]:
+        """Queues that a request has left between the two looks."""
+        gone: set[str] = set()
+        for _, look in self.parts:
+            if look.first is not None and look.second is not None:
+                now = {(entry.queue, entry.rid) for entry in look.second.rooms}
+                gone |= {entry.queue for entry in look.first.rooms if (entry.queue, entry.rid) not in now}
+        return frozenset(gone)
+
+    @cached_property
+    def watched(self) -> bool:
+        """Whether some rank answered both looks."""
+        return any(look.first is not None and look.second is not None for look in self.looks)
+
+    @cached_property
+    def answered(self) -> bool:
+        """Whether every rank of it answered."""
+        return all(look.second is not None for look in self.looks)
+
+    @cached_property
+    def first_answer(self) -> Rooms | None:
+        """What the first rank that answered said."""
+        return next((look.second for look in self.looks if look.second is not None), None)
+
+
+def _in_order(entry: RoomEntry) -> int:
+    return QUEUE_ORDER.get(entry.queue, len(QUEUE_ORDER))
 
 
 def sides_of(looks: Iterable[RankLooks]) -> list[Side]:
@@ -52,11 +161,7 @@ def peer_words(room: int, side: Side, other: Sequence[Side]) -> tuple[str, float
         return "no room: a request without disaggregation", None
     if not other:
         return f"no {OTHER[side.role]} rank in sight", None
-    said: list[str] = []
-    for peer in other:
-        have = [(look.identity, entry) for look in peer.looks if look.second for entry in _every(look.second, room)]
-        if have:
-            said.append(_there(peer, have))
+    said = [_there(peer, peer.rooms[room]) for peer in other if room in peer.rooms]
     if said:
         return "; ".join(said), None
     last = [(peer, look, look.last[room]) for peer in other for look in peer.looks if room in look.last]
@@ -75,19 +180,23 @@ def peer_words(room: int, side: Side, other: Sequence[Side]) -> tuple[str, float
     return f"no {OTHER[side.role]} rank has it{'' if forgot else ' now'}", None
 
 
-def _every(rooms: Rooms, room: int) -> list[RoomEntry]:
-    return [entry for entry in rooms.rooms if entry.room == room]
+def _there(peer: Side, have: Sequence[Seen]) -> str:
+    states: dict[str, list[str]] = {}
+    for seen in have:
+        queue, state = seen.entry.queue, seen.entry.state
+        words = queue.partition(".")[2] or queue
+        if state != UNKNOWN and queue not in COMPUTED:
+            words += f" {poll_name(state)}"
+        states.setdefault(words, []).extend(seen.ranks)
+    if len(states) == 1:
+        return f"{peer.title} has it in {next(iter(states))}"
+    return f"{peer.title} has it in " + ", ".join(f"{words} ({folded(ranks)})" for words, ranks in states.items())
 
 
-def _there(peer: Side, have: Sequence[tuple[Identity, RoomEntry]]) -> str:
-    states: dict[str, list[str]] = defaultdict(list)
-    for identity, entry in have:
-        name = entry.queue.partition(".")[2] or entry.queue
-        state = f" {poll_name(entry.state)}" if entry.state != UNKNOWN and entry.queue not in COMPUTED else ""
-        states[f"{name}{state}"].append(f"tp{identity.tp}")
-    whole = len(states) == 1
-    words = [text if whole else f"{'+'.join(dict.fromkeys(ranks))} {text}" for text, ranks in states.items()]
-    return f"{peer.title} has it in {', '.join(words)}"
+def folded(ranks: Sequence[str]) -> str:
+    """Return the ranks of a group in few words: ``tp0``, ``tp0 and tp1``, ``tp0, tp1 and 61 more``."""
+    named = list(dict.fromkeys(ranks))
+    return names(named) if len(named) <= 3 else f"{named[0]}, {named[1]} and {len(named) - 2} more"
 
 
 # ---- space -----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,97 @@
+"""What judging takes: every probe's pure judge on synthetic snapshots, decoded as they come from the ranks.
+
+    python -m benchmarks.judges [--ranks 64] [--requests 10000]
+
+Ranks are a decode group of that size, every rank with the same requests, as the engine has it (one room differs on one
+rank), and a prefill rank that has them, too. A line of JSON each: milliseconds of CPU to decode the answers and to
+judge, and the growth of the process in MiB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from pdctl.model import Identity, KVPoll
+from pdctl.probes.stuck.judge import judge as judge_stuck
+from pdctl.probes.stuck.model import RankLooks
+from pdctl.rooms import Cover, RoomEntry, Rooms, Space
+
+BASE = Identity(
+    engine="bench", engine_version="0", pdctl_version="0", role="decode", host="h", pid=1, proc_start=1,
+    started_wall_ns=1, started_mono_ns=1, instance="i", service="decode", cluster="", world="w", world_rank=0,
+)  # fmt: skip
+COVERS = (Cover("decode.transfer", KVPoll.WAITING_FOR_INPUT, 300.0, "WAITING"),)
+
+
+def answer(requests: int, *, without: int = -1, queue: str = "decode.transfer") -> bytes:
+    """Return a rank's answer to ``rooms`` with so many requests, as it comes over the wire."""
+    rooms = [
+        RoomEntry(queue, (1 << 62) + room, f"request-{room:08d}", room, 2, 12.0, 12.0, 2048, 2048, 0, "10.0.0.1:8998")
+        for room in range(requests)
+        if room != without
+    ]
+    return msgspec.msgpack.encode(
+        Rooms(1, 1, rooms, COVERS, Space(), {"request_status": [r.room for r in rooms]}, {}, {})
+    )
+
+
+def timed(what: Callable[[], Any], times: int) -> tuple[float, Any]:
+    """Return (median milliseconds of CPU, the last result)."""
+    spent = []
+    result = None
+    for _ in range(times):
+        result = None
+        started = time.process_time()
+        result = what()
+        spent.append((time.process_time() - started) * 1000)
+    return statistics.median(spent), result
+
+
+def rss_mib() -> float:
+    """Return the largest the process has been, MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the results; exit status 0."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=64)
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--times", type=int, default=5)
+    options = parser.parse_args(arguments)
+    raw = [answer(options.requests, without=7 if rank == 1 else -1) for rank in range(options.ranks - 1)]
+    raw.append(answer(options.requests, queue="prefill.inflight"))
+    before = rss_mib()
+    decode_ms, answers = timed(lambda: [msgspec.msgpack.decode(data, type=Rooms) for data in raw], options.times)
+    looks = []
+    for rank, rooms in enumerate(answers):
+        prefill = rank == options.ranks - 1
+        identity = msgspec.structs.replace(
+            BASE, role="prefill" if prefill else "decode", service="p" if prefill else "d",
+            tp=0 if prefill else rank, tp_size=1 if prefill else options.ranks - 1,
+        )  # fmt: skip
+        looks.append(RankLooks(identity, "live", first=rooms, second=rooms, recorded=True))
+    judge_ms, document = timed(lambda: judge_stuck(looks, pause_s=2.0), options.times)
+    print(
+        json.dumps(
+            {
+                "benchmark": "judge", "probe": "stuck", "ranks": options.ranks, "requests": options.requests, "decode_ms": round(decode_ms, 1),
+                "judge_ms": round(judge_ms, 1), "rss_added_mib": round(rss_mib() - before, 1),
+                "rows": len(document.requests), "findings": len(document.findings),
+            }
+        )
+    )  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
