@@ -84,7 +84,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(
         json.dumps(
             {
-                "benchmark": "judge", "probe": "stuck", "ranks": options.ranks, "requests": options.requests, "decode_ms": round(decode_ms, 1),
+                "benchmark": "judge", "probe": "stuck", "ranks": options.ranks, "requests": options.requests,
+                "decode_ms": round(decode_ms, 1),
                 "judge_ms": round(judge_ms, 1), "rss_added_mib": round(rss_mib() - before, 1),
                 "rows": len(document.requests), "findings": len(document.findings),
             }

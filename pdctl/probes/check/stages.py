@@ -83,9 +83,47 @@ def _stuck(looking: Looking) -> Outcome:
     return Outcome("", f"{len(document.requests)} requests wait, none is stuck", document.findings, document.problems)
 
 
+def _config(looking: Looking) -> Outcome:
+    from pdctl.probes.config.collect import collect
+    from pdctl.probes.config.judge import judge
+
+    document = judge(collect(looking.found.ranks, looking.client))
+    servers = len(document.servers)
+    said = f"{servers} server{'s'[: servers != 1]} agree on what they must agree on"
+    return Outcome("", said, document.findings, document.problems)
+
+
+def _metadata(looking: Looking) -> Outcome:
+    from pdctl.probes.metadata.collect import collect
+    from pdctl.probes.metadata.judge import judge
+
+    document = judge(collect(looking.found, looking.client, sums=False), now_s=time.time())
+    return Outcome("", f"{len(document.slots)} slots in use, each its owner's", document.findings, document.problems)
+
+
+def _stacks(looking: Looking) -> Outcome:
+    from pdctl.probes.stacks.collect import collect
+    from pdctl.probes.stacks.judge import judge
+
+    document = judge(collect(looking.found, looking.client), with_collectives=True)
+    return Outcome("", "no rank sits in another collective than its peers", document.findings, document.problems)
+
+
+def _leaks(looking: Looking) -> Outcome:
+    from pdctl.probes.leaks.collect import collect
+    from pdctl.probes.leaks.judge import judge
+
+    document = judge(collect(looking.found, looking.client, watch_s=looking.watch_s), watch_s=looking.watch_s)
+    return Outcome("", "nothing is held without an owner", document.findings, document.problems)
+
+
 STAGES: tuple[Stage, ...] = (
     Stage("ranks", "every rank answers", "one question to each rank", _ranks),
+    Stage("config", "both sides agree on what they must agree on", "two questions to each rank", _config),
     Stage("queues", "the ranks of each group are in step", "reads recordings", _queues),
-    Stage("stuck", "every waiting request will end", "two questions to each rank", _stuck),
+    Stage("metadata", "slots hold their owners' rooms", "reads slots twice, and recordings", _metadata),
+    Stage("stuck", "every waiting request will end", "two questions to each rank, a pause apart", _stuck),
+    Stage("stacks", "no rank sits in another collective than its peers", "several stacks of each rank", _stacks),
+    Stage("leaks", "nothing is held without an owner", "several questions to each rank over a while", _leaks),
 )
 """From cheap to intrusive."""
