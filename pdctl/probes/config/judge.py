@@ -20,8 +20,8 @@ _MUST_AGREE = {
     "kv_item_lens": "nobody compares it: the bytes of a token differ, so KV is written to the wrong places",
 }
 """Settings in which sides that deal with each other must agree, and what the engine does when they do not."""
-_OF_A_NODE = ("disaggregation_ib_device", "host")
-"""Settings that may differ from node to node of one server."""
+_OF_A_NODE = ("disaggregation_ib_device", "host", "rank_port")
+"""Settings that may differ from node to node, or rank to rank, of one server."""
 _JOIN = " | "
 
 
