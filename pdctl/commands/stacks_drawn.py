@@ -32,7 +32,7 @@ def draw(document: StacksDocument, console: Console, *, wide: bool) -> None:
     _draw_collectives(document.collectives, console, wide=wide)
     if document.tree:
         console.print()
-        span = f", {document.looks} looks over {document.span_s:.1f} s" if document.looks > 1 else ", one look"
+        span = f", {document.looks} looks over {document.span_s:.1f} s" if document.looks > 1 else ", one look at most"
         console.print(f"stacks{span}", style="bold")
         for node in document.tree:
             console.print(_tree(node, wide=wide))

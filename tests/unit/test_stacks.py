@@ -253,6 +253,19 @@ def test_a_rank_without_an_answer_has_a_row_and_makes_it_partial() -> None:
     assert exit_code(judge([stopped])) is Exit.UNREACHABLE
 
 
+def test_a_stack_read_from_outside_is_marked_as_that() -> None:
+    stopped = RankLooks(identity(tp=1, tp_size=2), "live", "process is stopped", outside=RECV)
+    document = judge([rank(0, REQUESTS, RECV, tp_count=17, attn_count=164, size=2), stopped])
+    assert [(row.source, len(row.stack)) for row in document.ranks] == [("agent", 4), ("outside", 4)]
+    reason = document.groups[0].reason
+    assert reason.startswith(
+        "tp0 waits in broadcast of new requests, tp1 does not answer: process is stopped; seen from"
+    )
+    assert "outside in broadcast (distributed/distributed_c10d.py)" in reason
+    assert "one look" not in reason
+    assert "from outside: is in broadcast" in drawn(document)
+
+
 def test_collectives_from_the_recorder_the_stack_and_the_counter() -> None:
     def entry(pg: int, seq: int, op: str, *, retired: bool) -> FlightEntry:
         return FlightEntry(pg, "", seq, op, "gloo", ((2, 16),), "scheduled", retired, seq)
@@ -295,7 +308,7 @@ def test_what_py_spy_writes() -> None:
     text = b"""[{"pid": 41, "thread_id": 1, "thread_name": "pdctl-agent", "os_thread_id": 44, "active": true,
       "owns_gil": false, "frames": []},
      {"pid": 41, "thread_id": 2, "thread_name": "MainThread", "os_thread_id": 41, "active": true, "owns_gil": true,
-      "frames": [{"name": "sleep", "filename": "/a/b/c.py", "module": null, "short_filename": "c.py", "line": 7,
+      "frames": [{"name": "Poller.sleep", "filename": "/a/b/c.py", "module": null, "short_filename": "c.py", "line": 7,
                   "locals": null, "is_entry": true}]}]"""
     assert main_thread(text, 41) == (Frame("sleep", "b/c.py", 7),)
     assert main_thread(b"[]", 41) == ()

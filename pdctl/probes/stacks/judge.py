@@ -119,7 +119,13 @@ def _group(views: Sequence[RankLooks], members: list[int], said: _Names) -> tupl
         )
         for ranks in ranked
     )
-    reason = _reason(places, one_look="" in states) if odd else "all move" if all_move and len(members) > 1 else ""
+    reason = (
+        _reason(places, one_look=max(len(views[n].looks) for n in members) == 1)
+        if odd
+        else "all move"
+        if all_move and len(members) > 1
+        else ""
+    )
     group = GroupStacks(title=said.title(members), size=len(members), places=places, reason=reason)
     return group, odd
 
@@ -131,21 +137,19 @@ def _odd(ranked: list[list[int]], size: int) -> list[int]:
 
 
 def _place(view: RankLooks) -> tuple[str, ...]:
-    if view.silence and not _stack(view):
-        return ("silent", view.state, view.silence)
-    return words.place_of(view.last.call if view.last is not None else None, _stack(view))
+    if view.last is None:
+        return ("silent", view.state, view.silence, *words.place_of(None, view.outside))
+    return words.place_of(view.last.call, view.last.stack)
 
 
 def _where(view: RankLooks, *, plural: bool) -> str:
-    stack = _stack(view)
-    if view.silence and not stack:
-        if view.state != "live":
-            return f"{'are' if plural else 'is'} {view.state}" + (
-                f" ({view.silence})" if view.silence != view.state else ""
-            )
-        return f"{'do' if plural else 'does'} not answer: {view.silence}"
-    where = words.predicate(view.last.call if view.last is not None else None, stack, plural=plural)
-    return where if view.last is not None else f"{where} (seen from outside)"
+    if view.last is not None:
+        return words.predicate(view.last.call, view.last.stack, plural=plural)
+    if view.state != "live":
+        why = f" ({view.silence})" if view.silence not in ("", view.state) else ""
+        return f"{'are' if plural else 'is'} {view.state}{why}"
+    seen = f"; seen from outside in {words.innermost(view.outside)}" if view.outside else ""
+    return f"{'do' if plural else 'does'} not answer: {view.silence}{seen}"
 
 
 def _moves(views: Sequence[RankLooks]) -> str:

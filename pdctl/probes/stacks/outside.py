@@ -46,8 +46,13 @@ def dump(rank: FoundRank, timeout_s: float) -> tuple[Frame, ...]:
 
 
 def main_thread(text: bytes, pid: int) -> tuple[Frame, ...]:
-    """Return the main thread's frames of what ``py-spy dump --json`` wrote. Raises ValueError for other text."""
+    """Return the main thread's frames of what ``py-spy dump --json`` wrote. Raises ValueError for other text.
+
+    py-spy puts a class before a method's name where it can tell it; here, as in a rank's own answer, it is left out.
+    """
     threads = _decoder.decode(text)
     main = next((t for t in threads if t.os_thread_id == pid or t.thread_name == "MainThread"), None)
     frames = main.frames if main is not None else []
-    return tuple(Frame(frame.name, "/".join(frame.filename.split("/")[-2:]), frame.line) for frame in frames)
+    return tuple(
+        Frame(frame.name.rpartition(".")[2], "/".join(frame.filename.split("/")[-2:]), frame.line) for frame in frames
+    )

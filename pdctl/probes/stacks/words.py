@@ -31,8 +31,13 @@ def predicate(call: Call | None, stack: Sequence[Frame], *, plural: bool = False
         return f"{'wait' if plural else 'waits'} in {call.op}{_purpose(call)}"
     if stack:
         inside = f", in {call.inside}" if call is not None and call.inside else ""
-        return f"{'are' if plural else 'is'} in {stack[0].function} ({stack[0].file}){inside}"
+        return f"{'are' if plural else 'is'} in {innermost(stack)}{inside}"
     return "have no stack" if plural else "has no stack"
+
+
+def innermost(stack: Sequence[Frame]) -> str:
+    """Return ``run_batch (managers/scheduler.py)``."""
+    return f"{stack[0].function} ({stack[0].file})"
 
 
 def _purpose(call: Call) -> str:
