@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pdctl.discovery import Found
-    from pdctl.inject.drill.engine_load import Address
+    from pdctl.inject.drill.servers import Address
     from pdctl.lab.config import LabConfig
 
 app = typer.Typer(
@@ -170,8 +170,8 @@ def run(
 
     from pdctl.contexts import forbid_faults
     from pdctl.inject.drill import files
-    from pdctl.inject.drill.engine_load import Address
     from pdctl.inject.drill.journal import Journal, default_path
+    from pdctl.inject.drill.servers import Address
 
     out = Output(output)
     if not lab:  # a lab of its own is not what a context means
@@ -259,11 +259,11 @@ def _run(
     from pdctl.contexts import environment
     from pdctl.discovery import discover, with_env
     from pdctl.inject.audit import Audit, audit_path
-    from pdctl.inject.drill.engine_load import check
     from pdctl.inject.drill.journal import Journal
     from pdctl.inject.drill.load import Sender
     from pdctl.inject.drill.own_lab import describe, own_lab
     from pdctl.inject.drill.run import Run
+    from pdctl.inject.drill.servers import check, check_version
 
     assert isinstance(kept, Journal)
     env = with_env(environment(), run_dir, record_dir)
@@ -275,6 +275,7 @@ def _run(
         if address is not None and isinstance(load, LabLoad):
             pair = address.reach()
             check(load, pair)
+            check_version(pair, {rank.identity.engine_version for rank in found.ranks} - {""})
         sender = Sender(load, pair or config, drill.seed)
         with Client(timeout_s=TIMEOUT_S, rank_timeout_s=rank_timeout_s) as client:
             return Run(

@@ -40,61 +40,82 @@ def told(pair: Pair, label: str, room: int) -> list[int]:
     return [event.a for event in events if event.kind is EventKind.DP_ANSWER and event.room == room]
 
 
+def warmed(pair: Pair) -> None:
+    """Both prefill dp ranks serve, and register what they serve."""
+    for dp in (0, 1):
+        [answer] = pair.begin(1, prefill_dp=dp)
+        assert answer().tokens
+        assert registered(pair, pair.rooms[-1]) == dp
+
+
+def hidden_from_one(pair: Pair) -> None:
+    """One decode rank waits for what the other knows; both keep the request on the same queue all the same."""
+    with fault(pair, "--hide-registration", rank="decode:tp0") as placed:
+        [answer] = pair.begin(1, limit_s=300, prefill_dp=1)
+        room = pair.rooms[-1]
+        wait_for("hide-registration has fired", placed.fired, 60, 0.5)
+        wait_for("tp1 was told", lambda: 1 in told(pair, TP1, room), 60)
+        assert registered(pair, room) == 1
+        assert 1 not in told(pair, TP0, room)
+        pending = pair.queued("decode.pending")
+        assert (room in pending[TP0], room in pending[TP1]) == (True, False)
+        prealloc = pair.queued("decode.prealloc")
+        assert room in prealloc[TP0] & prealloc[TP1]
+        assert pair.pdctl("diff-queues").returncode == 0
+        assert placed.heal()["fired"] > 0
+        assert answer().tokens
+
+
+def registered_late(pair: Pair) -> None:
+    """Both decode ranks wait until the room is registered; other rooms are served meanwhile."""
+    with fault(pair, "--delay-registration", "4m", rank="prefill:dp0") as placed:
+        [answer] = pair.begin(1, limit_s=300, prefill_dp=0)
+        room = pair.rooms[-1]
+        wait_for("delay-registration has fired", placed.fired, 60, 0.5)
+        wait_for("both were told nothing", lambda: told(pair, TP0, room) == told(pair, TP1, room) == [-1], 60)
+        assert registered(pair, room) is None
+        pending = pair.queued("decode.pending")
+        assert room in pending[TP0] & pending[TP1]
+        [other] = pair.begin(1, prefill_dp=0)
+        assert other().tokens
+        assert placed.heal()["released"] == 1
+        assert answer().tokens
+        assert registered(pair, room) == 0
+        assert told(pair, TP0, room) == told(pair, TP1, room) == [-1, 0]
+
+
+def registered_elsewhere(pair: Pair) -> None:
+    """Decode asks a rank that never hears of the room; healing does not undo it, and the client gives up."""
+    with fault(pair, "--misroute", "1", "--hits", "1", rank="prefill:dp0") as placed:
+        [answer] = pair.begin(1, limit_s=15, prefill_dp=0)
+        room = pair.rooms[-1]
+        wait_for("decode was told", lambda: told(pair, TP0, room)[-1:] == told(pair, TP1, room)[-1:] == [1], 60)
+        assert placed.process.wait(60) == 0
+        assert registered(pair, room) == 1
+        assert room in pair.queued("prefill.bootstrap")["prefill dp0 pp0 tp0"]
+        assert answer().tokens is None
+    assert all(outcome.tokens for outcome in pair.generate(2))
+
+
+def of_another(pair: Pair) -> None:
+    """One rank reads the room of an earlier request, and aborts what the other commits."""
+    before = pair.rooms[0]
+    with fault(pair, "--stale-metadata", str(before), "--hits", "1"):
+        pair.begin(1, limit_s=60)
+        room = pair.rooms[-1]
+        wait_for("diff-queues sees it", lambda: pair.pdctl("diff-queues").returncode == 1, 120, 1)
+        stream = pair.recordings()[TP1].stream("decode.transfer")
+        assert stream is not None
+        ended = [i for run in stream.runs for i in stream.items(run) or [] if i.room == room and i.action]
+        assert [(item.action, item.found) for item in ended] == [(Action.ABORTED, before)]
+
+
 def test_registration(site: Path, namespace: Namespace, tmp_path: Path) -> None:
     env = with_dp_attention(engine("0.5.13.post1", site), tmp_path)
     arguments = (*ARGUMENTS, "--load-balance-method", "round_robin")
     with Pair.start(env, namespace, tmp_path, prefill_tp=2, prefill_args=arguments) as pair:
-        for dp in (0, 1):
-            [answer] = pair.begin(1, prefill_dp=dp)
-            assert answer().tokens
-            assert registered(pair, pair.rooms[-1]) == dp
-
-        with fault(pair, "--hide-registration", rank="decode:tp0") as placed:
-            [answer] = pair.begin(1, limit_s=300, prefill_dp=1)
-            room = pair.rooms[-1]
-            wait_for("hide-registration has fired", placed.fired, 60, 0.5)
-            wait_for("tp1 was told", lambda: 1 in told(pair, TP1, room), 60)
-            pending = pair.queued("decode.pending")
-            assert (room in pending[TP0], room in pending[TP1]) == (True, False)
-            prealloc = pair.queued("decode.prealloc")
-            assert room in prealloc[TP0] & prealloc[TP1]  # the same queue all the same
-            assert pair.pdctl("diff-queues").returncode == 0
-            assert registered(pair, room) == 1
-            assert placed.heal()["fired"] > 0
-            assert answer().tokens
-
-        with fault(pair, "--delay-registration", "4m", rank="prefill:dp0") as placed:
-            [answer] = pair.begin(1, limit_s=300, prefill_dp=0)
-            room = pair.rooms[-1]
-            wait_for("delay-registration has fired", placed.fired, 60, 0.5)
-            wait_for("both were told nothing", lambda: told(pair, TP0, room) == told(pair, TP1, room) == [-1], 60)
-            assert registered(pair, room) is None
-            pending = pair.queued("decode.pending")
-            assert room in pending[TP0] & pending[TP1]
-            [other] = pair.generate(1)  # one room at a time
-            assert other.tokens
-            assert placed.heal()["released"] == 1
-            assert answer().tokens
-            assert registered(pair, room) == 0
-            assert told(pair, TP0, room) == told(pair, TP1, room) == [-1, 0]
-
-        with fault(pair, "--misroute", "1", "--hits", "1", rank="prefill:dp0") as placed:
-            [answer] = pair.begin(1, limit_s=10, prefill_dp=0)
-            room = pair.rooms[-1]
-            wait_for("decode was told the wrong one", lambda: told(pair, TP0, room) == told(pair, TP1, room) == [1], 60)
-            assert placed.process.wait(60) == 0
-        assert registered(pair, room) == 1
-        assert room in pair.queued("prefill.bootstrap")["prefill dp0 pp0 tp0"]
-        assert answer().tokens is None  # decode waits for a rank that never hears of it, until the client gives up
-        assert all(outcome.tokens for outcome in pair.generate(2))
-
-        # Last, since it leaves the pair diverged: one rank aborts what the other commits.
-        before = pair.rooms[0]
-        with fault(pair, "--stale-metadata", str(before), "--hits", "1"):
-            pair.begin(1, limit_s=60)
-            room = pair.rooms[-1]
-            wait_for("diff-queues sees it", lambda: pair.pdctl("diff-queues").returncode == 1, 120, 1)
-            stream = pair.recordings()[TP1].stream("decode.transfer")
-            assert stream is not None
-            ended = [i for run in stream.runs for i in stream.items(run) or [] if i.room == room and i.action]
-            assert [(item.action, item.found) for item in ended] == [(Action.ABORTED, before)]
+        warmed(pair)
+        hidden_from_one(pair)
+        registered_late(pair)
+        registered_elsewhere(pair)
+        of_another(pair)  # last: it leaves the pair diverged

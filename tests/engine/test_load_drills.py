@@ -47,6 +47,9 @@ def test_dp_routing(version: str, verdict: str, site: Path, namespace: Namespace
     arguments = (*ARGUMENTS, "--load-balance-method", "follow_bootstrap_room")
     with Pair.start(env, namespace, tmp_path, prefill_tp=2, decode_tp=1, prefill_args=arguments, wrap=env.wrap) as pair:
         assert {"prefill dp0 pp0 tp0", "prefill dp1 pp0 tp0"} <= {rank.identity.label for rank in pair.ranks()}
+        assert all(
+            pair.begin(1, first_room=room)[0]().tokens for room in (8, 9)
+        )  # a first request may take half a minute
         manifest, during = drill(pair, "dp-routing", verdict, tmp_path / "journal")
         assert manifest.servers.endswith("bootstrap 127.0.0.1:30300")
         assert (during.sent, during.misrouted, during.completed) == (1, 1, 0)
@@ -65,6 +68,7 @@ def test_dp_routing(version: str, verdict: str, site: Path, namespace: Namespace
 def test_pp_orphan(version: str, verdict: str, site: Path, namespace: Namespace, tmp_path: Path) -> None:
     arguments = ("--pp-size", "2")
     with Pair.start(engine(version, site), namespace, tmp_path, decode_tp=1, prefill_args=arguments) as pair:
+        assert pair.one_by_one(1) != [None]
         _, during = drill(pair, "pp-orphan", verdict, tmp_path / "journal")
         # Both requests failed on the first stage, and the client was told.
         assert (during.sent, during.aborted, during.failed) == (2, 2, 2)

@@ -9,8 +9,9 @@ import pytest
 
 from pdctl.engines.sglang.server import Info, Server
 from pdctl.errors import Exit, PdctlError
-from pdctl.inject.drill.engine_load import Address, Pair, Tokens, check, plain
+from pdctl.inject.drill.engine_load import Tokens, plain
 from pdctl.inject.drill.schema import LabLoad
+from pdctl.inject.drill.servers import Address, Pair, check, check_version
 
 
 def info(version: str = "0.5.13.post1", dp: int = 2, balance: str = "follow_bootstrap_room") -> Info:
@@ -102,6 +103,14 @@ def test_a_load_that_these_servers_can_not_take() -> None:
     ):
         with pytest.raises(PdctlError, match=says):
             check(load, pair)
+
+
+def test_servers_of_another_version_than_the_ranks_found() -> None:
+    pair = Pair(Server.parse("a:1", "prefill"), Server.parse("a:2", "decode"), ("a", 8998), info(), info("0.5.9"))
+    check_version(pair, {"0.5.13.post1", "0.5.9"})
+    check_version(pair, set())
+    with pytest.raises(PdctlError, match=r"http://a:2 is of SGLang 0.5.9, the ranks found are of 0.5.13.post1"):
+        check_version(pair, {"0.5.13.post1"})
 
 
 def test_a_plain_load_does_no_harm() -> None:

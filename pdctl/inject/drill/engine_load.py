@@ -10,107 +10,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pdctl import durations
-from pdctl.engines.sglang.server import Call, CallError, Info, Server, abort, ask, generate_body
-from pdctl.errors import Exit, PdctlError
+from pdctl.engines.sglang.server import CONNECT_S, Call, CallError, abort, generate_body
 from pdctl.inject.drill.records import LoadLine
 from pdctl.inject.drill.schema import LabLoad
+from pdctl.inject.drill.servers import Pair, check
 
-MOST_CONCURRENCY = 256
-"""Each request that waits takes two threads here."""
 PROMPTS = 4
 PLAIN = (4, 8)
 """How many requests a plain load has: at least, at most."""
 OTHER_HALF_S = 5.0
 """How long the half that nobody waits for may go on once a load is over."""
 _DAY_S = 86_400.0
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Both servers, what they say of themselves, and where decode is told that the prefill's bootstrap server is."""
-
-    prefill: Server
-    decode: Server
-    bootstrap: tuple[str, int]
-    prefill_info: Info
-    decode_info: Info
-
-    @property
-    def servers(self) -> dict[str, Server]:
-        """Both servers, by role."""
-        return {"prefill": self.prefill, "decode": self.decode}
-
-    def describe(self) -> str:
-        """Return where requests go, in words."""
-        host, port = self.bootstrap
-        return f"prefill {self.prefill.url} decode {self.decode.url} bootstrap {host}:{port}"
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where an operator says that the servers are. bootstrap: None for what the prefill server says."""
-
-    prefill: Server
-    decode: Server
-    bootstrap: tuple[str, int] | None = None
-
-    @classmethod
-    def parse(cls, prefill_url: str, decode_url: str, bootstrap: str) -> Address | None:
-        """Return what the three options say, None where none is given. Raises PdctlError (USAGE)."""
-        if not prefill_url and not decode_url:
-            if bootstrap:
-                raise PdctlError("--bootstrap without servers", "give --prefill-url and --decode-url", Exit.USAGE)
-            return None
-        for option, url in (("--prefill-url", prefill_url), ("--decode-url", decode_url)):
-            if not url:
-                raise PdctlError(
-                    f"{option} is missing: a request goes to both servers", "give --prefill-url and --decode-url",
-                    Exit.USAGE,
-                )  # fmt: skip
-        return cls(
-            Server.parse(prefill_url, "prefill"),
-            Server.parse(decode_url, "decode"),
-            _host_port(bootstrap) if bootstrap else None,
-        )
-
-    def reach(self) -> Pair:
-        """Ask both servers who they are. Raises PdctlError where one does not answer, or is something else."""
-        infos = {server.role: ask(server) for server in (self.prefill, self.decode)}
-        for server in (self.prefill, self.decode):
-            mode = infos[server.role].mode
-            if mode != server.role:
-                kind = f"a {mode} server" if mode in infos else "a server without disaggregation"
-                raise PdctlError(
-                    f"--{server.role}-url: {server.url} is {kind}", "give each server with its own option", Exit.USAGE
-                )
-        bootstrap = self.bootstrap
-        if bootstrap is None:
-            port = infos["prefill"].bootstrap_port
-            if not port:
-                raise PdctlError(
-                    "the prefill server does not say where its bootstrap server is", "give --bootstrap HOST:PORT",
-                    Exit.USAGE,
-                )  # fmt: skip
-            bootstrap = (self.prefill.host, port)
-        return Pair(self.prefill, self.decode, bootstrap, infos["prefill"], infos["decode"])
-
-
-def _host_port(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16 or "/" in host:
-        raise PdctlError(f"--bootstrap {text!r} is no address", "write it as HOST:PORT", Exit.USAGE)
-    return host.strip("[]"), int(port)
-
-
-def check(spec: LabLoad, pair: Pair) -> None:
-    """Raise PdctlError (USAGE) where this load can't be sent to these servers."""
-    size = pair.prefill_info.dp_size
-    if spec.prefill_dp >= size:
-        raise PdctlError(f"there is no prefill dp {spec.prefill_dp}", f"this prefill server has {size}", Exit.USAGE)
-    if spec.concurrency > MOST_CONCURRENCY:
-        raise PdctlError(
-            f"{spec.concurrency} requests at once are too many for pdctl", f"at most {MOST_CONCURRENCY}", Exit.USAGE
-        )
 
 
 class Tokens:
@@ -148,7 +58,7 @@ class _Request:
     prompt: int
     sent: float
     calls: dict[str, Call] = field(default_factory=dict)
-    threads: list[threading.Thread] = field(default_factory=list)
+    threads: dict[str, threading.Thread] = field(default_factory=dict)
     aborted: bool = False
 
 
@@ -170,6 +80,7 @@ class EngineRunning:
         self._errors: Counter[str] = Counter()
         self._completed = self._failed = self._wrong = self._unchecked = self._aborted = self._misrouted = 0
         self._stopping = False
+        self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="pdctl-load", daemon=True)
         self._thread.start()
 
@@ -195,16 +106,15 @@ class EngineRunning:
             unfinished = list(self._waiting.values())
             self._changed.notify_all()
         self._thread.join()
+        if self._error is not None:
+            raise self._error
         for request in unfinished:
             self._abort(request, tuple(request.calls))
-        end = time.monotonic() + OTHER_HALF_S
-        for request in self._requests:
-            for thread in request.threads:
-                thread.join(max(0.0, end - time.monotonic()))
-            for role, thread in zip(request.calls, request.threads, strict=True):
-                if thread.is_alive():
-                    abort(self._pair.servers[role], request.rid)
-                    request.calls[role].drop()
+        left = self._left(OTHER_HALF_S)
+        aborts = [thread for request, role in left for thread in self._abort(request, (role,))]
+        _join(aborts, CONNECT_S)
+        for request, role in left:
+            request.calls[role].drop()
         return LoadLine(
             at=at, step=step, ended=ended, sent=len(self._requests), completed=self._completed, failed=self._failed,
             wrong=self._wrong, unfinished=len(unfinished), aborted=self._aborted, misrouted=self._misrouted,
@@ -214,6 +124,12 @@ class EngineRunning:
     # ---- sending -----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._send_all()
+        except BaseException as error:  # noqa: BLE001 - raised again by finish(), on the drill's thread
+            self._error = error
+
+    def _send_all(self) -> None:
         spec, started = self._spec, time.monotonic()
         with self._changed:
             while not self._stopping:
@@ -239,16 +155,15 @@ class EngineRunning:
         bodies = {"prefill": body, "decode": body}
         if spec.prefill_dp >= 0:
             bodies["prefill"] = {**body, **pair.prefill_info.pin(spec.prefill_dp)}
-            self._misrouted += pair.prefill_info.implied_dp(room) not in (-1, spec.prefill_dp)
+            self._misrouted += spec.to != "decode" and pair.prefill_info.implied_dp(room) not in (-1, spec.prefill_dp)
         for role in ("prefill", "decode") if spec.to == "both" else (spec.to,):
             request.calls[role] = Call(pair.servers[role])
-            thread = threading.Thread(
+            request.threads[role] = threading.Thread(
                 target=self._ask, args=(request, role, bodies[role]), name=f"pdctl-load-{role}", daemon=True
             )
-            request.threads.append(thread)
         self._requests.append(request)
         self._waiting[request.rid] = request
-        for thread in request.threads:
+        for thread in request.threads.values():
             thread.start()
 
     def _ask(self, request: _Request, role: str, body: dict[str, Any]) -> None:
@@ -301,12 +216,29 @@ class EngineRunning:
                 self._aborted += 1
                 self._abort(request, tuple(request.calls))
 
-    def _abort(self, request: _Request, roles: tuple[str, ...]) -> None:
-        """Tell servers, without waiting for them."""
-        for role in roles:
+    def _abort(self, request: _Request, roles: tuple[str, ...]) -> list[threading.Thread]:
+        """Tell servers, without waiting for them; returns what does."""
+        threads = [
             threading.Thread(
                 target=abort, args=(self._pair.servers[role], request.rid), name="pdctl-abort", daemon=True
-            ).start()
+            )
+            for role in roles
+        ]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def _left(self, patience_s: float) -> list[tuple[_Request, str]]:
+        """Return the halves that a server has not answered after so long."""
+        halves = [(request, role, thread) for request in self._requests for role, thread in request.threads.items()]
+        _join([thread for _, _, thread in halves], patience_s)
+        return [(request, role) for request, role, thread in halves if thread.is_alive()]
+
+
+def _join(threads: list[threading.Thread], patience_s: float) -> None:
+    end = time.monotonic() + patience_s
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
 
 
 def _prompt(number: int, length: int) -> list[int]:

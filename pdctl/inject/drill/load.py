@@ -10,10 +10,11 @@ from typing import Protocol
 
 from pdctl.errors import Exit, PdctlError
 from pdctl.inject.drill import engine_load, lab_load
-from pdctl.inject.drill.engine_load import EngineRunning, Pair, Tokens
+from pdctl.inject.drill.engine_load import EngineRunning, Tokens
 from pdctl.inject.drill.lab_load import LabRunning
 from pdctl.inject.drill.records import LoadLine
 from pdctl.inject.drill.schema import LabLoad
+from pdctl.inject.drill.servers import Pair
 from pdctl.lab.config import LabConfig
 
 PLAIN = "PDCTL_DRILL_PLAIN"
