@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from pdctl.inject.drill.journal import read
+from pdctl.inject.drill.records import DURING, LoadLine
 from pdctl.model import Action, EventKind
 from tests.engine.conftest import engine
 from tests.engine.dp_attention import ARGUMENTS, with_dp_attention
@@ -36,8 +38,7 @@ def registered(pair: Pair, room: int) -> int | None:
 
 def told(pair: Pair, label: str, room: int) -> list[int]:
     """Return what a decode rank was told of a room's dp rank, in order; -1 for not found."""
-    events = pair.recordings()[label].events
-    return [event.a for event in events if event.kind is EventKind.DP_ANSWER and event.room == room]
+    return [event.a for event in pair.recordings()[label].events_of([room], [EventKind.DP_ANSWER])]
 
 
 def warmed(pair: Pair) -> None:
@@ -46,6 +47,20 @@ def warmed(pair: Pair) -> None:
         [answer] = pair.begin(1, prefill_dp=dp)
         assert answer().tokens
         assert registered(pair, pair.rooms[-1]) == dp
+
+
+def routed_elsewhere_is_no_harm(pair: Pair, journal: Path) -> None:
+    """The drill for dp routing breaks nothing where decode asks: the pinned request completes. Swapped URLs are refused."""
+    done = pair.pdctl("drill", "run", "dp-routing", *pair.urls, "--journal", str(journal), "-o", "json", limit_s=200)
+    assert done.returncode == 3, done.stderr
+    assert "none of 1 requests was sent to the wrong prefill dp rank" in json.loads(done.stdout)["reason"]
+    [during] = [record for record in read(journal) if isinstance(record, LoadLine) and record.step == DURING]
+    assert (during.completed, during.misrouted) == (1, 0)
+
+    _, prefill, _, decode = pair.urls
+    done = pair.pdctl("drill", "run", "dp-routing", "--prefill-url", decode, "--decode-url", prefill)
+    assert done.returncode == 2
+    assert "is a decode server" in done.stderr
 
 
 def hidden_from_one(pair: Pair) -> None:
@@ -115,6 +130,7 @@ def test_registration(site: Path, namespace: Namespace, tmp_path: Path) -> None:
     arguments = (*ARGUMENTS, "--load-balance-method", "round_robin")
     with Pair.start(env, namespace, tmp_path, prefill_tp=2, prefill_args=arguments) as pair:
         warmed(pair)
+        routed_elsewhere_is_no_harm(pair, tmp_path / "journal")
         hidden_from_one(pair)
         registered_late(pair)
         registered_elsewhere(pair)

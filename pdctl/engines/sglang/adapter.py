@@ -58,6 +58,7 @@ class SGLangAdapter:
         role = self._identity.role
         if role == "decode":
             self._more_seams += revert.revert(self.hooks)  # first: what is recorded is the engine without it
+            self._more_seams += fault_sites.install_query(self.hooks, faults)
         self._landings = Landings(self._reader, recorder)
         polls = PollSites(faults) if faults.armed else None
         self._installed = SchedulerHooks(

@@ -23,19 +23,28 @@ _REGISTER, _QUERY = "_register_prefill_dp_rank", "query_prefill_dp_ranks"
 _ONLY_WHERE = "called with dp_size > 1 and a load balancing that does not follow the room"
 
 
+def install_query(hooks: Hooks, faults: FaultTable) -> list[Seam]:
+    """Put in the hook at a decode rank's questions for dp ranks; returns its seam.
+
+    Before the hook that records what the rank was told, which then sees what a fault leaves of the answer.
+    """
+    owner = getattr(seams.module(seams.COMMON), "CommonKVReceiver", None)
+    there = owner is not None and hasattr(owner, _QUERY)
+    if there and faults.armed:
+        hooks.wrap(owner, _QUERY, "query", sites.query(faults))
+    detail = f"CommonKVReceiver.{_QUERY}, {_ONLY_WHERE}" if there else f"no CommonKVReceiver.{_QUERY}"
+    return sites.seams(sites.QUERY_KINDS, there, detail)
+
+
 def install(hooks: Hooks, role: str, manager: Any, faults: FaultTable) -> list[Seam]:
-    """Put the hooks in, on an armed rank; returns the seams of the sites, which are there on every rank."""
-    common = seams.module(seams.COMMON)
+    """Put the other hooks in, on an armed rank; returns the seams of the sites, which are there on every rank.
+
+    After the hook that records what is registered, which then sees it when and as a fault lets it pass.
+    """
     found = sites.seams(sites.POLL_KINDS, True, "the poll functions of disaggregation/utils.py")
     if role == "decode":
-        found += sites.seams(stages.HEARTBEAT_KINDS, *_heartbeats(hooks, manager, faults))
-        owner = getattr(common, "CommonKVReceiver", None)
-        there = owner is not None and hasattr(owner, _QUERY)
-        if there and faults.armed:
-            hooks.wrap(owner, _QUERY, "query", sites.query(faults))
-        detail = f"CommonKVReceiver.{_QUERY}, {_ONLY_WHERE}" if there else f"no CommonKVReceiver.{_QUERY}"
-        return found + sites.seams(sites.QUERY_KINDS, there, detail)
-    owner = getattr(common, "CommonKVSender", None)
+        return found + sites.seams(stages.HEARTBEAT_KINDS, *_heartbeats(hooks, manager, faults))
+    owner = getattr(seams.module(seams.COMMON), "CommonKVSender", None)
     there = owner is not None and hasattr(owner, _REGISTER)
     if there and faults.armed:
         hooks.wrap(owner, _REGISTER, "registration", sites.registration(faults, _elsewhere))
