@@ -51,9 +51,12 @@ def warmed(pair: Pair) -> None:
 
 def routed_elsewhere_is_no_harm(pair: Pair, journal: Path) -> None:
     """The drill for dp routing breaks nothing where decode asks: the pinned request completes. Swapped URLs are refused."""
-    done = pair.pdctl("drill", "run", "dp-routing", *pair.urls, "--journal", str(journal), "-o", "json", limit_s=200)
+    done = pair.pdctl(
+        "drill", "run", "dp-routing", *pair.urls, "--rank-timeout", "10", "--journal", str(journal), "-o", "json",
+        limit_s=300,
+    )  # fmt: skip
     assert done.returncode == 3, done.stderr
-    assert "none of 1 requests was sent to the wrong prefill dp rank" in json.loads(done.stdout)["reason"]
+    assert "none of 1 requests was sent to the wrong prefill dp rank" in json.loads(done.stdout)["reason"], done.stderr
     [during] = [record for record in read(journal) if isinstance(record, LoadLine) and record.step == DURING]
     assert (during.completed, during.misrouted) == (1, 0)
 

@@ -35,7 +35,7 @@ def drill(pair: Pair, name: str, verdict: str, journal: Path) -> tuple[Manifest,
     """Run a drill with requests of its own; returns its manifest and what came of the load that was the cause."""
     control = ["--control"] if verdict == "BROKEN" else []
     done = pair.pdctl(
-        "drill", "run", name, *control, *pair.urls, "--journal", str(journal), "-o", "json", limit_s=300
+        "drill", "run", name, *control, *pair.urls, "--rank-timeout", "10", "--journal", str(journal), "-o", "json", limit_s=300
     )  # fmt: skip
     assert done.stdout, done.stderr
     told: dict[str, Any] = json.loads(done.stdout)
