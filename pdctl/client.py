@@ -15,7 +15,7 @@ import zmq
 from pdctl import wire
 from pdctl.errors import Exit
 from pdctl.observed import Answer, FoundRank, Silence
-from pdctl.processes import look
+from pdctl.processes import Process, look
 
 if TYPE_CHECKING:
     from pdctl.recording.reader import Recording
@@ -154,8 +154,9 @@ class Client:
         if sock is not None:
             sock.close(linger=0)
         process = look(rank.identity.pid)
-        if process.state and not process.runs_since(rank.identity.proc_start):
-            return Answer(rank, None, Silence.DEAD, process.words if process.state == "Z" else "process has ended")
+        ended = _ended(rank, process)
+        if ended:
+            return Answer(rank, None, Silence.DEAD, ended)
         why = process.words if process.state else "its process can't be seen from here"
         if self.deadline.left(1.0) == 0.0:
             return Answer(rank, None, Silence.TIMED_OUT, f"no answer within {self._timeout_s:g} s overall: {why}")
@@ -197,15 +198,24 @@ def unreachable(rank: FoundRank) -> tuple[Silence, str] | None:
             probe.connect(path)
         except BlockingIOError:
             return None  # more connections wait than it takes: stopped, most likely; the timeout will tell
-        except FileNotFoundError:
-            return Silence.REFUSED, f"its socket {path} is gone"
-        except ConnectionRefusedError:
-            return Silence.REFUSED, f"nobody listens on its socket {path}"
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            ended = _ended(rank, look(rank.identity.pid))
+            if ended:
+                return Silence.DEAD, ended
+            gone = isinstance(error, FileNotFoundError)
+            return Silence.REFUSED, f"its socket {path} is gone" if gone else f"nobody listens on its socket {path}"
         except PermissionError:
             return Silence.NOT_AUTHORISED, f"its socket {path} is not open to this user"
         except OSError as error:
             return Silence.REFUSED, f"its socket {path}: {error.strerror or error}"
     return None
+
+
+def _ended(rank: FoundRank, process: Process) -> str:
+    """Return that the rank's process has ended, "" where it runs, or was never seen: in another pid namespace."""
+    if process.runs_since(rank.identity.proc_start) or not (process.state or rank.process.state):
+        return ""
+    return process.words if process.state == "Z" else "process has ended"
 
 
 def _read(sock: zmq.Socket[bytes], rank: FoundRank, number: int, kind: type[T], sent: float) -> Answer[T] | None:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import re
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h)", re.ASCII)
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)", re.ASCII)
 EXAMPLES = "500ms, 5s, 2m or 1m30s"
 
 
-def parse(text: str, *, most_s: float, what: str = "duration") -> float:
-    """Return ``text`` in seconds. Raises ValueError with a sentence for the user.
+class TooLong(ValueError):  # noqa: N818  # it says what is wrong
+    """It is a duration, but over the limit."""
 
-    Refused: no unit, a sign, zero, under one millisecond, and anything over ``most_s``.
+
+def parse(text: str, *, most_s: float, what: str = "duration") -> float:
+    """Return ``text`` in seconds. Raises ValueError with a sentence for the user, TooLong for more than ``most_s``.
+
+    Refused as well: no unit, a sign, zero, under one millisecond.
     """
     written = text.strip()
     if written.startswith("-"):
@@ -29,7 +33,7 @@ def parse(text: str, *, most_s: float, what: str = "duration") -> float:
     if seconds < 0.001:
         raise ValueError(f"{what} {text!r} is zero or under 1ms")
     if seconds > most_s:
-        raise ValueError(f"{what} {text!r} is over the limit of {show(most_s)}")
+        raise TooLong(f"{what} {text!r} is over the limit of {show(most_s)}")
     return seconds
 
 

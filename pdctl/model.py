@@ -88,6 +88,10 @@ class EventKind(IntEnum):
     FAILURE = 16  # the engine noted why a room failed; text = its reason
 
 
+AGENT_ENDED = "agent ended"
+"""How the NOTE begins that the agent's thread leaves in the recording when it ends before its process does."""
+
+
 class GroupInfo(msgspec.Struct, frozen=True):
     """One process group a rank is in.
 

@@ -79,10 +79,13 @@ class Output:
         document: Document,
         rows: Sequence[msgspec.Struct] = (),
         draw: Callable[[Console], None] | None = None,
+        *,
+        lost: Exit = Exit.PARTIAL,
     ) -> None:
         """Write ``document`` to stdout. rows: its parts for jsonl and csv. draw: how people see it.
 
         A reader that goes away (``| head``) is no error: the rest is not written, and the command keeps its exit code.
+        Raises PdctlError (``lost``) where it can't be written, as on a full disk.
         """
         try:
             if self.format.drawn and draw is not None:
@@ -96,15 +99,18 @@ class Output:
         except OSError as error:
             self.hang_up()
             raise PdctlError(
-                f"standard output can't be written: {error.strerror}", "Is the disk it goes to full?", Exit.USAGE
+                f"standard output can't be written: {error.strerror}", "Is the disk it goes to full?", lost
             ) from None
 
-    def note(self, text: str) -> None:
-        """Write one line to stderr: something the user should know that is not the result."""
+    def note(self, text: str, *, end: str = "\n") -> None:
+        """Write one line to stderr: something the user should know that is not the result.
+
+        Where stderr can't be written (its reader is gone, its disk full) the command goes on: it may have to heal.
+        """
         try:
-            self.err.write(f"{text}\n")
+            self.err.write(f"{text}{end}")
             self.err.flush()
-        except BrokenPipeError:
+        except OSError:
             pass
 
     def error(self, text: str, next_step: str = "") -> None:

@@ -23,7 +23,7 @@ from pdctl.agent.space import make_way, recording_size
 from pdctl.engines.base import MAX_ERRORS, Adapter, Site
 from pdctl.inject.faults import Fault
 from pdctl.inject.table import FaultTable
-from pdctl.model import EventKind, Identity
+from pdctl.model import AGENT_ENDED, EventKind, Identity
 from pdctl.recording.null import NullRecorder
 from pdctl.recording.writer import RecordingWriter, process_start
 from pdctl.wire import PROTOCOL
@@ -103,6 +103,14 @@ class Agent:
             socket.with_suffix(paths.REGISTRATION_SUFFIX).unlink(missing_ok=True)
         if isinstance(self.recorder, RecordingWriter):
             self.recorder.stop()
+
+    def thread_ended(self, why: str) -> None:
+        """Say in the recording and in the engine's log that nobody answers any more. Called by the thread that ends."""
+        try:
+            self.recorder.event(EventKind.NOTE, text=f"{AGENT_ENDED}: {why}")
+            log.warning("pdctl agent of %s has ended: %s; what is recorded goes on", self.identity.label, why)
+        except Exception:  # noqa: S110  # it ends either way
+            pass
 
     # ---- parts ------------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """The agent's thread: answers a ZeroMQ ROUTER socket while the rank's main thread does whatever it does.
 
 Nothing that arrives here can end the thread: what can't be read is answered with an error, or dropped where there is
-nobody to answer.
+nobody to answer. Where something else ends it, it is not started again: it closes its socket, so that nobody waits for it,
+and says so in the recording, which the engine's own threads go on writing. Faults end without it.
 """
 
 from __future__ import annotations
@@ -81,6 +82,16 @@ class Server:
 
     def _run(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_OURS)
+        why = "its ZeroMQ context was ended"
+        try:
+            self._turns()
+        except BaseException as error:  # one that ends threads: the engine must not hear of it
+            why = type(error).__name__
+        if not self._stopping and os.getpid() == self._agent.pid:
+            self._socket.close(linger=0)
+            self._agent.thread_ended(why)
+
+    def _turns(self) -> None:
         while not self._stopping and os.getpid() == self._agent.pid:
             try:
                 if self._socket.poll(AWAITING_MS if self._awaiting() else IDLE_MS):

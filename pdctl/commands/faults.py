@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 WAIT_S = 900.0
 LOOK_S = 0.25
+WIDE = 120
+"""Columns from which on the faults fit into a table."""
 
 
 class FaultRow(msgspec.Struct, frozen=True):
@@ -128,7 +130,7 @@ def _ask(client: Client, found: Sequence[FoundRank]) -> list[Answer[FaultsBody]]
 def _silent(answers: Sequence[Answer[FaultsBody]]) -> list[str]:
     from pdctl.inject.healing import may_hold
 
-    reasons = ((answer.rank.identity, may_hold(answer)) for answer in answers if answer.body is None)
+    reasons = ((answer.rank.identity, may_hold(answer, recorded=True)) for answer in answers if answer.body is None)
     return [f"{identity.selector} (pid {identity.pid}): {why}" for identity, why in reasons if why]
 
 
@@ -178,6 +180,9 @@ def _show(out: Output, rows: list[FaultRow], silent: list[str]) -> None:
         if not rows:
             console.print("no faults" if not silent else "no faults on the ranks that answered")
             return
+        if console.width < WIDE:
+            _draw_blocks(rows, console)
+            return
         from rich.table import Table
 
         table = Table(box=None, pad_edge=False, header_style="bold")
@@ -187,15 +192,34 @@ def _show(out: Output, rows: list[FaultRow], silent: list[str]) -> None:
             table.add_column(name, justify="right")
         for row in rows:
             kind = say(row.kind, row.delay_s, row.value)
-            left = "as long as its command runs" if row.leased else f"{durations.show(row.left_s)} left"
-            state = f"ended: {row.ended}" if row.ended else f"in place, {left}"
             counts = (str(count) for count in (row.visits, row.eligible, row.fired, row.held))
-            table.add_row(row.fault, kind, row.target, f"{row.rank} pid {row.pid}", row.owner, state, *counts)
+            table.add_row(row.fault, kind, row.target, f"{row.rank} pid {row.pid}", row.owner, _state(row), *counts)
         console.print(table)
 
     out.document(FaultsDocument(faults=rows, silent=silent), rows, draw)
     for line in silent:
         out.error(f"{line}: it may hold a fault")
+
+
+def _state(row: FaultRow) -> str:
+    left = "as long as its command runs" if row.leased else f"{durations.show(row.left_s)} left"
+    return f"ended: {row.ended}" if row.ended else f"in place, {left}"
+
+
+def _draw_blocks(rows: list[FaultRow], console: Console) -> None:
+    """Draw a block for each fault, where the columns of a table would be too narrow to read."""
+    from rich.padding import Padding
+
+    for row in rows:
+        console.print(f"{row.fault}  {say(row.kind, row.delay_s, row.value)}", style="bold")
+        for line in (
+            _state(row),
+            f"aims at {row.target}",
+            f"placed on {row.rank} pid {row.pid}",
+            f"by {row.owner or 'unknown'}",
+            f"visits {row.visits}  eligible {row.eligible}  fired {row.fired}  held {row.held}",
+        ):
+            console.print(Padding(line, (0, 0, 0, 2)))
 
 
 def _wait(out: Output, client: Client, found: Sequence[FoundRank], fault: str, within_s: float) -> int:

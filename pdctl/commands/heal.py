@@ -26,13 +26,18 @@ if TYPE_CHECKING:
 
 
 class HealedRank(msgspec.Struct, frozen=True):
-    """One rank. ended: faults this command ended there. left: faults still there. unsure: why it may hold one."""
+    """One rank. ended: faults this command ended there, owners: whose each was. left: faults still there.
+
+    others: faults in place that were not meant. unsure: why it may hold one.
+    """
 
     rank: str
     host: str
     pid: int
     ended: list[str]
+    owners: list[str]
     left: list[str]
+    others: list[str]
     unsure: str
 
 
@@ -73,7 +78,9 @@ def command(
             host=result.rank.identity.host,
             pid=result.rank.identity.pid,
             ended=sorted(result.ended),
+            owners=[result.ended[fault_id] for fault_id in sorted(result.ended)],
             left=sorted(status.id for status in result.left),
+            others=sorted(status.id for status in result.others),
             unsure=result.unsure,
         )
         for result in results
@@ -82,18 +89,27 @@ def command(
     audit.write("heal", fault=fault or "all", ranks=msgspec.to_builtins(ranks), clean=code is Exit.CLEAN)
 
     def draw(console: Console) -> None:
-        ended = sorted({name for result in results for name in result.ended})
+        ended = {name: whose for result in results for name, whose in result.ended.items()}
         asked = sum(result.rank.live for result in results)
         if ended:
-            console.print(f"ended: {', '.join(ended)}")
+            console.print(f"ended: {', '.join(whose(name, ended[name]) for name in sorted(ended))}")
         elif code is Exit.CLEAN:
             console.print(f"no {f'fault {fault}' if fault else 'fault'} is in place on the {asked} live ranks found")
 
-    out.document(HealedDocument(clean=code is Exit.CLEAN, ranks=ranks), ranks, draw)
     for line in healing.lines(results):
         out.error(line)
+    document = HealedDocument(clean=code is Exit.CLEAN, ranks=ranks)
+    out.document(document, ranks, draw, lost=Exit.PARTIAL if code is Exit.CLEAN else code)
+    others = {status.id: status.owner for result in results for status in result.others}
+    if others:
+        out.note(f"in place, and not meant: {', '.join(whose(name, others[name]) for name in sorted(others))}")
     for result in results:
         if result.gone:
             rank = result.rank.identity
             out.note(f"{rank.selector} (pid {rank.pid}) was not reached, and holds nothing: its process has ended")
     return code
+
+
+def whose(fault: str, owner: str) -> str:
+    """Return a fault and who placed it, as far as that is known."""
+    return f"{fault} of {owner}" if owner else fault

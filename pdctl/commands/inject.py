@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Annotated, Optional
 
+import msgspec
 import typer
 
 from pdctl import durations, selectors
@@ -20,7 +21,7 @@ from pdctl.commands.options import (
     TimeoutOption,
     find,
 )
-from pdctl.errors import Exit
+from pdctl.errors import Exit, PdctlError
 from pdctl.inject.kinds import KINDS, Kind, Parameter
 from pdctl.inject.limits import LEASE_S
 from pdctl.output import Document, Format, Output
@@ -46,10 +47,21 @@ def _fault(name: str, group: str = "Faults, exactly one") -> object:
     return typer.Option(f"--{name}", metavar=metavar, help=text, show_default=False, rich_help_panel=group)
 
 
+class OtherFault(msgspec.Struct, frozen=True):
+    """A fault that is in place in the same cluster already, and a rank that holds it."""
+
+    fault: str
+    kind: str
+    owner: str
+    target: str
+    rank: str
+
+
 class Planned(Document, frozen=True, kw_only=True, tag="pdctl.inject"):
     """What is told to whom. Times in seconds; value: the state, dp rank or room of a kind that has one, else 0.
 
-    targets: ranks that shall feel it; on: ranks it is placed on. share: 0 to 1. changed: False for a dry run.
+    targets: ranks that shall feel it; on: ranks it is placed on. share: 0 to 1. changed: False for a dry run. others:
+    faults of the cluster in place before this one.
     """
 
     fault: str
@@ -66,6 +78,7 @@ class Planned(Document, frozen=True, kw_only=True, tag="pdctl.inject"):
     seed: int
     share: float
     changed: bool
+    others: list[OtherFault]
 
 
 def command(
@@ -118,7 +131,7 @@ def command(
         typer.Option(
             "--stop-when",
             metavar="diverged|failed:N",
-            help="End it early: ranks differ, N rooms failed.",
+            help="End it early: ranks differ (while this command runs: not with --detach), or N rooms failed.",
             show_default=False,
         ),
     ] = "",
@@ -160,8 +173,13 @@ def command(
         condition = _condition(stop_when)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    if detach and (until_hit or (condition and not condition.failed)):
+    if detach and until_hit:
         raise typer.BadParameter("--detach does not wait: use pdctl faults --wait-for-hit ID afterwards")
+    if detach and condition and not condition.failed:
+        raise typer.BadParameter(
+            "--stop-when diverged needs this command to compare the ranks, since none knows the queues of another: leave "
+            "--detach out, or use --stop-when failed:N, which each rank keeps by itself"
+        )
     if room and rid:
         raise typer.BadParameter("--room or --rid, not both")
 
@@ -183,7 +201,7 @@ def command(
     with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
         everything = find(run_dir, record_dir)
         planned = plan(know(client, everything.ranks), _with_room(wish, client, everything))
-        for note in planned.notes:
+        for note in (*planned.notes, *_others(planned)):
             out.note(f"Note: {note}")
         ranks = [_found(everything.ranks, identity) for identity in planned.on]
         if dry_run:
@@ -210,6 +228,16 @@ def _with_room(wish: Wish, client: Client, found: Found) -> Wish:
     return replace(wish, room=room_of(client, found.ranks, wish.rid), rid="")
 
 
+def _others(planned: Plan) -> list[str]:
+    """Return a line for each fault in place already."""
+    said = {fault.id: fault for _, fault in planned.others}.values()
+    return [
+        f"also in place: {fault.id} of {fault.owner or 'unknown'}, {inject_options.say(fault.kind, fault.delay_s, fault.value)}"
+        f" for {fault.target}"
+        for fault in said
+    ]
+
+
 def _found(found: tuple[FoundRank, ...], identity: object) -> FoundRank:
     return next(rank for rank in found if rank.identity == identity)
 
@@ -230,6 +258,10 @@ def _document(planned: Plan, wish: Wish, *, lease_s: float, changed: bool) -> Pl
         seed=wish.seed,
         share=wish.share,
         changed=changed,
+        others=[
+            OtherFault(fault.id, fault.kind, fault.owner, fault.target, identity.selector)
+            for identity, fault in planned.others
+        ],
     )
 
 
@@ -285,8 +317,12 @@ def _inject(
         code = foreground.place_only()
     if code is Exit.CLEAN:
         document = _document(planned, wish, lease_s=0.0, changed=True)
-        out.document(document, draw=lambda console: console.print(wish.fault_id))
         out.note(
             f"{document.kind} is in place for {durations.show(wish.ttl_s)} at most; pdctl heal {wish.fault_id} ends it"
         )
+        try:
+            out.document(document, draw=lambda console: console.print(wish.fault_id))
+        except PdctlError as error:  # nobody was told the id that ends it
+            error.code = foreground.take_back(error.message) or error.code
+            raise
     return code

@@ -47,7 +47,8 @@ def say(kind: str, delay_s: float, value: int) -> str:
 def asked(given: Mapping[str, str | bool]) -> Asked:
     """Return the one fault that the options name; ``given``: what was written for each kind, "" or False for nothing.
 
-    Raises typer.BadParameter for none, for two, and for a parameter that is none.
+    Raises typer.BadParameter for none, for two, and for a parameter that is none; PdctlError (REFUSED) for a duration
+    over the limit.
     """
     named = [kind for kind in KINDS.values() if given.get(kind.name)]
     if not named:
@@ -66,6 +67,8 @@ def asked(given: Mapping[str, str | bool]) -> Asked:
 def _duration(text: str, most_s: float, what: str) -> float:
     try:
         return durations.parse(text, most_s=most_s, what=what)
+    except durations.TooLong as error:  # what it may cost at most is a safety rule
+        raise PdctlError(str(error), "no option widens it", Exit.REFUSED) from None
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 
@@ -100,7 +103,4 @@ def share(text: str) -> float:
 
 def time_to_live(text: str) -> float:
     """Return the seconds of ``--for``. Raises typer.BadParameter, and PdctlError (REFUSED) over the limit."""
-    ttl_s = _duration(text, 1e6, "--for")
-    if ttl_s > MAX_TTL_S:
-        raise PdctlError(f"--for {text} is over the limit of 15m", "no fault lives longer", Exit.REFUSED)
-    return ttl_s
+    return _duration(text, MAX_TTL_S, "--for")

@@ -14,6 +14,7 @@ from pdctl.commands import inject_options
 from pdctl.errors import Exit
 from pdctl.inject import healing
 from pdctl.inject.kinds import KINDS
+from pdctl.inject.limits import LEASE_S
 from pdctl.inject.session import BEAT_S, Counts, Session
 from pdctl.output import Document, Output
 
@@ -102,6 +103,12 @@ class Foreground:
                 return self._heal(f"{signals.name} while it was placed") or Exit.INTERRUPTED
         return Exit.CLEAN
 
+    def take_back(self, why: str) -> Exit:
+        """Heal a detached fault after all; returns FAULT_ACTIVE where that is not certain."""
+        with _signals() as signals:
+            signals.deaf = True
+            return self._heal(why)
+
     def run(self) -> Exit:
         """Place the fault, keep it, heal it; returns the exit code."""
         why, placed = "", False
@@ -120,8 +127,8 @@ class Foreground:
                     self._live.end()
                     code = self._heal(why or "pdctl failed")
         counts = self._session.final()
-        self._report(counts, why, healed=code is Exit.CLEAN)
         self._session.over(counts, why)
+        self._report(counts, why, code)
         if code is not Exit.CLEAN:
             return code
         if signals.name:
@@ -144,6 +151,8 @@ class Foreground:
             self._live.show(counts)
             if counts.ended and not counts.pending:
                 return "; ".join(counts.ended)
+            if self._session.lost:
+                return f"lease lost, no answer for {durations.show(LEASE_S)}: {'; '.join(counts.silent)}"
             if self._stop_when is not None and self._stop_when.reason:
                 return f"stop condition: {self._stop_when.reason}"
             if self._until_hit and counts.fired > counts.pending and not counts.silent:
@@ -151,7 +160,13 @@ class Foreground:
             now = time.monotonic()
             if now >= end:
                 return "time is up"
-            time.sleep(max(0.0, min(began + BEAT_S, end) - now))
+            self._pause(max(0.0, min(began + BEAT_S, end) - now))
+
+    def _pause(self, seconds: float) -> None:
+        if self._stop_when is None:
+            time.sleep(seconds)
+        else:
+            self._stop_when.wait(seconds)
 
     def _heal(self, why: str) -> Exit:
         healed = self._session.heal(why)
@@ -159,8 +174,8 @@ class Foreground:
             self._out.error(line, "pdctl heal --all")
         return healing.exit_code(healed)
 
-    def _report(self, counts: Counts, why: str, *, healed: bool) -> None:
-        args = self._session.args
+    def _report(self, counts: Counts, why: str, code: Exit) -> None:
+        args, healed = self._session.args, code is Exit.CLEAN
         document = Injected(
             fault=args.id,
             kind=args.kind,
@@ -187,9 +202,11 @@ class Foreground:
                 f"{counts.released} done late, {counts.dropped} dropped, {counts.failed} failed"
             )
 
-        self._out.document(document, draw=draw)
-        if not counts.fired:
+        if counts.silent:
+            self._out.note(f"Counts are those of the last answer: {'; '.join(counts.silent)}")
+        elif not counts.fired:
             self._out.note(f"It never fired: {_why_not(counts)}. Nothing was shown, either way.")
+        self._out.document(document, draw=draw, lost=Exit.PARTIAL if healed else code)
 
 
 def _why_not(counts: Counts) -> str:
@@ -220,8 +237,7 @@ class _Live:
             + "".join(f"  no answer from {who}" for who in counts.silent)
         )
         if self._terminal:
-            self._out.err.write(f"\r\x1b[K{text}")
-            self._out.err.flush()
+            self._out.note(f"\r\x1b[K{text}", end="")
             self._open = True
         elif self._last != (key := (counts.fired, counts.pending, counts.ended, counts.silent)):
             self._out.note(text)

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pdctl.client import Answer, Client, Silence
+from pdctl.client import Answer, Client, Silence, recording_file
 from pdctl.discovery import FoundRank
 from pdctl.errors import Exit
 from pdctl.inject.messages import FaultsBody, HealArgs, HealBody
+from pdctl.inject.recorded import told
 from pdctl.model import FaultStatus
 from pdctl.processes import look
 
@@ -27,13 +28,15 @@ AGAIN_S = 0.1
 class Healed:
     """What healing came to on one rank.
 
-    ended: ids this call ended. left: what is still there. unsure: why nobody can know, "" where the rank told.
+    ended: the faults this call ended, each with its owner ("" where the rank's agent is of an older pdctl). left: what is
+    still there. others: faults in place that were not meant. unsure: why nobody can know, "" where the rank told.
     gone: its process has ended, and what it held with it.
     """
 
     rank: FoundRank
-    ended: set[str] = field(default_factory=set)
+    ended: dict[str, str] = field(default_factory=dict)
     left: tuple[FaultStatus, ...] = ()
+    others: tuple[FaultStatus, ...] = ()
     unsure: str = ""
     gone: bool = False
 
@@ -52,10 +55,11 @@ def heal(client: Client, ranks: Sequence[FoundRank], fault_id: str = "", why: st
     args = msgspec.to_builtins(HealArgs(fault_id, why))
     for result, answer in zip(results, client.ask(ranks, "heal", HealBody, args), strict=True):
         if answer.body is None:
-            result.unsure = may_hold(answer)
+            result.unsure = may_hold(answer, recorded=True)
             result.gone = not result.unsure and (answer.silence is Silence.DEAD or _gone(answer))
         else:
-            result.ended.update(answer.body.ended)
+            owners = (*answer.body.owners, *[""] * len(answer.body.ended))
+            result.ended.update(zip(answer.body.ended, owners, strict=False))
             result.left = answer.body.left
     _verify(client, results, fault_id)
     return results
@@ -68,18 +72,22 @@ def _verify(client: Client, results: list[Healed], fault_id: str) -> None:
         answers = client.ask([result.rank for result in asked], "faults", FaultsBody)
         for result, answer in zip(asked, answers, strict=True):
             if answer.body is None:
-                result.unsure = may_hold(answer)
+                result.unsure = may_hold(answer, recorded=True)
                 result.left = () if not result.unsure else result.left
             else:
                 result.left = tuple(fault for fault in answer.body.left if fault_id in ("", fault.id))
+                result.others = tuple(fault for fault in answer.body.left if fault_id not in ("", fault.id))
         asked = [result for result in asked if result.left and not result.unsure]
         if not asked or not client.deadline.left(1.0):
             return
         time.sleep(client.deadline.left(AGAIN_S))
 
 
-def may_hold(answer: Answer[HealBody] | Answer[FaultsBody]) -> str:
-    """Return why a rank that gave no answer may hold a fault, "" when it certainly holds none."""
+def may_hold(answer: Answer[HealBody] | Answer[FaultsBody], *, recorded: bool = False) -> str:
+    """Return why a rank that gave no answer may hold a fault, "" when it certainly holds none.
+
+    recorded: also what its recording says. That alone makes nothing certain: a question may wait in its socket.
+    """
     if answer.silence in (Silence.DEAD, Silence.NO_AGENT):
         return ""  # what it held ended with it, or it never could
     known = answer.rank.identity
@@ -87,7 +95,14 @@ def may_hold(answer: Answer[HealBody] | Answer[FaultsBody]) -> str:
         return ""
     if known.role != "unknown" and not known.armed:
         return ""
-    return answer.reason or answer.silence.value
+    why = answer.reason or answer.silence.value
+    seen = _recorded(answer.rank) if recorded else ""
+    return f"{why}; {seen}" if seen else why
+
+
+def _recorded(rank: FoundRank) -> str:
+    recording = recording_file(rank).body
+    return told(recording.events(), time.monotonic_ns()) if recording is not None else ""
 
 
 def _gone(answer: Answer[HealBody] | Answer[FaultsBody]) -> bool:

@@ -70,10 +70,11 @@ class HealArgs(msgspec.Struct, frozen=True):
 
 
 class HealBody(msgspec.Struct, frozen=True):
-    """ended: ids ended by this call. left: what is in place or still holds a write after it."""
+    """ended: ids ended by this call. left: what is in place or still holds a write after it. owners: of those ended."""
 
     ended: tuple[str, ...]
     left: tuple[FaultStatus, ...]
+    owners: tuple[str, ...] = ()
 
 
 class FaultsBody(msgspec.Struct, frozen=True):

@@ -61,7 +61,8 @@ def handle(
         wanted = _parse(args, HealArgs)
         ended = table.heal(wanted.id or None, wanted.why[:MAX_TEXT] or "heal")
         left = [fault for fault in table.status() if wanted.id in ("", fault.id)]
-        return HealBody(tuple(ended), tuple(left))
+        owners = {fault.id: fault.owner for fault in table.history()}
+        return HealBody(tuple(ended), tuple(left), tuple(owners.get(one, "") for one in ended))
     if op == "faults":
         sites = tuple(seam for seam in adapter.seams() if seam.name.startswith(SEAM_PREFIX))
         return FaultsBody(table.armed, table.status(), table.history(), sites, _address(adapter))

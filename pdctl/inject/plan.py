@@ -15,7 +15,7 @@ from pdctl.inject.faults import Target
 from pdctl.inject.kinds import DELAY_METADATA, KINDS, Aim, Kind, Way
 from pdctl.inject.messages import FaultsBody, InjectArgs
 from pdctl.inject.sites import check_site
-from pdctl.model import Identity
+from pdctl.model import FaultStatus, Identity
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,16 @@ class Wish:
 
 @dataclass(frozen=True)
 class Plan:
-    """targets: ranks that shall feel it. on: ranks that are told ``args``. notes: what the operator must know."""
+    """targets: ranks that shall feel it. on: ranks that are told ``args``. notes: what the operator must know.
+
+    others: faults that are in place in the cluster already, a rank that holds it and the fault.
+    """
 
     targets: tuple[Identity, ...]
     on: tuple[Identity, ...]
     args: InjectArgs
     notes: tuple[str, ...] = field(default=())
+    others: tuple[tuple[Identity, FaultStatus], ...] = field(default=())
 
 
 def plan(ranks: Sequence[Known], wish: Wish) -> Plan:
@@ -98,6 +102,8 @@ def plan(ranks: Sequence[Known], wish: Wish) -> Plan:
         aims = aim.aims(ranks, targets)
     for rank in on:
         _check(rank, wish, kind)
+    others = _others(ranks, targets[0].identity.cluster)
+    _check_all(targets, others, wish)
     hits = wish.hits
     if kind.way is Way.ONCE and not hits:
         hits = 1
@@ -119,7 +125,9 @@ def plan(ranks: Sequence[Known], wish: Wish) -> Plan:
         stop_failed=wish.stop_failed,
         owner=wish.owner,
     )
-    return Plan(tuple(target.identity for target in targets), tuple(rank.identity for rank in on), args, tuple(notes))
+    return Plan(
+        tuple(target.identity for target in targets), tuple(rank.identity for rank in on), args, tuple(notes), others
+    )
 
 
 def name(identity: Identity, among: Sequence[Known]) -> str:
@@ -155,6 +163,36 @@ def _targets(ranks: Sequence[Known], wish: Wish, kind: Kind) -> list[Known]:
     if len({rank.identity.cluster for rank in found}) > 1:
         raise PdctlError("these ranks are of different clusters", "one fault stays in one cluster", Exit.REFUSED)
     return found
+
+
+def _others(ranks: Sequence[Known], cluster: str) -> tuple[tuple[Identity, FaultStatus], ...]:
+    """Return the faults of the cluster that have not ended, each with every rank that holds it."""
+    return tuple(
+        (rank.identity, fault)
+        for rank in ranks
+        if rank.faults is not None and rank.identity.cluster == cluster
+        for fault in rank.faults.left
+        if not fault.ended
+    )
+
+
+def _check_all(targets: Sequence[Known], others: Sequence[tuple[Identity, FaultStatus]], wish: Wish) -> None:
+    """Hold the ranks hit, by this fault and by those in place already, whoever placed them, against what is allowed.
+
+    A rank hit by both counts twice: each fault could be the cause of what it does.
+    """
+    hit = {fault.id: len(fault.target.split(", ")) for _, fault in others}
+    there = sum(hit.values())
+    if there + len(targets) <= wish.allow_ranks or not there:
+        return
+    owners = {fault.id: fault.owner for _, fault in others}
+    names = ", ".join(f"{name} of {owners[name] or 'unknown'}" for name in hit)
+    raise PdctlError(
+        f"{there} rank{'s'[: there != 1]} of this cluster {'is' if there == 1 else 'are'} hit by {names} already, "
+        f"{wish.allow_ranks} allowed in all",
+        f"wait for its end (pdctl faults), or widen with --allow-ranks {there + len(targets)}",
+        Exit.REFUSED,
+    )
 
 
 def _instead(kind: Kind) -> str:

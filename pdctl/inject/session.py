@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -90,6 +91,7 @@ class Session:
         self.ranks = tuple(ranks)
         self.args = args
         self._last: dict[int, FaultStatus] = {}
+        self._heard: dict[int, float] = {}
 
     def place(self, *, detach: bool = False) -> None:
         """Place the fault on every rank, or on none; ``detach``: without a lease, once it is everywhere.
@@ -123,7 +125,10 @@ class Session:
 
     def _note(self, answers: Sequence[Answer[RenewBody]]) -> Counts:
         silent = []
+        now = time.monotonic()
         for index, answer in enumerate(answers):
+            if answer.body is not None or index not in self._heard:
+                self._heard[index] = now
             if answer.body is None:
                 silent.append(f"{answer.rank.identity.selector}: {answer.reason}")
             elif answer.body.fault is not None:
@@ -133,13 +138,19 @@ class Session:
         return count(list(self._last.values()), silent)
 
     @property
+    def lost(self) -> tuple[str, ...]:
+        """Ranks that have answered no beat for as long as the lease, so that it has run out there."""
+        late = time.monotonic() - self.args.lease_s
+        return tuple(self.ranks[index].identity.selector for index, heard in self._heard.items() if heard <= late)
+
+    @property
     def last_rooms(self) -> tuple[int, ...]:
         """The room that each rank's fault acted on last, as of the last beat; ranks where it has not fired left out."""
         return tuple(dict.fromkeys(status.last_room for status in list(self._last.values()) if status.last_room))
 
     def final(self) -> Counts:
-        """Return the counts once more, after the fault has ended."""
-        return replace(self.beat(), silent=())
+        """Return the counts once more, after the fault has ended; those of a rank that is silent are its last."""
+        return self.beat()
 
     def heal(self, why: str) -> list[healing.Healed]:
         """End it on every rank and make sure."""

@@ -65,7 +65,7 @@ def failed_rooms(recordings: Sequence[Recording], since_ns: int) -> set[int]:
 
 
 class Watch:
-    """Looks again and again until the condition is met; ``reason`` says so then."""
+    """Looks again and again until the condition is met; ``reason`` says so then, and :meth:`wait` returns at once."""
 
     def __init__(self, condition: Condition, found: Found) -> None:
         """Take what is there now as the beginning.
@@ -76,6 +76,7 @@ class Watch:
         self._condition = condition
         self._found = found
         self._over = threading.Event()
+        self._met = threading.Event()
         if not _recordings(found.ranks):
             raise PdctlError(
                 f"--stop-when {condition.text} can't be watched: no rank has a recording that can be read here",
@@ -88,6 +89,10 @@ class Watch:
             raise PdctlError(f"nothing was injected, {there} already", "pdctl diff-queues shows it", Exit.REFUSED)
         self._thread = threading.Thread(target=self._run, name="pdctl-stop-when", daemon=True)
         self._thread.start()
+
+    def wait(self, seconds: float) -> None:
+        """Return when the condition is met, or after so long."""
+        self._met.wait(seconds)
 
     def close(self) -> None:
         """Look no more."""
@@ -106,6 +111,7 @@ class Watch:
             except Exception as error:  # noqa: BLE001  # a condition that can't be seen must end the fault, not hide
                 self.reason = f"--stop-when {self._condition.text} can't be watched any more: {error}"
             if self.reason:
+                self._met.set()
                 return
 
 

@@ -166,6 +166,7 @@ class FaultTable:
         if not self._lock.acquire(timeout=SITE_PATIENCE_S):
             return None
         try:
+            self._try_start()  # whoever ended the keeper: what is due is let go from here on
             if place is not None:
                 self._make_way(place, room)
             takes = None

@@ -65,8 +65,9 @@ class Cluster:
 
     def _popen(self, command: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            command, cwd=ROOT, env={**self.env, **env}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+            command, cwd=ROOT, env={**self.env, **env}, text=True, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
         self.started.append(process)
         return process
 
@@ -158,7 +159,8 @@ def test_arm_wait_and_release_are_three_commands(cluster):
     assert other.returncode == 5
     assert fault in other.stderr
     healed = cluster.run("heal", fault)
-    assert (healed.returncode, healed.stdout) == (0, f"ended: {fault}\n")
+    owner = row["owner"]
+    assert (healed.returncode, healed.stdout) == (0, f"ended: {fault} of {owner}\n")
     assert cluster.faults() == []
     every_row_once(cluster)
     again = cluster.run("heal", "--all")
@@ -255,12 +257,12 @@ def test_a_dry_run_changes_nothing(cluster):
         (("--rank", "tp1"), 2, "name one fault"),
         (("--rank", "tp1", "--abort", "--drop-status"), 2, "one fault at a time"),
         (("--rank", "tp1", "--flip-poll", "Succes"), 2, "is no state"),
-        (("--rank", "tp1", "--skew-poll", "31s"), 2, "over the limit of 30s"),
+        (("--rank", "tp1", "--skew-poll", "31s"), 5, "over the limit of 30s"),
         (("--rank", "decode:tp1", "--fail-transfer"), 5, "fault.fail-transfer"),
         (("--delay-metadata", "1s"), 2, "--rank"),
         (("--rank", "tp1", "--delay-metadata", "-1s"), 2, "negative"),
         (("--rank", "tp1", "--delay-metadata", "0s"), 2, "zero"),
-        (("--rank", "tp1", "--delay-metadata", "99h"), 2, "over the limit"),
+        (("--rank", "tp1", "--delay-metadata", "99h"), 5, "over the limit"),
         (("--rank", "tp1", "--delay-metadata", "2m"), 2, "longer than the fault lives"),
         (("--rank", "tp1", "--delay-metadata", "1s", "--for", "16m"), 5, "over the limit of 15m"),
     ],

@@ -58,7 +58,7 @@ def test_placed_renewed_listed_and_healed(table):
     assert (listed.armed, listed.address, [f.owner for f in listed.left]) == (True, "h:1", ["ann"])
     assert [seam.name for seam in listed.sites] == ["fault.delay-metadata"]
     healed = ops.handle("heal", {}, table, Rank())
-    assert healed == HealBody(("f",), ())
+    assert healed == HealBody(("f",), (), ("ann",))
     assert ops.handle("heal", {"id": "f"}, table, Rank()) == HealBody((), ())
     after = ops.handle("renew", {"id": "f", "lease_s": 3}, table, Rank())
     assert isinstance(after, RenewBody)

@@ -151,3 +151,23 @@ def test_ranks_that_must_take_the_same_request_are_told_which():
         assert len(planned.on) == 2
         assert planned.args.hits == 1
     assert len(plan(decode, wish("decode:tp1", **duplicate)).on) == 1, "one rank may take the next"
+
+
+def status(name: str, owner: str, target: str, *, ended: str = "") -> FaultStatus:
+    return FaultStatus(
+        id=name, kind="skew-poll", target=target, delay_s=1, left_s=9, visits=0, eligible=0, fired=0, pending=0,
+        owner=owner, ended=ended,
+    )  # fmt: skip
+
+
+def test_ranks_hit_are_counted_in_the_cluster_whoever_hits_them():
+    bob = rank("decode", tp=0, address="h:0", left=[status("f-1", "bob", "decode:dp0:pp0:tp0")])
+    ranks = [bob, DECODE[1], PREFILL]
+    refused(Exit.REFUSED, "hit by f-1 of bob already", ranks)
+    refused(Exit.REFUSED, "--allow-ranks 2", ranks)
+    [(where, fault)] = plan(ranks, wish(allow_ranks=2)).others
+    assert (where.tp, fault.owner) == (0, "bob")
+    over = rank("decode", tp=0, address="h:0", left=[status("f-1", "bob", "decode:dp0:pp0:tp0", ended="heal")])
+    assert plan([over, DECODE[1], PREFILL], wish()).others == ()
+    other = rank("decode", tp=0, cluster="d", left=[status("f-1", "bob", "decode:dp0:pp0:tp0")])
+    assert plan([other, *DECODE, PREFILL], wish()).others == (), "another cluster's is not counted"

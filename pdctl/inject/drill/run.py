@@ -257,7 +257,7 @@ class Run:
             if why:
                 self.journal.write(Stopped(at=self.journal.at, why=why))
                 self.say(f"{self.journal.at:6.1f} s  stopped {why}")
-            ended = keeper is not None and keeper.counts.over
+            ended = keeper is not None and (keeper.counts.over or bool(session and session.lost))
             if self._broken or why or over or ended or time.monotonic() >= end:
                 break
             time.sleep(max(0.0, min(began + LOOK_S, end) - time.monotonic()))

@@ -3,13 +3,16 @@
 usage: python -m tests.system.targets.writer LOG [--role prefill|decode] [--tp T] [--every SECONDS] [--no-site]
 
 Each room's row goes to tp0 and tp1 of the decode side; what is written is appended to LOG as ``ROOM TP how``, with how
-being direct or late. The main thread waits in C for ever, as one that is stuck in a collective.
+being direct or late. The main thread waits in C for ever, as one that is stuck in a collective. A thread named on
+standard input ends, by an exception that is raised in it.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
+import sys
 import threading
 import time
 
@@ -76,6 +79,20 @@ def write_rows(faults: FaultTable, log: int, every: float) -> None:
         time.sleep(every)
 
 
+def end_thread(name: str) -> None:
+    """Raise SystemExit in the thread called so, again where something swallows it, until it has ended."""
+    [thread] = [thread for thread in threading.enumerate() if thread.name == name]
+    while thread.is_alive():
+        assert thread.ident is not None
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
+        thread.join(2.0)
+
+
+def end_threads() -> None:
+    for line in sys.stdin:
+        end_thread(line.strip())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("log")
@@ -92,6 +109,7 @@ def main() -> None:
     if args.role == "prefill" and args.every:
         log = os.open(args.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         threading.Thread(target=write_rows, args=(agent.faults, log, args.every), daemon=True).start()
+    threading.Thread(target=end_threads, daemon=True).start()
     print("ready", agent.start_line(), flush=True)
     time.sleep(1_000_000)
 
