@@ -37,7 +37,9 @@ _FIXES_HELP = "\n\n".join(
 
 
 class LabProcess(Document, frozen=True, kw_only=True, tag="pdctl.lab.process"):
-    """One process of a lab. state: ``ready``, ``starting``, ``failed``, ``ended`` or ``gone`` (without a word)."""
+    """One process of a lab. state: ``ready``, ``starting``, ``stopped`` (by a signal), ``failed``, ``ended`` or ``gone``
+    (without a word).
+    """
 
     process: str
     pid: int
@@ -335,7 +337,11 @@ def _order(process: Process) -> tuple[int, str]:
 
 
 def _row(process: Process) -> LabProcess:
+    from pdctl.processes import look
+
     state = process.state if process.alive or process.state in ("failed", "ended") else "gone"
+    if process.alive and look(process.pid).state in ("T", "t"):
+        state = "stopped"  # by a signal or a debugger: it has been ready, and does nothing now
     return LabProcess(
         process=process.label,
         pid=process.pid,

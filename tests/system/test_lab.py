@@ -40,6 +40,10 @@ def test_up_load_status_down(labs: Labs) -> None:
     assert [p["process"] for p in ranks] == [PREFILL, TP0, TP1]
     assert len({p["transport"] for p in ranks}) == 1
     assert ranks[0]["transport"]
+    os.kill(lab.process(TP1).pid, signal.SIGSTOP)
+    wait_for(lambda: labs.cli("lab", "status").stdout.count("stopped") == 1)
+    os.kill(lab.process(TP1).pid, signal.SIGCONT)
+    wait_for(lambda: "stopped" not in labs.cli("lab", "status").stdout)
     # Rounds of every polled queue are in the recordings, and each room was committed once on each decode rank.
     assert {s.queue for s in lab.recording(PREFILL).streams} == {"prefill.bootstrap", "prefill.inflight"}
     for label in (TP0, TP1):
