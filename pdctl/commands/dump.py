@@ -9,6 +9,7 @@ import typer
 from pdctl.commands.options import (
     RANK_TIMEOUT_S,
     TIMEOUT_S,
+    FromOption,
     OutputOption,
     RankTimeoutOption,
     RecordDirOption,
@@ -57,6 +58,7 @@ def metadata(
     room: RoomOption = None,
     all_slots: Annotated[bool, typer.Option("--all-slots", help="Also slots that are free and hold no room.")] = False,
     output: OutputOption = Format.TABLE,
+    source: FromOption = None,
     run_dir: RunDirOption = None,
     record_dir: RecordDirOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
@@ -64,7 +66,8 @@ def metadata(
 ) -> int:
     """Show whose room is in which metadata slot, when it landed, and whether rows can come late on this rank.
 
-    Rows are read without stopping the rank, and never shown: rooms and checksums (-o wide, json) only.
+    Rows are read without stopping the rank, and never shown: rooms and checksums (-o wide, json) only. Of ranks that are
+    gone, and with --from, recordings tell what was decided on with another room in the slot.
     Exit code: 0 clean, 1 on a finding, 3 when some ranks could not be read or a room is unknown, 4 when none could.
     """
     import time
@@ -74,7 +77,7 @@ def metadata(
     from pdctl.probes.metadata.collect import collect
     from pdctl.probes.metadata.judge import judge
 
-    found = find(run_dir, record_dir)
+    found = find(run_dir, record_dir, source)
     ranks = chosen(found, rank)
     with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
         views = collect(found, client, ranks=ranks, slots=slot or (), rooms=room or (), every=all_slots)
@@ -84,7 +87,7 @@ def metadata(
     wide = output is Format.WIDE
     out.document(document, document.slots, lambda console: draw_metadata(document, console, wide=wide))
     _notes(out, document.problems, found)
-    answered = any(view.body is not None for view in views)
+    answered = any(view.body is not None or (source and view.history is not None) for view in views)
     return int(_exit(document.findings, answered=answered, partial=document.partial))
 
 
@@ -126,6 +129,7 @@ def queues(
 def groups(
     rank: RankOption = None,
     output: OutputOption = Format.TABLE,
+    source: FromOption = None,
     run_dir: RunDirOption = None,
     record_dir: RecordDirOption = None,
 ) -> int:
@@ -137,7 +141,7 @@ def groups(
     from pdctl.commands.dump_tables import draw_groups
     from pdctl.probes.dump import collect
 
-    found = find(run_dir, record_dir)
+    found = find(run_dir, record_dir, source)
     document = collect.groups_of(chosen(found, rank), found.ranks)
     out = Output(output)
     out.document(document, document.groups, lambda console: draw_groups(document, console))

@@ -168,7 +168,7 @@ def draw_config(document: ConfigDocument, console: Console, *, wide: bool) -> No
                 style="bold",
             )
         )
-    shown = [s for s in document.settings if wide or s.verdict != "same"]
+    shown = [s for s in document.settings if wide or s.verdict not in ("same", "per rank")]
     if not shown:
         console.print("all settings are the same everywhere")
     else:
@@ -180,7 +180,10 @@ def draw_config(document: ConfigDocument, console: Console, *, wide: bool) -> No
         console.print(drawn)
         if not wide and len(shown) < len(document.settings):
             console.print(
-                Text(f"({len(document.settings) - len(shown)} more are the same: -o wide shows them)", style="dim")
+                Text(
+                    f"({len(document.settings) - len(shown)} more are the same, or each rank's own: -o wide shows them)",
+                    style="dim",
+                )
             )
     draw_findings(document.findings, console)
 

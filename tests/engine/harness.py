@@ -220,11 +220,13 @@ class Pair:
         prefill_dp: int | None = None,
         to: Sequence[str] = ("prefill", "decode"),
         rid: str = "",
+        text: str = "",
     ) -> list[Callable[[], Outcome]]:
         """Send ``count`` requests and return at once, one function a request that waits for its outcome.
 
         A request that is not answered within ``limit_s`` is given up by closing its connections. prefill_dp: where a
-        router would pin them. to: the servers that hear of them. rid: the name of a single one, the engine's otherwise.
+        router would pin them. to: the servers that hear of them. rid: the name of a single one, the engine's otherwise. text: the prompt of
+        all, instead of the usual ones.
         """
         rooms = [first_room + i if first_room is not None else random.getrandbits(62) | 1 for i in range(count)]
         self.rooms += rooms
@@ -232,7 +234,7 @@ class Pair:
         if prefill_dp is not None:
             asked["prefill"]["routed_dp_rank"] = prefill_dp
         futures = [
-            self._pool.submit(self._one, room, prompt(first_prompt + i), tokens, limit_s, asked)
+            self._pool.submit(self._one, room, text or prompt(first_prompt + i), tokens, limit_s, asked)
             for i, room in enumerate(rooms)
         ]
         return [future.result for future in futures]

@@ -88,6 +88,63 @@ def is_healthy(pair: Pair, loaded_by: str) -> None:
         assert all(outcome.tokens for batch in load.result() for outcome in batch)
 
 
+SECRET = "xyzzy-swordfish 4111-1111-1111-1111"
+
+
+def dumped(pair: Pair, what: str, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Run ``pdctl dump`` and return its exit code and document, in which nothing of a prompt may be."""
+    done = pair.pdctl("dump", what, "-o", "json", *arguments, limit_s=120)
+    assert done.stdout, f"exit {done.returncode}\n{done.stderr}"
+    for part in SECRET.split():
+        assert part not in done.stdout + done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def dumps_are_clean(pair: Pair) -> None:
+    """What a healthy pair holds: nothing wrong, nothing leaked, and nothing of what users asked."""
+    load = pair.begin(3, tokens=64, text=SECRET)
+    for what in ("metadata", "queues", "groups", "config"):
+        status, seen = dumped(pair, what)
+        assert status == 0, seen
+        assert not [found for found in seen.get("findings", ()) if found["level"] != "info"]
+    assert all(request().tokens for request in load)
+    status, seen = dumped(pair, "config")
+    assert {server["role"]: len(server["peers"]) for server in seen["servers"]} == {"prefill": 1, "decode": 1}
+    # An abort leaves at most rooms in tables behind, which is information.
+    [gone] = pair.begin(1, tokens=2000, limit_s=1.0, text=SECRET)
+    gone()
+    wait_for("it has left", lambda: not dumped(pair, "queues")[1]["requests"], 60, 0.5)
+    status, seen = dumped(pair, "leaks", "--watch", "2s")
+    assert status == 0, seen
+    assert all(row["judged"] and not row["slots_lost"] and not row["kv_lost"] for row in seen["ranks"])
+
+
+def rows_are_told_apart(pair: Pair) -> None:
+    """While the row of tp1 is held back it reads 0 there; tp0 has its own. Afterwards both slots are zeroed."""
+    with late_metadata(pair, "15s"):
+        [held_back] = pair.begin(1, limit_s=120, text=SECRET)
+
+        def held() -> dict[str, Any] | None:
+            status, seen = dumped(pair, "metadata", "--rank", "decode")
+            assert status == 0, seen["findings"]
+            verdicts = [slot["verdict"] for slot in seen["slots"] if slot["expected"]]
+            return seen if verdicts == ["landed", "not written"] else None
+
+        seen = wait_for("dump metadata tells the rows apart", held, 60, 0.2)
+        tp0, tp1 = [slot for slot in seen["slots"] if slot["expected"]]
+        assert (tp0["found"], tp1["found"]) == (tp0["expected"], 0)
+        assert tp0["expected"] == tp1["expected"] in pair.rooms
+        assert tp0["sent_s"] >= 0
+        assert tp1["sent_s"] is None
+        assert tp0["sums"]["bootstrap_room"] != tp1["sums"]["bootstrap_room"]
+        assert {(rank["gate"], rank["zeroed"], rank["aux"], rank["safe"]) for rank in seen["ranks"]} == {
+            (True, True, "rdma", "yes")
+        }
+        assert held_back().tokens
+    status, seen = dumped(pair, "metadata", "--rank", "decode")
+    assert (status, seen["slots"]) == (0, [])
+
+
 @contextlib.contextmanager
 def late_metadata(pair: Pair, delay: str) -> Iterator[subprocess.Popen[str]]:
     """``pdctl inject --delay-metadata`` for one room of decode tp1, as long as the block lasts."""
@@ -222,6 +279,7 @@ def test_without_the_gate(
     with Pair.start(env, namespace, tmp_path) as pair:
         assert pair.one_by_one(PROMPTS) == right
         is_healthy(pair, "plugin")
+        dumps_are_clean(pair)
         hangs_and_is_diagnosed(pair)
 
 
@@ -238,6 +296,8 @@ def test_with_the_gate(
     with Pair.start(env, namespace, tmp_path) as pair:
         assert pair.one_by_one(PROMPTS) == right
         is_healthy(pair, "plugin")
+        dumps_are_clean(pair)
+        rows_are_told_apart(pair)
         gate_holds(pair, right)
 
 
@@ -251,5 +311,6 @@ def test_before_plugins(
     with Pair.start(env, namespace, tmp_path, wrap=wrap) as pair:
         assert pair.one_by_one(PROMPTS) == right
         is_healthy(pair, "run")
+        dumps_are_clean(pair)
         hangs_and_is_diagnosed(pair)
     assert "pdctl run:" in (tmp_path / "prefill.log").read_text().splitlines()[0]

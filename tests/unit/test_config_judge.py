@@ -91,16 +91,20 @@ def test_a_rank_that_differs_from_its_server() -> None:
 
 def test_nodes_and_stages_may_differ() -> None:
     env = {"GLOO_SOCKET_IFNAME": "eth0"}
-    one = rank("prefill", {"kv_item_lens": "4 × 256", "disaggregation_ib_device": "mlx5_0"}, env, pp_size=2)
+    one = rank(
+        "prefill", {"kv_item_lens": "4 × 256", "disaggregation_ib_device": "mlx5_0", "rank_port": "1"}, env, pp_size=2
+    )
     other = rank(
         "prefill",
-        {"kv_item_lens": "5 × 256", "disaggregation_ib_device": "mlx5_1"},
+        {"kv_item_lens": "5 × 256", "disaggregation_ib_device": "mlx5_1", "rank_port": "2"},
         {"GLOO_SOCKET_IFNAME": "eth1"},
         pp_size=2,
         pp=1,
         host="there",
     )
-    assert not judge([one, other]).findings
+    document = judge([one, other])
+    assert not document.findings
+    assert {s.name: s.verdict for s in document.settings}["rank_port"] == "per rank"
     here = rank("prefill", {"kv_item_lens": "4 × 256"}, {"GLOO_SOCKET_IFNAME": "eth1"}, pp_size=2, pp=1)
     assert codes(judge([one, here])) == ["PD134"]
 

@@ -20,8 +20,16 @@ _MUST_AGREE = {
     "kv_item_lens": "nobody compares it: the bytes of a token differ, so KV is written to the wrong places",
 }
 """Settings in which sides that deal with each other must agree, and what the engine does when they do not."""
-_OF_A_NODE = ("disaggregation_ib_device", "host", "rank_port")
-"""Settings that may differ from node to node, or rank to rank, of one server."""
+_OF_A_SERVER = (
+    "attention_backend", "attn_cp_size", "aux_item_lens", "chunked_prefill_size", "context_length",
+    "custom_mem_pool_type", "decode_attention_backend", "disaggregation_bootstrap_port",
+    "disaggregation_decode_enable_radix_cache", "disaggregation_mode", "disaggregation_transfer_backend", "dp_size", "dtype",
+    "enable_dp_attention", "enable_hierarchical_cache", "enable_hisparse", "ep_size", "kv_cache_dtype", "kv_item_lens",
+    "kv_page_size", "load_balance_method", "max_running_requests", "num_hidden_layers", "num_reserved_decode_tokens",
+    "page_size", "pp_size", "prefill_attention_backend", "quantization", "served_model_name", "speculative_algorithm",
+    "speculative_num_draft_tokens", "tp_size",
+)  # fmt: skip
+"""Settings that all ranks of a server have alike; others (ports, devices) are each rank's own."""
 _JOIN = " | "
 
 
@@ -110,9 +118,9 @@ def _port(server: _Server) -> str:
 
 def _within(server: _Server) -> list[Finding]:
     found = []
-    for name in sorted({name for rank in server.answering if rank.body for name in rank.body.values}):
-        if name in _OF_A_NODE or (name == "kv_item_lens" and server.ranks[0].identity.pp_size > 1):
-            continue
+    for name in _OF_A_SERVER:
+        if name == "kv_item_lens" and server.ranks[0].identity.pp_size > 1:
+            continue  # stages may hold different numbers of layers
         found += _differing(server, "argument", name, server.answering)
     hosts: dict[str, list[RankSettings]] = defaultdict(list)
     for rank in server.answering:
@@ -200,7 +208,7 @@ def _setting(kind: str, name: str, servers: Sequence[_Server], bad: dict[str, st
     if kind == "argument" and name in bad:
         verdict, text = "mismatch", bad[name]
     elif mixed:
-        verdict, text = "ranks differ", ""
+        verdict, text = "per rank" if kind == "argument" and name not in _OF_A_SERVER else "ranks differ", ""
     else:
         verdict, text = "same" if len(set(values.values())) < 2 else "differs", ""
     return Setting(name=name, kind=kind, verdict=verdict, servers=values, text=text)

@@ -44,7 +44,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """One setting of all servers. servers: server → value, "" where not set or unknown there.
 
-    verdict: ``same``, ``differs`` (which may be meant), ``mismatch`` (which can't work), ``ranks differ``.
+    verdict: ``same``, ``differs`` (which may be meant), ``mismatch`` (which can't work), ``ranks differ``,
+    ``per rank`` (a setting that each rank has for itself).
     """
 
     name: str

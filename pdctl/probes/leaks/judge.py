@@ -68,7 +68,7 @@ def judge(views: Sequence[RankWatch], *, watch_s: float) -> LeaksDocument:
         *_slot_findings(slots, views),
         *(_space_finding(leak) for leak in space),
         *(_orphan_finding(orphan) for orphan in orphans),
-        *(_leftover_finding(left, watch_s) for left in leftovers),
+        *_leftover_findings(leftovers, watch_s),
     ]
     return LeaksDocument(
         watch_s=watch_s,
@@ -250,13 +250,26 @@ def _orphan_finding(orphan: Orphan) -> Finding:
     )
 
 
-def _leftover_finding(left: Leftover, watch_s: float) -> Finding:
-    new = f", {left.new} of them new in {seconds(watch_s)}" if left.new else ""
-    return finding(
-        "PD153",
-        f"{left.table} of {left.rank} keeps {listed(left.rooms) if left.count <= SHOWN else f'{left.count} rooms'} that no"
-        f" rank has a request for{new}",
-        rooms=left.rooms,
-        ranks=(left.rank,),
-        evidence=(f"{left.count} rooms in {left.table} at the last two looks", "in no queue of any rank at any look"),
-    )
+def _leftover_findings(leftovers: Sequence[Leftover], watch_s: float) -> list[Finding]:
+    by_rank: dict[str, list[Leftover]] = defaultdict(list)
+    for left in leftovers:
+        by_rank[left.rank].append(left)
+    out = []
+    for rank, tables in by_rank.items():
+        most = max(tables, key=lambda left: left.count)
+        named = listed(most.rooms) if most.count <= SHOWN else f"{most.count} rooms"
+        new = max(left.new for left in tables)
+        came = f", {new} of them new in {seconds(watch_s)}" if new else ""
+        out.append(
+            finding(
+                "PD153",
+                f"{rank} keeps {named} in {', '.join(left.table for left in tables)}{came}; no rank has a request for them",
+                rooms=tuple(dict.fromkeys(room for left in tables for room in left.rooms)),
+                ranks=(rank,),
+                evidence=(
+                    *(f"{left.count} in {left.table} at the last two looks" for left in tables),
+                    "in no queue of any rank at any look",
+                ),
+            )
+        )
+    return out

@@ -46,8 +46,9 @@ def judge(views: Sequence[RankRows], *, now_s: float, recent_s: float = RECENT_S
         reports.append(_rank(view))
         findings += _unsafe(reports[-1])
         findings += _recorded(view, views, now_s, recent_s)
-        if view.silence:
+        if _silent(view):
             problems.append(f"{view.identity.label}: {view.silence}")
+        if view.silence:
             continue
         assert view.body is not None
         if view.body.not_read:
@@ -63,9 +64,17 @@ def judge(views: Sequence[RankRows], *, now_s: float, recent_s: float = RECENT_S
         ranks=tuple(reports),
         slots=tuple(slots),
         findings=tuple(findings),
-        partial=bool(problems),
+        partial=any(_silent(view) for view in views)
+        or any(r.not_read for r in reports)
+        or any(v.body.left_out for v in views if v.body is not None)
+        or any(slot.verdict == "another room" for slot in slots),
         problems=tuple(problems),
     )
+
+
+def _silent(view: RankRows) -> bool:
+    """Whether a rank was asked and said nothing; one of which only the recording was wanted was not asked."""
+    return view.silence not in ("", "not asked") and view.state != "recorded"
 
 
 def odd(view: RankRows) -> list[int]:

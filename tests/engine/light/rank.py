@@ -210,7 +210,7 @@ def publish_settings(*modules: Any) -> None:
 
 
 def run_decode(script: dict[str, Any], scheduler: Any, rank: int) -> None:
-    """Every request is in its queue from the start, its slot written when the script says.
+    """Every request is in its queue from the turn it ``arrives`` in (0), its slot written when the script says.
 
     Those in the prealloc queue stay there or fail: allocation would need the KV pools.
     """
@@ -222,21 +222,25 @@ def run_decode(script: dict[str, Any], scheduler: Any, rank: int) -> None:
     start_agent(scheduler)
     rooms = scheduler.disagg_metadata_buffers.bootstrap_room
     requests = []
-    for entry in script["requests"]:
+
+    def arrive(entry: dict[str, Any]) -> None:
         receiver = Transfer(entry["room"], entry["polls"], rank, prealloc.kv_manager)
         made = DecodeRequest(req=Request(entry["room"]), kv_receiver=receiver)
-        queue = prealloc if entry.get("queue") == "prealloc" else transfer
-        if queue is transfer:
+        if entry.get("queue") == "prealloc":
+            prealloc.queue.append(made)
+        else:
             made.metadata_buffer_index = scheduler.req_to_metadata_buffer_idx_allocator.alloc()
             transfer.extend([made])
-        else:
-            prealloc.queue.append(made)
-        requests.append((entry, made, receiver, made.metadata_buffer_index))
+        requests.append((entry, receiver, made.metadata_buffer_index))
+
     for turn in range(script["turns"]):
         scheduler.process_input_requests([])
-        for entry, _, _, slot in requests:
+        for entry in script["requests"]:
+            if entry.get("arrives", 0) == turn:
+                arrive(entry)
+        for entry, _, slot in requests:
             late = entry.get("lands", [0, 0])[rank]
-            if slot >= 0 and turn == late:
+            if slot >= 0 and turn == max(late, entry.get("arrives", 0)):
                 rooms[slot, 0] = entry.get("found", entry["room"])
         drop = script.get("drop")
         if drop and drop["rank"] == rank and drop["turn"] == turn:
@@ -244,7 +248,7 @@ def run_decode(script: dict[str, Any], scheduler: Any, rank: int) -> None:
         prealloc.pop_preallocated()
         for req in transfer.pop_transferred():
             say("transferred", turn, req.bootstrap_room)
-        for _, _, receiver, _ in requests:
+        for _, receiver, _ in requests:
             receiver.next_turn()
         time.sleep(script.get("pause_s", 0.002))
     say("left", script["turns"], *[made.req.bootstrap_room for made in transfer.queue])
