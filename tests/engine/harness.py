@@ -225,8 +225,8 @@ class Pair:
         """Send ``count`` requests and return at once, one function a request that waits for its outcome.
 
         A request that is not answered within ``limit_s`` is given up by closing its connections. prefill_dp: where a
-        router would pin them. to: the servers that hear of them. rid: the name of a single one, the engine's otherwise. text: the prompt of
-        all, instead of the usual ones.
+        router would pin them. to: the servers that hear of them. rid: the name of a single one, the engine's otherwise.
+        text: the prompt of all, instead of the usual ones.
         """
         rooms = [first_room + i if first_room is not None else random.getrandbits(62) | 1 for i in range(count)]
         self.rooms += rooms

@@ -9,6 +9,7 @@ from pdctl.metadata import Holder, Metadata, SlotRow
 from pdctl.model import KVPoll
 from pdctl.probes.leaks.judge import judge
 from pdctl.probes.leaks.model import LeaksDocument, Look, RankWatch
+from pdctl.probes.leaks.model import look as condensed
 from pdctl.rooms import RoomEntry, Rooms, Space
 from tests.unit.identities import identity
 
@@ -31,7 +32,7 @@ def look(
     pool = space or Space(slots=16, slots_free=16, kv=100, kv_free=100, countable=True)
     rooms = Rooms(n * 10**9, turns, list(entries), (), pool, tables or {}, {}, {}, lingers=lingers or {})
     slots = Metadata(n * 10**9, turns, "cpu", (), "", "", True, True, 16, list(held), list(rows))
-    return Look(rooms, slots)
+    return condensed(rooms, slots)
 
 
 def watch(*looks: Look, silence: str = "", **who: object) -> RankWatch:

@@ -97,8 +97,9 @@ def _metadata(looking: Looking) -> Outcome:
     from pdctl.probes.metadata.collect import collect
     from pdctl.probes.metadata.judge import judge
 
-    document = judge(collect(looking.found, looking.client, sums=False), now_s=time.time())
-    return Outcome("", f"{len(document.slots)} slots in use, each its owner's", document.findings, document.problems)
+    document = judge(collect(looking.found, looking.client, sums=False), now_s=time.time(), every=False)
+    taken = sum(rank.taken for rank in document.ranks)
+    return Outcome("", f"{taken} slots in use, each its owner's", document.findings, document.problems)
 
 
 def _stacks(looking: Looking) -> Outcome:

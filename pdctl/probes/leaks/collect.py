@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from pdctl.client import Client
 from pdctl.discovery import Found, FoundRank
 from pdctl.metadata import Metadata
 from pdctl.model import EventKind, KVPoll, Status
-from pdctl.probes.leaks.model import Look, RankWatch
+from pdctl.probes.leaks.model import Look, RankWatch, look
 from pdctl.rooms import Rooms
 
 LOOKS = 5
@@ -19,6 +20,7 @@ def collect(found: Found, client: Client, *, watch_s: float, looks: int = LOOKS)
     """Return what was seen of every rank over ``watch_s`` seconds, in ``found``'s order."""
     taken: dict[int, list[Look]] = {id(rank): [] for rank in found.ranks}
     silence: dict[int, str] = {}
+    known: dict[frozenset[int], frozenset[int]] = {}
     started = time.monotonic()
     for number in range(looks):
         due = started + watch_s * number / max(1, looks - 1)
@@ -31,7 +33,7 @@ def collect(found: Found, client: Client, *, watch_s: float, looks: int = LOOKS)
             if first.body is None or second.body is None:
                 silence[id(rank)] = first.reason or second.reason or rank.state
             else:
-                taken[id(rank)].append(Look(first.body, second.body))
+                taken[id(rank)].append(_shared(look(first.body, second.body), known))
     live = [rank for rank in found.ranks if id(rank) not in silence]
     client.restart()
     statuses = {id(answer.rank): answer.body for answer in client.ask(live, "status", Status)}
@@ -51,13 +53,17 @@ def collect(found: Found, client: Client, *, watch_s: float, looks: int = LOOKS)
     return views
 
 
+def _shared(one: Look, known: dict[frozenset[int], frozenset[int]]) -> Look:
+    """Return the look with a set of rooms that ranks which have the same share."""
+    return replace(one, rooms=known.setdefault(one.rooms, one.rooms))
+
+
 def _failed(rank: FoundRank, client: Client, looks: list[Look]) -> dict[int, float]:
     """Return when the failed requests in the bootstrap queue of a later pipeline stage failed, seconds before the end."""
     if rank.identity.pp == 0 or rank.identity.role != "prefill" or not looks:
         return {}
-    last = looks[-1].rooms
-    rooms = {e.room for e in last.rooms if e.queue == "prefill.bootstrap" and e.state == KVPoll.FAILED}
-    if not rooms:
+    last = looks[-1]
+    if not last.failed:
         return {}
     recording = client.recording(rank).body
     if recording is None:
@@ -65,5 +71,5 @@ def _failed(rank: FoundRank, client: Client, looks: list[Look]) -> dict[int, flo
     return {
         event.room: max(0.0, (last.mono_ns - event.mono_ns) / 1e9)
         for event in recording.events()
-        if event.kind is EventKind.STATE and event.a == KVPoll.FAILED and event.room in rooms
+        if event.kind is EventKind.STATE and event.a == KVPoll.FAILED and event.room in last.failed
     }

@@ -7,14 +7,13 @@ an owner at every look counts, and of slots only the same allocation. A rank who
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from pdctl.findings import Finding, finding
-from pdctl.model import KVPoll
 from pdctl.probes.leaks.model import (
+    BOOTSTRAP,
     LeaksDocument,
     Leftover,
-    Look,
     Orphan,
     RankLeaks,
     RankWatch,
@@ -26,13 +25,13 @@ from pdctl.probes.queues.words import seconds
 
 SHOWN = 20
 """Rooms of a table that are named; the others are counted."""
-_BOOTSTRAP = "prefill.bootstrap"
 
 
 def judge(views: Sequence[RankWatch], *, watch_s: float) -> LeaksDocument:
     """Return what these ranks hold without an owner."""
     ranks, slots, space, orphans, leftovers = [], [], [], [], []
     problems = []
+    owned = _owned(views)
     for view in views:
         why = _unjudged(view)
         if view.silence:
@@ -44,8 +43,8 @@ def judge(views: Sequence[RankWatch], *, watch_s: float) -> LeaksDocument:
         mine, kept = ([], "") if why else _orphans(view, views)
         if kept:
             problems.append(f"{view.identity.label}: {kept}")
-        left = [] if why else _leftovers(view, views)
-        last = view.looks[-1].rooms.space if view.looks else None
+        left = [] if why else _leftovers(view, owned[view.identity.cluster])
+        last = view.looks[-1].space if view.looks else None
         ranks.append(
             RankLeaks(
                 rank=view.identity.label,
@@ -89,7 +88,7 @@ def _unjudged(view: RankWatch) -> str:
         return view.silence
     if len(view.looks) < 2:
         return "it was seen only once"
-    ticks = [look.rooms.ticks for look in view.looks]
+    ticks = [look.ticks for look in view.looks]
     if ticks[-1] - ticks[0] < 2 and not view.idle:
         return "its loop did not turn during the watch: what is on its way can't be told from what is lost"
     return ""
@@ -100,36 +99,26 @@ def _unjudged(view: RankWatch) -> str:
 
 def _slots(view: RankWatch) -> list[SlotLeak]:
     """Return the slots that were the same allocation without an owner at every look."""
-    without: list[dict[int, int]] = []
-    for look in view.looks:
-        owned = {h.slot for h in look.slots.holders} | {e.slot for e in look.rooms.rooms}
-        without.append(
-            {row.slot: row.allocation for row in look.slots.rows if row.held_s != 0.0 and row.slot not in owned}
-        )
-    same = set(without[0].items()).intersection(*(found.items() for found in without[1:]))
-    rows = {row.slot: row for row in view.looks[-1].slots.rows}
-    span = (view.looks[-1].slots.mono_ns - view.looks[0].slots.mono_ns) / 1e9
+    same = set(view.looks[0].ownerless.items()).intersection(*(look.ownerless.items() for look in view.looks[1:]))
+    rows = view.looks[-1].lost
+    span = (view.looks[-1].mono_ns - view.looks[0].mono_ns) / 1e9
     return [
         SlotLeak(view.identity.label, slot, max(rows[slot].held_s, span), max(0, rows[slot].found))
         for slot in sorted(slot for slot, _ in same)
     ]
 
 
-def _requests(look: Look) -> int:
-    return len(look.rooms.rooms) + len(look.slots.holders)
-
-
 def _space(view: RankWatch) -> list[SpaceLeak]:
     """Return KV tokens that were missing at every look, on a rank that had no request at any."""
     lost = []
     for look in view.looks:
-        space = look.rooms.space
-        if _requests(look) or not space.countable or space.kv < 0 or space.kv_free < 0:
+        space = look.space
+        if look.requests or not space.countable or space.kv < 0 or space.kv_free < 0:
             return []
         lost.append(space.kv - space.kv_free - space.evictable - space.protected)
     least = min(lost)
-    page = max(1, view.looks[-1].rooms.space.page_size)
-    return [SpaceLeak(view.identity.label, least, view.looks[-1].rooms.space.kv)] if least >= page else []
+    page = max(1, view.looks[-1].space.page_size)
+    return [SpaceLeak(view.identity.label, least, view.looks[-1].space.kv)] if least >= page else []
 
 
 # ---- requests of a later pipeline stage ------------------------------------------------------------------------------
@@ -140,10 +129,7 @@ def _orphans(view: RankWatch, views: Sequence[RankWatch]) -> tuple[list[Orphan],
     i = view.identity
     if i.role != "prefill" or i.pp == 0:
         return [], ""
-    failed = [
-        {e.room: e for e in look.rooms.rooms if e.queue == _BOOTSTRAP and e.state == KVPoll.FAILED}
-        for look in view.looks
-    ]
+    failed = [look.failed for look in view.looks]
     stayed = set(failed[0]).intersection(*failed[1:])
     if not stayed:
         return [], ""
@@ -158,8 +144,7 @@ def _orphans(view: RankWatch, views: Sequence[RankWatch]) -> tuple[list[Orphan],
             [],
             f"{len(stayed)} failed requests wait in its bootstrap queue; {names} can't be asked whether it has them",
         )
-    known = {e.room for other in first for look in other.looks for e in look.rooms.rooms}
-    known |= {h.room for other in first for look in other.looks for h in look.slots.holders}
+    known = _every(look.rooms for other in first for look in other.looks)
     orphans = []
     for room in sorted(stayed - known):
         entry = failed[-1][room]
@@ -171,28 +156,47 @@ def _orphans(view: RankWatch, views: Sequence[RankWatch]) -> tuple[list[Orphan],
 # ---- rooms in tables -------------------------------------------------------------------------------------------------
 
 
-def _leftovers(view: RankWatch, views: Sequence[RankWatch]) -> list[Leftover]:
+def _every(sets: Iterable[frozenset[int]]) -> set[int]:
+    """Return all rooms of these sets; one that several looks share is taken once."""
+    distinct = {id(each): each for each in sets}
+    return set().union(*distinct.values())
+
+
+def _owned(views: Sequence[RankWatch]) -> dict[str, set[int] | None]:
+    """Return cluster → rooms that any rank had at any look, None where a rank was silent: they may be its."""
+    clusters: dict[str, list[RankWatch]] = defaultdict(list)
+    for view in views:
+        clusters[view.identity.cluster].append(view)
+    return {
+        name: None
+        if any(view.silence or not view.looks for view in members)
+        else _every(look.rooms for view in members for look in view.looks)
+        for name, members in clusters.items()
+    }
+
+
+def _leftovers(view: RankWatch, owned: set[int] | None) -> list[Leftover]:
     """Return the rooms of each table that nobody has, of those that stayed longer than the engine keeps them anyway.
 
     A room has an owner while any rank of the cluster has its request: decode tells prefill of a room before prefill has
     the request, and the other way round. With a silent rank nothing can be said.
     """
-    cluster = [other for other in views if other.identity.cluster == view.identity.cluster]
-    if any(other.silence or not other.looks for other in cluster):
+    if owned is None:
         return []
-    owned = {e.room for other in cluster for look in other.looks for e in look.rooms.rooms}
-    owned |= {h.room for other in cluster for look in other.looks for h in look.slots.holders}
-    span = (view.looks[-1].rooms.mono_ns - view.looks[0].rooms.mono_ns) / 1e9
+    span = (view.looks[-1].mono_ns - view.looks[0].mono_ns) / 1e9
     found = []
-    for table, now in view.looks[-1].rooms.tables.items():
-        if view.looks[-1].rooms.lingers.get(table, 0.0) > span:
+    for table, now in view.looks[-1].tables.items():
+        if view.looks[-1].lingers.get(table, 0.0) > span:
+            continue
+        left = set(now) - owned
+        if not left:
             continue
         # What came during the watch is new; it counts once it has stayed for more than one look.
-        before = [set(look.rooms.tables.get(table, ())) for look in view.looks]
-        left = sorted((set(now) & before[-2]) - owned)
+        left &= set(view.looks[-2].tables.get(table, ()))
         if left:
-            new = len(set(left) - before[0])
-            found.append(Leftover(view.identity.label, table, len(left), new, tuple(left[:SHOWN])))
+            new = len(left - set(view.looks[0].tables.get(table, ())))
+            named = tuple(sorted(left)[:SHOWN])
+            found.append(Leftover(view.identity.label, table, len(left), new, named))
     return found
 
 
@@ -208,8 +212,8 @@ def _slot_findings(slots: Sequence[SlotLeak], views: Sequence[RankWatch]) -> lis
         lost = by_rank.pop(view.identity.label, [])
         if not lost:
             continue
-        space = view.looks[-1].rooms.space
-        turns = view.looks[-1].rooms.ticks - view.looks[0].rooms.ticks
+        space = view.looks[-1].space
+        turns = view.looks[-1].ticks - view.looks[0].ticks
         many = "slots" if len(lost) > 1 else "slot"
         named = ", ".join(str(leak.slot) for leak in lost[:5]) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
         out.append(
@@ -242,7 +246,7 @@ def _orphan_finding(orphan: Orphan) -> Finding:
     age = f", {seconds(orphan.age_s)} old" if orphan.age_s is not None else ""
     return finding(
         "PD152",
-        f"room {orphan.room} (rid {orphan.rid}) is in {_BOOTSTRAP} of {orphan.rank}{failed}{age}; the first stage has it no"
+        f"room {orphan.room} (rid {orphan.rid}) is in {BOOTSTRAP} of {orphan.rank}{failed}{age}; the first stage has it no"
         " more, so it passes it on no more, and this stage looks only at what is passed on",
         rooms=(orphan.room,),
         ranks=(orphan.rank,),

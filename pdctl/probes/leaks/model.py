@@ -8,17 +8,50 @@ import msgspec
 
 from pdctl.documents import Document
 from pdctl.findings import Finding
-from pdctl.metadata import Metadata
-from pdctl.model import Identity
-from pdctl.rooms import Rooms
+from pdctl.metadata import Metadata, SlotRow
+from pdctl.model import Identity, KVPoll
+from pdctl.rooms import RoomEntry, Rooms, Space
+
+BOOTSTRAP = "prefill.bootstrap"
 
 
 @dataclass(frozen=True)
 class Look:
-    """One rank at one moment: its rooms were read first, its slots and requests right after."""
+    """One rank at one moment, and no more than is judged: ranks are many, and so are requests.
 
-    rooms: Rooms
-    slots: Metadata
+    rooms: of all its requests, wherever they are; requests: how many. ownerless: slot → allocation, of slots that are
+    taken and that no request has; lost: the rows of those. failed: failed requests in the bootstrap queue, by room.
+    """
+
+    mono_ns: int
+    ticks: int
+    space: Space
+    rooms: frozenset[int]
+    requests: int
+    ownerless: dict[int, int]
+    lost: dict[int, SlotRow]
+    failed: dict[int, RoomEntry]
+    tables: dict[str, list[int]]
+    lingers: dict[str, float]
+
+
+def look(rooms: Rooms, slots: Metadata) -> Look:
+    """Return what counts of a rank's two answers; its rooms were read first, its slots right after."""
+    owned = {h.slot for h in slots.holders}
+    owned.update(e.slot for e in rooms.rooms)
+    lost = {row.slot: row for row in slots.rows if row.held_s != 0.0 and row.slot not in owned}
+    return Look(
+        mono_ns=rooms.mono_ns,
+        ticks=rooms.ticks,
+        space=rooms.space,
+        rooms=frozenset([*(e.room for e in rooms.rooms), *(h.room for h in slots.holders)]),
+        requests=len(rooms.rooms) + len(slots.holders),
+        ownerless={slot: row.allocation for slot, row in lost.items()},
+        lost=lost,
+        failed={e.room: e for e in rooms.rooms if e.queue == BOOTSTRAP and e.state == KVPoll.FAILED},
+        tables=rooms.tables,
+        lingers=rooms.lingers,
+    )
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -29,6 +28,9 @@ _TO_COME = ("decode.pending", "decode.prealloc", "decode.transfer")
 """Queues of requests whose metadata has not been taken yet."""
 
 
+_Sent = tuple[str, int, int, int]
+
+
 @dataclass(frozen=True)
 class Whose:
     """Whose room a slot holds that is not its owner's. verdict: as SlotReport's."""
@@ -37,9 +39,16 @@ class Whose:
     text: str
 
 
-def judge(views: Sequence[RankRows], *, now_s: float, recent_s: float = RECENT_S) -> MetadataDocument:
-    """Return the document of these ranks. now_s: wall clock. recent_s: age up to which a recorded mismatch is a finding."""
+def judge(
+    views: Sequence[RankRows], *, now_s: float, recent_s: float = RECENT_S, every: bool = True
+) -> MetadataDocument:
+    """Return the document of these ranks.
+
+    now_s: wall clock. recent_s: age up to which a recorded mismatch is a finding. every: report all slots; without it
+    only those that are not as they should be, which is all that findings need.
+    """
     reports, slots, findings, problems = [], [], [], []
+    sent = _sent(views) if every else {}
     for view in views:
         if view.silence == "not asked":
             continue
@@ -55,9 +64,11 @@ def judge(views: Sequence[RankRows], *, now_s: float, recent_s: float = RECENT_S
             problems.append(f"{view.identity.label}: {view.body.not_read}")
         if view.body.left_out:
             problems.append(f"{view.identity.label}: {view.body.left_out} more slots were not read")
-        if view.history is None:
-            problems.append(f"{view.identity.label}: {view.history_off}: no times, and no earlier owners known")
-        rows = [_slot(view, row, views, now_s) for row in view.body.rows]
+        chosen = view.body.rows if every else _odd(view.body)
+        owners = _owners(view.body) if chosen else {}
+        rows = [_slot(view, row, owners.get(row.slot, []), views, sent, now_s) for row in chosen]
+        if view.history is None and any(row.verdict == "another room" for row in rows):
+            problems.append(f"{view.identity.label}: {view.history_off}: earlier owners of its slots are not known")
         slots += rows
         findings += _live(view, rows)
     return MetadataDocument(
@@ -82,12 +93,22 @@ def odd(view: RankRows) -> list[int]:
     body = view.body
     if body is None or view.identity.role != "decode":
         return []
-    owners = _owners(body)
+    return [row.slot for row in _odd(body)]
+
+
+def _odd(body: Metadata) -> list[SlotRow]:
+    """Return the rows that hold another room than their owner's, or have several owners. Quick: rows are many."""
+    rooms: dict[int, int] = {}
+    several: set[int] = set()
+    for holder in body.holders:
+        slot = holder.slot
+        if slot >= 0 and rooms.setdefault(slot, holder.room) != holder.room:
+            several.add(slot)
+    get = rooms.get
     return [
-        row.slot
+        row
         for row in body.rows
-        if row.slot in owners
-        and (len(owners[row.slot]) > 1 or row.found not in (0, NOT_READ, owners[row.slot][0].room))
+        if (row.found > 0 and get(row.slot, row.found) != row.found) or (several and row.slot in several)
     ]
 
 
@@ -143,20 +164,29 @@ def _unsafe(report: RankReport) -> list[Finding]:
 
 def _owners(body: Metadata) -> dict[int, list[Holder]]:
     """Return slot → the requests that hold it; one is listed once, in whatever places it is."""
-    owners: dict[int, dict[str, Holder]] = defaultdict(dict)
+    owners: dict[int, list[Holder]] = {}
     for holder in body.holders:
-        if holder.slot >= 0:
-            owners[holder.slot].setdefault(holder.rid, holder)
-    return {slot: list(held.values()) for slot, held in owners.items()}
+        if holder.slot < 0:
+            continue
+        held = owners.setdefault(holder.slot, [])
+        if not held or all(holder.rid != other.rid for other in held):
+            held.append(holder)
+    return owners
 
 
-def _slot(view: RankRows, row: SlotRow, views: Sequence[RankRows], now_s: float) -> SlotReport:
+def _slot(
+    view: RankRows,
+    row: SlotRow,
+    held: Sequence[Holder],
+    views: Sequence[RankRows],
+    sent_at: Mapping[_Sent, float],
+    now_s: float,
+) -> SlotReport:
     body = view.body
     assert body is not None
-    held = _owners(body).get(row.slot, [])
     owner = held[0] if held else None
     whose = _verdict(view, row, held, views, now_s)
-    sent, landed, late = _times(view, row, owner, views, now_s)
+    sent, landed, late = _times(view, row, owner, sent_at, now_s)
     return SlotReport(
         rank=view.identity.label,
         slot=row.slot,
@@ -231,22 +261,26 @@ def _knows(view: RankRows, room: int) -> bool:
     return view.body is not None and any(h.room == room for h in view.body.holders)
 
 
+def _sent(views: Sequence[RankRows]) -> dict[_Sent, float]:
+    """Return (cluster, room, slot, decode tp) → when prefill wrote the row, of all recordings of prefill ranks."""
+    return {
+        (view.identity.cluster, *key): when
+        for view in views
+        if view.history is not None
+        for key, when in view.history.sent.items()
+    }
+
+
 def _times(
-    view: RankRows, row: SlotRow, owner: Holder | None, views: Sequence[RankRows], now_s: float
+    view: RankRows, row: SlotRow, owner: Holder | None, sent: Mapping[_Sent, float], now_s: float
 ) -> tuple[float | None, float | None, float | None]:
     """Return seconds since prefill wrote the owner's row, since it was seen landing, and from Success until then."""
     if owner is None or view.identity.role != "decode":
         return None, None, None
     landed = view.history.landed.get((row.slot, owner.room)) if view.history is not None else None
-    sent = [
-        when
-        for other in views
-        if other.history is not None and other.identity.cluster == view.identity.cluster
-        for when in (other.history.sent.get((owner.room, row.slot, view.identity.tp)),)
-        if when is not None
-    ]
+    written = sent.get((view.identity.cluster, owner.room, row.slot, view.identity.tp))
     return (
-        max(0.0, now_s - max(sent)) if sent else None,
+        max(0.0, now_s - written) if written is not None else None,
         max(0.0, now_s - landed[0]) if landed else None,
         landed[1] if landed else None,
     )
