@@ -4,7 +4,7 @@
 
 Ranks are a decode group of that size, every rank with the same requests, as the engine has it (one room differs on one
 rank), and a prefill rank that has them, too. A line of JSON each: milliseconds of CPU to decode the answers and to
-judge, and the growth of the process in MiB.
+judge, and the growth of the process in MiB; of ``leaks``, to condense one look of every rank instead of to decode it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,18 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
+from pdctl.metadata import Holder, Metadata, SlotRow
 from pdctl.model import Identity, KVPoll
+from pdctl.probes.leaks.judge import judge as judge_leaks
+from pdctl.probes.leaks.model import RankWatch, look
+from pdctl.probes.metadata.judge import judge as judge_metadata
+from pdctl.probes.metadata.model import History, RankRows
 from pdctl.probes.stuck.judge import judge as judge_stuck
 from pdctl.probes.stuck.model import RankLooks
 from pdctl.rooms import Cover, RoomEntry, Rooms, Space
@@ -44,6 +50,16 @@ def answer(requests: int, *, without: int = -1, queue: str = "decode.transfer") 
     )
 
 
+def slots(requests: int, *, wrong: bool = False) -> bytes:
+    """Return a rank's answer to ``metadata``: a slot for each request, a third not written yet."""
+    rooms = [(1 << 62) + room for room in range(requests)]
+    held = [Holder(room, f"request-{n:08d}", n, "decode.transfer", 3) for n, room in enumerate(rooms)]
+    rows = [SlotRow(n, room if n % 3 else 0, 5.0, 7 + n) for n, room in enumerate(rooms)]
+    if wrong:
+        rows[7] = SlotRow(7, 99, 5.0, 14)
+    return msgspec.msgpack.encode(Metadata(1, 1, "cpu", (), "rdma", "", True, True, requests, held, rows))
+
+
 def timed(what: Callable[[], Any], times: int) -> tuple[float, Any]:
     """Return (median milliseconds of CPU, the last result)."""
     spent = []
@@ -59,6 +75,51 @@ def timed(what: Callable[[], Any], times: int) -> tuple[float, Any]:
 def rss_mib() -> float:
     """Return the largest the process has been, MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def report(
+    probe: str,
+    options: argparse.Namespace,
+    decode_ms: float,
+    judge_ms: float,
+    mib: float,
+    rows: int,
+    found: Sequence[Any],
+) -> None:
+    """Print one line."""
+    line = {
+        "benchmark": "judge", "probe": probe, "ranks": options.ranks, "requests": options.requests,
+        "decode_ms": round(decode_ms, 1), "judge_ms": round(judge_ms, 1), "rss_added_mib": round(mib, 1), "rows": rows,
+        "findings": len(found),
+    }  # fmt: skip
+    print(json.dumps(line))
+
+
+def rows_and_leaks(options: argparse.Namespace, looks: list[RankLooks]) -> None:
+    """Print the lines of ``metadata``, as ``check`` judges it, and of ``leaks`` with five looks."""
+    raw = [slots(options.requests, wrong=rank == 1) for rank in range(options.ranks - 1)]
+    before = rss_mib()
+    decode_ms, bodies = timed(lambda: [msgspec.msgpack.decode(data, type=Metadata) for data in raw], options.times)
+    past = History(whole=True)
+    views = [
+        RankRows(v.identity, "live", body=b, again=b if n == 1 else None, history=past)
+        for n, (v, b) in enumerate(zip(looks, bodies, strict=False))
+    ]
+    judge_ms, document = timed(lambda: judge_metadata(views, now_s=1.0, every=False), options.times)
+    report("metadata", options, decode_ms, judge_ms, rss_mib() - before, len(document.slots), document.findings)
+    before = rss_mib()
+    watches: list[RankWatch] = []
+    known: dict[frozenset[int], frozenset[int]] = {}
+    started = time.process_time()
+    for seen, body in zip(looks, bodies, strict=False):
+        assert seen.second is not None
+        one = look(seen.second, body)
+        rooms = known.setdefault(one.rooms, one.rooms)
+        several = tuple(replace(one, rooms=rooms, ticks=5 * n, mono_ns=n * 10**9) for n in range(5))
+        watches.append(RankWatch(seen.identity, "live", "", several))
+    condense_ms = (time.process_time() - started) * 1000
+    judge_ms, leaks = timed(lambda: judge_leaks(watches, watch_s=4.0), options.times)
+    report("leaks", options, condense_ms, judge_ms, rss_mib() - before, len(leaks.ranks), leaks.findings)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -81,16 +142,8 @@ def main(arguments: list[str] | None = None) -> int:
         )  # fmt: skip
         looks.append(RankLooks(identity, "live", first=rooms, second=rooms, recorded=True))
     judge_ms, document = timed(lambda: judge_stuck(looks, pause_s=2.0), options.times)
-    print(
-        json.dumps(
-            {
-                "benchmark": "judge", "probe": "stuck", "ranks": options.ranks, "requests": options.requests,
-                "decode_ms": round(decode_ms, 1),
-                "judge_ms": round(judge_ms, 1), "rss_added_mib": round(rss_mib() - before, 1),
-                "rows": len(document.requests), "findings": len(document.findings),
-            }
-        )
-    )  # fmt: skip
+    report("stuck", options, decode_ms, judge_ms, rss_mib() - before, len(document.requests), document.findings)
+    rows_and_leaks(options, looks)
     return 0
 
 

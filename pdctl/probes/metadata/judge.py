@@ -294,6 +294,8 @@ def _live(view: RankRows, slots: Iterable[SlotReport]) -> list[Finding]:
     if view.again is None or view.body is None:
         return []
     doubtful = set(odd(view))
+    if not doubtful:
+        return []
     still = {row.slot: row for row in view.again.rows}
     before = {row.slot: row for row in view.body.rows}
     owners, later = _owners(view.body), _owners(view.again)
