@@ -21,7 +21,7 @@ MOST_PLACES = 6
 MOST_FRAMES = 8
 """Frames shown of a stretch without branches, unless wide: the innermost ones."""
 
-_STYLE = {"stuck": "yellow", "moving": "green", "mixed": ""}
+_STYLE = {"stuck": "yellow", "moving": "green", "idle": "green", "mixed": ""}
 
 
 def draw(document: StacksDocument, console: Console, *, wide: bool) -> None:

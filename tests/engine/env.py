@@ -141,7 +141,7 @@ _SERVER_ARGS = (
     ("--device", "cpu"),
     ("--host", "127.0.0.1"),
     ("--attention-backend", "torch_native"),
-    ("--mem-fraction-static", "0.02"),
+    ("--mem-fraction-static", "0.5"),
     ("--max-total-tokens", "8192"),
     ("--max-running-requests", "32"),
     ("--disable-radix-cache",),

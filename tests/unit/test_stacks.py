@@ -16,7 +16,7 @@ from pdctl.errors import Exit
 from pdctl.fold import Place, unfold
 from pdctl.model import Call, FlightEntry, Frame, GroupCount, Status
 from pdctl.output import Format, Output
-from pdctl.probes.stacks.judge import judge, worth_a_longer_look
+from pdctl.probes.stacks.judge import anything_stuck, judge, worth_a_longer_look
 from pdctl.probes.stacks.model import RankLooks, StacksDocument, TreeNode
 from pdctl.probes.stacks.outside import main_thread
 from tests.unit.identities import identity
@@ -233,6 +233,24 @@ def test_moving_is_not_an_outlier_and_stuck_is_what_stays() -> None:
     assert [(f.function, f.moves) for f in node.frames] == [
         ("main", "stuck"), ("event_loop", "stuck"), ("run_batch", "stuck"), ("all_reduce", "moving"),
     ]  # fmt: skip
+
+
+def test_a_group_that_waits_for_requests_is_idle() -> None:
+    sleeps = (Frame("poll", "sugar/poll.py", 106), Frame("maybe_sleep_on_idle", "managers/scheduler.py", 7), *OUTER)
+    views = [
+        rank(0, Call(inside="idle"), sleeps, tp_count=17, attn_count=163, size=2),
+        rank(1, REQUESTS, RECV, tp_count=17, attn_count=164, size=2),
+    ]
+    document = judge(views)
+    assert (document.groups[0].reason, {row.moves for row in document.ranks}) == ("idle", {"idle"})
+    assert not any(row.outlier for row in document.ranks)
+    assert document.findings == ()
+    assert not anything_stuck(views)
+    views[1] = rank(1, MODEL, FORWARD, tp_count=18, attn_count=163, size=2)  # it has a batch that tp0 does not have
+    document = judge(views)
+    assert {row.moves for row in document.ranks} == {"stuck"}
+    assert all(row.outlier for row in document.ranks)
+    assert anything_stuck(views)
 
 
 def test_one_look_says_that_it_may_be_skew() -> None:

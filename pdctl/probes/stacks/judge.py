@@ -11,7 +11,7 @@ from pdctl.probes.ranks.judge import call_words, last_round_words
 from pdctl.probes.stacks import deadlock, words
 from pdctl.probes.stacks.collectives import collectives
 from pdctl.probes.stacks.model import GroupStacks, RankLooks, RankStack, StacksDocument, Standing
-from pdctl.probes.stacks.moves import MIXED, MOVING, STUCK, common, moves, outermost_first, stood_s
+from pdctl.probes.stacks.moves import IDLE, MIXED, MOVING, STUCK, common, idle, moves, outermost_first, stood_s
 from pdctl.probes.stacks.tree import Stack, merge
 
 
@@ -22,6 +22,7 @@ def judge(
     said = _Names(views)
     groups = [_group(views, members, said) for members in _groups(views)]
     outliers = {n for _, odd in groups for n in odd}
+    quiet = {n for members in _groups(views) if idle([views[n] for n in members]) for n in members}
     stacks = [
         Stack(n, outermost_first(stack), common(view) if len(view.looks) > 1 else -1)
         for n, view in enumerate(views)
@@ -34,7 +35,7 @@ def judge(
         span_s=max(spans, default=0.0),
         groups=tuple(group for group, _ in sorted(groups, key=lambda pair: not pair[1])),
         tree=merge(stacks, said.fold),
-        ranks=tuple(_row(view, n in outliers) for n, view in enumerate(views)),
+        ranks=tuple(_row(view, outlier=n in outliers, quiet=n in quiet) for n, view in enumerate(views)),
         collectives=collectives(views, said.names, said.within, said.title) if with_collectives else (),
         findings=deadlock.findings(views, said.fold),
         partial=bool(problems),
@@ -50,8 +51,9 @@ def worth_a_longer_look(views: Sequence[RankLooks]) -> bool:
 
 
 def anything_stuck(views: Sequence[RankLooks]) -> bool:
-    """Return whether a rank stands, or did not answer: whether the flight recorders have something to explain."""
-    return any(moves(view) == STUCK or view.silence for view in views)
+    """Return whether a rank stands that is not idle, or did not answer: whether flight recorders have to explain something."""
+    quiet = {n for members in _groups(views) if idle([views[n] for n in members]) for n in members}
+    return any((n not in quiet and moves(view) == STUCK) or view.silence for n, view in enumerate(views))
 
 
 class _Names:
@@ -107,25 +109,22 @@ def _group(views: Sequence[RankLooks], members: list[int], said: _Names) -> tupl
         at.setdefault(_place(views[n]), []).append(n)
     ranked = sorted(at.values(), key=lambda ranks: (len(ranks), ranks))
     states = [moves(views[n]) for n in members]
+    quiet = idle([views[n] for n in members])
     all_move = MOVING in states and STUCK not in states and not any(views[n].silence for n in members)
-    odd = [] if len(ranked) < 2 or all_move else _odd(ranked, len(members))
+    odd = [] if len(ranked) < 2 or all_move or quiet else _odd(ranked, len(members))
     places = tuple(
         Standing(
             ranks=said.within(ranks, members),
             members=tuple(said.names[n] for n in ranks),
             where=_where(views[ranks[0]], plural=len(ranks) > 1),
-            moves=_moves([views[n] for n in ranks]),
+            moves=IDLE if quiet else _moves([views[n] for n in ranks]),
             outlier=ranks[0] in odd,
         )
         for ranks in ranked
     )
-    reason = (
-        _reason(places, one_look=max(len(views[n].looks) for n in members) == 1)
-        if odd
-        else "all move"
-        if all_move and len(members) > 1
-        else ""
-    )
+    reason = IDLE if quiet else "all move" if all_move and len(members) > 1 else ""
+    if odd:
+        reason = _reason(places, one_look=max(len(views[n].looks) for n in members) == 1)
     group = GroupStacks(title=said.title(members), size=len(members), places=places, reason=reason)
     return group, odd
 
@@ -172,7 +171,7 @@ def _others(place: Standing) -> str:
 # ---- ranks -----------------------------------------------------------------------------------------------------------
 
 
-def _row(view: RankLooks, outlier: bool) -> RankStack:
+def _row(view: RankLooks, *, outlier: bool, quiet: bool) -> RankStack:
     last, stack = view.last, _stack(view)
     state = view.state if view.state != "live" or not view.silence else "silent"
     source = "agent" if last is not None else "outside" if stack else ""
@@ -181,8 +180,8 @@ def _row(view: RankLooks, outlier: bool) -> RankStack:
         state=state,
         reason=view.silence,
         source=source,
-        moves=moves(view),
-        stood_s=stood_s(view),
+        moves=IDLE if quiet else moves(view),
+        stood_s=0.0 if quiet else stood_s(view),
         outlier=outlier,
         where=call_words(last.call, last.stack) if last is not None else words.predicate(None, stack) if stack else "",
         last_round=last_round_words(view.recording) if view.recording is not None else "",

@@ -43,7 +43,8 @@ class RankStack(msgspec.Struct, frozen=True, kw_only=True):
 
     state: ``live`` (it answered), ``silent`` (its process runs, it did not), ``dead``, ``recorded``, ``no agent``; reason
     says more. source: where the stack is from: ``agent``, ``outside`` (another process read it) or "" without one.
-    moves: ``stuck`` (the same stack and turn in every look), ``moving``, "" with fewer than two looks.
+    moves: ``stuck`` (the same stack and turn in every look), ``moving``, ``idle`` (its whole group waits for requests), ""
+    with fewer than two looks.
     stood_s: for how long it was seen stuck. where: its main thread, in words. stack: innermost frame first.
     last_round: how far its recording says it got, for ranks that do not answer. outlier: it stands elsewhere than its group.
     """

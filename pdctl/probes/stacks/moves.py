@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pdctl.model import Frame, Status
 from pdctl.probes.stacks.model import RankLooks
 
 STUCK, MOVING = "stuck", "moving"
+IDLE = "idle"
+"""Nothing to do: one rank of the group waits for requests, the others wait to be told of them."""
 MIXED = "mixed"
 """Some ranks are stuck, others move."""
 
@@ -23,6 +27,12 @@ def moves(view: RankLooks) -> str:
     first = view.looks[0]
     same = all(look.stack == first.stack and look.call == first.call for look in view.looks)
     return STUCK if same and not turned(view) else MOVING
+
+
+def idle(views: Sequence[RankLooks]) -> bool:
+    """Return whether a group has nothing to do: a rank is in the engine's own idle step, all others in recv_requests."""
+    inside = [view.last.call.inside if view.last is not None else "" for view in views]
+    return "idle" in inside and set(inside) <= {"idle", "recv_requests"}
 
 
 def stood_s(view: RankLooks) -> float:
