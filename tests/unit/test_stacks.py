@@ -243,6 +243,7 @@ def test_a_group_that_waits_for_requests_is_idle() -> None:
     ]
     document = judge(views)
     assert (document.groups[0].reason, {row.moves for row in document.ranks}) == ("idle", {"idle"})
+    assert {frame.moves for node in document.tree for frame in node.frames} == {"idle"}
     assert not any(row.outlier for row in document.ranks)
     assert document.findings == ()
     assert not anything_stuck(views)

@@ -24,7 +24,7 @@ def judge(
     outliers = {n for _, odd in groups for n in odd}
     quiet = {n for members in _groups(views) if idle([views[n] for n in members]) for n in members}
     stacks = [
-        Stack(n, outermost_first(stack), common(view) if len(view.looks) > 1 else -1)
+        Stack(n, outermost_first(stack), common(view) if len(view.looks) > 1 else -1, n in quiet)
         for n, view in enumerate(views)
         if (stack := _stack(view))
     ]

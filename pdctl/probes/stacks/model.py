@@ -93,8 +93,8 @@ class GroupStacks(msgspec.Struct, frozen=True, kw_only=True):
 class TreeFrame(msgspec.Struct, frozen=True, array_like=True):
     """A frame that ranks have in common: function, file, lines (folded), and whether it stayed.
 
-    moves: ``stuck`` where each rank had it in all looks without a turn in between, else ``moving``, ``mixed`` where some
-    did, "" with one look only.
+    moves: ``stuck`` where each rank had it in all looks without a turn in between, ``idle``, else ``moving``; ``mixed``
+    where ranks differ, "" with one look only.
     """
 
     function: str

@@ -8,16 +8,20 @@ from dataclasses import dataclass, field
 from pdctl.fold import numbers
 from pdctl.model import Frame
 from pdctl.probes.stacks.model import TreeFrame, TreeNode
-from pdctl.probes.stacks.moves import MIXED, MOVING, STUCK
+from pdctl.probes.stacks.moves import IDLE, MIXED, MOVING, STUCK
 
 
 @dataclass(frozen=True)
 class Stack:
-    """One rank's frames, outermost first, and how many of them stayed in all looks; -1 where it had one look only."""
+    """One rank's frames, outermost first, and how many of them stayed in all looks; -1 where it had one look only.
+
+    idle: they stayed because there is nothing to do.
+    """
 
     rank: int
     frames: tuple[Frame, ...]
     stayed: int = -1
+    idle: bool = False
 
 
 @dataclass
@@ -60,7 +64,11 @@ def _node(key: tuple[str, str], branch: _Branch, depth: int, fold: Callable[[Seq
 
 
 def _frame(key: tuple[str, str], branch: _Branch, depth: int) -> TreeFrame:
-    seen = {STUCK if stack.stayed >= depth else MOVING for stack in branch.members if stack.stayed >= 0}
+    seen = {
+        IDLE if stack.idle else STUCK if stack.stayed >= depth else MOVING
+        for stack in branch.members
+        if stack.stayed >= 0
+    }
     moves = MIXED if len(seen) > 1 else "".join(seen)
     return TreeFrame(*key, numbers(branch.lines), moves)
 
