@@ -52,6 +52,11 @@ class Client:
         self._rank_timeout_s = rank_timeout_s
         self.deadline = Deadline(timeout_s)
 
+    @property
+    def rank_timeout_s(self) -> float:
+        """How long one question waits for one rank, or for one server that a rank names."""
+        return self._rank_timeout_s
+
     def __enter__(self) -> Client:  # noqa: PYI034  # typing.Self is newer than Python 3.10
         return self
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
@@ -23,13 +21,13 @@ from pdctl.commands.options import (
 )
 from pdctl.errors import Exit
 from pdctl.output import Format, Output
+from pdctl.probes.routing import GRACE_S
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from pdctl.probes.routing.model import Asker, RoomRow, RoutingDocument, ServerRow, Side
 
-GRACE_S = 2.0
 SHOWN = 40
 MAX_COLUMNS = 4
 MAX_ROOM = (1 << 64) - 1
@@ -73,8 +71,7 @@ def command(
     """
     from pdctl.client import Client
     from pdctl.probes.routing.bootstrap import split
-    from pdctl.probes.routing.collect import collect
-    from pdctl.probes.routing.judge import judge, pause_s
+    from pdctl.probes.routing.look import look
 
     numbers = [_room(text) for text in rooms or ()]
     for address in bootstrap or ():
@@ -84,14 +81,7 @@ def command(
             raise typer.BadParameter(str(error), param_hint="--bootstrap") from None
     found = find(run_dir, record_dir)
     with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
-        look = partial(collect, found, client, rooms=numbers, instead=bootstrap or (), server_timeout_s=rank_timeout)
-        first = look()
-        document = judge(first, grace_s=grace)
-        pause = pause_s(first, grace)
-        if pause is not None:
-            time.sleep(pause)
-            client.restart()
-            document = judge(look(), first, grace_s=grace)
+        document = look(found, client, rooms=numbers, instead=bootstrap or (), grace_s=grace)
     out = Output(output)
     wide = output is Format.WIDE
     out.document(document, document.rooms, lambda console: draw(document, console, wide=wide))
@@ -199,7 +189,7 @@ def _draw_rooms(rows: tuple[RoomRow, ...], console: Console, *, wide: bool) -> N
     from rich.table import Table
     from rich.text import Text
 
-    places = list(dict.fromkeys(asker.place for row in rows for asker in row.decode))
+    places = list(dict.fromkeys(place for row in rows for asker in row.decode for place in asker.places))
     columns = sorted(places) if len(places) <= MAX_COLUMNS else []
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("room", "formula", "bootstrap", "prefill", *(columns or ["decode"]), "verdict"):
@@ -235,14 +225,14 @@ def _believed(asker: Asker) -> str:
 
 
 def _cell(row: RoomRow, place: str) -> str:
-    return next((_believed(asker) for asker in row.decode if asker.place == place), "-")
+    return next((_believed(asker) for asker in row.decode if place in asker.places), "-")
 
 
 def _folded(row: RoomRow) -> str:
     """Return what the decode ranks take, ranks that agree together: ``dp1: tp0, tp1 · asks: tp2``."""
     said: dict[str, list[str]] = {}
     for asker in row.decode:
-        said.setdefault(_believed(asker), []).append(asker.place)
+        said.setdefault(_believed(asker), []).extend(asker.places)
     if len(said) == 1:
         [(what, places)] = said.items()
         return f"{what}: all {len(places)}"

@@ -11,6 +11,7 @@ from pdctl.discovery import Found
 from pdctl.findings import Finding, finding
 from pdctl.probes.check.model import Outcome
 from pdctl.probes.queues import CONFIRM, STALLED_S
+from pdctl.probes.routing import GRACE_S
 from pdctl.probes.stuck import STUCK_S
 
 
@@ -74,6 +75,15 @@ def _queues(looking: Looking) -> Outcome:
     return Outcome("", said, document.findings, document.problems)
 
 
+def _routing(looking: Looking) -> Outcome:
+    from pdctl.probes.routing.look import look
+
+    document = look(looking.found, looking.client, grace_s=GRACE_S)
+    heard = sum(1 for server in document.servers if not server.silence)
+    said = f"{len(document.rooms)} rooms wait, {heard} of {len(document.servers)} bootstrap servers heard, nothing contradicts"
+    return Outcome("", said, document.findings, document.problems)
+
+
 def _stuck(looking: Looking) -> Outcome:
     from pdctl.probes.stuck.collect import collect
     from pdctl.probes.stuck.judge import judge
@@ -122,6 +132,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("ranks", "every rank answers", "one question to each rank", _ranks),
     Stage("config", "both sides agree on what they must agree on", "two questions to each rank", _config),
     Stage("queues", "the ranks of each group are in step", "reads recordings", _queues),
+    Stage("routing", "everyone takes each room to be on one rank", "a few questions to ranks and servers", _routing),
     Stage("metadata", "slots hold their owners' rooms", "reads slots twice, and recordings", _metadata),
     Stage("stuck", "every waiting request will end", "two questions to each rank, a pause apart", _stuck),
     Stage("stacks", "no rank sits in another collective than its peers", "several stacks of each rank", _stacks),

@@ -37,19 +37,18 @@ def collect(
     *,
     rooms: Sequence[int] = (),
     instead: Sequence[str] = (),
-    server_timeout_s: float = 2.0,
 ) -> Look:
     """Return one look at every rank and at the bootstrap servers they name.
 
     rooms: look at these as well as at those that wait, wherever they are. instead: addresses to ask in place of those
-    the ranks name. server_timeout_s: how long one server may take; all are asked at the same time.
+    the ranks name. One server may take as long as one rank; all are asked at the same time.
     """
     ranks = [rank for rank in found.ranks if rank.identity.role in ("prefill", "decode")]
     views = _views(ranks, client)
     wanted = {entry.room for view in views for entry in waiting(view)} | set(rooms)
     views = [_with_events(rank, view, wanted) for rank, view in zip(ranks, views, strict=True)]
     # After the ranks: what prefill holds by now has been registered by now, if it ever is.
-    servers = _servers(views, wanted, tuple(instead), client.deadline.left(server_timeout_s))
+    servers = _servers(views, wanted, tuple(instead), client.deadline.left(client.rank_timeout_s))
     return Look(tuple(views), servers, tuple(dict.fromkeys(rooms)), tuple(instead), time.monotonic())
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from pdctl.model import EventKind
@@ -88,17 +88,44 @@ def asks(view: RankView, entry: RoomEntry) -> bool | None:
     return told.get(FOLLOW) != "True" or forced(view)
 
 
-@dataclass
-class Decoding:
-    """A room on one decode rank. dp: prefill dp rank it takes it to be on, None while unknown."""
+@dataclass(frozen=True)
+class Ranks:
+    """Ranks of one group that say the same of every room, so that they are looked at once. places: ``tp0``, ``tp1``."""
 
-    view: RankView
+    views: tuple[RankView, ...]
+    labels: tuple[str, ...]
+    places: tuple[str, ...]
+
+    @property
+    def first(self) -> RankView:
+        """The one that stands for all."""
+        return self.views[0]
+
+    @property
+    def dp(self) -> int:
+        """Their own dp rank."""
+        return self.views[0].identity.dp
+
+
+@dataclass(slots=True)
+class Decoding:
+    """A room on decode ranks that say the same of it."""
+
+    ranks: Ranks
     entries: list[RoomEntry]
 
     @property
+    def view(self) -> RankView:
+        """The rank that stands for all."""
+        return self.ranks.views[0]
+
+    @property
     def dp(self) -> int | None:
-        """Prefill dp rank this rank takes the room to be on, None while unknown."""
-        return next((entry.dp for entry in self.entries if entry.dp >= 0), None)
+        """Prefill dp rank these ranks take the room to be on, None while unknown."""
+        for entry in self.entries:
+            if entry.dp >= 0:
+                return entry.dp
+        return None
 
     @property
     def queues(self) -> tuple[str, ...]:
@@ -115,88 +142,108 @@ class Decoding:
         """Whether it is in a queue whose polls are reduced."""
         return "decode.prealloc" in self.queues or "decode.transfer" in self.queues
 
-    @property
-    def place(self) -> str:
-        """``tp1``, with its dp and pp rank where there are several."""
-        i = self.view.identity
-        dp, pp = f"dp{i.dp} " if i.dp_size > 1 else "", f"pp{i.pp} " if i.pp_size > 1 else ""
-        return f"{dp}{pp}tp{i.tp}"
 
-
-@dataclass
+@dataclass(slots=True)
 class RoomFacts:
-    """Everything that was said of one room in one cluster."""
+    """Everything that was said of one room in one cluster. decoders: every decode rank of the cluster."""
 
     cluster: str
     room: int
-    prefill: list[tuple[RankView, RoomEntry]] = field(default_factory=list)
+    prefill: list[tuple[Ranks, RoomEntry]] = field(default_factory=list)
     decode: list[Decoding] = field(default_factory=list)
     servers: list[ServerView] = field(default_factory=list)
     address: str = ""
     events: list[tuple[RankView, Event]] = field(default_factory=list)
+    decoders: Sequence[RankView] = ()
+    _size: list[int | None] = field(default_factory=list)
 
-    @cached_property
-    def holders(self) -> list[tuple[RankView, RoomEntry]]:
+    @property
+    def plain(self) -> bool:
+        """Whether both sides, and the registration where there is one, name one dp rank for one request."""
+        if self.events or len(self.prefill) != 1 or len(self.decode) != 1 or len(self.decode[0].entries) != 1:
+            return False
+        [(ranks, held)], [taken] = self.prefill, self.decode[0].entries
+        return taken.dp == ranks.dp and taken.rid == held.rid and self.registered in (None, taken.dp)
+
+    @property
+    def forced(self) -> bool:
+        """Whether decode asks for the room because of FORCE_QUERY, or would if it had the room."""
+        return any(map(forced, self.decoders if not self.decode else [decoding.view for decoding in self.decode]))
+
+    @property
+    def holders(self) -> list[tuple[Ranks, RoomEntry]]:
         """Prefill ranks that wait for decode's addresses."""
-        return [(view, entry) for view, entry in self.prefill if entry.queue == "prefill.bootstrap"]
+        return [(ranks, entry) for ranks, entry in self.prefill if entry.queue == "prefill.bootstrap"]
 
-    @cached_property
+    @property
     def prefill_dps(self) -> list[int]:
         """Prefill dp ranks that have the room, in whatever queue."""
-        return sorted({view.identity.dp for view, _ in self.prefill})
+        return sorted({ranks.dp for ranks, _ in self.prefill})
 
-    @cached_property
+    @property
     def decode_dps(self) -> list[int]:
         """Prefill dp ranks that decode ranks take the room to be on."""
         return sorted({d.dp for d in self.decode if d.dp is not None})
 
-    @cached_property
+    @property
     def answered(self) -> bool:
         """Whether some bootstrap server answered for this room."""
         return any(self.room in server.asked for server in self.servers)
 
-    @cached_property
+    @property
     def registered(self) -> int | None:
         """Dp rank that a bootstrap server has for the room, None without one."""
-        return next((s.dp_ranks[self.room] for s in self.servers if self.room in s.dp_ranks), None)
+        for server in self.servers:
+            if self.room in server.dp_ranks:
+                return server.dp_ranks[self.room]
+        return None
 
-    @cached_property
+    @property
     def size(self) -> int | None:
         """The dp size that decode goes by, else as the bootstrap server or prefill has it; None unknown."""
-        for facts in self._told():
-            if facts.get("dp_size", "").isdecimal():
-                return int(facts["dp_size"])
-        return next((dp_size(view) for view, _ in self.prefill if view.settings is not None), None)
+        if not self._size:  # not found yet; asked for several times a room
+            sizes = (int(facts["dp_size"]) for facts in self._told() if facts.get("dp_size", "").isdecimal())
+            own = (dp_size(ranks.first) for ranks, _ in self.prefill if ranks.first.settings is not None)
+            self._size.append(next(chain(sizes, own), None))
+        return self._size[0]
 
-    @cached_property
+    @property
     def follows(self) -> bool | None:
         """Whether rooms follow ``room % dp_size``, by the same sources; None unknown."""
         for facts in self._told():
             if FOLLOW in facts:
                 return facts[FOLLOW] == "True"
-        return next((balance(view) == FOLLOW for view, _ in self.prefill if balance(view)), None)
+        return next((balance(ranks.first) == FOLLOW for ranks, _ in self.prefill if balance(ranks.first)), None)
 
     def _told(self) -> Iterable[Mapping[str, str]]:
-        yield from (believed(d.view, self.address) for d in self.decode)
-        yield from (server.info for server in self.servers if server.info)
+        for decoding in self.decode:
+            yield believed(decoding.view, self.address)
+        for server in self.servers:
+            if server.info:
+                yield server.info
 
     @property
     def implied(self) -> int | None:
         """``room % dp_size``, None where the size is not known."""
-        return None if self.size is None else self.room % max(1, self.size)
+        size = self.size
+        return None if size is None else self.room % max(1, size)
 
-    def event(self, kind: EventKind, view: RankView | None = None) -> tuple[RankView, Event] | None:
-        """Return the newest event of a kind, of one rank or of any."""
-        found = [(v, e) for v, e in self.events if e.kind == kind and (view is None or v is view)]
+    def event(self, kind: EventKind, ranks: Ranks | None = None) -> tuple[RankView, Event] | None:
+        """Return the newest event of a kind, of some ranks or of any."""
+        found = [
+            (view, event)
+            for view, event in self.events
+            if event.kind == kind and (ranks is None or any(view is one for one in ranks.views))
+        ]
         return found[-1] if found else None
 
-    @cached_property
+    @property
     def registration(self) -> tuple[float | None, int] | None:
         """When prefill last registered the room (seconds ago, None unknown) and as which dp rank; None if it is not seen."""
         found = self.event(EventKind.DP_REGISTER)
         return None if found is None else (found[0].age_s(found[1].mono_ns), found[1].a)
 
-    @cached_property
+    @property
     def refusal(self) -> tuple[RankView, float | None] | None:
         """The prefill rank whose engine failed the room because of its routing, and how many seconds ago."""
         for view, event in reversed(self.events):
@@ -205,49 +252,99 @@ class RoomFacts:
         return None
 
 
+# ---- gathering -------------------------------------------------------------------------------------------------------
+
+
 def gather(look: Look) -> list[RoomFacts]:
     """Return the facts of every room that waits somewhere and of those that were named and are known, by number."""
-    wanted: set[tuple[str, int]] = set()
-    for view in look.views:
-        cluster = view.identity.cluster
-        if view.rooms is not None:
-            wanted.update((cluster, e.room) for e in view.rooms.rooms if waits(e) or e.room in look.named)
-        wanted.update((cluster, event.room) for event in view.events if event.room in look.named)
-    known = {room for _, room in wanted}
+    named = set(look.named)
+    groups = fold(look.views)
+    wanted = {
+        (ranks.first.identity.cluster, entry.room): None
+        for ranks in groups
+        for entry in (ranks.first.rooms.rooms if ranks.first.rooms is not None else ())
+        if entry.room in named or waits(entry)
+    }
+    for view in look.views if named else ():
+        wanted.update({(view.identity.cluster, e.room): None for e in view.events if e.room in named})
+    known = {room for _, room in wanted} if named else set()
     for server in look.servers.values():  # no rank has it, and its registration is still there
         clusters = [v.identity.cluster for v in look.views if v.network == server.network or look.instead]
-        wanted.update(
-            (clusters[0] if clusters else "", r) for r in look.named if r in server.dp_ranks and r not in known
-        )
-    found = {key: RoomFacts(*key) for key in wanted}
+        left = [room for room in look.named if room in server.dp_ranks and room not in known]
+        wanted.update({(clusters[0] if clusters else "", room): None for room in left})
+    found = {key: RoomFacts(*key) for key in sorted(wanted)}
+    for ranks in groups:
+        _add(ranks, found, look)
+    decoders: dict[str, list[RankView]] = {}
     for view in look.views:
-        _add(view, found, look)
+        if view.identity.role == "decode":
+            decoders.setdefault(view.identity.cluster, []).append(view)
+        for event in view.events:
+            facts = found.get((view.identity.cluster, event.room))
+            if facts is not None:
+                facts.events.append((view, event))
     for facts in found.values():
+        facts.decoders = decoders.get(facts.cluster, ())
         if not facts.servers and (look.instead or not facts.address):
             facts.servers = [s for s in look.servers.values() if facts.room in s.asked or s.silence or s.asked_off]
-    return [found[key] for key in sorted(found, key=lambda key: (key[0], key[1]))]
+    return list(found.values())
 
 
-def _add(view: RankView, found: Mapping[tuple[str, int], RoomFacts], look: Look) -> None:
-    cluster = view.identity.cluster
+def fold(views: Sequence[RankView]) -> list[Ranks]:
+    """Return the ranks, those of one group that say the same of their rooms as one: with many, most do."""
+    groups: dict[tuple[object, ...], list[tuple[list[RankView], tuple[object, ...]]]] = {}
+    for view in views:
+        i = view.identity
+        alike = groups.setdefault((i.cluster, i.role, i.service, i.instance, i.dp, i.pp, i.cp), [])
+        said = _said(view)
+        members = next((members for members, same in alike if same == said), None)
+        if members is None:
+            alike.append(([view], said))
+        else:
+            members.append(view)
+    return [
+        Ranks(tuple(found), tuple(v.identity.label for v in found), tuple(map(_place, found)))
+        for alike in groups.values()
+        for found, _ in alike
+    ]
+
+
+def _said(view: RankView) -> tuple[object, ...]:
+    """Return what two ranks must agree on to be looked at as one."""
+    if view.rooms is None:
+        return (None,)
+    entries = view.rooms.rooms
+    columns = ([e.room for e in entries], [e.queue for e in entries], [e.dp for e in entries], [e.rid for e in entries])
+    return (view.network, view.rooms.prefills, is_set(view), view.seams, *columns)
+
+
+def _place(view: RankView) -> str:
+    """Return ``tp1``, with its dp and pp rank where there are several."""
+    i = view.identity
+    dp, pp = f"dp{i.dp} " if i.dp_size > 1 else "", f"pp{i.pp} " if i.pp_size > 1 else ""
+    return f"{dp}{pp}tp{i.tp}"
+
+
+def _add(ranks: Ranks, found: Mapping[tuple[str, int], RoomFacts], look: Look) -> None:
+    view = ranks.first
+    cluster, prefilling = view.identity.cluster, view.identity.role == "prefill"
     here: dict[int, Decoding] = {}
     for entry in view.rooms.rooms if view.rooms is not None else ():
         facts = found.get((cluster, entry.room))
-        if facts is None or entry.bootstrap.startswith(f"{FAKE_HOST}:"):
+        if facts is None or entry.bootstrap.startswith(_FAKE):
             continue
-        if view.identity.role == "prefill":
-            facts.prefill.append((view, entry))
+        if prefilling:
+            facts.prefill.append((ranks, entry))
         elif entry.room in here:
             here[entry.room].entries.append(entry)
         else:
-            here[entry.room] = Decoding(view, [entry])
+            here[entry.room] = Decoding(ranks, [entry])
             facts.decode.append(here[entry.room])
         server = look.server(view, entry.bootstrap)
-        if entry.bootstrap and (view.identity.role == "decode" or not facts.address):
+        if entry.bootstrap and (not prefilling or not facts.address):
             facts.address = entry.bootstrap
         if server is not None and all(known is not server for known in facts.servers):
             facts.servers.append(server)
-    for event in view.events:
-        facts = found.get((cluster, event.room))
-        if facts is not None:
-            facts.events.append((view, event))
+
+
+_FAKE = f"{FAKE_HOST}:"

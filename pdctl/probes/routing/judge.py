@@ -14,7 +14,8 @@ from difflib import get_close_matches
 from pdctl.findings import Finding, finding
 from pdctl.model import EventKind, poll_name
 from pdctl.probes.queues.words import names, seconds
-from pdctl.probes.routing.facts import FOLLOW, Decoding, RoomFacts, asks, balance, forced, gather
+from pdctl.probes.routing import GRACE_S
+from pdctl.probes.routing.facts import FOLLOW, Decoding, RoomFacts, asks, balance, gather
 from pdctl.probes.routing.model import (
     Asker,
     Holder,
@@ -26,8 +27,8 @@ from pdctl.probes.routing.model import (
 )
 from pdctl.probes.routing.sides import sides_of, suspects_of_sides
 from pdctl.probes.routing.suspects import Suspect, suspects_of
+from pdctl.rooms import RoomEntry
 
-GRACE_S = 2.0
 NEAREST = 3
 
 _VERDICTS = {
@@ -129,10 +130,11 @@ def _row(facts: RoomFacts, sure: Sequence[Suspect], look: Look, doubted: bool) -
         why = next((s.silence or s.asked_off for s in facts.servers if s.silence or s.asked_off), "no server is known")
         bootstrap_note = "not registered" if facts.answered else f"missing: {why}"
     verdict, text = _verdict(facts, sure, look, doubted)
-    seen = facts.registration
+    seen = facts.registration if facts.events else None
+    entries = [entry for _, entry in facts.prefill] + [entry for d in facts.decode for entry in d.entries]
     return RoomRow(
         room=facts.room,
-        rids=tuple(dict.fromkeys([e.rid for _, e in facts.prefill] + [e.rid for d in facts.decode for e in d.entries])),
+        rids=tuple(dict.fromkeys([entry.rid for entry in entries])),
         verdict=verdict,
         text=text,
         formula=formula,
@@ -142,42 +144,50 @@ def _row(facts: RoomFacts, sure: Sequence[Suspect], look: Look, doubted: bool) -
         bootstrap_note=bootstrap_note,
         address=facts.address,
         registered_s=None if seen is None else seen[0],
-        prefill=tuple(
-            Holder(v.identity.label, v.identity.dp, e.queue, poll_name(e.state), None if e.age_s < 0 else e.age_s)
-            for v, e in facts.prefill
-        ),
-        decode=tuple(_asker(facts, d) for d in facts.decode),
+        prefill=tuple([Holder(ranks.labels, ranks.dp, e.queue, _state(e), _age(e)) for ranks, e in facts.prefill]),
+        decode=tuple([_asker(facts, d) for d in facts.decode]),
         cluster=facts.cluster,
     )
 
 
+_STATES = {value: poll_name(value) for value in range(256)}
+
+
+def _state(entry: RoomEntry) -> str:
+    return _STATES.get(entry.state, "-")
+
+
+def _age(entry: RoomEntry) -> float | None:
+    return None if entry.age_s < 0 else entry.age_s
+
+
 def _asker(facts: RoomFacts, decoding: Decoding) -> Asker:
-    view, first = decoding.view, decoding.entries[0]
-    asked = facts.event(EventKind.DP_QUERY, view)
+    ranks, first = decoding.ranks, decoding.entries[0]
+    asked = facts.event(EventKind.DP_QUERY, ranks) if facts.events else None
     return Asker(
-        rank=view.identity.label,
-        place=decoding.place,
+        ranks=ranks.labels,
+        places=ranks.places,
         dp=decoding.dp,
         queues=decoding.queues,
-        state=poll_name(first.state),
-        age_s=None if first.age_s < 0 else first.age_s,
+        state=_state(first),
+        age_s=_age(first),
         pinned=first.pinned >= 0,
-        asked_s=None if asked is None else view.age_s(asked[1].mono_ns),
+        asked_s=None if asked is None else asked[0].age_s(asked[1].mono_ns),
     )
 
 
 def _formula(facts: RoomFacts) -> tuple[int | None, str]:
-    entries = [entry for d in facts.decode for entry in d.entries]
-    if entries and all(entry.pinned >= 0 for entry in entries):
+    if facts.decode and all(entry.pinned >= 0 for d in facts.decode for entry in d.entries):
         return None, "does not apply: the request names its prefill dp rank"
     if facts.size is None or facts.follows is None:
         return None, "unknown: nobody says how many dp ranks prefill has"
     if facts.size <= 1:
         return 0, "one dp rank"
     if not facts.follows:
-        how = next((balance(view) for view, _ in facts.prefill if balance(view) not in ("", FOLLOW)), "not by room")
+        views = [ranks.first for ranks, _ in facts.prefill]
+        how = next((balance(view) for view in views if balance(view) not in ("", FOLLOW)), "not by room")
         return None, f"does not apply: load balancing is {how}"
-    if any(forced(d.view) for d in facts.decode):
+    if facts.forced:
         return None, "does not apply: decode asks for every room (FORCE_QUERY)"
     return facts.implied, ""
 
@@ -185,6 +195,8 @@ def _formula(facts: RoomFacts) -> tuple[int | None, str]:
 def _verdict(facts: RoomFacts, sure: Sequence[Suspect], look: Look, doubted: bool) -> tuple[str, str]:
     if sure:
         return _VERDICTS[sure[0].code], sure[0].summary
+    if facts.plain and not doubted:
+        return "AGREE", f"prefill dp {facts.decode[0].dp}"
     if not facts.prefill and not facts.decode:
         return "GONE", _last_seen(facts)
     silent = {v.identity.role for v in look.views if v.identity.cluster == facts.cluster and v.rooms is None}
@@ -199,16 +211,17 @@ def _verdict(facts: RoomFacts, sure: Sequence[Suspect], look: Look, doubted: boo
             return "UNKNOWN" if some else "WAITS", f"no {role} rank has it{some}"
     left = [d for d in facts.decode if d.dp is None]
     if left:
-        where = names(d.place for d in left)
+        places = [place for d in left for place in d.ranks.places]
+        where = names(places)
         need = any(asks(d.view, entry) for d in left for entry in d.entries)
         if need and not facts.answered:
             return (
                 "UNKNOWN",
-                f"{where} {'asks' if len(left) == 1 else 'ask'} the bootstrap server, which is not heard from here",
+                f"{where} {'asks' if len(places) == 1 else 'ask'} the bootstrap server, which is not heard from here",
             )
         if need and facts.registered is not None:
-            return "WAITS", f"registered, and {where} {'has' if len(left) == 1 else 'have'} not been told yet"
-        return "WAITS", f"{where} {'does' if len(left) == 1 else 'do'} not know yet where it is"
+            return "WAITS", f"registered, and {where} {'has' if len(places) == 1 else 'have'} not been told yet"
+        return "WAITS", f"{where} {'does' if len(places) == 1 else 'do'} not know yet where it is"
     if set(facts.decode_dps) <= set(facts.prefill_dps):
         return "AGREE", f"prefill dp {names(map(str, facts.decode_dps))}"
     return "WAITS", "prefill has let it go, or has it elsewhere"
@@ -243,6 +256,8 @@ def _servers(look: Look) -> list[ServerRow]:
 
 
 def _unknown(look: Look, rooms: Sequence[RoomFacts]) -> tuple[UnknownRoom, ...]:
+    if not look.named:
+        return ()
     known = {facts.room for facts in rooms}
     there = {str(e.room) for view in look.views if view.rooms is not None for e in view.rooms.rooms if e.room}
     missing = [room for room in look.named if room not in known]

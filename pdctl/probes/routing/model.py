@@ -90,25 +90,26 @@ class Look:
         return self.servers.get((view.network, address))
 
 
-class Holder(msgspec.Struct, frozen=True):
-    """A prefill rank that holds a room. dp: its own dp rank. age_s: since it has it, None unknown."""
+class Holder(msgspec.Struct, frozen=True, gc=False):
+    """Prefill ranks that hold a room and say the same of it. dp: their own dp rank. age_s: since then, None unknown."""
 
-    rank: str
+    ranks: tuple[str, ...]
     dp: int
     queue: str
     state: str
     age_s: float | None = None
 
 
-class Asker(msgspec.Struct, frozen=True):
-    """A decode rank that has a room. dp: prefill dp rank it takes the room to be on, None while it does not know.
+class Asker(msgspec.Struct, frozen=True, gc=False):
+    """Decode ranks that have a room and say the same of it. dp: prefill dp rank they take it to be on, None while unknown.
 
-    queues: where it has it (``decode.pending`` and ``decode.prealloc`` at once: enqueued, and still waiting to be told).
-    pinned: the dp rank came with the request. asked_s: since it first asked the bootstrap server, None unknown.
+    places: ``tp0``, ``tp1``. queues: where they have it (``decode.pending`` and ``decode.prealloc`` at once: enqueued, and
+    still waiting to be told). pinned: the dp rank came with the request. asked_s: since the first of them asked the
+    bootstrap server, None unknown.
     """
 
-    rank: str
-    place: str
+    ranks: tuple[str, ...]
+    places: tuple[str, ...]
     dp: int | None
     queues: tuple[str, ...]
     state: str
@@ -117,7 +118,7 @@ class Asker(msgspec.Struct, frozen=True):
     asked_s: float | None = None
 
 
-class RoomRow(msgspec.Struct, frozen=True, kw_only=True):
+class RoomRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One room and who takes it to be where. All are prefill dp ranks; None: unknown, or does not apply.
 
     formula: ``room % dp_size`` where the decode ranks follow it, formula_note says why they do not; implied: the number

@@ -15,6 +15,7 @@ from pdctl.probes.routing.facts import (
     CONFLICTING,
     NONE,
     Decoding,
+    Ranks,
     RoomFacts,
     asks,
     cleanup_s,
@@ -22,7 +23,7 @@ from pdctl.probes.routing.facts import (
     is_set,
     registers,
 )
-from pdctl.probes.routing.model import RankView, waits
+from pdctl.probes.routing.model import waits
 from pdctl.rooms import FORCE_QUERY, NOTES_CONFLICTS, RoomEntry
 
 LAST_QUARTER = 0.75
@@ -53,6 +54,8 @@ class Suspect:
 
 def suspects_of(facts: RoomFacts, *, named: bool) -> Iterator[Suspect]:
     """Yield what is wrong with one room, as it seems in this look. named: the user asked for it."""
+    if facts.plain:
+        return
     yield from _duplicates(facts)
     split = list(_split(facts))
     yield from split
@@ -74,18 +77,24 @@ def _ages(facts: RoomFacts, decodings: Iterable[Decoding]) -> float | None:
     return _least([*ages, *(entry.age_s for decoding in decodings for entry in decoding.entries)])
 
 
-def services(views: Iterable[RankView]) -> str:
-    """Return the servers these ranks belong to, each once."""
-    return ", ".join(dict.fromkeys(view.identity.service for view in views))
+def _services(ranks: Iterable[Ranks]) -> str:
+    return ", ".join(dict.fromkeys(some.first.identity.service for some in ranks))
 
 
-def dps(ranks: Iterable[int]) -> str:
-    """Return ``prefill dp 0`` or ``prefill dp 0 and 1``."""
+def _dps(ranks: Iterable[int]) -> str:
     return f"prefill dp {names(map(str, ranks))}"
 
 
-def _labels(decodings: Iterable[Decoding]) -> tuple[str, ...]:
-    return tuple(decoding.view.identity.label for decoding in decodings)
+def _labels(ranks: Iterable[Ranks]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(label for some in ranks for label in some.labels))
+
+
+def _of(decodings: Iterable[Decoding]) -> list[Ranks]:
+    return [decoding.ranks for decoding in decodings]
+
+
+def _places(decodings: Iterable[Decoding]) -> list[str]:
+    return [place for decoding in decodings for place in decoding.ranks.places]
 
 
 def beliefs(facts: RoomFacts) -> tuple[str, ...]:
@@ -94,14 +103,14 @@ def beliefs(facts: RoomFacts) -> tuple[str, ...]:
     if facts.holders:
         held = max(entry.age_s for _, entry in facts.holders)
         waits = f" for {seconds(held)}" if held >= 0 else ""
-        at = dps(sorted({view.identity.dp for view, _ in facts.holders}))
+        at = _dps(sorted({ranks.dp for ranks, _ in facts.holders}))
         lines.append(f"dispatched to {at}, which has it in prefill.bootstrap{waits}")
     if facts.size is not None and facts.size > 1:
         lines.append(f"implied by room % dp_size: prefill dp {facts.room} % {facts.size} = {facts.implied}")
     lines.append(registered_words(facts))
     for decoding in facts.decode:
         what = "waits to be told where it is" if decoding.dp is None else f"expects it from prefill dp {decoding.dp}"
-        lines.append(f"{decoding.view.identity.label} {what} ({', '.join(decoding.queues)})")
+        lines += [f"{label} {what} ({', '.join(decoding.queues)})" for label in decoding.ranks.labels]
     return tuple(lines)
 
 
@@ -134,9 +143,9 @@ def _conflict(facts: RoomFacts) -> Iterator[Suspect]:
     ]
     if not facts.holders or not wrong:
         return
-    at = sorted({view.identity.dp for view, _ in facts.holders})
+    at = sorted({ranks.dp for ranks, _ in facts.holders})
     expected = sorted({d.dp for d in wrong if d.dp is not None})
-    views = [view for view, _ in facts.holders]
+    held = [ranks for ranks, _ in facts.holders]
     registered = "none" if facts.registered is None and facts.answered else facts.registered
     said = f", registered {registered}" if registered is not None else ""
     implied = f", implied {facts.implied}" if facts.size is not None and facts.size > 1 else ""
@@ -149,16 +158,16 @@ def _conflict(facts: RoomFacts) -> Iterator[Suspect]:
         else "it was told so"
     )
     notes: tuple[str, ...] = ()
-    if any(view.seams.get(NOTES_CONFLICTS) is False for view in views):
+    if any(ranks.first.seams.get(NOTES_CONFLICTS) is False for ranks in held):
         notes = ("this prefill's code does not notice that the room was routed against room % dp_size",)
     yield Suspect(
         "PD120",
         f"Room {facts.room}: dispatched {names(map(str, at))}{implied}{said}, receiver expects {names(map(str, expected))}"
-        f" ({by}). Prefill dp {names(map(str, at))} waits to be asked, and {names(d.place for d in wrong)} "
-        f"{'waits' if len(wrong) == 1 else 'wait'} for prefill dp {names(map(str, expected))}.",
-        f"{services(views)} > {services(d.view for d in wrong)}",
+        f" ({by}). Prefill dp {names(map(str, at))} waits to be asked, and {names(_places(wrong))} "
+        f"{'waits' if len(_places(wrong)) == 1 else 'wait'} for prefill dp {names(map(str, expected))}.",
+        f"{_services(held)} > {_services(_of(wrong))}",
         (facts.room,),
-        (*(view.identity.label for view in views), *_labels(wrong)),
+        _labels([*held, *_of(wrong)]),
         (*beliefs(facts), *notes),
         age_s=_ages(facts, wrong),
         cluster=facts.cluster,
@@ -175,16 +184,16 @@ def _elsewhere(facts: RoomFacts) -> Iterator[Suspect]:
     there = facts.registered
     if there is None or not facts.holders or there in facts.prefill_dps or not any(_asks(d) for d in facts.decode):
         return
-    at = sorted({view.identity.dp for view, _ in facts.holders})
+    at = sorted({ranks.dp for ranks, _ in facts.holders})
     asking = [d for d in facts.decode if _asks(d)]
-    views = [view for view, _ in facts.holders]
+    held = [ranks for ranks, _ in facts.holders]
     yield Suspect(
         "PD125",
-        f"Room {facts.room} is held by {dps(at)} and registered as dp {there}: "
-        f"{names(d.place for d in asking)} {'goes' if len(asking) == 1 else 'go'} to the wrong one.",
-        f"{services(views)} > {services(d.view for d in asking)}",
+        f"Room {facts.room} is held by {_dps(at)} and registered as dp {there}: "
+        f"{names(_places(asking))} {'goes' if len(_places(asking)) == 1 else 'go'} to the wrong one.",
+        f"{_services(held)} > {_services(_of(asking))}",
         (facts.room,),
-        (*(view.identity.label for view in views), *_labels(asking)),
+        _labels([*held, *_of(asking)]),
         beliefs(facts),
         age_s=_ages(facts, asking),
         cluster=facts.cluster,
@@ -197,10 +206,10 @@ def _unregistered(facts: RoomFacts) -> Iterator[Suspect]:
     pending = [d for d in facts.decode if d.pending and _asks(d)]
     if not facts.holders or not pending or facts.registered is not None:
         return
-    views = [view for view, _ in facts.holders]
-    kinds = {registers(view) for view in views}
+    held = [ranks for ranks, _ in facts.holders]
+    kinds = {registers(ranks.first) for ranks in held}
     kind = kinds.pop() if len(kinds) == 1 else ""
-    at = sorted({view.identity.dp for view in views})
+    at = sorted({ranks.dp for ranks in held})
     agrees = at == [facts.implied]
     never = (kind == NONE or (kind == CONFLICTING and agrees)) and facts.registration is None
     if not facts.answered and not never:
@@ -208,7 +217,7 @@ def _unregistered(facts: RoomFacts) -> Iterator[Suspect]:
     code, why = "PD122", "Nobody has registered it"
     seen = facts.registration
     if seen is not None:
-        limit = max(cleanup_s(view) for view in views)
+        limit = max(cleanup_s(ranks.first) for ranks in held)
         code, why = "PD122", f"Prefill registered it as dp {seen[1]}, and the bootstrap server has it no longer"
         if seen[0] is not None and seen[0] > limit:
             why = f"Its registration has expired: it is {seconds(seen[0])} old, and they are dropped after {limit:g} s"
@@ -217,15 +226,15 @@ def _unregistered(facts: RoomFacts) -> Iterator[Suspect]:
         why = f"It is never registered: its route does not conflict, and prefill registers {CONFLICTING}"
     elif kind == NONE and any(forced(d.view) for d in pending):
         code = "PD123"
-        heed = "does not heed it" if any(is_set(view) for view in views) else "does not have it"
+        heed = "does not heed it" if any(is_set(ranks.first) for ranks in held) else "does not have it"
         why = f"{FORCE_QUERY} is set on decode, and prefill {heed}: it registers no room"
     yield Suspect(
         code,
-        f"Room {facts.room} is held by {dps(at)} and pending on {names(d.place for d in pending)}, which "
-        f"{'asks' if len(pending) == 1 else 'ask'} the bootstrap server for it. {why}.",
-        f"{services(views)} > {services(d.view for d in pending)}",
+        f"Room {facts.room} is held by {_dps(at)} and pending on {names(_places(pending))}, which "
+        f"{'asks' if len(_places(pending)) == 1 else 'ask'} the bootstrap server for it. {why}.",
+        f"{_services(held)} > {_services(_of(pending))}",
         (facts.room,),
-        (*(view.identity.label for view in views), *_labels(pending)),
+        _labels([*held, *_of(pending)]),
         beliefs(facts),
         age_s=_ages(facts, pending),
         cluster=facts.cluster,
@@ -244,26 +253,26 @@ def _split(facts: RoomFacts) -> Iterator[Suspect]:
         ahead = [d for d in members if d.enqueued and "decode.pending" not in d.queues]
         if not waiting or not ahead:
             continue
-        told = [_told_s(facts, d) for d in ahead]
+        told = [_told_s(facts, d.ranks) for d in ahead]
         seen = facts.registration
         when = f", registered {seconds(seen[0])} ago" if seen is not None and seen[0] is not None else ""
         yield Suspect(
             "PD106",
-            f"Room {facts.room} is pending on {names(d.place for d in waiting)}, and in the handshake queue on "
-            f"{names(d.place for d in ahead)}, which {'was' if len(ahead) == 1 else 'were'} told dp {ahead[0].dp}{when}.",
-            services(d.view for d in members),
+            f"Room {facts.room} is pending on {names(_places(waiting))}, and in the handshake queue on "
+            f"{names(_places(ahead))}, which {'was' if len(_places(ahead)) == 1 else 'were'} told dp {ahead[0].dp}{when}.",
+            _services(_of(members)),
             (facts.room,),
-            _labels(members),
+            _labels(_of(members)),
             beliefs(facts),
             age_s=_least([_ages(facts, members), *told]),
             cluster=facts.cluster,
-            detail=f"{[d.place for d in waiting]}",
+            detail=f"{_places(waiting)}",
         )
 
 
-def _told_s(facts: RoomFacts, decoding: Decoding) -> float | None:
-    """Return how long ago this rank was told where the room is, None unknown."""
-    found = facts.event(EventKind.DP_ANSWER, decoding.view)
+def _told_s(facts: RoomFacts, ranks: Ranks) -> float | None:
+    """Return how long ago these ranks were told where the room is, None unknown."""
+    found = facts.event(EventKind.DP_ANSWER, ranks)
     return None if found is None or found[1].a < 0 else found[0].age_s(found[1].mono_ns)
 
 
@@ -272,18 +281,18 @@ def _expiring(facts: RoomFacts) -> Iterator[Suspect]:
     seen = facts.registration
     if facts.registered is None or seen is None or seen[0] is None or not facts.holders or facts.decode_dps:
         return
-    limit = max(cleanup_s(view) for view, _ in facts.holders)
+    limit = max(cleanup_s(ranks.first) for ranks, _ in facts.holders)
     if seen[0] < LAST_QUARTER * limit or (facts.decode and not any(_asks(d) for d in facts.decode)):
         return
     left = f"in {seconds(limit - seen[0])}" if seen[0] < limit else "any moment"
-    views = [view for view, _ in facts.holders]
+    held = [ranks for ranks, _ in facts.holders]
     yield Suspect(
         "PD126",
         f"Room {facts.room}: its registration is {seconds(seen[0])} old and is dropped {left} (after {limit:g} s), and no "
         f"decode rank has been told of it yet.",
-        services(views),
+        _services(held),
         (facts.room,),
-        tuple(view.identity.label for view in views),
+        _labels(held),
         beliefs(facts),
         age_s=_ages(facts, facts.decode),
         cluster=facts.cluster,
@@ -299,7 +308,7 @@ def _refused(facts: RoomFacts, *, named: bool) -> Iterator[Suspect]:
     if not named and not waiting:
         return
     when = f" {seconds(ago)} ago" if ago is not None else ""
-    rest = f"; {names(d.place for d in waiting)} still {'waits' if len(waiting) == 1 else 'wait'}" if waiting else ""
+    rest = f"; {names(_places(waiting))} still {'waits' if len(_places(waiting)) == 1 else 'wait'}" if waiting else ""
     size = facts.size or 1
     implied = f" {facts.implied}" if size > 1 else ""
     ages = [ago, *(entry.age_s for d in waiting for entry in d.entries)]
@@ -307,9 +316,9 @@ def _refused(facts: RoomFacts, *, named: bool) -> Iterator[Suspect]:
         "PD121",
         f"Room {facts.room}: the engine failed it{when}: dispatched to prefill dp {view.identity.dp}, implied dp{implied}"
         f" (its own words: {CONFLICT}){rest}.",
-        services([view]),
+        view.identity.service,
         (facts.room,),
-        (view.identity.label, *_labels(waiting)),
+        (view.identity.label, *_labels(_of(waiting))),
         beliefs(facts),
         age_s=_least(ages),
         cluster=facts.cluster,
@@ -320,19 +329,19 @@ def _duplicates(facts: RoomFacts) -> Iterator[Suspect]:
     """Two requests of one side have the same room."""
     for role in ("prefill", "decode"):
         entries = facts.prefill if role == "prefill" else _flat(facts)
-        rids: dict[str, list[RankView]] = {}
-        for view, entry in entries:
+        rids: dict[str, list[Ranks]] = {}
+        for ranks, entry in entries:
             if entry.rid:
-                rids.setdefault(entry.rid, []).append(view)
+                rids.setdefault(entry.rid, []).append(ranks)
         if len(rids) < 2:
             continue
-        where = [f"{rid} on {names(sorted({view.identity.label for view in views}))}" for rid, views in rids.items()]
+        where = [f"{rid} on {names(sorted(_labels(on)))}" for rid, on in rids.items()]
         yield Suspect(
             "PD127",
             f"Room {facts.room} belongs to {len(rids)} requests on {role}: {'; '.join(where[:4])}.",
-            f"{role} {services(view for view, _ in entries)}",
+            f"{role} {_services(ranks for ranks, _ in entries)}",
             (facts.room,),
-            tuple(sorted({view.identity.label for view, _ in entries})),
+            tuple(sorted(_labels(ranks for ranks, _ in entries))),
             tuple(where),
             age_s=_least(entry.age_s for _, entry in entries),
             cluster=facts.cluster,
@@ -340,5 +349,5 @@ def _duplicates(facts: RoomFacts) -> Iterator[Suspect]:
         )
 
 
-def _flat(facts: RoomFacts) -> list[tuple[RankView, RoomEntry]]:
-    return [(d.view, entry) for d in facts.decode for entry in d.entries]
+def _flat(facts: RoomFacts) -> list[tuple[Ranks, RoomEntry]]:
+    return [(d.ranks, entry) for d in facts.decode for entry in d.entries]

@@ -126,27 +126,36 @@ class LightHost:
 
     def run(self, script: Mapping[str, Any], role: str, folder: Path) -> LightRun:
         """Start the ranks of ``script`` and return at once."""
+        run = self.prepare(script, folder)
+        for rank in range(script.get("size", 2)):
+            self.add(run, role, rank)
+        return run
+
+    def prepare(self, script: Mapping[str, Any], folder: Path) -> LightRun:
+        """Return a run of ``script`` without ranks; :meth:`add` starts them."""
         run = LightRun(folder)
         self._runs.append(run)
         for name in ("run", "record"):
             (folder / name).mkdir(mode=0o700)
-        path = folder / "script.json"
-        path.write_text(json.dumps({"size": 2, **script}))
-        assert self._process.stdin is not None
-        for rank in range(script.get("size", 2)):
-            name = f"{role}-{rank}-{len(self._runs)}"
-            order = {
-                "script": str(path),
-                "role": role,
-                "rank": rank,
-                "name": name,
-                "out": str(folder / f"{name}.out"),
-                "env": run.environ,
-            }
-            self._process.stdin.write(json.dumps(order) + "\n")
-            self._process.stdin.flush()
-            run.pids[name] = self._expect("started", 30)[2]
+        (folder / "script.json").write_text(json.dumps({"size": 2, **script}))
         return run
+
+    def add(self, run: LightRun, role: str, rank: int, env: Mapping[str, str] | None = None) -> str:
+        """Start one rank of a run and return its name at once. env: more of its environment."""
+        name = f"{role}-{rank}-{len(self._runs)}"
+        order = {
+            "script": str(run.folder / "script.json"),
+            "role": role,
+            "rank": rank,
+            "name": name,
+            "out": str(run.folder / f"{name}.out"),
+            "env": {**run.environ, **(env or {})},
+        }
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        run.pids[name] = self._expect("started", 30)[2]
+        return name
 
     def wait(self, run: LightRun, limit_s: float) -> bool:
         """Wait until all ranks of ``run`` have ended; False when ``limit_s`` seconds were not enough."""

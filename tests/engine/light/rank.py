@@ -11,6 +11,7 @@ requests, and the transfer, whose polls and whose metadata writes the script dic
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import json
 import os
@@ -328,6 +329,8 @@ def become_rank(order: dict[str, Any]) -> NoReturn:
         os.dup2(out, 2)
         os.environ.update(order["env"])
         script, rank = json.loads(Path(order["script"]).read_text()), order["rank"]
+        if script.get("routing"):
+            of_routing(order, script)
         store = f"file://{order['script']}.{order['role']}.store"
         dist.init_process_group("gloo", store, rank=rank, world_size=script["size"])
         scheduler = make_scheduler(order["role"], rank, script["size"], script.get("slots", 64))
@@ -338,6 +341,21 @@ def become_rank(order: dict[str, Any]) -> NoReturn:
     finally:
         sys.stdout.flush()
         os._exit(status)
+
+
+def of_routing(order: dict[str, Any], script: dict[str, Any]) -> None:
+    """Be what ``routing.py`` makes of this order; a prefill dp rank is a world of its own."""
+    spec = importlib.util.spec_from_file_location("light_routing", Path(__file__).with_name("routing.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    role, rank = order["role"], order["rank"]
+    if role != "bootstrap":
+        world = "decode" if role == "decode" else f"prefill.{rank}"
+        inside, size = (rank, 2) if role == "decode" else (0, 1)
+        dist.init_process_group("gloo", f"file://{order['script']}.{world}.store", rank=inside, world_size=size)
+    program.run(role, rank, script, sys.modules[__name__])
 
 
 if __name__ == "__main__":
