@@ -34,6 +34,7 @@ MAX_ROOM = (1 << 64) - 1
 _STYLE = {
     "AGREE": "green",
     "WAITS": "cyan",
+    "DONE": "dim",
     "GONE": "dim",
     "UNKNOWN": "yellow",
     "EXPIRES": "yellow",
@@ -221,7 +222,9 @@ def _held(row: RoomRow) -> str:
 def _believed(asker: Asker) -> str:
     if asker.dp is not None:
         return f"dp{asker.dp}"
-    return "asks" if len(asker.queues) > 1 or "decode.pending" not in asker.queues else "pending"
+    if "decode.pending" not in asker.queues:
+        return "-"
+    return "asks" if len(asker.queues) > 1 else "pending"
 
 
 def _cell(row: RoomRow, place: str) -> str:

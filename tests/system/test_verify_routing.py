@@ -175,11 +175,11 @@ def test_the_force_query_hole(without: Callable[..., Lab]) -> None:
 
 
 def test_every_room_is_registered(query: Lab) -> None:
-    in_flight(query, room=6, prefill_dp=0, to="prefill")
+    in_flight(query, room=6, prefill_dp=0, to="prefill", seed=1)  # the same seed: the same prompt
     when_prefill_has(query, 6)
     document = verify(query, 6, code=0)
     assert beliefs(document, 6) == (None, 0, [0], {})
-    assert query.load(requests=1, room=6, to="decode").good
+    assert query.load(requests=1, room=6, to="decode", seed=1).good
     [side] = [side for side in document["sides"] if side["role"] == "prefill"]
     assert (side["force_query"], side["registers"]) == (True, "every room")
 
@@ -355,12 +355,12 @@ def test_the_labs_own_server_is_stopped(query: Lab) -> None:
 
 
 def test_an_unknown_room(query: Lab) -> None:
-    in_flight(query, room=7203440, prefill_dp=0, to="prefill")
+    in_flight(query, room=7203440, prefill_dp=0, to="prefill", seed=1)
     when_prefill_has(query, 7203440)
     done = query.labs.cli("verify-routing", 7203441, *PATIENT, code=3)
     assert "room 7203441 is not known" in done.stderr
     assert "nearest: 7203440" in done.stderr
-    assert query.load(requests=1, room=7203440, to="decode").good
+    assert query.load(requests=1, room=7203440, to="decode", seed=1).good
 
 
 @pytest.mark.parametrize("room", ["banana", "-1", "0", str(1 << 64), "7.5"])

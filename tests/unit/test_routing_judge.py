@@ -423,6 +423,10 @@ def test_a_route_to_a_port_where_nobody_listens() -> None:
     [found] = judge(replace(first, taken_s=2.0), first).findings
     assert (found.code, found.ranks) == ("PD129", ("prefill dp1 pp0 tp0",))
     assert "sends decode to port 5999" in found.summary
+    both = look(*views, at=server(routes={(0, 0, 0, 0): 5998, (1, 0, 0, 0): -1}))
+    [found] = judge(replace(both, taken_s=2.0), both).findings
+    assert found.ranks == ("prefill dp0 pp0 tp0", "prefill dp1 pp0 tp0")
+    assert found.summary.endswith("So it is with 1 more rank.")
     good = look(*views, at=server(routes={**routes, (1, 0, 0, 0): 5000}))
     assert codes(judge(replace(good, taken_s=2.0), good)) == []
 
@@ -455,6 +459,19 @@ def test_an_unknown_room_is_told_with_what_is_near() -> None:
     # Its registration alone makes it known.
     left = judge(look(prefill(1), decode(0), named=(9,), at=server({9: 1}, asked=(9,))))
     assert (left.unknown, verdicts(left)) == ((), {9: "GONE"})
+
+
+def test_a_room_that_is_past_routing_is_done() -> None:
+    computed = decode(0, entry("running", bootstrap="", dp=-1)), decode(1, entry("running", bootstrap="", dp=-1))
+    document = clean(look(prefill(1), *computed, named=(7,)))
+    [row] = document.rooms
+    assert (row.verdict, row.text) == ("DONE", "past routing: running on decode")
+
+
+def test_servers_of_neither_role_are_said_to_be_none() -> None:
+    document = judge(look())
+    assert exit_code(document) == 4
+    assert document.problems == ("no rank here is of a prefill or a decode server",)
 
 
 def test_silent_ranks_make_it_partial_and_are_said() -> None:

@@ -65,13 +65,15 @@ def ask(questions: Sequence[Question], deadline_s: float) -> list[ServerView]:
         asking = _Asking(question, start)
         threading.Thread(target=_run, args=(asking, end), name="bootstrap-question", daemon=True).start()
         askings.append(asking)
-    for asking in askings:
-        if not asking.over.wait(max(0.0, end - time.monotonic())) and asking.sock is not None:
+    late = [asking for asking in askings if not asking.over.wait(max(0.0, end - time.monotonic()))]
+    views = [_cut(asking, deadline_s) for asking in askings]
+    for asking in late:
+        if asking.sock is not None:
             try:
                 asking.sock.shutdown(socket.SHUT_RDWR)  # its thread ends instead of reading on
             except OSError:
                 pass
-    return [_cut(asking, deadline_s) for asking in askings]
+    return views
 
 
 def _cut(asking: _Asking, deadline_s: float) -> ServerView:

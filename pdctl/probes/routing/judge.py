@@ -24,6 +24,7 @@ from pdctl.probes.routing.model import (
     RoutingDocument,
     ServerRow,
     UnknownRoom,
+    waits,
 )
 from pdctl.probes.routing.sides import sides_of, suspects_of_sides
 from pdctl.probes.routing.suspects import Suspect, suspects_of
@@ -114,6 +115,8 @@ def _findings(suspects: Sequence[Suspect]) -> list[Finding]:
         more = len(rooms) - len(about.rooms)
         if more > 0:
             summary = f"{summary} So it is with {more} more room{'s'[: more != 1]}."
+        if not rooms and len(members) > 1:
+            summary = f"{summary} So it is with {len(members) - 1} more rank{'s'[: len(members) != 2]}."
         ranks = tuple(dict.fromkeys(rank for suspect in members for rank in suspect.ranks))
         evidence = tuple(dict.fromkeys((*members[0].evidence, *about.evidence)))
         found.append(finding(code, summary, group=bundle, rooms=rooms, ranks=ranks, evidence=evidence))
@@ -199,6 +202,9 @@ def _verdict(facts: RoomFacts, sure: Sequence[Suspect], look: Look, doubted: boo
         return "AGREE", f"prefill dp {facts.decode[0].dp}"
     if not facts.prefill and not facts.decode:
         return "GONE", _last_seen(facts)
+    if facts.decode and not any(waits(entry) or entry.dp >= 0 for d in facts.decode for entry in d.entries):
+        queues = dict.fromkeys(entry.queue for d in facts.decode for entry in d.entries)
+        return "DONE", f"past routing: {', '.join(queues)} on decode"
     silent = {v.identity.role for v in look.views if v.identity.cluster == facts.cluster and v.rooms is None}
     answering = {v.identity.role for v in look.views if v.identity.cluster == facts.cluster and v.rooms is not None}
     if doubted:
@@ -268,7 +274,8 @@ def _unknown(look: Look, rooms: Sequence[RoomFacts]) -> tuple[UnknownRoom, ...]:
 
 
 def _problems(look: Look) -> list[str]:
-    problems = [f"{view.identity.label}: {view.silence}" for view in look.views if view.silence]
+    problems = [] if look.views else ["no rank here is of a prefill or a decode server"]
+    problems += [f"{view.identity.label}: {view.silence}" for view in look.views if view.silence]
     for server in look.servers.values():
         said = server.silence or server.asked_off
         if said:

@@ -124,7 +124,7 @@ class RoomRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     formula: ``room % dp_size`` where the decode ranks follow it, formula_note says why they do not; implied: the number
     whether they do or not. bootstrap: as registered, bootstrap_note: ``not registered``, ``missing: reason``, "". address:
     of the bootstrap server. registered_s: since prefill registered it. prefill, decode: ranks that have it.
-    verdict: AGREE, WAITS, CONFLICT, UNREGISTERED, SPLIT, REFUSED, DUPLICATE, EXPIRES, GONE or UNKNOWN; text says more.
+    verdict: AGREE, WAITS, CONFLICT, UNREGISTERED, SPLIT, REFUSED, DUPLICATE, EXPIRES, DONE, GONE or UNKNOWN; text says more.
     """
 
     room: int

@@ -155,7 +155,7 @@ def _stale(decode: Sequence[RankView], look: Look) -> Iterator[Suspect]:
             "PD128",
             f"{places} of {views[0].identity.service} take the prefill server behind {address} to have {name} {then}; "
             f"its bootstrap server says {now} now.",
-            f"{address} > {views[0].identity.service}",
+            f"{address} > {views[0].identity.service}: {name}",
             ranks=tuple(view.identity.label for view in views),
             evidence=(f"told when first asked: {name} {then}", f"told now: {name} {now}"),
             cluster=views[0].identity.cluster,
@@ -168,7 +168,7 @@ def _ports(prefill: Sequence[RankView], look: Look) -> Iterator[Suspect]:
     for view in prefill:
         i = view.identity
         port = view.settings.values.get("rank_port", "") if view.settings is not None else ""
-        if not port.isdecimal():
+        if not port.isdecimal() or i.cp_size > 1:  # with a shared CP and TP group, places are registered under others
             continue
         for server in _near(view, look):
             given = server.routes.get((i.dp, i.cp, i.tp, i.pp))
