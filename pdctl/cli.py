@@ -23,6 +23,7 @@ COMMANDS = {
     "verify-routing": ("verify_routing", "Where each room is: formula, bootstrap server, prefill, decode."),
     "stacks": ("stacks", "Where all ranks are: merged stacks, outliers, collectives."),
     "dump": ("dump", "Metadata slots, queues, groups, settings; what has no owner."),
+    "story": ("story", "Tell one room's way through all ranks of prefill and decode."),
     "record": ("record", "Collect the recordings of all ranks."),
     "inject": ("inject", "Break something on purpose, for a while."),
     "faults": ("faults", "Show the faults in place."),

@@ -238,6 +238,7 @@ class QueueTap:
     # ---- what changed ---------------------------------------------------------------------------------------------
 
     def _start(self, stream: Stream, data: Polls, width: int) -> None:
+        enter, stream.t_enter = stream.t_enter, stream.prev_enter  # the run that ends was not entered again
         self._close(stream)
         if stream.members != self._members or stream.due != self.visits:
             stream.known = None  # the list is another one, or this stream missed turns
@@ -248,7 +249,7 @@ class QueueTap:
         stream.n, stream.hash = len(gated), self._hash
         stream.ordinal += stream.repeat
         stream.visit = self.visits
-        self._new_run(stream, stream.t_enter, _ENTERED)
+        self._new_run(stream, enter, _ENTERED)
         self._store(stream)
 
     def _split(self, stream: Stream, seen: Seen) -> None:

@@ -127,20 +127,34 @@ class Stream:
         rows = self.rows(self.index(run.ordinal))
         if rows is None:
             return None
-        reduced_known = run.phase > Phase.ENTERED or run.repeat > 1
-        applied = run.phase is Phase.APPLIED or run.repeat > 1
-        return [
-            Item(
-                room,
-                slot,
-                local,
-                gated,
-                reduced if reduced_known else UNKNOWN,
-                action if applied else UNKNOWN,
-                found if flags & f.ITEM_FOUND_KNOWN and reduced_known else None,
-            )
-            for room, found, slot, _, local, gated, reduced, action, flags, _ in rows.tolist()
-        ]
+        return [_item(record, run) for record in rows.tolist()]
+
+    def sightings(self, room: int) -> list[tuple[int, Item]]:
+        """Return (row, item) for each run that says something of ``room`` itself, oldest first.
+
+        From one to the next nothing changed for the room, unless its action is not KEPT or rounds between are lost. One
+        search of the items instead of a rebuilt list for every run: what a recording says of one room costs little.
+        """
+        data = self._source.read(self._items_offset, self._items_capacity * f.ITEM_SIZE)
+        rooms = np.frombuffer(data, ITEM, len(data) // f.ITEM_SIZE)["room"]
+        places = np.flatnonzero(rooms == np.uint64(room)).astype(np.int64)
+        starts, counts = self.table["items_start"].astype(np.int64), self.table["items_count"].astype(np.int64)
+        if not len(places) or not counts.any():
+            return []
+        end = int((starts + counts).max())  # a place of the ring stands for the last item number before this
+        numbers = places + self._items_capacity * ((end - 1 - places) // self._items_capacity)
+        order = np.flatnonzero(counts > 0)
+        order = order[np.argsort(starts[order], kind="stable")]
+        at = np.searchsorted(starts[order], numbers, "right") - 1
+        rows = order[at[at >= 0]]
+        named = np.unique(rows[numbers[at >= 0] < starts[rows] + counts[rows]])
+        found = []
+        for row in named.tolist():
+            batch = self._batch(row)
+            if batch is not None:
+                run = self.run(row)
+                found += [(row, _item(record, run)) for record in batch[batch["room"] == np.uint64(room)].tolist()]
+        return found
 
     def rows(self, index: int) -> NDArray[Any] | None:
         """Return the requests of the run in row ``index`` as format.ITEM_DTYPE, None where they can't be rebuilt.
@@ -193,3 +207,19 @@ class Stream:
         rows["index"] = np.arange(n, dtype=np.uint32)
         rows[batch["index"]] = batch
         return rows
+
+
+def _item(record: tuple[Any, ...], run: Run) -> Item:
+    """Return an item of ``run`` without the fields that the run's phase has not reached yet."""
+    room, found, slot, _, local, gated, reduced, action, flags, _ = record
+    reduced_known = run.phase > Phase.ENTERED or run.repeat > 1
+    applied = run.phase is Phase.APPLIED or run.repeat > 1
+    return Item(
+        room,
+        slot,
+        local,
+        gated,
+        reduced if reduced_known else UNKNOWN,
+        action if applied else UNKNOWN,
+        found if flags & f.ITEM_FOUND_KNOWN and reduced_known else None,
+    )

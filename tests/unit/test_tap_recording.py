@@ -147,6 +147,9 @@ def test_what_is_read_is_what_happened(
         assert all(run.phase is Phase.APPLIED for run in stream.runs)
         for run, following in pairwise(stream.runs):
             assert following.ordinal == run.last + 1
+            assert run.t_enter <= following.t_first
+        for run in stream.runs:
+            assert run.t_enter > run.t_first if run.repeat > 1 else run.t_enter == run.t_first <= run.t_done
 
 
 def test_equal_rounds_only_raise_the_repeat_count(tmp_path: Path) -> None:

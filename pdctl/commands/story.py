@@ -1,0 +1,245 @@
+"""``pdctl story``: one room's way through all ranks of prefill and decode, on one time line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from pdctl.commands.options import (
+    RANK_TIMEOUT_S,
+    TIMEOUT_S,
+    AllStartsOption,
+    FromOption,
+    OutputOption,
+    RankTimeoutOption,
+    RecordDirOption,
+    RunDirOption,
+    TimeoutOption,
+    find,
+)
+from pdctl.errors import Exit, PdctlError
+from pdctl.output import Format, Output
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pdctl.discovery import Found
+    from pdctl.probes.rooms.model import RankPast, RoomStory, StoryDocument
+
+PLOTS = (".svg", ".png", ".html")
+_STYLE = {
+    "fault": "magenta",
+    "abort": "yellow",
+    "missing": "yellow",
+    "held": "cyan",
+    "sent": "blue",
+    "landed": "blue",
+    "decision": "bold",
+}
+
+
+def command(
+    asked: Annotated[str, typer.Argument(metavar="ROOM|RID", help="The room's number, or the request's id.")],
+    output: OutputOption = Format.TABLE,
+    every_start: AllStartsOption = False,
+    source: FromOption = None,
+    perfetto: Annotated[
+        Optional[Path],  # noqa: UP045  # as in options.py
+        typer.Option("--perfetto", metavar="FILE", help="Also write a trace that ui.perfetto.dev opens (JSON)."),
+    ] = None,
+    plot: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--plot", metavar="FILE", help="Also draw it: FILE.svg, FILE.png or FILE.html (pdctl[plot])."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace files that exist; without it they are left as they are.")
+    ] = False,
+    run_dir: RunDirOption = None,
+    record_dir: RecordDirOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    rank_timeout: RankTimeoutOption = RANK_TIMEOUT_S,
+) -> int:
+    """Tell what happened to one room on all ranks of both sides, from their recordings, on one time line.
+
+    Ranks of different hosts are put on it by the rounds they share and the messages between the sides; how far each may be
+    off is shown. What recordings have lost is said. Exit code: 0, or 3 when no recording knows the room.
+    """
+    targets = [path for path in (perfetto, plot) if path is not None]
+    for path in targets:
+        _writable(path, force=force)
+    if perfetto is not None and plot is not None and perfetto.absolute() == plot.absolute():
+        raise typer.BadParameter("--perfetto and --plot name one file", param_hint="--plot")
+    if plot is not None:
+        _plottable(plot)
+    found = find(run_dir, record_dir, source, every_start=every_start)
+    pasts = _pasts(found, source, timeout, rank_timeout)
+    document = _document(asked, found, pasts)
+    if perfetto is not None:
+        _write(perfetto, _trace(document.stories), force=force)
+    if plot is not None:
+        from pdctl.probes.rooms.plot import draw as picture
+
+        _write(plot, picture(document.stories, plot.suffix.lower().lstrip(".")), force=force)
+    out = Output(output)
+    rows = tuple(entry for story in document.stories for entry in story.entries)
+    out.document(document, rows, lambda console: draw(document, console))
+    for path in targets:
+        out.note(f"wrote {path}")
+    if output.drawn:
+        for problem in found.problems:
+            out.note(f"left out: {problem}")
+    return int(Exit.CLEAN)
+
+
+def _pasts(found: Found, source: Path | None, timeout: float, rank_timeout: float) -> list[RankPast]:
+    from pdctl.client import Client
+    from pdctl.probes.rooms.collect import collect
+
+    if source is not None:
+        return collect(found, None)
+    with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
+        return collect(found, client)
+
+
+def _document(asked: str, found: Found, pasts: list[RankPast]) -> StoryDocument:
+    """Return the stories ``asked`` means. Raises PdctlError: PARTIAL for an unknown room, UNREACHABLE without recordings."""
+    from pdctl.probes.rooms.find import known_rooms, meant, nearest
+    from pdctl.probes.rooms.judge import story
+    from pdctl.probes.rooms.model import StoryDocument
+
+    recordings = [past.recording for past in pasts if past.recording is not None]
+    if not recordings:
+        why = "; ".join(dict.fromkeys(past.why_not for past in pasts if past.why_not))
+        raise PdctlError(
+            f"no recording can be read: {why or 'no rank has one'}",
+            "Start ranks with recording on (PDCTL_RECORD_DIR on a file system with room), or give --from DIR.",
+        )
+    known = known_rooms(recordings)
+    rooms = meant(asked, known, recordings)
+    if not rooms:
+        near = nearest(asked, known)
+        silent = sum(past.recording is None for past in pasts)
+        unread = f"; {silent} rank{'s have' if silent > 1 else ' has'} no recording that can be read" if silent else ""
+        earlier = f"; {found.earlier} ranks of earlier starts were left out, --all reads them" if found.earlier else ""
+        hint = f"Known are, nearest first: {', '.join(near)}." if near else "No recording names any room yet."
+        raise PdctlError(f"no recording knows a room or rid {asked}{unread}{earlier}", hint, Exit.PARTIAL)
+    return StoryDocument(asked=asked, stories=tuple(story(pasts, room) for room in rooms), earlier=found.earlier)
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def _writable(path: Path, *, force: bool) -> None:
+    """Raise PdctlError (USAGE) where ``path`` could not be written in the end; nothing is lost yet."""
+    import os
+
+    if path.is_dir():
+        raise PdctlError(f"{path} is a directory", "Name a file in it.", Exit.USAGE)
+    if path.exists() and not force:
+        raise PdctlError(f"{path} exists", "Give --force to replace it, or another name.", Exit.USAGE)
+    folder = path.parent
+    if not folder.is_dir():
+        raise PdctlError(f"{folder} is not a directory", "Make it, or give another path.", Exit.USAGE)
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise PdctlError(f"{path} can't be written: permission denied", "Give a path you may write to.", Exit.USAGE)
+
+
+def _plottable(path: Path) -> None:
+    import importlib.util
+
+    if path.suffix.lower() not in PLOTS:
+        raise typer.BadParameter(f"{path.name} ends in none of {', '.join(PLOTS)}", param_hint="--plot")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise PdctlError(
+            "--plot draws with matplotlib, which is not installed",
+            "pip install 'pdctl[plot]'; --perfetto needs nothing.",
+            Exit.USAGE,
+        )
+
+
+def _write(path: Path, data: bytes, *, force: bool) -> None:
+    try:
+        with path.open("wb" if force else "xb") as file:
+            file.write(data)
+    except OSError as error:
+        raise PdctlError(f"{path} can't be written: {error.strerror}", "Give another path.", Exit.USAGE) from None
+
+
+def _trace(stories: tuple[RoomStory, ...]) -> bytes:
+    import msgspec
+
+    from pdctl.probes.rooms.perfetto import trace
+
+    return msgspec.json.encode(trace(stories))
+
+
+# ---- for people ------------------------------------------------------------------------------------------------------
+
+
+def draw(document: StoryDocument, console: Console) -> None:
+    """Draw every story: its lines, the clocks they rest on, and what is not known."""
+    for number, story in enumerate(document.stories):
+        if number:
+            console.print()
+        _draw_story(story, console)
+    if document.earlier:
+        console.print(f"\n{document.earlier} ranks of earlier starts left out: --all reads them")
+
+
+def _draw_story(story: RoomStory, console: Console) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    rid = f"  rid {', '.join(story.rids)}" if story.rids else ""
+    console.print(Text(f"room {story.room}{rid}", style="bold"))
+    scale, unit, digits = (1e3, "ms", 1) if story.span_s < 10 else (1.0, "s", 3)
+    console.print(f"first entry at {story.started[11:23]} UTC, {story.started[:10]}; times in {unit} since")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for entry in story.entries:
+        time = f"{entry.t_s * scale:,.{digits}f}"
+        table.add_row(time, entry.rank, Text(entry.text, style=_STYLE.get(entry.kind, "")))
+    console.print(table)
+    _draw_clocks(story, console)
+    for title, lines in (("not known", story.gaps), ("noted", story.notes)):
+        for n, line in enumerate(lines):
+            grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+            grid.add_column(width=9, no_wrap=True)
+            grid.add_column()
+            grid.add_row("" if n else title, line)
+            console.print(grid)
+
+
+def _draw_clocks(story: RoomStory, console: Console) -> None:
+    from rich.table import Table
+
+    saw = [line for line in story.ranks if line.saw]
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    grid.add_column(width=9, no_wrap=True)
+    grid.add_column()
+    lines = []
+    for clock in dict.fromkeys((line.clock, line.uncertainty_s) for line in saw):
+        who = ", ".join(line.rank for line in saw if (line.clock, line.uncertainty_s) == clock)
+        why, within = clock
+        lines.append(why if not within and len({line.clock for line in saw}) == 1 else f"{who}: {_sure(within, why)}")
+    others = [line for line in story.ranks if not line.saw and not line.why_not]
+    if others:
+        lines.append(f"never on {', '.join(line.rank for line in others)}, as far as recordings go")
+    for n, text in enumerate(lines):
+        grid.add_row("" if n else "clocks", text)
+    console.print(grid)
+
+
+def _sure(within: float | None, why: str) -> str:
+    from pdctl.probes.rooms.perfetto import uncertainty
+
+    if within is None:
+        return f"{uncertainty(None)}{why.removeprefix('wall clocks only')}"
+    return f"{uncertainty(within)}, {why}" if within else why
+
+
+__all__ = ["command", "draw"]

@@ -1,0 +1,1 @@
+"""One room over all ranks of both sides, from the recordings alone."""
