@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import html
 import io
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from pdctl.probes.rooms.model import RoomStory
 from pdctl.probes.rooms.perfetto import arrows, uncertainty
+from pdctl.probes.rooms.timescale import scale
 
 _QUEUE_COLORS = {
     "prefill.bootstrap": "#8ecae6",
@@ -72,6 +74,8 @@ class _Picture:
         self._at = {line.rank: -n * _LANE for n, line in enumerate(self._ranks)}
         self._scale, self._unit = (1e3, "ms") if story.span_s < 10 else (1.0, "s")
         self._known: dict[str, Any] = {}
+        times = [e.t_s for e in story.entries if e.kind not in ("note", "freed")]
+        self._places = scale(times, story.span_s)
 
     def draw(self) -> None:
         self._stays()
@@ -81,10 +85,10 @@ class _Picture:
         self._frame()
 
     def _x(self, seconds: float) -> float:
-        return seconds * self._scale
+        return self._places.place(seconds) * self._scale
 
     def _stays(self) -> None:
-        end = self._story.span_s * 1.02
+        end = self._story.span_s
         for stay in self._story.stays:
             y = self._at[stay.rank]
             color = _QUEUE_COLORS.get(stay.queue, "#bbbbbb")
@@ -92,7 +96,7 @@ class _Picture:
             low = y - _HEIGHT if stay.queue != "decode.pending" else y + _HEIGHT
             height = 2 * _HEIGHT if stay.queue != "decode.pending" else 0.1
             [bar] = self._axis.barh(
-                low + height / 2, self._x(max(until - since, 0.0)), height, left=self._x(since), color=color,
+                low + height / 2, self._x(max(until, since)) - self._x(since), height, left=self._x(since), color=color,
                 edgecolor="#666666", linewidth=0.5, label=stay.queue, zorder=2,
             )  # fmt: skip
             if stay.until_s is None:
@@ -103,13 +107,13 @@ class _Picture:
         for entry in self._story.entries:
             if entry.kind != "held" or entry.until_s is None:
                 continue
-            width = self._x(entry.until_s - entry.t_s)
+            width = self._x(entry.until_s) - self._x(entry.t_s)
             [bar] = self._axis.barh(
                 self._at[entry.rank], width, 2 * _HEIGHT, left=self._x(entry.t_s), facecolor="none", hatch="////",
                 edgecolor="#9d4edd", linewidth=0.0, zorder=3,
             )  # fmt: skip
             self._known.setdefault("held by the gate", bar)
-            if entry.until_s - entry.t_s > self._story.span_s / 8:
+            if width > self._x(self._story.span_s) / 5:
                 text = f"held by the gate, {entry.rounds:,} rounds"
                 box = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
                 self._axis.text(
@@ -142,7 +146,7 @@ class _Picture:
     def _arrows(self) -> None:
         for sent, landed in arrows(self._story):
             self._axis.annotate(
-                "", (self._x(landed.t_s), self._at[landed.rank] + _HEIGHT), (self._x(sent.t_s), self._at[sent.rank]),
+                "", (self._x(landed.t_s), self._at[landed.rank] + _HEIGHT), (self._x(sent.t_s), self._at[sent.rank] - _HEIGHT),
                 arrowprops={"arrowstyle": "-|>", "color": "#1d3557", "linewidth": 1.1, "alpha": 0.75, "shrinkA": 2,
                             "shrinkB": 2}, zorder=5,
             )  # fmt: skip
@@ -152,8 +156,16 @@ class _Picture:
         axis.set_yticks([self._at[line.rank] for line in self._ranks], [_lane_name(line) for line in self._ranks])
         axis.set_ylim(-(len(self._ranks) - 1) * _LANE - 0.6, 0.65)
         span = self._x(max(story.span_s, 1e-6))
-        axis.set_xlim(-0.015 * span, 1.03 * span)
-        axis.set_xlabel(f"{self._unit} since {story.started[:10]} {story.started[11:23]} UTC")
+        axis.set_xlim(-0.015 * span, 1.02 * span)
+        self._ticks(span)
+        said = [f"not known: {gap}" for gap in story.gaps] + [f"noted: {note}" for note in story.notes]
+        more = [f"… and {len(said) - 5} more"] if len(said) > 6 else []
+        lines = [
+            f"{self._unit} since {story.started[:10]} {story.started[11:23]} UTC",
+            *said[: 5 if more else 6],
+            *more,
+        ]
+        axis.set_xlabel("\n".join(textwrap.shorten(line, 170, placeholder=" …") for line in lines), loc="left")
         rid = f"   rid {', '.join(story.rids)}" if story.rids else ""
         axis.set_title(f"room {story.room}{rid}", loc="left", fontweight="bold")
         axis.grid(axis="x", color="#e5e5e5", zorder=0)
@@ -165,14 +177,24 @@ class _Picture:
                 self._known.values(), self._known.keys(), loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False,
                 fontsize=8,
             )  # fmt: skip
-        said = [f"not known: {gap}" for gap in story.gaps] + [f"noted: {note}" for note in story.notes]
-        if said:
-            more = [f"… and {len(said) - 5} more"] if len(said) > 6 else []
-            text = "\n".join([*said[: 5 if more else 6], *more])
-            axis.text(
-                0.0, -0.62 / (0.62 * max(1, len(self._ranks)) + 0.6), text, transform=axis.transAxes, fontsize=8,
-                va="top", color="#9b2226", wrap=True,
-            )  # fmt: skip
+
+    def _ticks(self, width: float) -> None:
+        """Label the times that are drawn as long as they are, and say how long the others were."""
+        from matplotlib.ticker import MaxNLocator
+
+        at: list[float] = []
+        for since, until in self._places.busy:
+            share = (self._x(until) - self._x(since)) / width if width else 1.0
+            found = MaxNLocator(max(1, round(9 * share))).tick_values(since * self._scale, until * self._scale)
+            at += [t for t in found if since * self._scale - 1e-9 <= t <= until * self._scale + 1e-9]
+        self._axis.set_xticks([self._x(t / self._scale) for t in at], [f"{t:,.6g}" for t in at])
+        for since, until in self._places.quiet:
+            a, b = self._x(since), self._x(until)
+            self._axis.axvspan(a, b, color="#eeeeee", zorder=0.5, linewidth=0)
+            text = f"⋯ {(until - since) * self._scale:,.4g} {self._unit} ⋯"
+            self._axis.text(
+                (a + b) / 2, -(len(self._ranks) - 1) * _LANE - 0.58, text, ha="center", va="bottom", fontsize=8
+            )
 
 
 _ABOVE = {"arrival", "registration", "query", "answer", "handshake", "fault", "abort", "landed", "missing"}
