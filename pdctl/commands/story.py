@@ -56,6 +56,14 @@ def command(
     force: Annotated[
         bool, typer.Option("--force", help="Replace files that exist; without it they are left as they are.")
     ] = False,
+    through: Annotated[
+        str,
+        typer.Option(
+            "--through",
+            metavar="WAY",
+            help="Use only: sockets, recordings. Default: sockets where no file can be read.",
+        ),
+    ] = "",
     run_dir: RunDirOption = None,
     record_dir: RecordDirOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
@@ -66,6 +74,10 @@ def command(
     Ranks of different hosts are put on it by the rounds they share and the messages between the sides; how far each may be
     off is shown. What recordings have lost is said. Exit code: 0, or 3 when no recording knows the room.
     """
+    if through not in ("", "sockets", "recordings"):
+        raise typer.BadParameter("sockets or recordings", param_hint="--through")
+    if source is not None and through == "sockets":
+        raise typer.BadParameter("--from reads recordings, not sockets", param_hint="--through")
     targets = [path for path in (perfetto, plot) if path is not None]
     for path in targets:
         _writable(path, force=force)
@@ -74,7 +86,7 @@ def command(
     if plot is not None:
         _plottable(plot)
     found = find(run_dir, record_dir, source, every_start=every_start)
-    pasts = _pasts(found, source, timeout, rank_timeout)
+    pasts = _pasts(found, "recordings" if source is not None else through, timeout, rank_timeout)
     document = _document(asked, found, pasts)
     if perfetto is not None:
         _write(perfetto, _trace(document.stories), force=force)
@@ -93,14 +105,14 @@ def command(
     return int(Exit.CLEAN)
 
 
-def _pasts(found: Found, source: Path | None, timeout: float, rank_timeout: float) -> list[RankPast]:
+def _pasts(found: Found, through: str, timeout: float, rank_timeout: float) -> list[RankPast]:
     from pdctl.client import Client
     from pdctl.probes.rooms.collect import collect
 
-    if source is not None:
+    if through == "recordings":
         return collect(found, None)
     with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
-        return collect(found, client)
+        return collect(found, client, files=through != "sockets")
 
 
 def _document(asked: str, found: Found, pasts: list[RankPast]) -> StoryDocument:

@@ -7,14 +7,17 @@ from pdctl.discovery import Found
 from pdctl.probes.rooms.model import RankPast
 
 
-def collect(found: Found, client: Client | None) -> list[RankPast]:
-    """Return the past of every rank, in ``found``'s order. client: None where only files are to be read."""
+def collect(found: Found, client: Client | None, *, files: bool = True) -> list[RankPast]:
+    """Return the past of every rank, in ``found``'s order.
+
+    client: None where only files are to be read. files: False to read through sockets only.
+    """
     pasts = []
     for rank in found.ranks:
         if rank.recording is None and not (client is not None and rank.live and rank.recording_size):
             pasts.append(RankPast(rank.identity, rank.state, None, rank.recording_off or rank.endpoint_off))
             continue
-        answer = recording_file(rank) if client is None else client.recording(rank)
+        answer = recording_file(rank) if client is None else client.recording(rank, through_socket=not files)
         pasts.append(RankPast(rank.identity, rank.state, answer.body, "" if answer.body else answer.reason))
     return pasts
 

@@ -165,9 +165,11 @@ class _Picture:
             *said[: 5 if more else 6],
             *more,
         ]
-        axis.set_xlabel("\n".join(textwrap.shorten(line, 170, placeholder=" …") for line in lines), loc="left")
+        axis.set_xlabel(
+            "\n".join(textwrap.shorten(line, 170, placeholder=" …") for line in lines), loc="left", parse_math=False
+        )
         rid = f"   rid {', '.join(story.rids)}" if story.rids else ""
-        axis.set_title(f"room {story.room}{rid}", loc="left", fontweight="bold")
+        axis.set_title(f"room {story.room}{rid}", loc="left", fontweight="bold", parse_math=False)
         axis.grid(axis="x", color="#e5e5e5", zorder=0)
         axis.tick_params(axis="y", length=0)
         for side in ("top", "right", "left"):
