@@ -55,7 +55,7 @@ def test_a_room_from_arrival_to_commit(labs: Labs) -> None:
     """dp 2 with balancing by load, so that the room is registered, asked for and answered too."""
     lab = labs.up("--prefill", "tp=1,dp=2", "--load-balance", "total_requests")
     assert lab.load(requests=6, concurrency=3).completed == 6
-    lab.inject_late_metadata("--hits", "1", delay="1s")
+    lab.inject_late_metadata("--hits", "1", "--rank-timeout", "30s", "--timeout", "60s", delay="1s")
     assert lab.load(requests=4, concurrency=2).completed == 4
     fired = [e for dp in (0, 1) for e in lab.events(f"prefill dp{dp} pp0 tp0", EventKind.FAULT_FIRED)]
     room = fired[0].room
@@ -130,7 +130,7 @@ def test_a_hung_room_with_a_killed_rank_and_with_half_of_the_files(labs: Labs, t
     lab = labs.up("--without", "gate")
     assert lab.load(requests=2, concurrency=1).completed == 2
     before = served(lab)
-    lab.inject_late_metadata(delay="1s")
+    lab.inject_late_metadata("--rank-timeout", "30s", "--timeout", "60s", delay="1s")
     threading.Thread(target=lambda: lab.load(requests=1, seconds=4), daemon=True).start()
     wait_for(lambda: lab.events(TP1, EventKind.LANDED))
     room = lab.events(TP1, EventKind.LANDED)[0].room
