@@ -27,9 +27,11 @@ from pdctl.probes.leaks.judge import judge as judge_leaks
 from pdctl.probes.leaks.model import RankWatch, look
 from pdctl.probes.metadata.judge import judge as judge_metadata
 from pdctl.probes.metadata.model import History, RankRows
+from pdctl.probes.routing.judge import judge as judge_routing
+from pdctl.probes.routing.model import Look, RankView, ServerView
 from pdctl.probes.stuck.judge import judge as judge_stuck
 from pdctl.probes.stuck.model import RankLooks
-from pdctl.rooms import Cover, RoomEntry, Rooms, Space
+from pdctl.rooms import Cover, RoomEntry, Rooms, Settings, Space
 
 BASE = Identity(
     engine="bench", engine_version="0", pdctl_version="0", role="decode", host="h", pid=1, proc_start=1,
@@ -122,6 +124,18 @@ def rows_and_leaks(options: argparse.Namespace, looks: list[RankLooks]) -> None:
     report("leaks", options, condense_ms, judge_ms, rss_mib() - before, len(leaks.ranks), leaks.findings)
 
 
+def routes(options: argparse.Namespace, decode_ms: float, looks: list[RankLooks]) -> None:
+    """Print the line of ``routing``: the same answers, and a bootstrap server that was asked for every room."""
+    before = rss_mib()
+    settings = Settings({"dp_size": "1", "load_balance_method": "follow_bootstrap_room"}, {})
+    views = [RankView(seen.identity, "live", rooms=seen.first, settings=settings) for seen in looks]
+    rooms = frozenset(entry.room for seen in looks if seen.first is not None for entry in seen.first.rooms)
+    server = ServerView("10.0.0.1:8998", info={"dp_size": "1", "follow_bootstrap_room": "True"}, asked=rooms)
+    whole = Look(tuple(views), {("", server.address): server})
+    judge_ms, document = timed(lambda: judge_routing(whole), options.times)
+    report("routing", options, decode_ms, judge_ms, rss_mib() - before, len(document.rooms), document.findings)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Print the results; exit status 0."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -143,6 +157,7 @@ def main(arguments: list[str] | None = None) -> int:
         looks.append(RankLooks(identity, "live", first=rooms, second=rooms, recorded=True))
     judge_ms, document = timed(lambda: judge_stuck(looks, pause_s=2.0), options.times)
     report("stuck", options, decode_ms, judge_ms, rss_mib() - before, len(document.requests), document.findings)
+    routes(options, decode_ms, looks)
     rows_and_leaks(options, looks)
     return 0
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,20 @@ def registered(pair: Pair, room: int) -> int | None:
 def told(pair: Pair, label: str, room: int) -> list[int]:
     """Return what a decode rank was told of a room's dp rank, in order; -1 for not found."""
     return [event.a for event in pair.recordings()[label].events_of([room], [EventKind.DP_ANSWER])]
+
+
+def beliefs(pair: Pair, room: int) -> tuple[dict[str, Any], list[str]]:
+    """Return what ``verify-routing`` says of a room, and the codes of what it finds."""
+    done = pair.pdctl("verify-routing", str(room), "-o", "json", "--rank-timeout", "20", "--timeout", "60", limit_s=200)
+    assert done.returncode in (0, 1), done.stderr
+    document = json.loads(done.stdout)
+    [row] = document["rooms"]
+    return row, [finding["code"] for finding in document["findings"]]
+
+
+def decode_dps(row: dict[str, Any]) -> dict[str, int | None]:
+    """Return place → prefill dp rank that each decode rank takes the room to be on."""
+    return {place: asker["dp"] for asker in row["decode"] for place in asker["places"]}
 
 
 def warmed(pair: Pair) -> None:
@@ -80,6 +95,9 @@ def hidden_from_one(pair: Pair) -> None:
         prealloc = pair.queued("decode.prealloc")
         assert room in prealloc[TP0] & prealloc[TP1]
         assert pair.pdctl("diff-queues").returncode == 0
+        row, codes = beliefs(pair, room)
+        assert (row["bootstrap"], row["formula"], decode_dps(row)) == (1, None, {"tp0": None, "tp1": 1})
+        assert codes == [], "what only one rank was not told yet is no finding where both have it enqueued"
         assert placed.heal()["fired"] > 0
         assert answer().tokens
 
@@ -94,6 +112,10 @@ def registered_late(pair: Pair) -> None:
         assert registered(pair, room) is None
         pending = pair.queued("decode.pending")
         assert room in pending[TP0] & pending[TP1]
+        row, codes = beliefs(pair, room)
+        assert (row["verdict"], row["bootstrap_note"], codes) == ("UNREGISTERED", "not registered", ["PD122"])
+        assert {holder["dp"] for holder in row["prefill"]} == {0}
+        assert decode_dps(row) == {"tp0": None, "tp1": None}
         [other] = pair.begin(1, prefill_dp=0)
         assert other().tokens
         assert placed.heal()["released"] == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from pdctl.model import EventKind
@@ -145,7 +144,10 @@ class Decoding:
 
 @dataclass(slots=True)
 class RoomFacts:
-    """Everything that was said of one room in one cluster. decoders: every decode rank of the cluster."""
+    """Everything that was said of one room in one cluster. decoders: every decode rank of the cluster.
+
+    size, follows: as :meth:`find_size` finds them.
+    """
 
     cluster: str
     room: int
@@ -155,15 +157,20 @@ class RoomFacts:
     address: str = ""
     events: list[tuple[RankView, Event]] = field(default_factory=list)
     decoders: Sequence[RankView] = ()
-    _size: list[int | None] = field(default_factory=list)
+    size: int | None = None
+    follows: bool | None = None
 
     @property
     def plain(self) -> bool:
         """Whether both sides, and the registration where there is one, name one dp rank for one request."""
-        if self.events or len(self.prefill) != 1 or len(self.decode) != 1 or len(self.decode[0].entries) != 1:
+        if self.events or len(self.prefill) != 1 or not self.decode:
             return False
-        [(ranks, held)], [taken] = self.prefill, self.decode[0].entries
-        return taken.dp == ranks.dp and taken.rid == held.rid and self.registered in (None, taken.dp)
+        ranks, held = self.prefill[0]
+        for decoding in self.decode:
+            taken = decoding.entries[0]
+            if len(decoding.entries) > 1 or taken.dp != ranks.dp or taken.rid != held.rid:
+                return False
+        return self.registered in (None, ranks.dp)
 
     @property
     def forced(self) -> bool:
@@ -198,22 +205,19 @@ class RoomFacts:
                 return server.dp_ranks[self.room]
         return None
 
-    @property
-    def size(self) -> int | None:
-        """The dp size that decode goes by, else as the bootstrap server or prefill has it; None unknown."""
-        if not self._size:  # not found yet; asked for several times a room
-            sizes = (int(facts["dp_size"]) for facts in self._told() if facts.get("dp_size", "").isdecimal())
-            own = (dp_size(ranks.first) for ranks, _ in self.prefill if ranks.first.settings is not None)
-            self._size.append(next(chain(sizes, own), None))
-        return self._size[0]
+    def find_size(self) -> tuple[int | None, bool | None]:
+        """Return the dp size that decode goes by and whether rooms follow it.
 
-    @property
-    def follows(self) -> bool | None:
-        """Whether rooms follow ``room % dp_size``, by the same sources; None unknown."""
-        for facts in self._told():
-            if FOLLOW in facts:
-                return facts[FOLLOW] == "True"
-        return next((balance(ranks.first) == FOLLOW for ranks, _ in self.prefill if balance(ranks.first)), None)
+        Else as the bootstrap server or prefill has them; None unknown.
+        """
+        told = list(self._told())
+        own = [ranks.first for ranks, _ in self.prefill if ranks.first.settings is not None]
+        sizes = [int(facts["dp_size"]) for facts in told if facts.get("dp_size", "").isdecimal()]
+        follow = [facts[FOLLOW] == "True" for facts in told if FOLLOW in facts]
+        return (
+            next(iter([*sizes, *map(dp_size, own)]), None),
+            next(iter([*follow, *(balance(view) == FOLLOW for view in own if balance(view))]), None),
+        )
 
     def _told(self) -> Iterable[Mapping[str, str]]:
         for decoding in self.decode:
@@ -225,8 +229,7 @@ class RoomFacts:
     @property
     def implied(self) -> int | None:
         """``room % dp_size``, None where the size is not known."""
-        size = self.size
-        return None if size is None else self.room % max(1, size)
+        return None if self.size is None else self.room % max(1, self.size)
 
     def event(self, kind: EventKind, ranks: Ranks | None = None) -> tuple[RankView, Event] | None:
         """Return the newest event of a kind, of some ranks or of any."""
@@ -283,10 +286,17 @@ def gather(look: Look) -> list[RoomFacts]:
             facts = found.get((view.identity.cluster, event.room))
             if facts is not None:
                 facts.events.append((view, event))
+    sizes: dict[tuple[object, ...], tuple[int | None, bool | None]] = {}
     for facts in found.values():
         facts.decoders = decoders.get(facts.cluster, ())
         if not facts.servers and (look.instead or not facts.address):
             facts.servers = [s for s in look.servers.values() if facts.room in s.asked or s.silence or s.asked_off]
+        # The same ranks and servers say the same of the size, whatever the room.
+        said = [*(ranks for ranks, _ in facts.prefill), *(d.ranks for d in facts.decode), *facts.servers]
+        key = (facts.address, *map(id, said))
+        if key not in sizes:
+            sizes[key] = facts.find_size()
+        facts.size, facts.follows = sizes[key]
     return list(found.values())
 
 
@@ -314,7 +324,11 @@ def _said(view: RankView) -> tuple[object, ...]:
     if view.rooms is None:
         return (None,)
     entries = view.rooms.rooms
-    columns = ([e.room for e in entries], [e.queue for e in entries], [e.dp for e in entries], [e.rid for e in entries])
+    columns = (
+        [e.room for e in entries],
+        [e.queue for e in entries],
+        [e.dp for e in entries],
+    )  # a group shares requests
     return (view.network, view.rooms.prefills, is_set(view), view.seams, *columns)
 
 

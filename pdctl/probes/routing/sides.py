@@ -61,7 +61,7 @@ def _side(key: Key, views: Sequence[RankView]) -> Side:
         force_query=any(forced(view) for view in answering),
         registers=registers(one) if role == "prefill" else _asks_for(one),
         believes=told,
-        addresses=tuple(sorted({address for view in views for address in addresses(view)})),
+        addresses=tuple(sorted(addresses(one) | set(told))),
     )
 
 
