@@ -97,7 +97,7 @@ def check_any(lab: Lab) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--only", "everything"], "there is no stage 'everything': ranks, queues"),
+        (["--only", "everything"], "there is no stage 'everything': ranks, config, queues, routing"),
         (["--skip", "nothing"], "there is no stage"),
         (["--fail-on", "fatal"], "info, warning, error"),
         (["--suppress", "PD999"], "there is no finding 'PD999'"),
