@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from pdctl.discovery import discover
 from pdctl.model import Status
 from pdctl.probes.queues.collect import collect
 from pdctl.probes.queues.judge import judge
+from tests.engine import stories
 from tests.engine.conftest import engine
 from tests.engine.env import ROOT, EngineEnv, Namespace
 from tests.engine.harness import Pair, wait_for
@@ -248,7 +250,7 @@ def is_c1(seen: dict[str, Any]) -> int:
 
 def gate_holds(pair: Pair, right: list[list[int] | None]) -> None:
     """C1's twin: the same delay, no divergence, the gate is named, and the tokens are right."""
-    with late_metadata(pair, "8s"):
+    with late_metadata(pair, "20s"):
         [held_back] = pair.begin(1, limit_s=120)
 
         def held() -> dict[str, Any] | None:
@@ -259,9 +261,15 @@ def gate_holds(pair: Pair, right: list[list[int] | None]) -> None:
         seen = wait_for("diff-queues sees the gate hold", held, 60, 0.2)
         [group] = [group for group in seen["groups"] if group["verdict"] == "HELD"]
         assert group["queue"] in ("", "decode.transfer")
+        room, copy = pair.rooms[-1], pair.run_dir.parent / "held"
+        shutil.copytree(pair.record_dir, copy)  # as it is now; what takes its time comes later
         # Others pass meanwhile: the gate holds the one request alone.
         assert pair.one_by_one(PROMPTS - 1, first=1) == right[1:]
         assert held_back().tokens == right[0]
+    stories.is_held(stories.story(pair, room, "--from", str(copy)))
+    stories.is_whole(stories.story(pair, room), late=True)
+    stories.is_whole(stories.story(pair, pair.rooms[0], "--from", str(pair.record_dir)), late=False)
+    stories.has_files(pair, room, pair.run_dir.parent)
     status, seen = document(pair)
     assert status == 0, seen["findings"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -280,8 +281,39 @@ def test_a_room_given_to_two_requests_names_both(world: World) -> None:
     served(world, prefill, decode, ROOM, "second")
     told = story(world.pasts(), ROOM)
     assert told.rids == ("first", "second")
-    assert f"room {ROOM} was given to 2 requests: first, second" in told.notes
+    assert f"prefill was given room {ROOM} for 2 requests: first, second" in told.notes
+    assert f"decode was given room {ROOM} for 2 requests: first, second" in told.notes
     assert len([e for e in told.entries if e.kind == "arrival" and e.rank == "decode tp0"]) == 2
+
+
+def test_each_side_may_name_the_request_itself(world: World) -> None:
+    """Without a router's id, each server makes one up."""
+    prefill, decode = pair(world)
+    event = prefill.writer.event
+
+    def renamed(kind: int, *, text: str = "", **what: Any) -> None:
+        event(kind, text="mine" if text == RID else text, **what)
+
+    prefill.writer.event = renamed  # type: ignore[method-assign]
+    served(world, prefill, decode, ROOM, RID)
+    told = story(world.pasts(), ROOM)
+    assert set(told.rids) == {"mine", RID}
+    assert told.notes == ()
+
+
+def test_addresses_that_come_before_the_request_still_bind_the_clocks(world: World) -> None:
+    """Decode was first: prefill's state is made WaitingForInput, and Bootstrapping never shows."""
+    prefill, decode = pair(world)
+    event = prefill.writer.event
+
+    def late(kind: int, **what: Any) -> None:
+        if (kind, what.get("a")) != (EventKind.STATE, 1):
+            event(kind, **what)
+
+    prefill.writer.event = late  # type: ignore[method-assign]
+    served(world, prefill, decode, ROOM, RID)
+    sure = [line.uncertainty_s for line in story(world.pasts(), ROOM).ranks]
+    assert all(within is not None and within < 0.05 for within in sure)
 
 
 def test_aborts_by_request_id(world: World) -> None:

@@ -59,7 +59,7 @@ def story(pasts: Sequence[RankPast], room: int) -> RoomStory:
         stays=tuple(_stays(own, start)),
         ranks=tuple(_rank(name, past, told, end - start) for name, past in zip(names, pasts, strict=True)),
         gaps=tuple(_gaps(names, pasts, told, start, wall)),
-        notes=(*remarks, *_notes(room, tuple(rids), told)),
+        notes=(*remarks, *_notes(room, told)),
     )
 
 
@@ -137,10 +137,16 @@ def _clock(wall_ns: int) -> str:
     return _iso(wall_ns)[11:23]
 
 
-def _notes(room: int, rids: tuple[str, ...], told: Sequence[_Told]) -> list[str]:
+def _notes(room: int, told: Sequence[_Told]) -> list[str]:
     notes = []
-    if len(rids) > 1:
-        notes.append(f"room {room} was given to {len(rids)} requests: {', '.join(rids)}")
+    # The two sides may each have a name of their own for one request; the ranks of one server have the same.
+    rids: dict[tuple[str, str, str], dict[str, None]] = {}
+    for t in told:
+        i = t.past.identity
+        rids.setdefault((i.role, i.cluster, i.service), {}).update(dict.fromkeys(rids_of(t.recording, room)))
+    for (role, _, _), given in rids.items():
+        if len(given) > 1:
+            notes.append(f"{role} was given room {room} for {len(given)} requests: {', '.join(given)}")
     if told and not any(t.story.moments and t.past.identity.role == "decode" for t in told):
         notes.append("no decode rank's recording knows the room")
     if told and not any(t.story.moments and t.past.identity.role == "prefill" for t in told):

@@ -3,8 +3,8 @@
 Rounds first: nobody leaves the reduction of a round before all have entered it. Between prefill and decode there are no
 rounds; there the engine's messages bind, each only in the direction in which it can't be otherwise:
 
-- a decode rank has enqueued and resolved a room before it sends its addresses, and prefill's state turns to
-  WaitingForInput only when they are there;
+- a decode rank has enqueued and resolved a room before it sends its addresses, and the state of a prefill rank that
+  sends to it turns to WaitingForInput only when they are there (that of one without a part in it may be made so);
 - prefill tells a decode rank Success after it has written the metadata, so META_SENT comes before that rank's Success;
 - prefill's sender is made (state Bootstrapping) before it registers its dp rank, which is before anybody is told of it.
 
@@ -243,7 +243,7 @@ def _steps(events: Sequence[Event], role: str) -> dict[int, _Seen]:
                 if s.sender_ns is not None:
                     twice.add(e.room)  # a room used again: which message belongs to which can't be told
                 s.sender_ns = e.mono_ns
-            elif e.a == KVPoll.WAITING_FOR_INPUT and role == "prefill" and s.sender_ns is not None:
+            elif e.a == KVPoll.WAITING_FOR_INPUT and role == "prefill":
                 s.addresses_ns = s.addresses_ns or e.mono_ns
             elif e.a == KVPoll.WAITING_FOR_INPUT and role == "decode":
                 s.resolved_ns = max(s.resolved_ns or 0, e.mono_ns)
