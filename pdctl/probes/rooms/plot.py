@@ -187,6 +187,9 @@ class _Picture:
         at: list[float] = []
         for since, until in self._places.busy:
             share = (self._x(until) - self._x(since)) / width if width else 1.0
+            if share < 0.08:  # no room for two labels
+                at.append(round(since * self._scale, 3))
+                continue
             found = MaxNLocator(max(1, round(9 * share))).tick_values(since * self._scale, until * self._scale)
             at += [t for t in found if since * self._scale - 1e-9 <= t <= until * self._scale + 1e-9]
         self._axis.set_xticks([self._x(t / self._scale) for t in at], [f"{t:,.6g}" for t in at])
