@@ -122,8 +122,12 @@ def test_a_room_never_seen_is_foreign_only_where_the_recording_reaches_back() ->
     assert not cut.findings
     assert cut.slots[0].verdict == "another room"
     other = rank(body(), history=History(whole=True, rooms={99}), dp=1, service="other")
-    document = look(rank(owned, history=History(whole=False)), other)
-    assert document.slots[0].text == "room 99 is known to decode dp1 pp0 tp0, not here"
+    document = look(rank(owned), other)
+    assert document.slots[0].text == "room 99 was never on this rank; decode dp1 pp0 tp0 knows it"
+    # Known here, but not how it ended, since the recording begins later: no collision either.
+    begun_later = History(whole=False, rooms={99, 70})
+    assert not look(rank(owned, history=begun_later)).findings
+    assert codes(look(rank(owned, history=History(whole=True, rooms={99, 70})))) == ["PD132"]
 
 
 def test_what_a_second_look_does_not_confirm_is_no_finding() -> None:

@@ -238,15 +238,13 @@ def _whose(view: RankRows, slot: int, room: int, views: Sequence[RankRows], now_
         return Whose("collision", f"room {room} is in {live.where} with slot {live.slot}")
     if any(h.room == room for h in holders) or room in past.ended:
         return Whose("stale owner", f"room {room} was here" + (f" and ended{ago}" if ago else ", its transfer is over"))
-    elsewhere = [v.identity.label for v in views if v is not view and _same(v, view) and _knows(v, room)]
+    if not past.whole:  # it may have owned this slot before the recording begins
+        return Whose("another room", f"room {room}: the recording does not reach back to tell whose")
     if room in past.rooms:
         return Whose("collision", f"room {room} is known here, and never owned this slot")
-    if elsewhere and any(label.startswith("decode") for label in elsewhere):
-        return Whose("foreign room", f"room {room} is known to {' and '.join(elsewhere[:3])}, not here")
-    if past.whole:
-        known = f"; {' and '.join(elsewhere[:3])} know it" if elsewhere else ""
-        return Whose("foreign room", f"room {room} was never on this rank{known}")
-    return Whose("another room", f"room {room}: the recording does not reach back to tell whose")
+    elsewhere = [v.identity.label for v in views if v is not view and _same(v, view) and _knows(v, room)]
+    known = f"; {' and '.join(elsewhere[:3])} {'knows' if len(elsewhere) == 1 else 'know'} it" if elsewhere else ""
+    return Whose("foreign room", f"room {room} was never on this rank{known}")
 
 
 def _same(one: RankRows, other: RankRows) -> bool:
