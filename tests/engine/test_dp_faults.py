@@ -141,7 +141,7 @@ def of_another(pair: Pair) -> None:
     """One rank reads the room of an earlier request, and aborts what the other commits."""
     before = pair.rooms[0]
     with fault(pair, "--stale-metadata", str(before), "--hits", "1"):
-        pair.begin(1, limit_s=60)
+        pair.begin(1, limit_s=60, prefill_dp=0)  # one room at a time: it is placed on one dp rank
         room = pair.rooms[-1]
         wait_for("diff-queues sees it", lambda: pair.pdctl("diff-queues").returncode == 1, 120, 1)
         stream = pair.recordings()[TP1].stream("decode.transfer")
