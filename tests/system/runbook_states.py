@@ -74,9 +74,11 @@ def orphan() -> Iterator[tuple[Labs, Words]]:
         lab.load(requests=1, room=4003, to="prefill", abort_after_s=0.5, seconds=10)
         first, second = "prefill dp0 pp0 tp0", "prefill dp0 pp1 tp0"
         wait_for(
-            lambda: (queues := lab.queues())
-            and queues[second]["prefill.bootstrap"] == [4003]
-            and not queues[first]["prefill.bootstrap"]
+            lambda: (
+                (queues := lab.queues())
+                and queues[second]["prefill.bootstrap"] == [4003]
+                and not queues[first]["prefill.bootstrap"]
+            )
         )
         yield labs, {"ROOM": "4003"}
 

@@ -1,7 +1,8 @@
 """Every command of every runbook, run in the state that the runbook is about; its output is what the runbook shows.
 
-A block ```` ```console exit=1 ```` holds one command after ``$`` and what it prints, on a terminal of 100 columns. ``…`` stands for any text;
-what the runbook shows must come in this order, other lines may come between. ROOM and the like are the state's.
+A block ```` ```console exit=1 ```` holds one command after ``$`` and what it prints, on a terminal of 100 columns. ``…``
+stands for any text; what the runbook shows must come in this order, other lines may come between. ROOM and the like are
+the state's.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(900, method="signal")]  # 
 
 RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
 _BLOCK = re.compile(r"^```console(?: exit=(\d+))?\n\$ (.+?)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-_PATIENT = {"ranks", "diff-queues", "stuck", "check", "stacks", "dump", "verify-routing"}
+_PATIENT = {"ranks", "diff-queues", "stuck", "check", "stacks", "dump", "verify-routing", "story"}
 """Commands that take --rank-timeout: the machine may be busy, and nothing here is about how long they wait."""
 
 
@@ -73,7 +74,7 @@ def missing(shown: tuple[str, ...], printed: str, words: dict[str, str]) -> str:
     """Return the first line of ``shown`` that is not in ``printed`` after those before it, "" when all are."""
     lines = iter(" ".join(line.split()) for line in printed.splitlines())
     for line in shown:
-        parts = " ".join(filled(line, words).split()).split("…")
+        parts = [part.strip() for part in " ".join(filled(line, words).split()).split("…")]
         pattern = re.compile(".*".join(map(re.escape, parts)))
         if not any(pattern.fullmatch(candidate) for candidate in lines):
             return line
@@ -117,7 +118,9 @@ def test_what_a_runbook_shows_is_looked_for(shown: tuple[str, ...], gone: str) -
     assert missing(shown, "room  7  waits 14.2 s\nbetween\n  second line\n", {"ROOM": "7"}) == gone
 
 
-if __name__ == "__main__":  # python -m tests.system.test_runbooks NAME: what the commands print, to write the runbook from
+if (
+    __name__ == "__main__"
+):  # python -m tests.system.test_runbooks NAME: what the commands print, to write the runbook from
     with STATES[sys.argv[1]]() as (labs, words):
         for step in steps(RUNBOOKS / f"{sys.argv[1]}.md"):
             done = run(labs, filled(step.command, words))

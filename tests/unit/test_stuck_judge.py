@@ -195,6 +195,17 @@ def test_order(by: str, rooms: list[int]) -> None:
     assert [request.room for request in result(decode, by=by).requests] == rooms
 
 
+def test_what_one_rank_runs_and_another_waits_for() -> None:
+    runs = look("decode", entry("running", slot=-1, age_s=90.0))
+    document = result(look("prefill"), runs, look("decode", entry("decode.transfer"), tp=1))
+    [request] = document.requests
+    assert request.queue == "decode.transfer"
+    assert [(place.ranks, place.queue) for place in request.ranks] == [
+        (("tp0",), "running"),
+        (("tp1",), "decode.transfer"),
+    ]
+
+
 def test_ranks_of_one_group_in_different_states() -> None:
     one = look("decode", entry("decode.transfer", state=KVPoll.SUCCESS))
     two = look("decode", entry("decode.transfer", age_s=59.0), tp=1)

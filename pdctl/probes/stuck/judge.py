@@ -62,9 +62,10 @@ def _waiting(side: Side, other: Sequence[Side], pause_s: float, full: SideSpace 
     covers = _Covers(answer.covers)
     found = []
     for (room, rid), seen in side.requests.items():
-        entry = seen[0].entry if len(seen) == 1 else max(seen, key=lambda each: each.entry.age_s).entry
-        if entry.queue not in QUEUE_ORDER:
+        waiting = [each.entry for each in seen if each.entry.queue in QUEUE_ORDER]
+        if not waiting:
             continue
+        entry = max(waiting, key=lambda each: each.age_s)
         cover, left_s, note = covers.of(entry)
         peer, ended = peer_words(room, side, other)
         found.append(
