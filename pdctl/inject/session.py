@@ -92,6 +92,8 @@ class Session:
         self.args = args
         self._last: dict[int, FaultStatus] = {}
         self._heard: dict[int, float] = {}
+        self.lost: tuple[str, ...] = ()
+        """Ranks that have answered no beat for as long as the lease, so that it has run out there; as of the last beat."""
 
     def place(self, *, detach: bool = False) -> None:
         """Place the fault on every rank, or on none; ``detach``: without a lease, once it is everywhere.
@@ -124,24 +126,21 @@ class Session:
         return self._note(self._beats.ask(self.ranks, "renew", RenewBody, args))
 
     def _note(self, answers: Sequence[Answer[RenewBody]]) -> Counts:
-        silent = []
+        silent, lost = [], []
         now = time.monotonic()
         for index, answer in enumerate(answers):
             if answer.body is not None or index not in self._heard:
                 self._heard[index] = now
             if answer.body is None:
                 silent.append(f"{answer.rank.identity.selector}: {answer.reason}")
+                if now - self._heard[index] >= self.args.lease_s:
+                    lost.append(answer.rank.identity.selector)
             elif answer.body.fault is not None:
                 self._last[index] = answer.body.fault
             elif index in self._last:  # a rank that has forgotten it: restarted tables hold nothing
                 self._last[index] = msgspec.structs.replace(self._last[index], pending=0, ended="not known there")
+        self.lost = tuple(lost)
         return count(list(self._last.values()), silent)
-
-    @property
-    def lost(self) -> tuple[str, ...]:
-        """Ranks that have answered no beat for as long as the lease, so that it has run out there."""
-        late = time.monotonic() - self.args.lease_s
-        return tuple(self.ranks[index].identity.selector for index, heard in self._heard.items() if heard <= late)
 
     @property
     def last_rooms(self) -> tuple[int, ...]:

@@ -130,8 +130,7 @@ def test_a_detached_fault_ends_in_time_without_the_agents_thread(cluster):
     assert cluster.run(*INJECT, "8s", "--for", "8s", "--detach").returncode == 0
     until(lambda: held(cluster), "a hit")
     end_thread(prefill, "pdctl-agent")
-    until(lambda: "ended" in cluster.run("faults").stderr.partition("placed")[2], "the end of its time")
-    assert "(time is up), nothing held any more" in cluster.run("faults").stderr
+    until(lambda: "(time is up), nothing held any more" in cluster.run("faults").stderr, "the end of its time")
     every_row_once(cluster)
 
 
@@ -252,7 +251,9 @@ class At:
 
     def _fire(self) -> subprocess.Popen[str]:
         command = self._start()
-        until(lambda: held(self.cluster), "a hit")
+        assert command.stderr is not None
+        while "fired 1" not in (line := command.stderr.readline()):  # the command itself has seen the hit
+            assert line, "the command has ended"
         return command
 
     def _heal(self) -> subprocess.Popen[str]:
