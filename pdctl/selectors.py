@@ -44,6 +44,8 @@ def parse(text: str) -> Selector:
         if problem:
             raise ValueError(f"rank pattern {text!r}: {problem}; write it like decode:dp0:pp0:tp1 or decode:tp*")
         if name == "role":
+            if role and glob == "*":
+                continue  # prefill:* is every prefill rank, however it is written
             if role:
                 raise ValueError(f"rank pattern {text!r} names two roles, {role} and {glob}")
             role = glob

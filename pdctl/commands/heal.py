@@ -59,7 +59,8 @@ def command(
 ) -> int:
     """End one fault, or all of them, and make sure. It needs no scheduler thread and can be repeated.
 
-    Exit code 0: nothing is left. 6: a rank that may hold a fault did not answer, or still writes what it held.
+    Exit code 0: nothing is left. 3: no rank knows the fault named, and another is in place. 6: a rank that may hold a
+    fault did not answer, or still writes what it held.
     """
     if bool(fault) == every:
         raise typer.BadParameter("name one fault, or --all")
@@ -86,19 +87,19 @@ def command(
         for result in results
     ]
     code = healing.exit_code(results)
-    audit.write("heal", fault=fault or "all", ranks=msgspec.to_builtins(ranks), clean=code is Exit.CLEAN)
+    audit.write("heal", fault=fault or "all", ranks=msgspec.to_builtins(ranks), clean=code is not Exit.FAULT_ACTIVE)
 
     def draw(console: Console) -> None:
         ended = {name: whose for result in results for name, whose in result.ended.items()}
         asked = sum(result.rank.live for result in results)
         if ended:
             console.print(f"ended: {', '.join(whose(name, ended[name]) for name in sorted(ended))}")
-        elif code is Exit.CLEAN:
+        elif code in (Exit.CLEAN, Exit.PARTIAL):
             console.print(f"no {f'fault {fault}' if fault else 'fault'} is in place on the {asked} live ranks found")
 
     for line in healing.lines(results):
         out.error(line)
-    document = HealedDocument(clean=code is Exit.CLEAN, ranks=ranks)
+    document = HealedDocument(clean=code is not Exit.FAULT_ACTIVE, ranks=ranks)
     out.document(document, ranks, draw, lost=Exit.PARTIAL if code is Exit.CLEAN else code)
     others = {status.id: status.owner for result in results for status in result.others}
     if others:

@@ -30,7 +30,7 @@ class Healed:
 
     ended: the faults this call ended, each with its owner ("" where the rank's agent is of an older pdctl). left: what is
     still there. others: faults in place that were not meant. unsure: why nobody can know, "" where the rank told.
-    gone: its process has ended, and what it held with it.
+    gone: its process has ended, and what it held with it. knew: it has, or had, the fault that was named.
     """
 
     rank: FoundRank
@@ -39,6 +39,7 @@ class Healed:
     others: tuple[FaultStatus, ...] = ()
     unsure: str = ""
     gone: bool = False
+    knew: bool = False
 
     @property
     def clean(self) -> bool:
@@ -61,6 +62,7 @@ def heal(client: Client, ranks: Sequence[FoundRank], fault_id: str = "", why: st
             owners = (*answer.body.owners, *[""] * len(answer.body.ended))
             result.ended.update(zip(answer.body.ended, owners, strict=False))
             result.left = answer.body.left
+            result.knew = bool(answer.body.ended)
     _verify(client, results, fault_id)
     return results
 
@@ -76,6 +78,7 @@ def _verify(client: Client, results: list[Healed], fault_id: str) -> None:
                 result.left = () if not result.unsure else result.left
             else:
                 result.left = tuple(fault for fault in answer.body.left if fault_id in ("", fault.id))
+                result.knew |= any(fault.id == fault_id for fault in (*answer.body.left, *answer.body.past))
                 result.others = tuple(fault for fault in answer.body.left if fault_id not in ("", fault.id))
         asked = [result for result in asked if result.left and not result.unsure]
         if not asked or not client.deadline.left(1.0):
@@ -115,8 +118,14 @@ def _gone(answer: Answer[HealBody] | Answer[FaultsBody]) -> bool:
 
 
 def exit_code(results: Sequence[Healed]) -> Exit:
-    """Return what a command that healed exits with: FAULT_ACTIVE where anything may remain."""
-    return Exit.CLEAN if all(result.clean for result in results) else Exit.FAULT_ACTIVE
+    """Return what a command that healed exits with: FAULT_ACTIVE where anything may remain.
+
+    PARTIAL where the fault that was named is known nowhere and another is in place: a mistyped name, most likely.
+    """
+    if not all(result.clean for result in results):
+        return Exit.FAULT_ACTIVE
+    mistyped = any(result.others for result in results) and not any(result.knew for result in results)
+    return Exit.PARTIAL if mistyped else Exit.CLEAN
 
 
 def lines(results: Sequence[Healed]) -> list[str]:

@@ -6,6 +6,7 @@ last full list before it; where that or anything between is gone, the round is k
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ from pdctl.recording.source import FileSource, Source
 from pdctl.recording.streams import ROUND, Item, Run, Stream
 
 _STATES = {f.STATE_WRITING: "writing", f.STATE_CLOSED: "closed", f.STATE_STOPPED: "stopped"}
+_AGAIN_S = (0.002, 0.02, 0.1)
+"""Pauses before a live file's torn records are looked at again."""
 _KINDS = {int(kind) for kind in EventKind}
 _EVENT_KEYS = np.dtype(
     {
@@ -200,6 +203,11 @@ def _read(source: Source, name: str) -> Recording:
     visits = _visits(head)
     live = _live(head, source.read(f.LIVE_OFFSET, f.RINGS_OFFSET - f.LIVE_OFFSET))
     closed, torn = _closed(source.read(rounds_off, rounds_cap * f.ROUND_SIZE), rounds_cap)
+    for pause_s in _AGAIN_S if state == f.STATE_WRITING and isinstance(source, FileSource) else ():
+        if not torn:
+            break
+        time.sleep(pause_s)  # one is being written, and its writer may have lost the processor in the middle
+        closed, torn = _closed(source.read(rounds_off, rounds_cap * f.ROUND_SIZE), rounds_cap)
     if torn:
         problems.append(f"{torn} round record(s) torn and left out")
     if not ticks and visits:  # an engine whose loop has no seam of its own

@@ -29,7 +29,7 @@ def test_nothing_outlives_a_killed_command(tmp_path):
         life = time.monotonic() - began  # start-up, placing, a second of beats, healing
         placed = 0
         for number in range(KILLS):
-            command = cluster.start(*INJECT, "200ms", "--for", "1s" if number % 3 else "10m")
+            command = cluster.start(*INJECT, "200ms", "--for", "1s" if number % 2 else "10m")
             time.sleep(dice.uniform(0.2, 1.1) * life)
             if not number % 3:  # killed while it heals after Ctrl-C
                 command.send_signal(signal.SIGINT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 from pathlib import Path
@@ -359,6 +360,26 @@ def test_events_of_some_rooms_are_the_same_as_among_all(tmp_path: Path) -> None:
     )
     data[data.index(body[:16]) + 40] ^= 1  # torn
     assert parse(bytes(data)).events_of(rooms, asked) == expected[:-1]
+
+
+def test_a_round_that_is_being_written_is_looked_at_again(tmp_path: Path) -> None:
+    data, _ = _sample()
+    whole = bytearray(data)
+    seqs = [
+        at
+        for at in range(f.RINGS_OFFSET, len(whole), f.ROUND_SIZE)
+        if any(whole[at : at + 8]) and at < f.layout(len(whole))[2]
+    ]
+    path = tmp_path / "r"
+    half = bytearray(whole)
+    half[seqs[1] + 40] ^= 0xFF
+    path.write_bytes(half)
+    writer = threading.Timer(0.03, lambda: path.open("r+b").write(whole))
+    writer.start()
+    assert read(path).problems == []
+    writer.join()
+    path.write_bytes(half)
+    assert read(path).problems == ["1 round record(s) torn and left out"], "a writer that never goes on"
 
 
 def test_foreign_short_and_future_files_say_what_they_are(tmp_path: Path) -> None:

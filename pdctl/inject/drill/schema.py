@@ -5,9 +5,11 @@ Times are texts as ``5s`` (:mod:`pdctl.durations`), since that is how people wri
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+
+MAX_SEED = (1 << 31) - 1
 
 
 class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -112,7 +114,7 @@ class Drill(_Strict, frozen=True, kw_only=True, rename={"for_": "for"}):
     name: str
     about: str
     reference: str = ""
-    seed: int = 1
+    seed: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEED)] = 1
     fault: FaultSpec | None = None
     load: str | LoadSpec = "lab"
     for_: str = "20s"
