@@ -6,9 +6,11 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
+from pdctl.probes.routing import GRACE_S
 from tests.system.labs import Lab, Labs, wait_for
 
 Words = dict[str, str]
@@ -25,7 +27,7 @@ def _sending(lab: Lab, **how: object) -> Iterator[threading.Thread]:
 def _diverged(labs: Labs, lab: Lab) -> str:
     """Hang decode by late metadata, without the gate; returns the room."""
     lab.inject_late_metadata(delay="2s")
-    with _sending(lab, requests=4, seconds=600):
+    with _sending(lab, requests=1, seconds=600):  # several may die in Gloo instead of hanging
 
         def rooms() -> list[int]:
             done = labs.cli("diff-queues", "-o", "json", "--rank-timeout", "30s", "--timeout", "30s", code=None)
@@ -90,6 +92,7 @@ def misrouted() -> Iterator[tuple[Labs, Words]]:
         lab = labs.up("--prefill", "dp=2", "--without", "dp-registration")
         with _sending(lab, requests=1, room=7, prefill_dp=0, seconds=600):
             wait_for(lambda: lab.queues()["prefill dp0 pp0 tp0"]["prefill.bootstrap"] == [7])
+            time.sleep(2 * GRACE_S)  # a difference that is younger may be skew
             yield labs, {"ROOM": "7"}
 
 

@@ -206,6 +206,15 @@ def test_what_one_rank_runs_and_another_waits_for() -> None:
     ]
 
 
+def test_what_one_rank_runs_and_another_has_heard_of() -> None:
+    prefill = replace(look("prefill"), last={7: Last("Success", 50.0, True)})
+    runs = look("decode", entry("running", slot=-1, age_s=90.0, state=UNKNOWN))
+    waits = look("decode", entry("decode.transfer", state=KVPoll.SUCCESS, clock_s=-1.0), tp=1)
+    [found] = result(prefill, runs, waits).findings
+    assert found.code == "PD141"
+    assert "waits for its metadata" in found.summary
+
+
 def test_ranks_of_one_group_in_different_states() -> None:
     one = look("decode", entry("decode.transfer", state=KVPoll.SUCCESS))
     two = look("decode", entry("decode.transfer", age_s=59.0), tp=1)

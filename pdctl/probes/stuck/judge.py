@@ -185,7 +185,7 @@ def _findings(
 def _code(request: Waiting, peers: dict[tuple[str, str], list[Side]], pause_s: float, stuck_s: float) -> str:
     if request.progress in ("new", "moving", "unknown"):
         return ""
-    heard = all(place.state in _HEARD for place in request.ranks)
+    heard = all(place.state in _HEARD for place in request.ranks if place.queue in QUEUE_ORDER)
     ended_s = request.peer_ended_s
     if ended_s is not None and ended_s >= max(UNHEARD_S, pause_s) and not heard:
         return "PD142"
@@ -211,7 +211,7 @@ def _being_computed(request: Waiting) -> bool:
 
 
 def _end(request: Waiting) -> str:
-    if all(place.state == poll_name(KVPoll.SUCCESS) for place in request.ranks):
+    if all(place.state == poll_name(KVPoll.SUCCESS) for place in request.ranks if place.queue in QUEUE_ORDER):
         return "Its transfer is complete here: it waits for its metadata, and no time-out covers that."
     if request.left_s is not None:
         return f"{request.cover} ends it in {seconds(max(0.0, request.left_s))}."
