@@ -75,6 +75,11 @@ class Kind:
         return SEAM_PREFIX + self.name
 
     @property
+    def role(self) -> str:
+        """Role of the ranks that ``--rank`` means, "any" for both."""
+        return "decode" if self.aim is Aim.AIMED_AT else self.carrier
+
+    @property
     def to_the_end(self) -> bool:
         """Whether what it holds is held until the fault ends, since it has no time of its own."""
         return self.parameter is not Parameter.DURATION

@@ -137,7 +137,7 @@ def name(identity: Identity, among: Sequence[Known]) -> str:
 
 
 def _targets(ranks: Sequence[Known], wish: Wish, kind: Kind) -> list[Known]:
-    role = "decode" if kind.aim is Aim.AIMED_AT else kind.carrier
+    role = kind.role
     there = [rank for rank in ranks if rank.state != "dead" and role in ("any", rank.identity.role)]
     role = "" if role == "any" else f"{role} "
     found: list[Known] = []

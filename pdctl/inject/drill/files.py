@@ -238,9 +238,12 @@ def _fault_problems(fault: FaultSpec, lives: str) -> Iterator[_Problem]:
         yield ("fault", "rank"), "name at least one rank"
     for index, pattern in enumerate(fault.rank):
         try:
-            selectors.parse(pattern)
+            role = selectors.parse(pattern).role
         except ValueError as error:
             yield ("fault", "rank", index), str(error)
+        else:
+            if role in selectors.ROLES and kind.role not in ("any", role):
+                yield ("fault", "rank", index), f"{pattern} means {role} ranks, and {kind.name} {kind.role} ranks"
     if not 0 < fault.share <= 1:
         yield ("fault", "share"), "a part of the rooms: over 0, at most 1"
     if not 0 <= fault.room < 1 << 64:
