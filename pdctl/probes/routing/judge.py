@@ -74,16 +74,12 @@ def judge(look: Look, before: Look | None = None, *, grace_s: float = GRACE_S) -
 
 
 def pause_s(look: Look, grace_s: float) -> float | None:
-    """Return how long to wait before a second look can settle what this one leaves open, None where nothing is.
-
-    Differences of known age that are younger than the grace wait for the next run, unless their room was asked for.
-    """
+    """Return how long to wait before a second look can settle what this one leaves open, None where nothing is."""
     suspects = [s for s in _suspects(look, gather(look)) if s.age_s != float("inf")]
     if not suspects:
         return None
-    if any(s.age_s is None or (s.age_s < grace_s and set(s.rooms) & set(look.named)) for s in suspects):
-        return grace_s
-    return min(0.5, grace_s) if any(s.age_s is not None and s.age_s >= grace_s for s in suspects) else None
+    young = any(s.age_s is None or s.age_s < grace_s for s in suspects)
+    return grace_s if young else min(0.5, grace_s)
 
 
 def _suspects(look: Look, rooms: Sequence[RoomFacts]) -> list[Suspect]:
