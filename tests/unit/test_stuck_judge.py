@@ -225,3 +225,13 @@ def test_ranks_of_one_group_in_different_states() -> None:
         (("tp1",), "WaitingForInput"),
     ]
     assert [found.code for found in document.findings] == ["PD142"]
+
+
+def test_a_group_is_where_its_least_advanced_rank_is() -> None:
+    heard = look("decode", entry("decode.transfer", state=KVPoll.SUCCESS, clock_s=-1.0))
+    waits = look("decode", entry("decode.transfer", age_s=59.0, clock_s=59.0), tp=1)
+    document = result(replace(look("prefill"), last={7: Last("Success", 4.0, True)}), heard, waits, stuck_s=2.0)
+    [request] = document.requests
+    assert (request.state, request.age_s) == ("WaitingForInput", 60.0)
+    assert (request.cover, request.left_s) == (WAITING, 241.0)
+    assert document.findings == ()  # the other rank's message may still be on its way

@@ -65,7 +65,7 @@ def _waiting(side: Side, other: Sequence[Side], pause_s: float, full: SideSpace 
         waiting = [each.entry for each in seen if each.entry.queue in QUEUE_ORDER]
         if not waiting:
             continue
-        entry = max(waiting, key=lambda each: each.age_s)
+        entry = min(waiting, key=_least)
         cover, left_s, note = covers.of(entry)
         peer, ended = peer_words(room, side, other)
         found.append(
@@ -76,7 +76,7 @@ def _waiting(side: Side, other: Sequence[Side], pause_s: float, full: SideSpace 
                 role=side.role,
                 queue=entry.queue,
                 state=poll_name(entry.state),
-                age_s=entry.age_s,
+                age_s=max(each.age_s for each in waiting),
                 ranks=tuple(_place(each) for each in seen),
                 peer=peer,
                 peer_ended_s=ended,
@@ -90,6 +90,11 @@ def _waiting(side: Side, other: Sequence[Side], pause_s: float, full: SideSpace 
             )
         )
     return found
+
+
+def _least(entry: RoomEntry) -> tuple[int, float]:
+    """Order a group's entries of one request: a group is where its least advanced rank is (MIN), the oldest of those."""
+    return entry.state, -entry.age_s
 
 
 def _place(seen: Seen) -> Place:
