@@ -31,7 +31,7 @@ from pdctl.probes.routing.judge import judge as judge_routing
 from pdctl.probes.routing.model import Look, RankView, ServerView
 from pdctl.probes.stuck.judge import judge as judge_stuck
 from pdctl.probes.stuck.model import RankLooks
-from pdctl.rooms import Cover, RoomEntry, Rooms, Settings, Space
+from pdctl.rooms import Cover, RoomEntry, Rooms, RoomTable, Settings, Space
 
 BASE = Identity(
     engine="bench", engine_version="0", pdctl_version="0", role="decode", host="h", pid=1, proc_start=1,
@@ -48,7 +48,7 @@ def answer(requests: int, *, without: int = -1, queue: str = "decode.transfer") 
         if room != without
     ]
     return msgspec.msgpack.encode(
-        Rooms(1, 1, rooms, COVERS, Space(), {"request_status": [r.room for r in rooms]}, {}, {})
+        Rooms(1, 1, RoomTable.of(rooms), COVERS, Space(), {"request_status": [r.room for r in rooms]}, {}, {})
     )
 
 
@@ -154,7 +154,8 @@ def main(arguments: list[str] | None = None) -> int:
             BASE, role="prefill" if prefill else "decode", service="p" if prefill else "d",
             tp=0 if prefill else rank, tp_size=1 if prefill else options.ranks - 1,
         )  # fmt: skip
-        looks.append(RankLooks(identity, "live", first=rooms, second=rooms, recorded=True))
+        again = msgspec.msgpack.decode(raw[rank], type=Rooms)  # the other look is another answer
+        looks.append(RankLooks(identity, "live", first=again, second=rooms, recorded=True))
     judge_ms, document = timed(lambda: judge_stuck(looks, pause_s=2.0), options.times)
     report("stuck", options, decode_ms, judge_ms, rss_mib() - before, len(document.requests), document.findings)
     routes(options, decode_ms, looks)

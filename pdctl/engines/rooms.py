@@ -13,7 +13,18 @@ from typing import Any
 
 from pdctl.engines.sites import transfer_of
 from pdctl.model import UNKNOWN, KVPoll, QueueEntry
-from pdctl.rooms import MAX_REASON, MAX_TABLE, NO_LIMIT, NOT_KNOWN, PREFILL_FACTS, Cover, RoomEntry, Rooms, Space
+from pdctl.rooms import (
+    MAX_REASON,
+    MAX_TABLE,
+    NO_LIMIT,
+    NOT_KNOWN,
+    PREFILL_FACTS,
+    Cover,
+    RoomEntry,
+    Rooms,
+    RoomTable,
+    Space,
+)
 
 TABLES = (
     "request_status",
@@ -69,7 +80,7 @@ def read(places: Places, queues: dict[str, list[QueueEntry]], missing: dict[str,
     return Rooms(
         mono_ns=time.monotonic_ns(),
         ticks=ticks,
-        rooms=rooms,
+        rooms=RoomTable.of(rooms),
         covers=covers(places),
         space=places.space(),
         tables=_tables(manager),

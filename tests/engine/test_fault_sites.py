@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,6 +72,31 @@ def rooms_are_used_twice(pair: Pair, right: list[int]) -> None:
         assert pair.one_by_one(1) == [right]
 
 
+def stuck_is_told(pair: Pair, room: int, kind: str) -> None:
+    """C9 and C10: what waits for a message says which time-out ends it, what waits for metadata that none does."""
+
+    def look() -> dict[str, Any] | None:
+        done = pair.pdctl("stuck", "-o", "json", "--stuck-after", "2s", "--watch", "1s")
+        document: dict[str, Any] = json.loads(done.stdout)
+        assert done.returncode == (1 if document["findings"] else 0), done.stderr
+        return document if document["findings"] else None
+
+    document = wait_for(f"stuck names what {kind} holds", look, 90)
+    [request] = [each for each in document["requests"] if each["role"] == "decode"]
+    assert (request["room"], request["queue"]) == (room, "decode.transfer")
+    assert f"{PREFILL} had Success" in request["peer"]
+    [found] = document["findings"]
+    assert found["rooms"] == [room]
+    if kind == "--drop-status":
+        assert found["code"] == "PD142"
+        assert request["cover"] == "SGLANG_DISAGGREGATION_WAITING_TIMEOUT"
+        assert 0 < request["left_s"] < request["limit_s"] == 300.0
+    else:
+        assert found["code"] == "PD141"
+        assert (request["cover"], request["left_s"]) == ("nothing", None)
+        assert "metadata slots are held this way" in " ".join(found["evidence"])
+
+
 @pytest.mark.parametrize("version", ["0.5.13.post1", "0.5.23"])
 def test_faults_fire_and_heal(version: str, site: Path, namespace: Namespace, tmp_path: Path) -> None:
     with Pair.start(engine(version, site), namespace, tmp_path, environ=OFTEN) as pair:
@@ -92,11 +118,14 @@ def test_faults_fire_and_heal(version: str, site: Path, namespace: Namespace, tm
                 wait_for(f"tp1 polls {state.name}", lambda room=room, state=state: state in polled(pair, room), 60)
                 if state is not KVPoll.SUCCESS:
                     assert KVPoll.SUCCESS not in polled(pair, room)
+                if kind[0] != "--stall-transfer":
+                    stuck_is_told(pair, room, kind[0])
                 status = pair.pdctl("diff-queues")
                 assert status.returncode == 0, status.stdout
                 went = placed.heal()
                 assert went["released"] == 1, went
                 assert answer().tokens == right, kind
+                assert json.loads(pair.pdctl("stuck", "-o", "json").stdout)["requests"] == []
 
         with fault(pair, "--flip-poll", "Transferring") as placed:
             [answer] = pair.begin(1, limit_s=300)

@@ -10,7 +10,7 @@ from pdctl.model import KVPoll
 from pdctl.probes.leaks.judge import judge
 from pdctl.probes.leaks.model import LeaksDocument, Look, RankWatch
 from pdctl.probes.leaks.model import look as condensed
-from pdctl.rooms import RoomEntry, Rooms, Space
+from pdctl.rooms import RoomEntry, Rooms, RoomTable, Space
 from tests.unit.identities import identity
 
 FAILED = int(KVPoll.FAILED)
@@ -30,7 +30,7 @@ def look(
     """The n-th look, a second after the one before; the loop turns ten times a second unless ``ticks`` says otherwise."""
     turns = 10 * n if ticks is None else ticks
     pool = space or Space(slots=16, slots_free=16, kv=100, kv_free=100, countable=True)
-    rooms = Rooms(n * 10**9, turns, list(entries), (), pool, tables or {}, {}, {}, lingers=lingers or {})
+    rooms = Rooms(n * 10**9, turns, RoomTable.of(entries), (), pool, tables or {}, {}, {}, lingers=lingers or {})
     slots = Metadata(n * 10**9, turns, "cpu", (), "", "", True, True, 16, list(held), list(rows))
     return condensed(rooms, slots)
 

@@ -20,6 +20,7 @@ from pdctl.rooms import (
     REGISTERS_EVERY_ROOM,
     RoomEntry,
     Rooms,
+    RoomTable,
     Settings,
     Space,
 )
@@ -43,7 +44,7 @@ def event(kind: EventKind, ago_s: float, a: int = -1, text: str = "", room: int 
 
 
 def view(role: str, entries: list[RoomEntry], values: dict[str, str], env: dict[str, str], **who: Any) -> RankView:
-    rooms = Rooms(NOW_NS, 0, entries, (), Space(), {}, {}, {})
+    rooms = Rooms(NOW_NS, 0, RoomTable.of(entries), (), Space(), {}, {}, {})
     return RankView(
         identity(role=role, service=f"{role} here", **who), "live", rooms=rooms, settings=Settings(values, env)
     )

@@ -11,7 +11,7 @@ import pytest
 from pdctl.model import UNKNOWN, KVPoll
 from pdctl.probes.stuck.judge import judge
 from pdctl.probes.stuck.model import Last, RankLooks, StuckDocument
-from pdctl.rooms import NO_LIMIT, NOT_KNOWN, Cover, RoomEntry, Rooms, Space
+from pdctl.rooms import NO_LIMIT, NOT_KNOWN, Cover, RoomEntry, Rooms, RoomTable, Space
 from tests.unit.identities import identity
 
 WAITING = "SGLANG_DISAGGREGATION_WAITING_TIMEOUT"
@@ -39,7 +39,7 @@ def look(
     role: str, *entries: RoomEntry, before: tuple[RoomEntry, ...] | None = None, tp: int = 0, space: Space = ROOMY
 ) -> RankLooks:
     def rooms(those: tuple[RoomEntry, ...]) -> Rooms:
-        return Rooms(0, 0, list(those), COVERS[role], space, {}, {}, {})
+        return Rooms(0, 0, RoomTable.of(those), COVERS[role], space, {}, {}, {})
 
     who = identity(role=role, service=role, tp=tp, tp_size=2 if role == "decode" else 1, world_rank=tp)
     return RankLooks(

@@ -38,17 +38,20 @@ class Look:
 def look(rooms: Rooms, slots: Metadata) -> Look:
     """Return what counts of a rank's two answers; its rooms were read first, its slots right after."""
     owned = {h.slot for h in slots.holders}
-    owned.update(e.slot for e in rooms.rooms)
+    owned.update(rooms.rooms.column("slot"))
+    bootstrapping = BOOTSTRAP in rooms.rooms.names
     lost = {row.slot: row for row in slots.rows if row.held_s != 0.0 and row.slot not in owned}
     return Look(
         mono_ns=rooms.mono_ns,
         ticks=rooms.ticks,
         space=rooms.space,
-        rooms=frozenset([*(e.room for e in rooms.rooms), *(h.room for h in slots.holders)]),
+        rooms=frozenset([*rooms.rooms.column("room"), *(h.room for h in slots.holders)]),
         requests=len(rooms.rooms) + len(slots.holders),
         ownerless={slot: row.allocation for slot, row in lost.items()},
         lost=lost,
-        failed={e.room: e for e in rooms.rooms if e.queue == BOOTSTRAP and e.state == KVPoll.FAILED},
+        failed={e.room: e for e in rooms.rooms if e.queue == BOOTSTRAP and e.state == KVPoll.FAILED}
+        if bootstrapping
+        else {},
         tables=rooms.tables,
         lingers=rooms.lingers,
     )

@@ -117,7 +117,7 @@ def _servers(
         asked = [Question(address, rooms=tuple(rooms), places=everywhere) for address in instead]
         return {("", view.address): view for view in ask(asked, deadline_s)}
     own = network_of(os.getpid())
-    there = {entry.room for view in views if view.rooms is not None for entry in view.rooms.rooms}
+    there = set().union(*(view.rooms.rooms.column("room") for view in views if view.rooms is not None))
     nowhere = set(rooms) - there  # whoever may still know them
     questions, refused = [], {}
     for (network, address), near in addresses.items():
@@ -149,10 +149,8 @@ def addresses_of(view: RankView) -> list[str]:
     """Return the addresses of the bootstrap servers that the rank uses, without those of warm-ups."""
     if view.rooms is None:
         return []
-    named = {entry.bootstrap: None for entry in view.rooms.rooms if entry.bootstrap} | dict.fromkeys(
-        view.rooms.prefills
-    )
-    return [address for address in named if not address.startswith(f"{FAKE_HOST}:")]
+    named = dict.fromkeys([*view.rooms.rooms.distinct("bootstrap"), *view.rooms.prefills])
+    return [address for address in named if address and not address.startswith(f"{FAKE_HOST}:")]
 
 
 def own_address(view: RankView) -> str:
@@ -185,11 +183,11 @@ def _unsafe(network: str, address: str, view: RankView) -> str:
 
 def _rooms_at(views: Sequence[RankView], address: str, network: str) -> set[int]:
     return {
-        entry.room
+        room
         for view in views
         if view.rooms is not None and view.network == network
-        for entry in view.rooms.rooms
-        if entry.bootstrap == address
+        for room, bootstrap in view.rooms.rooms.rows("room", "bootstrap")
+        if bootstrap == address
     }
 
 

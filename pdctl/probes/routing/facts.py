@@ -129,7 +129,7 @@ class Decoding:
     @property
     def queues(self) -> tuple[str, ...]:
         """Queues that have the room here."""
-        return tuple(entry.queue for entry in self.entries)
+        return tuple([entry.queue for entry in self.entries])
 
     @property
     def pending(self) -> bool:
@@ -146,7 +146,7 @@ class Decoding:
 class RoomFacts:
     """Everything that was said of one room in one cluster. decoders: every decode rank of the cluster.
 
-    size, follows: as :meth:`find_size` finds them.
+    size, follows, plain: as :meth:`find_size` and :meth:`find_plain` find them, once everything is said.
     """
 
     cluster: str
@@ -159,10 +159,10 @@ class RoomFacts:
     decoders: Sequence[RankView] = ()
     size: int | None = None
     follows: bool | None = None
+    plain: bool = False
 
-    @property
-    def plain(self) -> bool:
-        """Whether both sides, and the registration where there is one, name one dp rank for one request."""
+    def find_plain(self) -> bool:
+        """Return whether both sides, and the registration where there is one, name one dp rank for one request."""
         if self.events or len(self.prefill) != 1 or not self.decode:
             return False
         ranks, held = self.prefill[0]
@@ -261,12 +261,12 @@ class RoomFacts:
 def gather(look: Look) -> list[RoomFacts]:
     """Return the facts of every room that waits somewhere and of those that were named and are known, by number."""
     named = set(look.named)
-    groups = fold(look.views)
+    groups = [(ranks, list(ranks.first.rooms.rooms) if ranks.first.rooms else []) for ranks in fold(look.views)]
     wanted = {
         (ranks.first.identity.cluster, entry.room): None
-        for ranks in groups
-        for entry in (ranks.first.rooms.rooms if ranks.first.rooms is not None else ())
-        if entry.room in named or waits(entry)
+        for ranks, entries in groups
+        for entry in entries
+        if waits(entry) or entry.room in named
     }
     for view in look.views if named else ():
         wanted.update({(view.identity.cluster, e.room): None for e in view.events if e.room in named})
@@ -276,8 +276,8 @@ def gather(look: Look) -> list[RoomFacts]:
         left = [room for room in look.named if room in server.dp_ranks and room not in known]
         wanted.update({(clusters[0] if clusters else "", room): None for room in left})
     found = {key: RoomFacts(*key) for key in sorted(wanted)}
-    for ranks in groups:
-        _add(ranks, found, look)
+    for ranks, entries in groups:
+        _add(ranks, entries, found, look)
     decoders: dict[str, list[RankView]] = {}
     for view in look.views:
         if view.identity.role == "decode":
@@ -297,6 +297,7 @@ def gather(look: Look) -> list[RoomFacts]:
         if key not in sizes:
             sizes[key] = facts.find_size()
         facts.size, facts.follows = sizes[key]
+        facts.plain = facts.find_plain()
     return list(found.values())
 
 
@@ -323,13 +324,8 @@ def _said(view: RankView) -> tuple[object, ...]:
     """Return what two ranks must agree on to be looked at as one."""
     if view.rooms is None:
         return (None,)
-    entries = view.rooms.rooms
-    columns = (
-        [e.room for e in entries],
-        [e.queue for e in entries],
-        [e.dp for e in entries],
-    )  # a group shares requests
-    return (view.network, view.rooms.prefills, is_set(view), view.seams, *columns)
+    shared = view.rooms.rooms.key("room", "queue", "dp")  # a group shares requests
+    return (view.network, view.rooms.prefills, is_set(view), view.seams, shared)
 
 
 def _place(view: RankView) -> str:
@@ -339,11 +335,12 @@ def _place(view: RankView) -> str:
     return f"{dp}{pp}tp{i.tp}"
 
 
-def _add(ranks: Ranks, found: Mapping[tuple[str, int], RoomFacts], look: Look) -> None:
+def _add(ranks: Ranks, entries: Sequence[RoomEntry], found: Mapping[tuple[str, int], RoomFacts], look: Look) -> None:
     view = ranks.first
     cluster, prefilling = view.identity.cluster, view.identity.role == "prefill"
     here: dict[int, Decoding] = {}
-    for entry in view.rooms.rooms if view.rooms is not None else ():
+    servers: dict[str, ServerView | None] = {}
+    for entry in entries:
         facts = found.get((cluster, entry.room))
         if facts is None or entry.bootstrap.startswith(_FAKE):
             continue
@@ -354,7 +351,9 @@ def _add(ranks: Ranks, found: Mapping[tuple[str, int], RoomFacts], look: Look) -
         else:
             here[entry.room] = Decoding(ranks, [entry])
             facts.decode.append(here[entry.room])
-        server = look.server(view, entry.bootstrap)
+        if entry.bootstrap not in servers:
+            servers[entry.bootstrap] = look.server(view, entry.bootstrap)
+        server = servers[entry.bootstrap]
         if entry.bootstrap and (not prefilling or not facts.address):
             facts.address = entry.bootstrap
         if server is not None and all(known is not server for known in facts.servers):

@@ -56,7 +56,9 @@ def judge(look: Look, before: Look | None = None, *, grace_s: float = GRACE_S) -
             by_room[suspect.cluster, room].append(suspect)
     doubted = {(s.cluster, room) for s in suspects if s not in sure for room in s.rooms}
     rows = [
-        _row(facts, by_room[facts.cluster, facts.room], look, (facts.cluster, facts.room) in doubted) for facts in rooms
+        _row(facts, by_room.get(key, ()), look, key in doubted)
+        for facts in rooms
+        for key in [(facts.cluster, facts.room)]
     ]
     unknown = _unknown(look, rooms)
     problems = _problems(look)
@@ -130,10 +132,14 @@ def _row(facts: RoomFacts, sure: Sequence[Suspect], look: Look, doubted: bool) -
         bootstrap_note = "not registered" if facts.answered else f"missing: {why}"
     verdict, text = _verdict(facts, sure, look, doubted)
     seen = facts.registration if facts.events else None
-    entries = [entry for _, entry in facts.prefill] + [entry for d in facts.decode for entry in d.entries]
+    if facts.plain:
+        rids: tuple[str, ...] = (facts.prefill[0][1].rid,)
+    else:
+        entries = [entry for _, entry in facts.prefill] + [entry for d in facts.decode for entry in d.entries]
+        rids = tuple(dict.fromkeys([entry.rid for entry in entries]))
     return RoomRow(
         room=facts.room,
-        rids=tuple(dict.fromkeys([entry.rid for entry in entries])),
+        rids=rids,
         verdict=verdict,
         text=text,
         formula=formula,
@@ -261,7 +267,7 @@ def _unknown(look: Look, rooms: Sequence[RoomFacts]) -> tuple[UnknownRoom, ...]:
     if not look.named:
         return ()
     known = {facts.room for facts in rooms}
-    there = {str(e.room) for view in look.views if view.rooms is not None for e in view.rooms.rooms if e.room}
+    there = {str(n) for view in look.views if view.rooms is not None for n in view.rooms.rooms.column("room") if n}
     missing = [room for room in look.named if room not in known]
     return tuple(
         UnknownRoom(room, tuple(int(near) for near in get_close_matches(str(room), sorted(there), NEAREST, 0.5)))

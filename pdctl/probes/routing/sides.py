@@ -77,7 +77,7 @@ def addresses(view: RankView) -> set[str]:
     """Return the addresses of bootstrap servers that this rank's rooms, or what it was told, name."""
     if view.rooms is None:
         return set()
-    return {entry.bootstrap for entry in view.rooms.rooms if entry.bootstrap} | set(view.rooms.prefills)
+    return set(filter(None, view.rooms.rooms.distinct("bootstrap"))) | set(view.rooms.prefills)
 
 
 def suspects_of_sides(look: Look) -> Iterator[Suspect]:

@@ -48,7 +48,7 @@ def _missing(ranks: Sequence[FoundRank], answers: Sequence[Answer[Rooms]]) -> di
     here: dict[str, set[int]] = {"prefill": set(), "decode": set()}
     for rank, answer in zip(ranks, answers, strict=True):
         if answer.body is not None and rank.identity.role in here:
-            here[rank.identity.role] |= {entry.room for entry in answer.body.rooms if entry.room}
+            here[rank.identity.role] |= set(answer.body.rooms.column("room")) - {0}
     return {
         "prefill": frozenset(here["decode"] - here["prefill"]),
         "decode": frozenset(here["prefill"] - here["decode"]),

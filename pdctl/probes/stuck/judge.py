@@ -62,10 +62,15 @@ def _waiting(side: Side, other: Sequence[Side], pause_s: float, full: SideSpace 
     covers = _Covers(answer.covers)
     found = []
     for (room, rid), seen in side.requests.items():
-        waiting = [each.entry for each in seen if each.entry.queue in QUEUE_ORDER]
-        if not waiting:
-            continue
-        entry = min(waiting, key=_least)
+        if len(seen) == 1 and seen[0].entry.queue in QUEUE_ORDER:
+            entry = seen[0].entry
+            age_s = entry.age_s
+        else:
+            waiting = [each.entry for each in seen if each.entry.queue in QUEUE_ORDER]
+            if not waiting:
+                continue
+            entry = min(waiting, key=_least)
+            age_s = max(each.age_s for each in waiting)
         cover, left_s, note = covers.of(entry)
         peer, ended = peer_words(room, side, other)
         found.append(
@@ -76,8 +81,8 @@ def _waiting(side: Side, other: Sequence[Side], pause_s: float, full: SideSpace 
                 role=side.role,
                 queue=entry.queue,
                 state=poll_name(entry.state),
-                age_s=max(each.age_s for each in waiting),
-                ranks=tuple(_place(each) for each in seen),
+                age_s=age_s,
+                ranks=tuple(map(_place, seen)),
                 peer=peer,
                 peer_ended_s=ended,
                 progress=_progress(side, (room, rid), entry, pause_s),
@@ -111,10 +116,9 @@ def _progress(side: Side, key: Key, entry: RoomEntry, pause_s: float) -> str:
 
 
 def _holds(entry: RoomEntry) -> str:
-    parts = [f"slot {entry.slot}"] if entry.slot >= 0 else []
-    if entry.kv > 0:
-        parts.append(f"{entry.kv} KV tokens")
-    return ", ".join(parts)
+    slot = f"slot {entry.slot}" if entry.slot >= 0 else ""
+    kv = f"{entry.kv} KV tokens" if entry.kv > 0 else ""
+    return f"{slot}, {kv}" if slot and kv else slot or kv
 
 
 def _behind(room: int, entry: RoomEntry, full: SideSpace) -> str:
@@ -190,9 +194,8 @@ def _findings(
 def _code(request: Waiting, peers: dict[tuple[str, str], list[Side]], pause_s: float, stuck_s: float) -> str:
     if request.progress in ("new", "moving", "unknown"):
         return ""
-    heard = all(place.state in _HEARD for place in request.ranks if place.queue in QUEUE_ORDER)
     ended_s = request.peer_ended_s
-    if ended_s is not None and ended_s >= max(UNHEARD_S, pause_s) and not heard:
+    if ended_s is not None and ended_s >= max(UNHEARD_S, pause_s) and not _heard(request):
         return "PD142"
     if request.age_s < stuck_s or request.queue in ("waiting", "decode.retracted") or request.progress != "still":
         return ""
@@ -206,6 +209,10 @@ def _code(request: Waiting, peers: dict[tuple[str, str], list[Side]], pause_s: f
     if request.cover == "nothing" and not _being_computed(request):
         return "PD141"
     return ""
+
+
+def _heard(request: Waiting) -> bool:
+    return all(place.state in _HEARD for place in request.ranks if place.queue in QUEUE_ORDER)
 
 
 _HEARD = (poll_name(KVPoll.SUCCESS), poll_name(KVPoll.FAILED))

@@ -39,7 +39,7 @@ class RankLooks:
     recorded: bool = False
 
 
-class Place(msgspec.Struct, frozen=True):
+class Place(msgspec.Struct, frozen=True, gc=False):
     """Where a request is, on the ranks that say the same of it.
 
     slot: -1 without one. kv: tokens of KV space held, -1 unknown. age_s: -1.0 unknown.
@@ -53,7 +53,7 @@ class Place(msgspec.Struct, frozen=True):
     kv: int
 
 
-class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+class Waiting(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A request that waits on one side.
 
     side: its group of ranks. queue, state: of the rank that has it longest; ranks: all of the group that have it.

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
-from typing import Any
+
+import msgspec
 
 from pdctl.model import UNKNOWN, poll_name
 from pdctl.probes.queues.words import names, seconds
 from pdctl.probes.stuck.model import RankLooks, SideSpace
-from pdctl.rooms import RoomEntry, Rooms, Space
+from pdctl.rooms import RoomEntry, Rooms, RoomTable, Space
 
 OTHER = {"prefill": "decode", "decode": "prefill"}
 COMPUTED = ("waiting", "running")
@@ -31,12 +32,11 @@ QUEUE_ORDER = {queue: place for place, queue in enumerate(WAITING_IN)}
 Key = tuple[int, str]
 """Room and rid: a request."""
 
-_PLACE = attrgetter("queue", "room", "rid", "slot", "state", "dp", "kv")
 _REQUEST = attrgetter("room", "rid")
+_PLACE = ("queue", "room", "rid", "slot", "state", "dp", "kv")
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(msgspec.Struct, frozen=True, gc=False):
     """A request in a queue, on one rank or on several that say the same of it."""
 
     ranks: tuple[str, ...]
@@ -54,6 +54,7 @@ class Side:
     role: str
     cluster: str
     looks: list[RankLooks] = field(default_factory=list)
+    _words: dict[tuple[tuple[tuple[str, ...], str, int], ...], str] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -63,11 +64,11 @@ class Side:
     @cached_property
     def parts(self) -> list[tuple[tuple[str, ...], RankLooks]]:
         """Ranks that answered, those together that say the same, and the first of each lot."""
-        lots: list[tuple[list[str], RankLooks, list[Any]]] = []
+        lots: list[tuple[list[str], RankLooks, tuple[object, ...]]] = []
         for look in self.looks:
             if look.second is None:
                 continue
-            name, said = f"tp{look.identity.tp}", list(map(_PLACE, look.second.rooms))
+            name, said = f"tp{look.identity.tp}", look.second.rooms.key(*_PLACE)
             lot = next((lot for lot in lots if lot[2] == said), None)
             if lot is None:
                 lots.append(([name], look, said))
@@ -81,9 +82,12 @@ class Side:
         found: dict[Key, list[Seen]] = {}
         for ranks, look in self.parts:
             assert look.second is not None
-            first: dict[Key, RoomEntry] = {}
-            for entry in sorted(look.second.rooms, key=_in_order):
-                first.setdefault((entry.room, entry.rid), entry)
+            entries = list(look.second.rooms)
+            keys = list(map(_REQUEST, entries))
+            first = dict(zip(keys, entries, strict=True))
+            if len(first) < len(keys):
+                in_order = sorted(zip(keys, entries, strict=True), key=_in_order, reverse=True)
+                first = dict(in_order)  # of several, the last one stays
             for key, entry in first.items():
                 found.setdefault(key, []).append(Seen(ranks, entry))
         return found
@@ -93,18 +97,24 @@ class Side:
         """Every room with where it is."""
         found: dict[int, list[Seen]] = {}
         for (room, _), seen in self.requests.items():
-            found.setdefault(room, []).extend(seen)
+            have = found.setdefault(room, seen)
+            if have is not seen:
+                found[room] = have + seen
         return found
+
+    @cached_property
+    def _steps(self) -> list[tuple[RoomTable, RoomTable]]:
+        """What ranks said at the first and at the second look, where the two differ in more than ages."""
+        pairs = [(look.first.rooms, look.second.rooms) for _, look in self.parts if look.first and look.second]
+        return [(then, now) for then, now in pairs if then.key(*_PLACE) != now.key(*_PLACE)]
 
     @cached_property
     def changed(self) -> dict[Key, str]:
         """Requests that were elsewhere, in another state, or not here at the first look: ``moving`` or ``new``."""
         found: dict[Key, str] = {}
-        for _, look in self.parts:
-            if look.first is None or look.second is None:
-                continue
-            known = set(map(_REQUEST, look.first.rooms))
-            for change in set(map(_PLACE, look.second.rooms)) - set(map(_PLACE, look.first.rooms)):
+        for then, now in self._steps:
+            known = set(then.rows("room", "rid"))
+            for change in set(now.rows(*_PLACE)) - set(then.rows(*_PLACE)):
                 key = change[1], change[2]
                 found[key] = "moving" if key in known else "new"
         return found
@@ -113,11 +123,16 @@ class Side:
     def left(self) -> frozenset[str]:
         """Queues that a request has left between the two looks."""
         gone: set[str] = set()
-        for _, look in self.parts:
-            if look.first is not None and look.second is not None:
-                now = {(entry.queue, entry.rid) for entry in look.second.rooms}
-                gone |= {entry.queue for entry in look.first.rooms if (entry.queue, entry.rid) not in now}
+        for then, now in self._steps:
+            gone |= {queue for queue, _ in set(then.rows("queue", "rid")) - set(now.rows("queue", "rid"))}
         return frozenset(gone)
+
+    def words(self, have: Sequence[Seen]) -> str:
+        """Return where this side has a room, in words; many rooms are in few places."""
+        where = tuple((seen.ranks, seen.entry.queue, seen.entry.state) for seen in have)
+        if where not in self._words:
+            self._words[where] = _there(self, where)
+        return self._words[where]
 
     @cached_property
     def watched(self) -> bool:
@@ -135,8 +150,8 @@ class Side:
         return next((look.second for look in self.looks if look.second is not None), None)
 
 
-def _in_order(entry: RoomEntry) -> int:
-    return QUEUE_ORDER.get(entry.queue, len(QUEUE_ORDER))
+def _in_order(one: tuple[Key, RoomEntry]) -> int:
+    return QUEUE_ORDER.get(one[1].queue, len(QUEUE_ORDER))
 
 
 def sides_of(looks: Iterable[RankLooks]) -> list[Side]:
@@ -161,7 +176,7 @@ def peer_words(room: int, side: Side, other: Sequence[Side]) -> tuple[str, float
         return "no room: a request without disaggregation", None
     if not other:
         return f"no {OTHER[side.role]} rank in sight", None
-    said = [_there(peer, peer.rooms[room]) for peer in other if room in peer.rooms]
+    said = [peer.words(peer.rooms[room]) for peer in other if room in peer.rooms]
     if said:
         return "; ".join(said), None
     last = [(peer, look, look.last[room]) for peer in other for look in peer.looks if room in look.last]
@@ -180,14 +195,13 @@ def peer_words(room: int, side: Side, other: Sequence[Side]) -> tuple[str, float
     return f"no {OTHER[side.role]} rank has it{'' if forgot else ' now'}", None
 
 
-def _there(peer: Side, have: Sequence[Seen]) -> str:
+def _there(peer: Side, where: Iterable[tuple[tuple[str, ...], str, int]]) -> str:
     states: dict[str, list[str]] = {}
-    for seen in have:
-        queue, state = seen.entry.queue, seen.entry.state
+    for ranks, queue, state in where:
         words = queue.partition(".")[2] or queue
         if state != UNKNOWN and queue not in COMPUTED:
             words += f" {poll_name(state)}"
-        states.setdefault(words, []).extend(seen.ranks)
+        states.setdefault(words, []).extend(ranks)
     if len(states) == 1:
         return f"{peer.title} has it in {next(iter(states))}"
     return f"{peer.title} has it in " + ", ".join(f"{words} ({folded(ranks)})" for words, ranks in states.items())

@@ -28,7 +28,7 @@ from pdctl.engines.base import Hooks
 from pdctl.inject.table import FaultTable
 from pdctl.metadata import Holder, Metadata, Wanted
 from pdctl.model import Frame, GroupInfo, Identity, KVPoll, QueueEntry, Seam, SlotEntry
-from pdctl.rooms import RoomEntry, Rooms, Settings, Space
+from pdctl.rooms import RoomEntry, Rooms, RoomTable, Settings, Space
 
 
 class TinyAdapter:
@@ -92,7 +92,7 @@ class TinyAdapter:
 
     def rooms(self) -> Rooms:
         rooms = [RoomEntry("decode.transfer", room, rid, slot) for room, rid, slot in self.requests]
-        return Rooms(time.monotonic_ns(), self.turns[0], rooms, (), Space(), {}, {}, {})
+        return Rooms(time.monotonic_ns(), self.turns[0], RoomTable.of(rooms), (), Space(), {}, {}, {})
 
     def settings(self) -> Settings:
         return Settings({}, {})
