@@ -103,15 +103,19 @@ class RoomTable(msgspec.Struct, array_like=True, frozen=True, gc=False):
         """Return one field of all entries."""
         if field == "rid":
             return _rids.decode(self.rid)
-        kind, data = _TYPES[field], getattr(self, field)
-        values: list[Any] = memoryview(data).cast(kind).tolist()
+        values = self._numbers(field).tolist()
         return list(map(self.names.__getitem__, values)) if field in _NAMED else values
 
     def distinct(self, field: str) -> list[Any]:
         """Return the values that a field has, each once, in order of their first entry."""
         if field not in _NAMED:
             return list(dict.fromkeys(self.column(field)))
-        return [self.names[place] for place in dict.fromkeys(memoryview(getattr(self, field)).cast(_TYPES[field]))]
+        return [self.names[place] for place in dict.fromkeys(self._numbers(field))]
+
+    def _numbers(self, field: str) -> array[Any]:
+        numbers: array[Any] = array(_TYPES[field])
+        numbers.frombytes(getattr(self, field))
+        return numbers
 
     def rows(self, *fields: str) -> Iterator[tuple[Any, ...]]:
         """Return an iterator over these fields of every entry."""
