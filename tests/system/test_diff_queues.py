@@ -190,7 +190,7 @@ def test_nothing_is_found_in_a_healthy_lab_under_load(labs: Labs) -> None:
             "-n",
             "0",
             "--seconds",
-            "400",
+            "1400",
             "-c",
             "6",
             "--abort-after",
