@@ -10,6 +10,7 @@ from pdctl.commands.findings import draw_findings
 from pdctl.commands.options import (
     RANK_TIMEOUT_S,
     TIMEOUT_S,
+    FromOption,
     OutputOption,
     RankTimeoutOption,
     RecordDirOption,
@@ -51,6 +52,7 @@ def command(
         typer.Option("--watch", parser=seconds, metavar="TIME", help="Pause between two looks, where it looks twice."),
     ] = WATCH_S,
     output: OutputOption = Format.TABLE,
+    source: FromOption = None,
     run_dir: RunDirOption = None,
     record_dir: RecordDirOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
@@ -58,10 +60,12 @@ def command(
 ) -> int:
     """Run all probes, from cheap to intrusive, and tell each one's result in a line. Changes nothing.
 
+    With --from, those that recordings can answer.
+
     Exit code: 0 nothing at --fail-on or above, 1 on such a finding, 3 when something could not be looked at, 4 when no
     rank answered. For a cron job: pdctl check -o json; for a liveness probe: pdctl check --only queues --fail-on error.
     """
-    names = _names(only or [], skip or [])
+    names = _names(only or [], skip or [], recorded=source is not None)
     from pdctl.probes.check.judge import FAIL_ON, judge, parse_suppressed
 
     if fail_on not in FAIL_ON:
@@ -70,12 +74,12 @@ def command(
         suppressed = parse_suppressed(suppress or [])
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--suppress") from None
-    found = find(run_dir, record_dir)
+    found = find(run_dir, record_dir, source)
     from pdctl.client import Client
     from pdctl.probes.check.stages import Looking, run
 
     with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
-        outcomes = list(run(Looking(found, client, watch), names))
+        outcomes = list(run(Looking(found, client, watch, recorded=source is not None), names))
     document = judge(outcomes, suppressed=suppressed, fail_on=fail_on)
     out = Output(output)
     out.document(document, document.stages, lambda console: draw(document, console))
@@ -85,8 +89,15 @@ def command(
     return int(exit_code(document, answered=all(outcome.answered for outcome in outcomes)))
 
 
-def _names(only: list[str], skip: list[str]) -> list[str]:
+def _names(only: list[str], skip: list[str], *, recorded: bool) -> list[str]:
     from pdctl.probes.check.stages import STAGES
+
+    live = [stage.name for stage in STAGES if not stage.recorded]
+    for name in only if recorded else ():
+        if name in live:
+            raise typer.BadParameter(
+                f"recordings do not tell of {name}: ask live ranks, without --from", param_hint="--only"
+            )
 
     known = [stage.name for stage in STAGES]
     for option, given in (("--only", only), ("--skip", skip)):
@@ -94,6 +105,7 @@ def _names(only: list[str], skip: list[str]) -> list[str]:
             if name not in known:
                 raise typer.BadParameter(f"there is no stage {name!r}: {', '.join(known)}", param_hint=option)
     names = [name for name in known if (not only or name in only) and name not in skip]
+    names = [name for name in names if not recorded or name not in live]
     if not names:
         raise typer.BadParameter("no stage is left", param_hint="--skip")
     return names

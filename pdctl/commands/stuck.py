@@ -10,6 +10,7 @@ from pdctl.commands.findings import draw_findings
 from pdctl.commands.options import (
     RANK_TIMEOUT_S,
     TIMEOUT_S,
+    FromOption,
     OutputOption,
     RankTimeoutOption,
     RecordDirOption,
@@ -49,6 +50,7 @@ def command(
         ),
     ] = STUCK_S,
     output: OutputOption = Format.TABLE,
+    source: FromOption = None,
     run_dir: RunDirOption = None,
     record_dir: RecordDirOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
@@ -56,19 +58,20 @@ def command(
 ) -> int:
     """Show every request that waits, what the other side says of its room, and which time-out will end it.
 
-    Two looks tell what moves from what does not. A full decode is said to be full, not faulty.
+    Two looks tell what moves from what does not. A full decode is said to be full, not faulty. With --from, what the
+    polled queues held when the last of the ranks wrote; time-outs and memory are not in recordings.
     Exit code: 0 nothing is stuck, 1 on a finding, 3 when some ranks did not answer, 4 when none did.
     """
     from pdctl.probes.stuck.judge import judge
 
     if by not in ORDER:
         raise typer.BadParameter(", ".join(ORDER), param_hint="--by")
-    found = find(run_dir, record_dir)
+    found = find(run_dir, record_dir, source)
     from pdctl.client import Client
-    from pdctl.probes.stuck.collect import collect
+    from pdctl.probes.stuck.collect import collect, collect_recorded
 
     with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
-        looks = collect(found, client, pause_s=watch)
+        looks = (collect if source is None else collect_recorded)(found, client, pause_s=watch)
     document = judge(looks, pause_s=watch, older_s=older or 0.0, stuck_s=stuck, by=by)
     out = Output(output)
     wide = output is Format.WIDE

@@ -50,6 +50,31 @@ class Sending:
         self.client.close()
 
 
+def recordings_alone(lab: Lab, kind: str) -> None:
+    """The same from the files: what waits and that the other side is done with it; not which time-out covers it."""
+    lost = kind == "--drop-status"
+    source = ("--from", lab.labs.folder / "rec")
+    document = stuck(lab, *source, "--stuck-after", "2s", "--watch", "1s", code=1 if lost else 0)
+    [request] = [each for each in document["requests"] if each["role"] == "decode"]
+    assert (request["room"], request["queue"], request["cover"]) == (4000, "decode.transfer", "unknown")
+    assert request["rid"]
+    assert request["age_s"] > 2
+    assert "prefill dp0 pp0 tp0 had Success" in request["peer"]
+    assert [found["code"] for found in document["findings"]] == (["PD142"] if lost else [])
+
+    checked = json.loads(lab.labs.cli("check", "-o", "json", *source, code=1 if lost else 0).stdout)
+    levels = {row["stage"]: row["level"] for row in checked["stages"]}
+    assert list(levels) == ["ranks", "queues", "routing", "metadata", "stuck"]
+    assert levels["ranks"] == "ok"
+    assert levels["stuck"] == ("error" if lost else "ok")
+    refused = lab.labs.cli("check", "--only", "leaks", *source, code=2)
+    assert "recordings do not tell of leaks" in " ".join(refused.stderr.split())
+
+    routed = json.loads(lab.labs.cli("verify-routing", "-o", "json", *source, 4000, code=None).stdout)
+    [row] = [row for row in routed["rooms"] if row["room"] == 4000]
+    assert [asker["queues"] for asker in row["decode"]] == [["decode.transfer"]]
+
+
 @pytest.mark.parametrize("kind", ["--drop-status", "--drop-metadata"])
 def test_what_never_arrives(lab: Lab, kind: str) -> None:
     """C9 and C10: a message, or the metadata, that does not come."""
@@ -74,6 +99,7 @@ def test_what_never_arrives(lab: Lab, kind: str) -> None:
             else:
                 assert (request["cover"], request["left_s"]) == ("nothing", None)
                 assert "1 of 8 metadata slots are held this way" in " ".join(finding["evidence"])
+            recordings_alone(lab, kind)
             drawn = lab.labs.cli("stuck", "--stuck-after", "2s", *PATIENT, code=1).stdout
             assert "room 4000" in drawn
             assert code in drawn

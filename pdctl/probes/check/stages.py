@@ -17,22 +17,27 @@ from pdctl.probes.stuck import STUCK_S
 
 @dataclass(frozen=True)
 class Looking:
-    """What every stage is given. watch_s: pause between two looks, for the stages that look twice."""
+    """What every stage is given. watch_s: pause between two looks, for the stages that look twice.
+
+    recorded: only recordings are asked, and only stages that can answer from them run.
+    """
 
     found: Found
     client: Client
     watch_s: float
     stuck_s: float = STUCK_S
+    recorded: bool = False
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage. cost: what it does to the ranks, in words."""
+    """One stage. cost: what it does to the ranks, in words. recorded: recordings alone can answer it."""
 
     name: str
     about: str
     cost: str
     run: Callable[[Looking], Outcome]
+    recorded: bool = False
 
 
 def run(looking: Looking, names: Sequence[str]) -> Iterator[Outcome]:
@@ -52,22 +57,25 @@ def _ranks(looking: Looking) -> Outcome:
 
     found = looking.found
     document = judge(*collect(found, looking.client), earlier=found.earlier, problems=found.problems)
-    silent = [row for row in document.ranks if row.state != "live"]
+    there = "recorded" if looking.recorded else "live"
+    silent = [row for row in document.ranks if row.state != there]
     failed = [row for row in document.ranks if row.hook_errors or row.hooks_removed]
     findings: list[Finding] = [
         finding("PD112", f"{row.rank}: {row.reason or row.state}.", ranks=(row.rank,)) for row in silent
     ]
     live = len(document.ranks) - len(silent)
     problems = [*document.problems, *(f"{row.rank}: pdctl's hooks failed there" for row in failed)]
+    answer = "have a recording" if looking.recorded else "answer"
     return Outcome(
-        "", f"{live} of {len(document.ranks)} ranks answer", tuple(findings), tuple(problems), answered=live > 0
+        "", f"{live} of {len(document.ranks)} ranks {answer}", tuple(findings), tuple(problems), answered=live > 0
     )
 
 
 def _queues(looking: Looking) -> Outcome:
     from pdctl.probes.queues.look import look
 
-    document = look(looking.found, looking.client, stalled_s=STALLED_S, confirm=CONFIRM)
+    sockets = not looking.recorded
+    document = look(looking.found, looking.client, stalled_s=STALLED_S, confirm=CONFIRM, sockets=sockets)
     compared = sum(sum(group.compared.values()) for group in document.groups)
     several = [group for group in document.groups if len(group.ranks) > 1]
     groups = "1 group" if len(several) == 1 else f"{len(several)} groups"
@@ -85,10 +93,10 @@ def _routing(looking: Looking) -> Outcome:
 
 
 def _stuck(looking: Looking) -> Outcome:
-    from pdctl.probes.stuck.collect import collect
+    from pdctl.probes.stuck.collect import collect, collect_recorded
     from pdctl.probes.stuck.judge import judge
 
-    looks = collect(looking.found, looking.client, pause_s=looking.watch_s)
+    looks = (collect_recorded if looking.recorded else collect)(looking.found, looking.client, pause_s=looking.watch_s)
     document = judge(looks, pause_s=looking.watch_s, stuck_s=looking.stuck_s)
     return Outcome("", f"{len(document.requests)} requests wait, none is stuck", document.findings, document.problems)
 
@@ -129,12 +137,20 @@ def _leaks(looking: Looking) -> Outcome:
 
 
 STAGES: tuple[Stage, ...] = (
-    Stage("ranks", "every rank answers", "one question to each rank", _ranks),
+    Stage("ranks", "every rank answers", "one question to each rank", _ranks, recorded=True),
     Stage("config", "both sides agree on what they must agree on", "two questions to each rank", _config),
-    Stage("queues", "the ranks of each group are in step", "reads recordings", _queues),
-    Stage("routing", "everyone takes each room to be on one rank", "a few questions to ranks and servers", _routing),
-    Stage("metadata", "slots hold their owners' rooms", "reads slots twice, and recordings", _metadata),
-    Stage("stuck", "every waiting request will end", "two questions to each rank, a pause apart", _stuck),
+    Stage("queues", "the ranks of each group are in step", "reads recordings", _queues, recorded=True),
+    Stage(
+        "routing",
+        "everyone takes each room to be on one rank",
+        "a few questions to ranks and servers",
+        _routing,
+        recorded=True,
+    ),
+    Stage("metadata", "slots hold their owners' rooms", "reads slots twice, and recordings", _metadata, recorded=True),
+    Stage(
+        "stuck", "every waiting request will end", "two questions to each rank, a pause apart", _stuck, recorded=True
+    ),
     Stage("stacks", "no rank sits in another collective than its peers", "several stacks of each rank", _stacks),
     Stage("leaks", "nothing is held without an owner", "several questions to each rank over a while", _leaks),
 )

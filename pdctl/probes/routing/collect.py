@@ -12,6 +12,7 @@ from dataclasses import replace
 from pdctl.client import Client
 from pdctl.discovery import Found, FoundRank
 from pdctl.model import EventKind, Status
+from pdctl.probes.recorded import moments, rooms_of
 from pdctl.probes.routing.bootstrap import Question, ask, split
 from pdctl.probes.routing.model import FAKE_HOST, Look, Place, RankView, ServerView, waits
 from pdctl.processes import network_of
@@ -44,7 +45,8 @@ def collect(
     the ranks name. One server may take as long as one rank; all are asked at the same time.
     """
     ranks = [rank for rank in found.ranks if rank.identity.role in ("prefill", "decode")]
-    views = _views(ranks, client)
+    recorded = bool(ranks) and all(rank.state == "recorded" for rank in ranks)
+    views = (_recorded if recorded else _views)(ranks, client)
     wanted = {entry.room for view in views for entry in waiting(view)} | set(rooms)
     views = [_with_events(rank, view, wanted) for rank, view in zip(ranks, views, strict=True)]
     # After the ranks: what prefill holds by now has been registered by now, if it ever is.
@@ -83,6 +85,18 @@ def _views(ranks: Sequence[FoundRank], client: Client) -> list[RankView]:
             )
         )
     return views
+
+
+def _recorded(ranks: Sequence[FoundRank], client: Client) -> list[RankView]:
+    """Return what recordings tell of ranks that were not asked."""
+    answers = [client.recording(rank) for rank in ranks]
+    now = moments(answer.body for answer in answers if answer.body is not None)
+    return [
+        RankView(answer.rank.identity, answer.rank.state, answer.reason)
+        if answer.body is None
+        else RankView(answer.rank.identity, answer.rank.state, rooms=rooms_of(answer.body, now[id(answer.body)]))
+        for answer in answers
+    ]
 
 
 def _network(rank: FoundRank) -> str:

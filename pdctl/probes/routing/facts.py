@@ -211,7 +211,7 @@ class RoomFacts:
         Else as the bootstrap server or prefill has them; None unknown.
         """
         told = list(self._told())
-        own = [ranks.first for ranks, _ in self.prefill if ranks.first.settings is not None]
+        own = [ranks.first for ranks, _ in self.prefill]
         sizes = [int(facts["dp_size"]) for facts in told if facts.get("dp_size", "").isdecimal()]
         follow = [facts[FOLLOW] == "True" for facts in told if FOLLOW in facts]
         return (

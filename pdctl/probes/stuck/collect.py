@@ -6,11 +6,14 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from pdctl.client import Answer, Client
 from pdctl.discovery import Found, FoundRank
-from pdctl.model import Action, EventKind, KVPoll, poll_name
+from pdctl.model import UNKNOWN, Action, EventKind, KVPoll, poll_name
+from pdctl.probes.recorded import changed_since, moments, rooms_of
 from pdctl.probes.stuck.model import Last, RankLooks
-from pdctl.rooms import Rooms
+from pdctl.rooms import Rooms, RoomTable
 
 if TYPE_CHECKING:
     from pdctl.recording.reader import Recording
@@ -25,7 +28,7 @@ def collect(found: Found, client: Client, *, pause_s: float) -> list[RankLooks]:
     time.sleep(pause_s)
     client.restart()
     second = client.ask(found.ranks, "rooms", Rooms)
-    missing = _missing(found.ranks, second)
+    missing = _missing(found.ranks, [answer.body for answer in second])
     looks = []
     for rank, before, after in zip(found.ranks, first, second, strict=True):
         last, recorded = _history(rank, client, missing.get(rank.identity.role, frozenset()), after)
@@ -43,12 +46,44 @@ def collect(found: Found, client: Client, *, pause_s: float) -> list[RankLooks]:
     return looks
 
 
-def _missing(ranks: Sequence[FoundRank], answers: Sequence[Answer[Rooms]]) -> dict[str, frozenset[int]]:
+def collect_recorded(found: Found, client: Client, *, pause_s: float) -> list[RankLooks]:
+    """Return what recordings tell of every rank at the moment the last of them wrote, in ``found``'s order.
+
+    What changed within ``pause_s`` seconds before that is as a second look would have it.
+    """
+    answers = [client.recording(rank) for rank in found.ranks]
+    recordings = [answer.body for answer in answers if answer.body is not None]
+    now = moments(recordings)
+    rooms = [None if a.body is None else rooms_of(a.body, now[id(a.body)]) for a in answers]
+    missing = _missing(found.ranks, rooms)
+    looks = []
+    for answer, second in zip(answers, rooms, strict=True):
+        rank, recording = answer.rank, answer.body
+        if recording is None or second is None:
+            looks.append(RankLooks(rank.identity, rank.state, silence=answer.reason or rank.state))
+            continue
+        moved = changed_since(recording, now[id(recording)] - int(pause_s * 1e9))
+        before = [e if e.room not in moved else msgspec.structs.replace(e, state=UNKNOWN) for e in second.rooms]
+        wanted = missing.get(rank.identity.role, frozenset())
+        looks.append(
+            RankLooks(
+                identity=rank.identity,
+                state=rank.state,
+                first=msgspec.structs.replace(second, rooms=RoomTable.of(before)),
+                second=second,
+                last=last_words(recording, wanted, now[id(recording)]),
+                recorded=True,
+            )
+        )
+    return looks
+
+
+def _missing(ranks: Sequence[FoundRank], answers: Sequence[Rooms | None]) -> dict[str, frozenset[int]]:
     """Return the rooms that the other side has and this one lacks, by role."""
     here: dict[str, set[int]] = {"prefill": set(), "decode": set()}
-    for rank, answer in zip(ranks, answers, strict=True):
-        if answer.body is not None and rank.identity.role in here:
-            here[rank.identity.role] |= set(answer.body.rooms.column("room")) - {0}
+    for rank, rooms in zip(ranks, answers, strict=True):
+        if rooms is not None and rank.identity.role in here:
+            here[rank.identity.role] |= set(rooms.rooms.column("room")) - {0}
     return {
         "prefill": frozenset(here["decode"] - here["prefill"]),
         "decode": frozenset(here["prefill"] - here["decode"]),
