@@ -66,9 +66,9 @@ class _State:
     def batch(self, count: int) -> Batch:
         space = self.space
         shape = (space.ranks, space.requests, count)
-        cubes = (tensor[:, :count].reshape(shape) for tensor in (self.first, self.second, self.flag))
+        first, second, flag = (tensor[:, :count].view(shape) for tensor in (self.first, self.second, self.flag))
         late = self.arrivals[:, :count] if self.arrivals is not None else None
-        return Batch(space.rounds, *cubes, late)
+        return Batch(space.rounds, first, second, flag, late)
 
 
 def every(space: Space, device: torch.device) -> Iterator[Numbered]:

@@ -45,7 +45,9 @@ class Kernel:
         self.count_polls = count_polls
         self.polls = 0
         self._scratch: dict[str, Tensor] = {}
-        self._step = {"transfer": self._transfer, "receiver": self._receiver, "pipeline": self._pipeline}[policy.machine]
+        self._step = {"transfer": self._transfer, "receiver": self._receiver, "pipeline": self._pipeline}[
+            policy.machine
+        ]
 
     def run(self, batch: Batch) -> Tensor:
         """Return, per schedule, the :data:`BITS` of how its ranks part in the round in which they part, 0 for never.

@@ -49,13 +49,17 @@ class Outcome:
 
     @property
     def diverged(self) -> int:
-        """The round in which the ranks part, -1 where they never do."""
-        return len(self.rounds) - 1 if self.splits else -1
+        """The ordinal of the round in which the ranks part, as recordings count it, -1 where they never do.
+
+        A turn in which every rank's list is empty is no round.
+        """
+        return sum(any(done.lists) for done in self.rounds[:-1]) if self.splits else -1
 
 
 def run(policy: Policy, schedule: Schedule) -> Outcome:
     """Step ``schedule`` under ``policy`` until the ranks part or the bound is reached."""
-    step = {"transfer": _Transfer, "receiver": _Receiver, "pipeline": _Pipeline}[policy.machine](policy, schedule).step
+    machines: dict[str, type[_Queues]] = {"transfer": _Transfer, "receiver": _Receiver, "pipeline": _Pipeline}
+    step = machines[policy.machine](policy, schedule).step
     rounds = []
     for now in range(schedule.rounds):
         rounds.append(step(now))
@@ -70,6 +74,9 @@ class _Queues:
     def __init__(self, policy: Policy, schedule: Schedule) -> None:
         self.policy, self.schedule = policy, schedule
         self.queues: list[list[int]] = [[] for _ in range(schedule.ranks)]
+
+    def step(self, now: int) -> Round:
+        raise NotImplementedError
 
     def arriving(self, now: int) -> list[int]:
         return [request for request, at in enumerate(self.schedule.arrivals) if at == now]

@@ -16,9 +16,9 @@ T = TypeVar("T")
 def shrink(policy: Policy, schedule: Schedule, split: Split) -> Schedule:
     """Return a schedule whose ranks part in the way of ``split`` and of which no part can be left out or be plainer.
 
-    Tried again and again until nothing helps: without a rank, without a request, with fewer rounds, every request from
-    round 0 on, each rank's part in each request replaced by a plainer one (:func:`choices` has the plainest first). Raises
-    ValueError where ``schedule`` does not part that way.
+    Tried again and again until nothing helps: without a rank, without a request, without a round, each request from an
+    earlier round on, each rank's part in each request replaced by a plainer one. Raises ValueError where ``schedule`` does
+    not part that way.
     """
     if split not in run(policy, schedule).splits:
         raise ValueError(f"this schedule does not part so: {split.value}")
@@ -44,7 +44,8 @@ def _smaller(policy: Policy, schedule: Schedule) -> Iterator[Schedule]:
                 cells=tuple(_without(row, request) for row in cells),
             )
     if schedule.rounds > 1:
-        yield _within(schedule, schedule.rounds - 1)
+        for gone in reversed(range(schedule.rounds)):
+            yield _without_round(schedule, gone)
     for request, at in enumerate(schedule.arrivals):
         for earlier in range(at):
             late = (*schedule.arrivals[:request], earlier, *schedule.arrivals[request + 1 :])
@@ -60,15 +61,16 @@ def _without(values: tuple[T, ...], at: int) -> tuple[T, ...]:
     return values[:at] + values[at + 1 :]
 
 
-def _within(schedule: Schedule, rounds: int) -> Schedule:
-    """Return the schedule as a bound of ``rounds`` shows it: what is later is later than that bound."""
+def _without_round(schedule: Schedule, gone: int) -> Schedule:
+    """Return the schedule without round ``gone``: what happened later happens a round earlier, what happened in it after it."""
 
     def cut(cell: Cell) -> Cell:
-        first, second = min(cell.first, rounds), min(cell.second, rounds)
+        first, second = (at - (at > gone) for at in (cell.first, cell.second))
         return Cell(first, second, cell.flag if second > first else 0)
 
-    arrivals = tuple(min(at, rounds - 1) for at in schedule.arrivals)
-    return Schedule(rounds, arrivals, tuple(tuple(map(cut, row)) for row in schedule.cells))
+    last = schedule.rounds - 2
+    arrivals = tuple(min(at - (at > gone), last) for at in schedule.arrivals)
+    return Schedule(schedule.rounds - 1, arrivals, tuple(tuple(map(cut, row)) for row in schedule.cells))
 
 
 def _plainer(policy: Policy, rounds: int, cell: Cell) -> Iterator[Cell]:
