@@ -133,6 +133,10 @@ def up(
     heartbeat_failures: Annotated[
         int, typer.Option(min=1, max=1000, help="Heartbeats in a row without an answer after which its rooms fail.")
     ] = 2,
+    entry_cleanup: Annotated[
+        float,
+        typer.Option(parser=seconds, metavar="TIME", help="How long the bootstrap server keeps a room's registration."),
+    ] = 120.0,
     timeout: Annotated[float, typer.Option(parser=seconds, metavar="TIME", help="How long starting may take.")] = 90.0,
     owner: Annotated[
         int, typer.Option(min=0, metavar="PID", help="End by itself when this process ends; 0: never.")
@@ -169,6 +173,7 @@ def up(
             waiting_timeout_s=waiting_timeout,
             heartbeat_s=heartbeat,
             heartbeat_failures=heartbeat_failures,
+            entry_cleanup_s=entry_cleanup,
             owner=owner,
             run_dir=str(state.run_dir(env)),
             record_dir=str(paths.record_dir(env)),

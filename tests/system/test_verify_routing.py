@@ -45,7 +45,7 @@ def without() -> Iterator[Callable[..., Lab]]:
         yield lambda fix, *options: labs.up(*(("--without", fix) if fix else ()), *options)
 
 
-def verify(lab: Lab, *options: object, code: int) -> dict[str, Any]:
+def verify(lab: Lab, *options: object, code: int | None) -> dict[str, Any]:
     done = lab.labs.cli("verify-routing", "-o", "json", *PATIENT, *options, code=code)
     document: dict[str, Any] = json.loads(done.stdout)
     assert document["schema"] == "pdctl.routing"
@@ -255,6 +255,45 @@ def test_what_the_prefill_server_says_now(follow: Lab) -> None:
     assert any("to have dp_size 2; its bootstrap server says 3 now" in summary for summary in said), said
     assert any("follow_bootstrap_room True; its bootstrap server says False now" in summary for summary in said), said
     assert "PD129" in codes(document), "and its routes lead to other ports"
+
+
+def test_two_requests_with_one_room(follow: Lab) -> None:
+    """A router that drew a room twice; its twin is a room that is on prefill and on decode."""
+
+    def twice() -> bool:
+        queues = [rooms for name, rooms in follow.queues().items() if name.startswith("decode")]
+        return all(sum(queue.count(402) for queue in rooms.values()) == 2 for rooms in queues)
+
+    loads = [in_flight(follow, room=402, to="decode", abort_after_s=60.0)]
+    wait_for(lambda: any(402 in rooms for queues in follow.queues().values() for rooms in queues.values()))
+    which = ("--rank", "decode:*", "--allow-ranks", "2", "--for", "1m", "--detach")
+    follow.labs.cli("inject", "--duplicate-room", "402", "--room", 406, *which)
+    try:
+        loads.append(in_flight(follow, room=406, to="decode", abort_after_s=60.0))
+        wait_for(twice)
+    finally:
+        follow.labs.cli("heal", "--all")
+    document = verify(follow, 402, "--grace", "1s", code=1)
+    [finding] = [finding for finding in document["findings"] if finding["code"] == "PD127"]
+    assert finding["rooms"] == [402]
+    assert "Room 402 belongs to 2 requests on decode: " in finding["summary"]
+    assert set(finding["ranks"]) == {"decode dp0 pp0 tp0", "decode dp0 pp0 tp1"}
+    for load in loads:
+        load.join()
+    assert "PD127" not in codes(verify(follow, code=None))
+
+
+def test_a_registration_that_runs_out(without: Callable[..., Lab]) -> None:
+    """Prefill registered the room, and decode has not come for it."""
+    lab = without("", *QUERY, "--entry-cleanup", "20s")
+    load = in_flight(lab, room=7, prefill_dp=0, to="prefill", abort_after_s=60.0)
+    when_prefill_has(lab, 7)
+    assert "PD126" not in codes(verify(lab, 7, code=None)), "it has just been registered"
+    document = wait_for(lambda: found if "PD126" in codes(found := verify(lab, 7, code=None)) else None)
+    [finding] = [finding for finding in document["findings"] if finding["code"] == "PD126"]
+    assert finding["rooms"] == [7]
+    assert "(after 20 s), and no decode rank has been told of it yet" in finding["summary"]
+    load.join()
 
 
 @contextlib.contextmanager
