@@ -45,6 +45,10 @@ class Labs:
             for process in state.processes(folder):
                 if process.alive:
                     os.kill(process.pid, signal.SIGKILL)
+                elif error is not None:  # it may be why the test failed
+                    log = folder / f"{process.label.replace(' ', '-')}.log"
+                    print(f"{process.label} had ended; its log ends with:")
+                    print(log.read_text(errors="replace")[-4000:] if log.exists() else "(no log)")
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def cli(self, *arguments: object, code: int | None = 0) -> subprocess.CompletedProcess[str]:
