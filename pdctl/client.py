@@ -126,20 +126,38 @@ class Client:
             return self._fetch(rank)
         return answer
 
-    def _fetch(self, rank: FoundRank) -> Answer[Recording]:
+    def recording_bytes(self, rank: FoundRank, *, through_socket: bool = False) -> tuple[Answer[bytes], str]:
+        """Return the bytes of the rank's recording, chosen as :meth:`recording` does, and ``file`` or ``socket``.
+
+        They are copied from the beginning to the end, which is the order in which a recording is to be read.
+        """
+        if not through_socket:
+            answer = _file_bytes(rank)
+            if answer.silence is not Silence.NOT_AUTHORISED or not rank.live:
+                return answer, "file"
+        return self.part(rank, 0, rank.recording_size), "socket"
+
+    def part(self, rank: FoundRank, offset: int, length: int) -> Answer[bytes]:
+        """Return ``length`` bytes of the rank's recording from ``offset`` on through its socket, fewer where it ends."""
         data = bytearray()
-        while len(data) < rank.recording_size:
-            args = {"offset": len(data), "length": CHUNK}
+        while len(data) < length:
+            args = {"offset": offset + len(data), "length": min(CHUNK, length - len(data))}
             [part] = self.ask([rank], "recording", bytes, args)
             if part.body is None:
-                return Answer(rank, None, part.silence, part.reason, part.next_step, part.code)
+                return part
             if not part.body:
                 break
             data += part.body
+        return Answer(rank, bytes(data))
+
+    def _fetch(self, rank: FoundRank) -> Answer[Recording]:
+        answer = self.part(rank, 0, rank.recording_size)
+        if answer.body is None:
+            return Answer(rank, None, answer.silence, answer.reason, answer.next_step, answer.code)
         from pdctl.recording.reader import BadRecording, parse  # loads numpy: only where there is something to read
 
         try:
-            return Answer(rank, parse(bytes(data), f"{rank.identity.label} (through its socket)"))
+            return Answer(rank, parse(answer.body, f"{rank.identity.label} (through its socket)"))
         except BadRecording as error:
             return Answer(rank, None, Silence.GARBAGE, f"its recording can't be read: {error}")
 
@@ -177,11 +195,22 @@ def recording_file(rank: FoundRank) -> Answer[Recording]:
     try:
         return Answer(rank, read(rank.recording))
     except BadRecording as error:
-        return Answer(rank, None, Silence.GARBAGE, f"{rank.recording}: {error}")
-    except PermissionError as error:
-        return Answer(rank, None, Silence.NOT_AUTHORISED, f"{rank.recording}: {error.strerror}")
+        return Answer(rank, None, Silence.GARBAGE, f"{rank.recording_name}: {error}")
     except OSError as error:
-        return Answer(rank, None, Silence.ERROR, f"{rank.recording}: {error.strerror}")
+        return Answer(rank, None, _refusal(error), f"{rank.recording_name}: {error.strerror}")
+
+
+def _file_bytes(rank: FoundRank) -> Answer[bytes]:
+    if rank.recording is None:
+        return Answer(rank, None, Silence.ERROR, rank.recording_off or "it has no recording")
+    try:
+        return Answer(rank, rank.recording.read_bytes())
+    except OSError as error:
+        return Answer(rank, None, _refusal(error), f"{rank.recording_name}: {error.strerror}")
+
+
+def _refusal(error: OSError) -> Silence:
+    return Silence.NOT_AUTHORISED if isinstance(error, PermissionError) else Silence.ERROR
 
 
 def unreachable(rank: FoundRank) -> tuple[Silence, str] | None:

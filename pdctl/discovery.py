@@ -21,6 +21,7 @@ from pdctl.model import Identity
 from pdctl.observed import FoundRank
 from pdctl.processes import NO_PROCESS, look
 from pdctl.recording.header import read_header
+from pdctl.trace.container import Trace, held
 from pdctl.wire import PROTOCOL
 
 MAX_ABSENT = 4096
@@ -29,12 +30,16 @@ MAX_ABSENT = 4096
 
 @dataclass(frozen=True)
 class Found:
-    """What was found. earlier: dead ranks of earlier starts, left out. problems: files that could not be read."""
+    """What was found. earlier: dead ranks of earlier starts, left out. problems: files that could not be read.
+
+    salt: that of the trace they are from, where names in it are hashed.
+    """
 
     ranks: tuple[FoundRank, ...] = ()
     earlier: int = 0
     problems: tuple[str, ...] = ()
     looked_in: tuple[Path, ...] = ()
+    salt: str = ""
 
     def require(self) -> Found:
         """Return self; raises PdctlError (UNREACHABLE) when there is no rank at all."""
@@ -52,11 +57,14 @@ def discover(env: Mapping[str, str], *, source: Path | None = None, every_start:
     """Return the ranks of this host.
 
     env: PDCTL_RUN_DIR, PDCTL_RECORD_DIR and XDG_RUNTIME_DIR are used as the agents use them. source: read the
-    recordings in this directory only, as if every rank were dead. every_start: also dead ranks of earlier starts of a
-    server. Raises PdctlError (UNREACHABLE) for a directory that is not this user's alone or can't be read.
+    recordings in this directory, or this trace, only, as if every rank were dead. every_start: also dead ranks of
+    earlier starts of a server. Raises PdctlError (UNREACHABLE) for a directory that is not this user's alone or can't be
+    read, and for a trace that can't be used.
     """
     problems: list[str] = []
     ranks: dict[str, FoundRank] = {}
+    if source is not None and not source.is_dir():
+        return _traced(held(source), every_start=every_start)
     if source is None:
         folders, recordings = paths.run_dirs(env), paths.record_dir(env)
         for folder in folders:
@@ -66,10 +74,6 @@ def discover(env: Mapping[str, str], *, source: Path | None = None, every_start:
         _check(recordings)
         looked_in = (*folders, recordings)
     else:
-        if not source.is_dir():
-            raise PdctlError(
-                f"{source} is not a directory of recordings", "Give the directory that the .pdrec files are in."
-            )
         recordings = source
         looked_in = (source,)
     for rank in _recorded(recordings, problems, source is None):
@@ -79,6 +83,27 @@ def discover(env: Mapping[str, str], *, source: Path | None = None, every_start:
     chosen += _absent(chosen, where)
     chosen.sort(key=lambda rank: order(rank.identity))
     return Found(tuple(chosen), earlier, tuple(problems), looked_in)
+
+
+def _traced(trace: Trace, *, every_start: bool) -> Found:
+    """Return the ranks of a trace: those recorded, and those that were missing when it was made, with the reason."""
+    problems = list(trace.manifest.problems)
+    entries = {Path(rank.member).name: rank for rank in trace.manifest.ranks if rank.member}
+    ranks: list[FoundRank] = []
+    for rank in _recorded(trace.folder, problems, False):
+        assert rank.recording is not None
+        entry = entries[rank.recording.name]
+        ranks.append(replace(rank, member=f"{trace.path}:{entry.member}", seen_ns=entry.taken_mono_ns))
+    missing = [entry for entry in trace.manifest.ranks if not entry.member and entry.identity.pid]
+    ranks += [FoundRank(entry.identity, "recorded", recording_off=entry.reason) for entry in missing]
+    chosen, earlier = (ranks, 0) if every_start else _current(ranks)
+    reasons = {(_server(e.identity), _place(e.identity)): e.reason for e in trace.manifest.ranks if not e.member}
+    unknown = f"no recording of this rank in {trace.path}"
+    for rank in _absent(chosen, unknown):
+        why = reasons.get((_server(rank.identity), _place(rank.identity)), unknown)
+        chosen.append(replace(rank, endpoint_off=why))
+    chosen.sort(key=lambda rank: order(rank.identity))
+    return Found(tuple(chosen), earlier, tuple(problems), (trace.path,), trace.manifest.salt)
 
 
 def order(identity: Identity) -> tuple[str, int, str, int, int, int, int]:
@@ -238,8 +263,7 @@ def _absent(ranks: list[FoundRank], why: str) -> list[FoundRank]:
     """Return a row for each rank that the sizes of a server promise and of which nothing is here."""
     servers: dict[tuple[str, str, str], list[FoundRank]] = {}
     for rank in ranks:
-        i = rank.identity
-        servers.setdefault((i.cluster, i.service, i.instance), []).append(rank)
+        servers.setdefault(_server(rank.identity), []).append(rank)
     absent: list[FoundRank] = []
     for members in servers.values():
         seen = {_place(rank.identity) for rank in members}
@@ -266,6 +290,10 @@ def _absent(ranks: list[FoundRank], why: str) -> list[FoundRank]:
                 )
                 absent.append(FoundRank(identity, "no agent", endpoint_off=why))
     return absent
+
+
+def _server(identity: Identity) -> tuple[str, str, str]:
+    return identity.cluster, identity.service, identity.instance
 
 
 def _place(identity: Identity) -> tuple[int, int, int, int]:

@@ -22,6 +22,8 @@ class FoundRank:
     was given to be read, whatever became of it), ``no agent`` (expected from the sizes of its server, nothing of it is
     here). For the last, identity holds its coordinates and no process.
     protocol: what its agent speaks, 0 unknown. recording: the file, None without one, and why in recording_off.
+    member: what that file is called in the trace it was unpacked from. seen_ns: when it was copied into that trace, on
+    the monotonic clock of the host it was copied on, 0 where unknown.
     """
 
     identity: Identity
@@ -33,6 +35,13 @@ class FoundRank:
     recording_size: int = 0
     recording_off: str = ""
     process: Process = NO_PROCESS
+    member: str = ""
+    seen_ns: int = 0
+
+    @property
+    def recording_name(self) -> str:
+        """What to call its recording: its path, or its place in a trace; "" without one."""
+        return self.member or str(self.recording or "")
 
     @property
     def live(self) -> bool:

@@ -47,7 +47,7 @@ RecordDirOption = Annotated[
 ]
 FromOption = Annotated[
     Optional[Path],  # noqa: UP045
-    typer.Option("--from", metavar="DIR", help="Use only the recordings in this directory, of any host."),
+    typer.Option("--from", metavar="FILE|DIR", help="Use only this trace, or the recordings in this directory."),
 ]
 AllStartsOption = Annotated[
     bool, typer.Option("--all", help="Also dead ranks of earlier starts of a server, not only of its newest.")

@@ -129,7 +129,7 @@ def _document(asked: str, found: Found, pasts: list[RankPast]) -> StoryDocument:
             "Start ranks with recording on (PDCTL_RECORD_DIR on a file system with room), or give --from DIR.",
         )
     known = known_rooms(recordings)
-    rooms = meant(asked, known, recordings)
+    rooms = meant(asked, known, recordings, hashed=_hashed(asked, found.salt))
     if not rooms:
         near = nearest(asked, known)
         silent = sum(past.recording is None for past in pasts)
@@ -138,6 +138,15 @@ def _document(asked: str, found: Found, pasts: list[RankPast]) -> StoryDocument:
         hint = f"Known are, nearest first: {', '.join(near)}." if near else "No recording names any room yet."
         raise PdctlError(f"no recording knows a room or rid {asked}{unread}{earlier}", hint, Exit.PARTIAL)
     return StoryDocument(asked=asked, stories=tuple(story(pasts, room) for room in rooms), earlier=found.earlier)
+
+
+def _hashed(rid: str, salt: str) -> str:
+    """Return what a request id is called in a trace whose names are hashed with ``salt``, "" where none are."""
+    if not salt:
+        return ""
+    from pdctl.trace.redact import Names
+
+    return Names(salt).rid(rid)
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------

@@ -87,6 +87,8 @@ def _recording(rank: FoundRank, client: Client, *, files: bool, sockets: bool) -
 def _now(rank: FoundRank, status: Status | None, recording: Recording | None) -> int | None:
     if status is not None:
         return status.mono_ns
+    if rank.seen_ns:
+        return rank.seen_ns
     here = rank.identity.host == socket.gethostname()
     now = time.monotonic_ns()
     if here and recording is not None and recording.start_mono_ns <= now and _same_boot(recording):

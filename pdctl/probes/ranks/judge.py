@@ -101,7 +101,9 @@ def row(answer: Answer[Status], recording: Recording | None, now_wall_ns: int) -
     common = msgspec.structs.replace(common, state=state, reason=answer.reason)
     if recording is None:
         return common
-    return msgspec.structs.replace(common, source="recording", **_from_recording(recording, now_wall_ns))
+    return msgspec.structs.replace(
+        common, source="recording", **_from_recording(recording, now_wall_ns, answer.rank.seen_ns)
+    )
 
 
 def _common(rank: FoundRank) -> RankRow:
@@ -110,7 +112,7 @@ def _common(rank: FoundRank) -> RankRow:
         rank=i.label, state=rank.state, role=i.role, dp=i.dp, pp=i.pp, cp=i.cp, tp=i.tp, host=i.host, pid=i.pid,
         engine=i.engine, engine_version=i.engine_version, pdctl_version=i.pdctl_version, cluster=i.cluster,
         service=i.service, instance=i.instance, started_wall_ns=i.started_wall_ns, armed=i.armed, loaded_by=i.loaded_by,
-        backend=i.backend, recording=str(rank.recording or ""), recording_size=rank.recording_size,
+        backend=i.backend, recording=rank.recording_name, recording_size=rank.recording_size,
         recording_off=rank.recording_off, endpoint=rank.endpoint,
     )  # fmt: skip
 
@@ -134,9 +136,12 @@ def _from_status(status: Status) -> dict[str, object]:
     }
 
 
-def _from_recording(recording: Recording, now_wall_ns: int) -> dict[str, object]:
+def _from_recording(recording: Recording, now_wall_ns: int, seen_ns: int) -> dict[str, object]:
     # The monotonic clock may be of another boot or host; the start of the recording ties it to the wall's.
-    last_wall = recording.start_wall_ns + recording.tick_mono_ns - recording.start_mono_ns
+    to_wall = recording.start_wall_ns - recording.start_mono_ns
+    last_wall = recording.tick_mono_ns + to_wall
+    if seen_ns:
+        now_wall_ns = seen_ns + to_wall  # in a trace, ages are those when it was made
     age = max(0.0, (now_wall_ns - last_wall) / NS) if recording.tick_mono_ns else None
     return {
         "ticks": recording.ticks if recording.tick_mono_ns else None,

@@ -1,0 +1,427 @@
+"""The container: a ZIP file of ``manifest.json`` and ``recordings/NAME.pdrec``, written whole or not at all.
+
+Nothing in a file that is read is believed before it was checked: names, sizes, checksums, versions. Recordings are
+unpacked into a directory of this user alone, where zero pages stay holes, as a rank's own file has them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from pdctl.errors import Exit, PdctlError
+from pdctl.processes import look
+from pdctl.recording import format as f
+from pdctl.recording.header import parse_header
+from pdctl.trace.manifest import MISSING, VERSION, WHOLE, Manifest, TraceRank
+
+SUFFIX = ".pdtrace"
+MANIFEST = "manifest.json"
+MAX_MANIFEST = 64 << 20
+MAX_RECORDING = 1 << 30
+MAX_TOTAL = 64 << 30
+MAX_MEMBERS = 4096
+_MEMBER = re.compile(r"recordings/[A-Za-z0-9][A-Za-z0-9._-]{0,150}\.pdrec")
+_PAGE = 4096
+_CHUNK = 64 * _PAGE
+_ZERO = bytes(_PAGE)
+_SCHEMA = "pdctl.trace"
+_STATES = {f.STATE_WRITING: "writing", f.STATE_CLOSED: "closed", f.STATE_STOPPED: "stopped"}
+
+
+@dataclass(frozen=True)
+class Member:
+    """One rank for a trace: what the manifest says of it, and its recording, None where it is missing.
+
+    rank: without ``member``, ``size`` and ``sha256``, which :func:`write_trace` fills in.
+    """
+
+    rank: TraceRank
+    data: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A trace that is unpacked: its manifest, and the directory its sound recordings are in, by their base names.
+
+    Ranks whose recording is damaged are ``missing`` in this manifest, with the reason.
+    """
+
+    path: Path
+    manifest: Manifest
+    folder: Path
+
+
+def member_of(data: bytes, *, state: str = "recorded") -> Member:
+    """Return the member of a whole recording. Raises ValueError where ``data`` is none."""
+    header = parse_header(data[: f.HEADER_SIZE])
+    rank = TraceRank(
+        rank=header.identity.label,
+        state=state,
+        kept=WHOLE,
+        identity=header.identity,
+        writer=_STATES.get(header.state, "unknown"),
+    )
+    return Member(rank, data)
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
+
+def check_target(path: Path, *, force: bool) -> None:
+    """Raise PdctlError (USAGE) where a trace could not be put at ``path``; nothing is written yet."""
+    if path.is_dir():
+        raise PdctlError(f"{path} is a directory", "Name a file in it.", Exit.USAGE)
+    if os.path.lexists(path) and not force:
+        raise PdctlError(f"{path} exists", "Give --force to replace it, or another name.", Exit.USAGE)
+    if not path.parent.is_dir():
+        raise PdctlError(f"{path.parent} is not a directory", "Make it, or give another path.", Exit.USAGE)
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise PdctlError(f"{path.parent} can't be written to", "Give a path you may write to.", Exit.USAGE)
+
+
+def write_trace(path: Path, members: Iterable[Member], manifest: Manifest, *, force: bool = False) -> Manifest:
+    """Write a trace to ``path`` (mode 0600) and return its manifest with the ranks of ``members``.
+
+    It is there whole or not at all. Raises PdctlError: USAGE where there is a file already (unless force) or none may
+    be made, PARTIAL where it can't be written, as on a full disk.
+    """
+    check_target(path, force=force)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            with os.fdopen(fd, "w+b") as file:
+                done = _write(file, members, manifest)
+                file.flush()
+                os.fsync(file.fileno())
+            if force:
+                part.replace(path)
+            else:
+                os.link(part, path)  # unlike a rename, never over what came there meanwhile
+        finally:
+            part.unlink(missing_ok=True)
+    except FileExistsError:
+        raise PdctlError(f"{path} exists", "Give --force to replace it, or another name.", Exit.USAGE) from None
+    except OSError as error:
+        raise PdctlError(
+            f"{path} can't be written: {error.strerror or error}",
+            "Nothing was left there. Is the disk full? Give a path on another one.",
+            Exit.PARTIAL,
+        ) from None
+    _sync(path.parent)
+    return done
+
+
+def _write(file: IO[bytes], members: Iterable[Member], manifest: Manifest) -> Manifest:
+    ranks: list[TraceRank] = []
+    names: set[str] = set()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for member in members:
+            rank = member.rank
+            if member.data is not None:
+                name = _name(rank, names)
+                archive.writestr(_info(name), member.data)
+                sum_ = hashlib.sha256(member.data).hexdigest()
+                rank = msgspec.structs.replace(rank, member=name, size=len(member.data), sha256=sum_)
+            ranks.append(rank)
+        done = msgspec.structs.replace(manifest, ranks=tuple(ranks))
+        archive.writestr(_info(MANIFEST), msgspec.json.format(msgspec.json.encode(done), indent=1))
+    return done
+
+
+def _info(name: str) -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo(name)  # of 1980: when things were is in the manifest, to the nanosecond
+    info.compress_type = zipfile.ZIP_DEFLATED
+    info.external_attr = 0o600 << 16
+    return info
+
+
+def _name(rank: TraceRank, taken: set[str]) -> str:
+    stem = re.sub(r"[^A-Za-z0-9]+", "-", rank.rank).strip("-")[:100] or "rank"
+    stem = f"{stem}-{rank.identity.pid}"
+    number = 1
+    while (name := f"recordings/{stem}{f'-{number}' * (number > 1)}.pdrec") in taken:
+        number += 1
+    taken.add(name)
+    return name
+
+
+def _sync(folder: Path) -> None:
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        os.fsync(fd)
+    except OSError:
+        pass  # not every file system can; the file itself is safe
+    finally:
+        os.close(fd)
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Return the manifest of the trace at ``path``; its recordings are not looked at. Raises as :func:`opened`."""
+    with _archive(path) as archive:
+        return _manifest(path, archive)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Path]:
+    """Unpack the trace at ``path`` and yield the directory of its recordings (``*.pdrec``), which is removed at the end.
+
+    A recording whose checksum is wrong is left out: :func:`unpacked` says which. Raises PdctlError (UNREACHABLE) for a
+    file that can't be read, is no trace, is cut off, of a later version, or not to be trusted.
+    """
+    with unpacked(path) as trace:
+        yield trace.folder
+
+
+@contextmanager
+def unpacked(path: Path) -> Iterator[Trace]:
+    """As :func:`opened`, with the manifest."""
+    with _private_folder() as folder:
+        with _archive(path) as archive:
+            manifest = _manifest(path, archive)
+            members = _members(path, archive, manifest)
+            ranks = tuple(_unpack(archive, members, rank, folder, path) for rank in manifest.ranks)
+        yield Trace(path, msgspec.structs.replace(manifest, ranks=ranks), folder)
+
+
+_held = ExitStack()
+_traces: dict[tuple[str, int, int], Trace] = {}
+atexit.register(_held.close)
+
+
+def held(path: Path) -> Trace:
+    """Return the trace at ``path``, unpacked until this process ends; the same one for the same file. Raises as above."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise _bad(f"{path}: {error.strerror}", "Give a trace that pdctl record made, or a directory.") from None
+    key = (os.fspath(path.absolute()), found.st_ino, found.st_mtime_ns)
+    if key not in _traces:
+        _traces[key] = _held.enter_context(unpacked(path))
+    return _traces[key]
+
+
+def _bad(message: str, next_step: str = "Copy it again, or record anew with pdctl record.") -> PdctlError:
+    return PdctlError(message, next_step, Exit.UNREACHABLE)
+
+
+@contextmanager
+def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
+    try:
+        if not path.is_file():
+            raise _bad(f"{path} is no file", "Give a trace that pdctl record made, or a directory of recordings.")
+        with path.open("rb") as file:
+            head = file.read(8)
+            if not head:
+                raise _bad(f"{path} is empty")
+            if head == f.MAGIC:
+                raise _bad(f"{path} is one recording, not a trace", "Give the directory it is in.")
+            if head[:4] not in (b"PK\3\4", b"PK\5\6"):
+                raise _bad(
+                    f"{path} is not a trace", "Give a file that pdctl record made, or a directory of recordings."
+                )
+            try:
+                archive = zipfile.ZipFile(file)
+            except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
+                raise _bad(f"{path} is cut off or damaged: {error}") from None
+            with archive:
+                yield archive
+    except OSError as error:
+        raise _bad(f"{path} can't be read: {error.strerror or error}", "Is it yours to read?") from None
+
+
+def _manifest(path: Path, archive: zipfile.ZipFile) -> Manifest:
+    infos = [info for info in archive.infolist() if info.filename == MANIFEST]
+    if len(infos) != 1:
+        foreign = "is a ZIP file, but no trace: it has no" if not infos else "has more than one"
+        raise _bad(f"{path} {foreign} {MANIFEST}", "Give a file that pdctl record made.")
+    if infos[0].file_size > MAX_MANIFEST:
+        raise _bad(f"{path}: {MANIFEST} has {infos[0].file_size} bytes, at most {MAX_MANIFEST} are read")
+    try:
+        raw = _whole(archive, infos[0])
+        head = msgspec.json.decode(raw, type=_Head)
+        if head.schema != _SCHEMA:
+            raise _bad(f"{path} is a ZIP file, but no trace: its schema is {head.schema or 'not said'!r}")
+        if head.version > VERSION:
+            said = f"{path} is of trace version {head.version}; this pdctl reads up to {VERSION}"
+            raise _bad(said, f"Update pdctl; it was made by pdctl {head.pdctl_version or 'of a later version'}.")
+        return msgspec.json.decode(raw, type=Manifest)
+    except (msgspec.MsgspecError, *_DAMAGE) as error:
+        raise _bad(f"{path}: {MANIFEST} is damaged: {error}") from None
+
+
+_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, UnicodeDecodeError)
+"""What :mod:`zipfile` raises for a member that is damaged, encrypted or packed in a way it does not know."""
+
+
+class _Head(msgspec.Struct):
+    schema: str = ""
+    version: int = 0
+    pdctl_version: str = ""
+
+
+def _whole(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+    with archive.open(info) as stream:
+        data = stream.read(MAX_MANIFEST + 1)
+    if len(data) > MAX_MANIFEST:
+        raise zipfile.BadZipFile("it is larger than it says")
+    return data
+
+
+def _members(path: Path, archive: zipfile.ZipFile, manifest: Manifest) -> dict[str, zipfile.ZipInfo]:
+    """Return the members that the manifest names. Raises PdctlError where names or sizes are not to be trusted."""
+    names = [rank.member for rank in manifest.ranks if rank.member]
+    if len(names) > MAX_MEMBERS or len(set(names)) != len(names):
+        raise _bad(f"{path} can't be trusted: its manifest names recordings twice, or more than {MAX_MEMBERS}")
+    infos: dict[str, zipfile.ZipInfo] = {}
+    for info in archive.infolist():
+        if info.filename in infos:
+            raise _bad(f"{path} can't be trusted: it has two members {info.filename!r}")
+        infos[info.filename] = info
+    total = 0
+    for rank in manifest.ranks:
+        if not rank.member:
+            continue
+        if not _MEMBER.fullmatch(rank.member):
+            raise _bad(f"{path} can't be trusted: a recording is called {rank.member[:200]!r}")
+        found = infos.get(rank.member)
+        size = found.file_size if found else 0
+        total += size
+        if size > MAX_RECORDING or total > MAX_TOTAL:
+            raise _bad(f"{path} can't be trusted: {rank.member} would unpack to {size} bytes, {total} in all so far")
+    return infos
+
+
+def _unpack(
+    archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], rank: TraceRank, folder: Path, trace: Path
+) -> TraceRank:
+    """Put the rank's recording into ``folder``; returns the rank, as missing where its recording is damaged."""
+    if not rank.member:
+        return rank
+    target = folder / Path(rank.member).name
+    why = "is not in the file"
+    info = members.get(rank.member)
+    if info is not None:
+        try:
+            with archive.open(info) as stream:
+                why = _sparse(stream, target, rank)
+        except _DAMAGE as error:
+            why = f"is damaged: {error}"
+        except OSError as error:
+            where = tempfile.gettempdir()
+            raise PdctlError(
+                f"{trace} can't be unpacked into {where}: {error.strerror or error}",
+                "Set TMPDIR to a directory with room.",
+                Exit.UNREACHABLE,
+            ) from None
+    if not why:
+        return rank
+    target.unlink(missing_ok=True)
+    said = f"its recording in {trace.name} {why}"
+    return msgspec.structs.replace(rank, kept=MISSING, reason=said, member="", problems=(*rank.problems, said))
+
+
+def _sparse(stream: IO[bytes], target: Path, rank: TraceRank) -> str:
+    """Write a recording with holes for its zero pages; returns what is wrong with it, "" for nothing."""
+    sum_, size = hashlib.sha256(), 0
+    fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        while chunk := stream.read(_CHUNK):
+            sum_.update(chunk)
+            view = memoryview(chunk)
+            for at in range(0, len(chunk), _PAGE):
+                page = view[at : at + _PAGE]
+                if page != _ZERO[: len(page)]:
+                    _put(fd, page, size + at)
+            size += len(chunk)
+            if size > MAX_RECORDING:
+                return f"is larger than {MAX_RECORDING} bytes"
+        os.ftruncate(fd, size)
+    finally:
+        os.close(fd)
+    if size != rank.size:
+        return f"has {size} bytes, its manifest says {rank.size}"
+    return "" if sum_.hexdigest() == rank.sha256 else "is damaged: its checksum is not that of the manifest"
+
+
+def _put(fd: int, data: memoryview, at: int) -> None:
+    while data:
+        written = os.pwrite(fd, data, at)
+        data, at = data[written:], at + written
+
+
+# ---- the directory ---------------------------------------------------------------------------------------------------
+
+_FOLDER = "pdctl-trace"
+
+
+@contextmanager
+def _private_folder() -> Iterator[Path]:
+    """Yield a directory of mode 0700 that is removed at the end; one that a killed pdctl left is removed now."""
+    _sweep(Path(tempfile.gettempdir()))
+    me = os.getpid()
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}-{_namespace()}-{me}-{look(me).start}-"))
+    except OSError as error:
+        where = tempfile.gettempdir()
+        raise PdctlError(
+            f"{where} can't be written: {error.strerror}", "Set TMPDIR to a directory with room."
+        ) from None
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _namespace() -> int:
+    """Return what tells process ids of this container from those of others that may share the directory."""
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        return 0
+
+
+def _sweep(where: Path) -> None:
+    """Remove what processes of this user unpacked that ended without a chance to remove it."""
+    prefix = f"{_FOLDER}-{_namespace()}-"
+    for folder in where.glob(f"{prefix}*"):
+        try:
+            pid, start, _ = folder.name.removeprefix(prefix).split("-", 2)
+            mine = folder.lstat().st_uid == os.geteuid() and not folder.is_symlink()
+            if mine and not look(int(pid)).runs_since(int(start)):
+                shutil.rmtree(folder, ignore_errors=True)
+        except (OSError, ValueError):
+            continue
+
+
+__all__ = [
+    "Member",
+    "Trace",
+    "check_target",
+    "held",
+    "member_of",
+    "opened",
+    "read_manifest",
+    "unpacked",
+    "write_trace",
+]

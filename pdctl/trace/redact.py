@@ -1,0 +1,169 @@
+"""Takes names out of recordings: host names, request ids, addresses and free text become salted hashes.
+
+The same name gives the same hash everywhere in one trace, so that what belongs together still does; rooms, slots,
+polls, times and everything else stay as they are. docs/trace-format.md says what is replaced by what.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import Any
+from zlib import crc32
+
+import msgspec
+
+from pdctl.model import EventKind, Identity
+from pdctl.recording import format as f
+from pdctl.recording.header import parse_header
+
+TEXT_MAX = 72
+"""Bytes of an event's text that a recording keeps."""
+EVERY_REQUEST = "all requests"
+"""The text of an ABORT that names no request."""
+CONFLICT = "follow_bootstrap_room conflict"
+"""How the reason of a FAILURE begins that verify-routing looks for (SGLang from 0.5.11 on)."""
+_PLAIN = frozenset(
+    {EventKind.FAULT_ARMED, EventKind.FAULT_FIRED, EventKind.FAULT_ENDED, EventKind.STATE, EventKind.DEQUEUE}
+)
+"""Kinds whose text is one of pdctl's own words."""
+_HEAD = re.compile(r"[a-z][a-z ()-]{0,40}: ")
+_SERVER = re.compile(r"@([^@:/|]+)(?=[:/|]|$)")
+_FOLDERS = re.compile(r"(?<![\w.])/(?:[^/\s:,;]+/)+")
+
+
+class Names:
+    """Replaces names by hashes made with ``salt`` (hexadecimal). hosts: names that free text may hold."""
+
+    def __init__(self, salt: str, hosts: Iterable[str] = ()) -> None:
+        self._key = bytes.fromhex(salt)
+        known = sorted({host for host in hosts if host}, key=len, reverse=True)
+        words = "|".join(map(re.escape, known))
+        self._hosts = re.compile(rf"(?<![\w.-])(?:{words})(?![\w-])") if known else None
+
+    def host(self, name: str) -> str:
+        """Return ``host-`` and 8 hexadecimal digits; "" stays."""
+        return self._hash("host", name, 4) if name else name
+
+    def rid(self, rid: str) -> str:
+        """Return ``rid-`` and 16 hexadecimal digits, of the part of a request id that recordings keep."""
+        cut = rid.encode("utf-8", "replace")[:TEXT_MAX].decode("utf-8", "replace")
+        return self._hash("rid", cut, 8) if cut else cut
+
+    def address(self, address: str) -> str:
+        """Return ``host:port`` with the host replaced."""
+        scheme, colon, rest = address.rpartition("://")
+        host, found, port = rest.rpartition(":")
+        if not found or not port.strip("/").isdecimal():
+            host, found, port = rest, "", ""
+        return f"{scheme}{colon}{self.host(host)}{found}{port}"
+
+    def server(self, name: str) -> str:
+        """Return a name like ``decode@HOST:PORT/…`` with its host replaced."""
+        return _SERVER.sub(lambda found: f"@{self.host(found[1])}", name)
+
+    def words(self, text: str) -> str:
+        """Return a sentence of pdctl's with host names replaced, and files without the directories they are in."""
+        text = _FOLDERS.sub("", text)
+        return self._hosts.sub(lambda found: self.host(found[0]), text) if self._hosts else text
+
+    def identity(self, raw: bytes) -> bytes:
+        """Return the JSON of an identity with its hosts replaced. Raises ValueError where it is none."""
+        found = json.loads(raw)
+        if not isinstance(found, dict):
+            raise ValueError("an identity is a JSON object")
+        return msgspec.json.encode(self._identity(found))
+
+    def who(self, identity: Identity) -> Identity:
+        """Return ``identity`` with its hosts replaced."""
+        return msgspec.json.decode(self.identity(msgspec.json.encode(identity)), type=Identity)
+
+    def event(self, kind: int, text: str) -> str:
+        """Return the text of an event of this kind, with the names in it replaced."""
+        if not text or kind in _PLAIN:
+            return text
+        if kind == EventKind.ABORT and text == EVERY_REQUEST:
+            return text
+        if kind in (EventKind.ENQUEUE, EventKind.ABORT):
+            return self.rid(text)
+        if kind == EventKind.DP_QUERY:
+            return self.address(text)
+        kept = ""
+        if kind == EventKind.FAILURE and text.startswith(CONFLICT):
+            kept = f"{CONFLICT} "
+        elif kind == EventKind.NOTE and (head := _HEAD.match(text)):
+            kept = head[0]
+        elif kind == EventKind.NOTE and re.fullmatch(r"[a-z]+-[a-z-]+ [a-z]+", text):
+            return text  # a fault and what became of it
+        return kept + self._hash("text", text, 8)
+
+    def _identity(self, found: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(found.get("host"), str):
+            found["host"] = self.host(found["host"])
+        own = found.get("engine") == "lab"
+        for name in ("service", "instance", "world"):
+            found[name] = self._named(found.get(name), own)
+        for group in found.get("groups") or ():
+            if isinstance(group, dict):
+                group["world"] = self._named(group.get("world"), own)
+        return found
+
+    def _named(self, name: object, own: bool) -> object:
+        # A lab's server is called decode@lab:NAME: that is no host.
+        if not isinstance(name, str) or (own and _SERVER.findall(name) == ["lab"]):
+            return name
+        return self.server(name)
+
+    def _hash(self, kind: str, text: str, size: int) -> str:
+        sum_ = blake2b(text.encode("utf-8", "replace"), digest_size=size, key=self._key, person=kind.encode())
+        return f"{kind}-{sum_.hexdigest()}"
+
+
+def redact(data: bytes, names: Names) -> bytes:
+    """Return a recording with the names in it replaced, and the checksums of what changed made anew.
+
+    Events whose checksum does not hold are blanked: nobody can say what they hold. Raises ValueError for bytes that
+    are no recording, and where the identity does not fit any more.
+    """
+    size = parse_header(data[: f.HEADER_SIZE]).size
+    out = bytearray(data)
+    length, _ = f.IDENTITY_FIELDS.unpack_from(out, f.IDENTITY_OFFSET_FIELDS)
+    raw = names.identity(bytes(out[f.IDENTITY_OFFSET : f.IDENTITY_OFFSET + length]))
+    if len(raw) > f.IDENTITY_MAX:
+        raise ValueError(f"its identity without names has {len(raw)} bytes, at most {f.IDENTITY_MAX} fit")
+    out[f.IDENTITY_OFFSET : f.HEADER_SIZE] = raw.ljust(f.HEADER_SIZE - f.IDENTITY_OFFSET, b"\0")
+    f.IDENTITY_FIELDS.pack_into(out, f.IDENTITY_OFFSET_FIELDS, len(raw), crc32(raw))
+    *_, offset, capacity = f.layout(size)
+    _events(out, offset, min(offset + capacity * f.EVENT_SIZE, len(out)), names)
+    return bytes(out)
+
+
+_BLANK = bytes(f.EVENT_SIZE)
+_BODY = f.EVENT.size
+_TEXT_AT = f.EVENT.size - TEXT_MAX
+_KIND_AT = 16
+
+
+def _events(out: bytearray, start: int, end: int, names: Names) -> None:
+    texts: dict[tuple[int, bytes], bytes] = {}
+    for at in range(start, end, f.EVENT_SIZE):
+        record = bytes(out[at : at + f.EVENT_SIZE])
+        if record == _BLANK[: len(record)]:
+            continue
+        whole = len(record) == f.EVENT_SIZE
+        if not whole or crc32(record[:_BODY]) != int.from_bytes(record[f.EVENT_CRC_OFFSET :], "little"):
+            out[at : at + len(record)] = bytes(len(record))
+            continue
+        kind, text = record[_KIND_AT], record[_TEXT_AT:_BODY]
+        if text[0] == 0:
+            continue
+        key = (kind, text)
+        new = texts.get(key)
+        if new is None:
+            said = names.event(kind, text.rstrip(b"\0").decode("utf-8", "replace"))
+            new = texts[key] = said.encode("utf-8", "replace")[:TEXT_MAX].ljust(TEXT_MAX, b"\0")
+        if new != text:
+            body = record[:_TEXT_AT] + new
+            out[at : at + f.EVENT_SIZE] = body + bytes(4) + crc32(body).to_bytes(4, "little")
