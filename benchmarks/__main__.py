@@ -64,6 +64,7 @@ def results(quick: bool) -> Iterator[dict[str, Any]]:
         yield from run(found[0], "poll_overhead", "--chunks", chunks, "--sites", env=found[1])
     yield from run(python, "agent", *(("--runs", "2", "--seconds", "5") if quick else ()))
     yield from run(python, "judges", *(("--requests", "1000", "--times", "2") if quick else ()))
+    yield from run(python, "load_trace", "--runs", "3" if quick else "15")
     yield from run(python, "start_up", "--runs", "4" if quick else "15")
 
 
@@ -100,6 +101,9 @@ def rows(result: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield f"{what}, decoding, CPU", f"{result['decode_ms']} ms", ""
         yield f"{what}, judging, CPU", f"{result['judge_ms']} ms", "≤ 150 ms"
         yield f"{what}, RSS added", f"{result['rss_added_mib']} MiB", "≤ 300 MiB"
+    elif name == "load_trace":
+        yield "load_trace: full recording of 16 MiB", _quartiles(result["wall_s"], "s"), "≤ 0.3 s"
+        yield "load_trace: to its bytes and checksums alone, CPU", _quartiles(result["cpu_ratio"], "×"), ""
     elif name == "start_up":
         for key, shown, minimal in (
             ("help", "pdctl --help", "minimal_app_help"),
