@@ -25,6 +25,7 @@ COMMANDS = {
     "dump": ("dump", "Metadata slots, queues, groups, settings; what has no owner."),
     "story": ("story", "Tell one room's way through all ranks of prefill and decode."),
     "record": ("record", "Collect the recordings of all ranks."),
+    "replay": ("replay", "Search what could happen to polls for what parts the ranks."),
     "inject": ("inject", "Break something on purpose, for a while."),
     "faults": ("faults", "Show the faults in place."),
     "drill": ("drill", "Break, judge, heal, judge again: HOLDS or BROKEN."),

@@ -16,6 +16,7 @@ import msgspec
 
 import pdctl.commands
 import pdctl.probes
+import pdctl.replay
 import pdctl.trace
 from pdctl.documents import Document
 from pdctl.inject.drill.records import Record
@@ -28,8 +29,8 @@ FOLDER = Path(__file__).resolve().parents[1] / "docs" / "schemas"
 
 
 def documents() -> list[type[Document]]:
-    """Return the class of every document, wherever in commands, probes and traces it is."""
-    for package in (pdctl.commands, pdctl.probes, pdctl.trace):
+    """Return the class of every document, wherever in commands, probes, replay and traces it is."""
+    for package in (pdctl.commands, pdctl.probes, pdctl.replay, pdctl.trace):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             import_module(module.name)
     return sorted(Document.__subclasses__(), key=tag)

@@ -13,11 +13,11 @@ from pdctl.errors import PdctlError
 from pdctl.model import Action, EventKind
 from pdctl.recording.reader import Recording, read
 from pdctl.replay.explore.policies import POLICIES, Policy, Split
-from pdctl.replay.explore.recordings import FORMER_ROOM, ROOM, write
+from pdctl.replay.explore.recordings import FORMER, write
 from pdctl.replay.explore.rules import run
 from pdctl.replay.explore.search import search
 from pdctl.replay.explore.shrink import shrink
-from pdctl.replay.explore.space import Cell, Model, Schedule, space_of
+from pdctl.replay.explore.space import ROOM, Cell, Model, Schedule, space_of
 
 # Policy, way to part, what diff-queues calls it, and how many requests the schedule has before it is shrunk.
 FINDINGS = [
@@ -92,7 +92,7 @@ def test_the_recordings_hold_what_each_rank_saw(tmp_path: Path) -> None:
         seen[recording.identity.tp] = at(recording, "decode.transfer", 0)[ROOM]
         landed = [e for e in recording.events() if e.kind is EventKind.LANDED]
         assert [(e.room, e.b, e.a > 0) for e in landed] == ([(ROOM, ROOM, True)] if recording.identity.tp == 1 else [])
-    assert seen == {0: (Action.COMMITTED, ROOM), 1: (Action.KEPT, 0), 2: (Action.ABORTED, FORMER_ROOM)}
+    assert seen == {0: (Action.COMMITTED, ROOM), 1: (Action.KEPT, 0), 2: (Action.ABORTED, FORMER)}
 
 
 def test_an_orphan_is_told_by_story_and_is_no_difference_within_a_stage(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ from pdctl.replay.explore.policies import Policy, Split
 from pdctl.replay.explore.rules import FOREIGN, OWN, Entry, Outcome, run
 from pdctl.replay.explore.space import Schedule
 
-ROOM, FORMER_ROOM = 7001, 6001
-"""Rooms of the first request, and of the former owner of its slot; the others count on."""
+FORMER = 6001
+"""Room of the former owner of the first request's slot; the others count on."""
 _ROUND_S = 0.002
 _AFTER = 3
 """Turns that ranks go on where nothing holds them."""
@@ -47,8 +47,8 @@ class _Rank:
     def __init__(self, policy: Policy, schedule: Schedule, number: int, folder: Path) -> None:
         self.policy, self.number = policy, number
         self.cells = schedule.cells[number]
-        self.requests = [_Request(n, ROOM + n, n) for n in range(schedule.requests)]
-        self.slots = {n: FORMER_ROOM + n if cell.flag else 0 for n, cell in enumerate(self.cells)}
+        self.requests = [_Request(n, room, n) for n, room in enumerate(schedule.rooms)]
+        self.slots = {n: FORMER + n if cell.flag else 0 for n, cell in enumerate(self.cells)}
         self.queue: list[_Request] = []
         identity = _identity(policy, schedule.ranks, number)
         path = folder / f"{identity.selector.replace(':', '-')}.pdrec"
@@ -59,7 +59,7 @@ class _Rank:
         for n, cell in enumerate(self.cells):
             if policy.machine == "transfer" and cell.flag:
                 for kind in (EventKind.SLOT_ALLOC, EventKind.SLOT_FREE):
-                    self.event(kind, room=FORMER_ROOM + n, slot=n)
+                    self.event(kind, room=FORMER + n, slot=n)
 
     # How the tap reads a queue (pdctl.agent.sinks.QueueView).
     def describe(self, entry: _Request) -> tuple[int, int]:
@@ -128,7 +128,7 @@ class _Rank:
         stays = []
         for request, entry in zip(self.queue, entries, strict=True):
             if entry.found is not None and entry.reduced == KVPoll.SUCCESS:
-                found = {OWN: request.room, FOREIGN: FORMER_ROOM + request.number}.get(entry.found, 0)
+                found = {OWN: request.room, FOREIGN: FORMER + request.number}.get(entry.found, 0)
                 self.tap.decided(request, int(entry.action), found)
             elif entry.action is Action.FAILED:
                 self.tap.decided(request, int(entry.action), None)

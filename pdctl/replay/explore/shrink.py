@@ -41,6 +41,7 @@ def _smaller(policy: Policy, schedule: Schedule) -> Iterator[Schedule]:
             yield replace(
                 schedule,
                 arrivals=_without(schedule.arrivals, request),
+                named=_without(schedule.named, request),
                 cells=tuple(_without(row, request) for row in cells),
             )
     if schedule.rounds > 1:
@@ -70,7 +71,8 @@ def _without_round(schedule: Schedule, gone: int) -> Schedule:
 
     last = schedule.rounds - 2
     arrivals = tuple(min(at - (at > gone), last) for at in schedule.arrivals)
-    return Schedule(schedule.rounds - 1, arrivals, tuple(tuple(map(cut, row)) for row in schedule.cells))
+    cells = tuple(tuple(map(cut, row)) for row in schedule.cells)
+    return replace(schedule, rounds=schedule.rounds - 1, arrivals=arrivals, cells=cells)
 
 
 def _plainer(policy: Policy, rounds: int, cell: Cell) -> Iterator[Cell]:

@@ -21,6 +21,8 @@ from typing import NamedTuple
 
 from pdctl.replay.explore.policies import Policy
 
+ROOM = 7001
+"""Room of the first request where a schedule names none; the others count on."""
 MOST_RANKS, MOST_REQUESTS, MOST_ROUNDS = 64, 64, 64
 
 
@@ -34,11 +36,17 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """arrivals: per request, the round it arrives in on all ranks. cells: [rank][request]."""
+    """arrivals: per request, the round it arrives in on all ranks. cells: [rank][request]. named: the requests' rooms."""
 
     rounds: int
     arrivals: tuple[int, ...]
     cells: tuple[tuple[Cell, ...], ...]
+    named: tuple[int, ...] = ()
+
+    @property
+    def rooms(self) -> tuple[int, ...]:
+        """Room of each request, made up where none is given."""
+        return self.named or tuple(range(ROOM, ROOM + self.requests))
 
     @property
     def ranks(self) -> int:
@@ -84,7 +92,10 @@ def parse(text: str) -> Model:
 
 @dataclass(frozen=True)
 class Space:
-    """All schedules of a search. arrivals: choices per request; cells: choices per (rank, request), ranks outermost."""
+    """All schedules of a search. arrivals: choices per request; cells: choices per (rank, request), ranks outermost.
+
+    named: rooms of the requests, where a recording gives them.
+    """
 
     policy: Policy
     ranks: int
@@ -92,6 +103,7 @@ class Space:
     rounds: int
     arrivals: tuple[tuple[int, ...], ...]
     cells: tuple[tuple[Cell, ...], ...]
+    named: tuple[int, ...] = ()
 
     @property
     def radices(self) -> tuple[int, ...]:
@@ -111,6 +123,7 @@ class Space:
             self.rounds,
             tuple(options[digit] for options, digit in zip(self.arrivals, late, strict=True)),
             tuple(tuple(chosen[rank * self.requests :][: self.requests]) for rank in range(self.ranks)),
+            self.named,
         )
 
     def digits(self, index: int) -> list[int]:
