@@ -309,7 +309,8 @@ def with_env(env: Mapping[str, str], run_dir: Path | None, record_dir: Path | No
 def refresh(rank: FoundRank) -> FoundRank:
     """Return ``rank`` with its process looked at again."""
     process = look(rank.identity.pid)
-    live = rank.live and (process.runs_since(rank.identity.proc_start) or process.state == "")
+    unseen = not (process.state or rank.process.state)  # in another pid namespace, then as now
+    live = rank.live and (process.runs_since(rank.identity.proc_start) or unseen)
     return replace(rank, process=process, state="live" if live else "dead" if rank.live else rank.state)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
@@ -19,6 +19,7 @@ from pdctl.commands.options import (
     RunDirOption,
     TimeoutOption,
     find,
+    seconds,
 )
 from pdctl.documents import Document
 from pdctl.errors import Exit
@@ -28,10 +29,30 @@ from pdctl.trace.manifest import Manifest
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from pdctl.client import Client
+    from pdctl.commands.record_trigger import Trigger
     from pdctl.discovery import Found
+    from pdctl.trace.container import Member
+    from pdctl.trace.manifest import Divergence
     from pdctl.trace.redact import Names
 
+DIVERGED = "diverged"
+MAX_SIZE = "256MiB"
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 _STYLE = {"whole": "green", "partial": "yellow", "missing": "red"}
+
+
+def _bytes(text: str) -> int:
+    """Return ``64MiB``, ``64M`` or a number of bytes in bytes; raises typer.BadParameter for anything else."""
+    written = str(text).strip().removesuffix("B").removesuffix("i")
+    unit = written[-1:].upper() if written[-1:].isalpha() else ""
+    number = written.removesuffix(written[-1:] if unit else "")
+    if unit not in _UNITS or not (number.isascii() and number.isdecimal()) or len(number) > 12:
+        raise typer.BadParameter("a size like 64MiB", param_hint="--max-size")
+    size = int(number) << _UNITS[unit]
+    if not 256 << 10 <= size <= 1 << 30:
+        raise typer.BadParameter("from 256KiB to 1GiB", param_hint="--max-size")
+    return size
 
 
 class RecordDocument(Document, frozen=True, kw_only=True, tag="pdctl.record"):
@@ -49,6 +70,17 @@ def command(
     keep_names: Annotated[
         bool, typer.Option("--keep-names", help="Keep host names, request ids and free text; else they are hashed.")
     ] = False,
+    lasting: Annotated[
+        Optional[float],  # noqa: UP045  # typer evaluates annotations
+        typer.Option("--for", parser=seconds, metavar="TIME", help="Follow the ranks so long; Ctrl-C ends it earlier."),
+    ] = None,
+    trigger: Annotated[
+        str,
+        typer.Option("--trigger", metavar="WHAT", help="diverged: follow until ranks differ, --for at most, and stop."),
+    ] = "",
+    max_size: Annotated[
+        str, typer.Option("--max-size", metavar="SIZE", help="How large one rank's recording may grow in that time.")
+    ] = MAX_SIZE,
     every_start: AllStartsOption = False,
     source: FromOption = None,
     through: Annotated[
@@ -68,19 +100,36 @@ def command(
 
     Host names, request ids and free text are replaced by hashes unless --keep-names is given. Every rank that is expected
     is in the file's manifest, with the reason where its recording is missing; --timeout is for each rank's.
-    Exit code: 0 when all of every rank is there, 3 when not, 4 when there is no recording at all.
+    Exit code: 0 when all of every rank is there, 3 when not, or when --trigger saw nothing in time, 4 when there is no
+    recording at all.
     """
     if through not in ("", "sockets", "recordings"):
         raise typer.BadParameter("sockets or recordings", param_hint="--through")
     if source is not None and through == "sockets":
         raise typer.BadParameter("--from reads recordings, not sockets", param_hint="--through")
+    if trigger not in ("", DIVERGED):
+        raise typer.BadParameter(DIVERGED, param_hint="--trigger")
+    if source is not None and (lasting is not None or trigger):
+        raise typer.BadParameter("recordings given with --from do not grow", param_hint="--for")
+    limit = _bytes(max_size)
     from pdctl.trace import container
 
     container.check_target(file, force=force)
     started = time.time_ns()
     found = find(run_dir, record_dir, source, every_start=every_start)
     names, salt = _names(found, keep=keep_names)
-    manifest = _collected(found, file, names, salt, started, through, timeout, rank_timeout, force=force)
+    from pdctl.client import Client
+
+    seen: Divergence | None = None
+    with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
+        if lasting is None and not trigger:
+            stopped = "recorded what there was"
+            members = _copied(_allowed(found, through), client, names, sockets=through == "sockets")
+        else:
+            watch = _trigger(found) if trigger else None
+            stopped, members = _followed(_allowed(found, through), client, names, lasting, limit, watch, through)
+            seen = watch.seen if watch is not None else None
+    manifest = _written(found, file, members, names, salt, started, stopped, seen, force=force)
     document = RecordDocument(path=str(file), size=file.stat().st_size, trace=manifest)
     out = Output(output)
     out.document(document, manifest.ranks, lambda console: draw(document, console))
@@ -91,7 +140,9 @@ def command(
             out.note(
                 f"{manifest.earlier} dead rank{'s'[: manifest.earlier != 1]} of earlier starts; --all records them"
             )
-    return int(Exit.PARTIAL if manifest.partial else Exit.CLEAN)
+        if trigger and seen is None:
+            out.note("the ranks did not diverge")
+    return int(Exit.PARTIAL if manifest.partial or (trigger and seen is None) else Exit.CLEAN)
 
 
 def _names(found: Found, *, keep: bool) -> tuple[Names | None, str]:
@@ -107,31 +158,52 @@ def _names(found: Found, *, keep: bool) -> tuple[Names | None, str]:
     return Names(salt, [socket.gethostname(), *(rank.identity.host for rank in found.ranks)]), salt
 
 
-def _collected(
-    found: Found, file: Path, names: Names | None, salt: str, started: int, through: str, timeout: float,
-    rank_timeout: float, *, force: bool,
+def _copied(found: Found, client: Client, names: Names | None, *, sockets: bool) -> list[Member]:
+    from pdctl.trace import collect
+
+    return [collect.member(copy, names) for copy in collect.copies(found, client, through_socket=sockets)]
+
+
+def _trigger(found: Found) -> Trigger:
+    from pdctl.commands.record_trigger import Trigger
+
+    return Trigger(found)
+
+
+def _followed(
+    found: Found, client: Client, names: Names | None, lasting: float | None, limit: int, trigger: Trigger | None,
+    through: str,
+) -> tuple[str, list[Member]]:  # fmt: skip
+    """Follow the ranks; returns why that ended, and what was had of each."""
+    from pdctl.trace import collect, follow
+
+    with follow.interruptible() as over:
+        ranks = follow.begin(found, client, through_socket=through == "sockets")
+        ended = trigger if trigger is not None else lambda: ""
+        stopped = follow.follow(ranks, seconds=lasting, max_size=limit, ended=ended, over=over)
+    return stopped, [collect.member(rank.copy(), names) for rank in ranks]
+
+
+def _written(
+    found: Found, file: Path, members: list[Member], names: Names | None, salt: str, started: int, stopped: str,
+    seen: Divergence | None, *, force: bool,
 ) -> Manifest:  # fmt: skip
     """Write the trace and return its manifest. Raises PdctlError (UNREACHABLE) where no rank has a recording."""
     import msgspec
 
-    from pdctl.client import Client
     from pdctl.errors import PdctlError
-    from pdctl.trace import collect, container, manifest
+    from pdctl.trace import container, manifest
 
-    said = names.words if names is not None else str
-    with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
-        copies = collect.copies(_allowed(found, through), client, through_socket=through == "sockets")
-        members = [collect.member(copy, names) for copy in copies]
     if all(member.data is None for member in members):
         why = "; ".join(dict.fromkeys(member.rank.reason for member in members))
         raise PdctlError(f"no recording can be read: {why}", "pdctl ranks says more of each rank.")
-    made = manifest.new(
-        "recorded what there was",
-        started_wall_ns=started,
-        seconds=(time.time_ns() - started) / 1e9,
-        problems=tuple(map(said, found.problems)),
-    )
-    made = msgspec.structs.replace(made, redacted=bool(salt), salt=salt, earlier=found.earlier)
+    said = names.words if names is not None else str
+    took = (time.time_ns() - started) / 1e9
+    problems = tuple(map(said, found.problems))
+    made = manifest.new(stopped, started_wall_ns=started, seconds=took, problems=problems)
+    if seen is not None and names is not None:
+        seen = msgspec.structs.replace(seen, group=names.server(names.words(seen.group)))
+    made = msgspec.structs.replace(made, redacted=bool(salt), salt=salt, earlier=found.earlier, divergence=seen)
     if names is not None:
         clock = msgspec.structs.replace(made.clock, host=names.host(made.clock.host))
         made = msgspec.structs.replace(made, clock=clock)
@@ -167,9 +239,17 @@ def draw(document: RecordDocument, console: Console) -> None:
         table.add_row(rank.rank, str(rank.identity.pid or "-"), rank.state, kept, rank.reason)
     console.print(table)
     names = "names hashed" if trace.redacted else "names kept"
-    console.print(f"{document.path}: {_size(document.size)}, {names}; {trace.stopped}")
+    console.print(f"{document.path}: {_size(document.size)}, {names}; {trace.stopped}{_after(trace)}")
+    if trace.divergence is not None:
+        seen = trace.divergence
+        rooms = ", ".join(map(str, seen.rooms[:5])) or "no room known"
+        console.print(f"DIVERGED: {seen.group}, round {seen.round} of {seen.queue}: {rooms} ({', '.join(seen.ranks)})")
     if not trace.partial:
         console.print(Text(f"Next: pdctl diff-queues --from {document.path}", style="dim"))
+
+
+def _after(trace: Manifest) -> str:
+    return f" after {trace.seconds:.1f} s" if trace.seconds >= 1 else ""
 
 
 def _size(size: int) -> str:

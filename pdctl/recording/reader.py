@@ -201,7 +201,7 @@ def _read(source: Source, name: str) -> Recording:
     rounds_off, rounds_cap, items_off, items_cap, events_off, events_cap = rings
     # Read in the order in which the rank writes: its turns, the runs it is in, the runs that ended.
     visits = _visits(head)
-    live = _live(head, source.read(f.LIVE_OFFSET, f.RINGS_OFFSET - f.LIVE_OFFSET))
+    live = live_runs(head, source.read(f.LIVE_OFFSET, f.RINGS_OFFSET - f.LIVE_OFFSET))
     closed, torn = _closed(source.read(rounds_off, rounds_cap * f.ROUND_SIZE), rounds_cap)
     for pause_s in _AGAIN_S if state == f.STATE_WRITING and isinstance(source, FileSource) else ():
         if not torn:
@@ -271,7 +271,7 @@ def _closed(data: bytes, cap: int) -> tuple[NDArray[Any], int]:
     return table[np.argsort(table["seq"])], len(used) - len(table)
 
 
-def _live(head: bytes, data: bytes) -> list[NDArray[Any]]:
+def live_runs(head: bytes, data: bytes) -> list[NDArray[Any]]:
     """Return the run that each stream is in, one row each; a cell that is torn leaves the one before it."""
     rows = []
     for stream in range(f.MAX_STREAMS):

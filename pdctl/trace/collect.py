@@ -11,7 +11,7 @@ from pdctl.discovery import Found, FoundRank
 from pdctl.recording import format as f
 from pdctl.recording.header import parse_header
 from pdctl.trace.container import Member
-from pdctl.trace.manifest import MISSING, PARTIAL, WHOLE, TraceRank
+from pdctl.trace.manifest import MISSING, PARTIAL, WHOLE, Gap, TraceRank
 from pdctl.trace.redact import Names, redact
 
 _AGAIN_S = (0.002, 0.02, 0.1)
@@ -21,7 +21,10 @@ _STATES = {f.STATE_WRITING: "writing", f.STATE_CLOSED: "closed", f.STATE_STOPPED
 
 @dataclass(frozen=True)
 class Copy:
-    """A rank's recording as it was copied: ``data``, or None and why not in ``reason``. The times are those of its end."""
+    """A rank's recording as it was copied: ``data``, or None and why not in ``reason``. The times are those of its end.
+
+    gaps and problems: what was lost of one that was followed.
+    """
 
     rank: FoundRank
     data: bytes | None
@@ -29,6 +32,8 @@ class Copy:
     reason: str = ""
     wall_ns: int = 0
     mono_ns: int = 0
+    gaps: tuple[Gap, ...] = ()
+    problems: tuple[str, ...] = ()
 
 
 def copies(found: Found, client: Client, *, through_socket: bool = False) -> Iterator[Copy]:
@@ -68,7 +73,9 @@ def _copy(rank: FoundRank, client: Client, *, through_socket: bool) -> Copy:
 def member(copy: Copy, names: Names | None) -> Member:
     """Return what a trace keeps of a copy. names: what takes names out of it, None to keep them."""
     rank = copy.rank
-    data, reason, problems = copy.data, copy.reason, _problems(copy.data)
+    data, reason, problems = copy.data, copy.reason, [*_problems(copy.data), *copy.problems]
+    if copy.gaps:
+        problems.append(f"overwritten before they were copied: {_words(copy.gaps)}")
     writer = _STATES.get(parse_header(data[: f.HEADER_SIZE]).state, "unknown") if data is not None else ""
     if data is not None and names is not None:
         try:
@@ -88,10 +95,19 @@ def member(copy: Copy, names: Names | None) -> Member:
             through=copy.through if data is not None else "",
             taken_wall_ns=copy.wall_ns,
             taken_mono_ns=copy.mono_ns,
+            gaps=copy.gaps if data is not None else (),
             problems=tuple(map(said, problems)),
         ),
         data,
     )
+
+
+def _words(gaps: tuple[Gap, ...]) -> str:
+    lost: dict[str, int] = {}
+    for gap in gaps:
+        lost[gap.ring] = lost.get(gap.ring, 0) + gap.lost
+    names = {"rounds": "runs of rounds", "items": "lists of requests", "events": "events"}
+    return ", ".join(f"{count} {names[ring]}" for ring, count in lost.items())
 
 
 def _problems(data: bytes | None) -> list[str]:

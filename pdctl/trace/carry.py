@@ -1,0 +1,237 @@
+"""A rank's recording carried over while it grows: new records of its rings go into a recording with larger rings.
+
+The format allows it: a file may have any size, a record lies at its number modulo the ring's capacity, and no checksum
+covers a place. So what is carried is placed anew, and every reader reads it as if the rank had kept a larger file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdctl.recording import format as f
+from pdctl.recording.header import parse_header
+from pdctl.recording.reader import live_runs
+from pdctl.recording.source import Source
+from pdctl.recording.streams import ROUND
+from pdctl.trace.columns import EVENT
+from pdctl.trace.manifest import Gap
+
+MAX_GAPS = 64
+"""Gaps told one by one; the last one stands for all that follow."""
+_BLOCK = 64
+_MAX_BLOCK = 4096
+_PAGE = 4096
+
+
+@dataclass
+class _Ring:
+    """One ring of numbered records. next: the lowest number not had yet; ahead: those had that are higher."""
+
+    offset: int
+    capacity: int
+    dtype: np.dtype[Any]
+    body: int
+    next: int = 1
+    ahead: set[int] = field(default_factory=set)
+    parts: list[NDArray[Any]] = field(default_factory=list)
+    first: int = 0
+    last: int = 0
+
+    def look(self, source: Source) -> NDArray[Any]:
+        """Read what is new, keep it and return it, by number."""
+        new = self._forward(source)
+        if new is None:
+            new = self._whole(source)
+        if not len(new):
+            return new
+        numbers = new["seq"].astype(np.int64)
+        self.first = self.first or int(numbers[0])
+        self.last = max(self.last, int(numbers[-1]))
+        self.parts.append(new)
+        self.ahead.update(numbers.tolist())
+        while self.next in self.ahead:
+            self.ahead.remove(self.next)
+            self.next += 1
+        return new
+
+    def _forward(self, source: Source) -> NDArray[Any] | None:
+        """Return the sound records from ``next`` on, None where the rank has lapped us."""
+        found, at, block = [], self.next, _BLOCK
+        end = self.next + self.capacity
+        while at < end:
+            place = (at - 1) % self.capacity
+            count = min(block, self.capacity - place, end - at)
+            table = self._read(source, place, count)
+            numbers = table["seq"].astype(np.int64)
+            expected = np.arange(at, at + len(table), dtype=np.int64)
+            if np.any((numbers > expected) & ((numbers - expected) % self.capacity == 0)):
+                return None
+            found.append(self._sound(table, numbers == expected))
+            if len(table) < count or numbers[-1] != expected[-1]:
+                break
+            at, block = at + count, min(2 * block, _MAX_BLOCK)
+        return np.concatenate(found) if found else np.zeros(0, self.dtype)
+
+    def _whole(self, source: Source) -> NDArray[Any]:
+        """Return the sound records of the whole ring that are new, by number; what is between is lost."""
+        table = self._read(source, 0, self.capacity)
+        numbers = table["seq"].astype(np.int64)
+        places = np.arange(len(table), dtype=np.int64)
+        found = self._sound(table, (numbers >= self.next) & ((numbers - 1) % self.capacity == places))
+        found = found[np.argsort(found["seq"], kind="stable")]
+        if len(found):
+            oldest = int(found["seq"][-1]) - self.capacity + 1
+            self.next = max(self.next, oldest)
+            self.ahead = {number for number in self.ahead if number >= self.next}
+        return found
+
+    def _read(self, source: Source, place: int, count: int) -> NDArray[Any]:
+        size = self.dtype.itemsize
+        data = source.read(self.offset + place * size, count * size)
+        return np.frombuffer(data, self.dtype, len(data) // size)
+
+    def _sound(self, table: NDArray[Any], wanted: NDArray[np.bool_]) -> NDArray[Any]:
+        places = [at for at in np.flatnonzero(wanted).tolist() if int(table["seq"][at]) not in self.ahead]
+        view, size = memoryview(table.tobytes()), self.dtype.itemsize
+        sums = np.fromiter((crc32(view[at * size : at * size + self.body]) for at in places), np.uint32, len(places))
+        found = table[places]
+        sound: NDArray[Any] = found[found["crc"] == sums]
+        return sound
+
+    def records(self) -> NDArray[Any]:
+        """Return all that was carried, by number."""
+        table = np.concatenate(self.parts) if self.parts else np.zeros(0, self.dtype)
+        ordered: NDArray[Any] = table[np.argsort(table["seq"], kind="stable")]
+        return ordered
+
+    @property
+    def span(self) -> int:
+        """Places it takes for every record carried to have one of its own."""
+        return self.last - self.first + 1 if self.first else 0
+
+
+class Carried:
+    """What was read of one recording so far. Raises ValueError where ``source`` is no recording, OSError as it reads."""
+
+    def __init__(self, source: Source) -> None:
+        top = source.read(0, f.RINGS_OFFSET)
+        self._size = parse_header(top[: f.HEADER_SIZE]).size
+        rounds_at, rounds, self._items_at, self._items, events_at, events = f.layout(self._size)
+        if f.FIXED.unpack_from(top)[9:] != f.layout(self._size):
+            raise ValueError("header is damaged")
+        self._source = source
+        self._top = top
+        self._rounds = _Ring(rounds_at, rounds, ROUND, f.ROUND_BODY_SIZE)
+        self._events = _Ring(events_at, events, EVENT, f.EVENT.size)
+        self._kept: dict[int, bytes] = {}
+        self._live: dict[int, bytes] = {}
+        self._had = 0
+
+    def look(self) -> float:
+        """Carry over what is new; returns the share of the fullest ring that was. Raises OSError where it can't be read."""
+        top = self._source.read(0, f.RINGS_OFFSET)
+        if len(top) < f.RINGS_OFFSET:
+            raise OSError("its file was cut off")
+        parse_header(top[: f.HEADER_SIZE])
+        live = live_runs(top[: f.HEADER_SIZE], top[f.LIVE_OFFSET :])
+        self._top = top
+        closed = self._rounds.look(self._source)
+        items = self._look_at_items(closed, live)
+        events = self._events.look(self._source)
+        self._had = self._had or self._rounds.last or 1
+        shares = len(closed) / self._rounds.capacity, items / self._items, len(events) / self._events.capacity
+        return max(shares)
+
+    def _look_at_items(self, closed: NDArray[Any], live: list[NDArray[Any]]) -> int:
+        """Keep the items of these runs as far as they are there; returns how many there were of runs that ended."""
+        runs = [(int(r["items_start"]), int(r["items_count"]), int(r["items_crc"])) for r in closed if r["items_count"]]
+        now = [(int(r["items_start"][0]), int(r["items_count"][0]), int(r["items_crc"][0])) for r in live]
+        now = [run for run in now if run[1]]
+        before, self._live = self._live, {}
+        every = runs + now
+        if not every:
+            return 0
+        end = max(start + count for start, count, _ in every)
+        begin = max(min(start for start, _, _ in every), end - self._items)
+        data = self._range(begin, end - begin)
+        for kept, batch in ((self._kept, runs), (self._live, now)):
+            for start, count, crc in batch:
+                at = (start - begin) * f.ITEM_SIZE
+                found = data[at : at + count * f.ITEM_SIZE] if at >= 0 else b""
+                if len(found) != count * f.ITEM_SIZE or crc32(found) != crc:
+                    found = before.get(start, b"")  # overwritten since it was seen while the run went on
+                if len(found) == count * f.ITEM_SIZE and crc32(found) == crc:
+                    kept[start] = found
+        return sum(count for _, count, _ in runs)
+
+    def _range(self, first: int, count: int) -> bytes:
+        place = first % self._items
+        head = min(count, self._items - place)
+        data = self._source.read(self._items_at + place * f.ITEM_SIZE, head * f.ITEM_SIZE)
+        if len(data) == head * f.ITEM_SIZE and head < count:
+            data += self._source.read(self._items_at, (count - head) * f.ITEM_SIZE)
+        return data
+
+    @property
+    def size(self) -> int:
+        """Bytes of the recording that :meth:`build` makes now, at least those of the rank's own."""
+        starts = [*self._kept, *self._live]
+        last = max(starts, default=0)
+        span = last + len(self._kept.get(last) or self._live.get(last) or b"") // f.ITEM_SIZE - min(starts, default=0)
+        need = 4 * max(self._rounds.span * f.ROUND_SIZE, self._events.span * f.EVENT_SIZE, span * f.ITEM_SIZE // 2)
+        size = max(self._size, f.RINGS_OFFSET + need + _PAGE)
+        if size > self._size:
+            size = -(-size // _PAGE) * _PAGE
+        _, rounds, _, items, _, events = f.layout(size)
+        assert rounds >= self._rounds.span
+        assert events >= self._events.span
+        assert items >= span
+        return size
+
+    def build(self) -> bytes:
+        """Return the recording: the header and live cells as they were last seen, and all records carried."""
+        size = self.size
+        out = bytearray(size)
+        out[: f.RINGS_OFFSET] = self._top
+        fixed = list(f.FIXED.unpack_from(self._top))
+        fixed[3], fixed[9:] = size, f.layout(size)
+        f.FIXED.pack_into(out, 0, *fixed)
+        rounds_at, rounds, items_at, items, events_at, events = f.layout(size)
+        for ring, at, capacity in ((self._rounds, rounds_at, rounds), (self._events, events_at, events)):
+            table = ring.records()
+            places = (table["seq"].astype(np.int64) - 1) % capacity
+            np.frombuffer(out, ring.dtype, capacity, at)[places] = table
+            # A dtype with holes copies fields only; what is between them is zero in every sound record.
+        ring_view = np.frombuffer(out, f"V{f.ITEM_SIZE}", items, items_at)
+        for start, data in (*self._kept.items(), *self._live.items()):
+            batch = np.frombuffer(data, f"V{f.ITEM_SIZE}")
+            ring_view[(start + np.arange(len(batch))) % items] = batch
+        return bytes(out)
+
+    def gaps(self) -> tuple[Gap, ...]:
+        """Return what the rank overwrote between two looks; what it had overwritten before the first is none."""
+        rounds, events = self._rounds.records(), self._events.records()
+        found = [
+            *_holes("rounds", rounds["seq"], rounds["t_enter"]),
+            *_holes("events", events["seq"], events["mono_ns"]),
+        ]
+        later = rounds[(rounds["seq"] > self._had) & (rounds["items_count"] > 0)]
+        lost = [row for row in later if int(row["items_start"]) not in self._kept]
+        if lost:
+            found.append(Gap("items", len(lost), int(lost[0]["t_enter"]), int(lost[-1]["t_enter"])))
+        return tuple(found)
+
+
+def _holes(ring: str, numbers: NDArray[Any], times: NDArray[Any]) -> list[Gap]:
+    seq = numbers.astype(np.int64)
+    at = np.flatnonzero(np.diff(seq) > 1)
+    found = [Gap(ring, int(seq[n + 1] - seq[n] - 1), int(times[n]), int(times[n + 1])) for n in at.tolist()]
+    if len(found) > MAX_GAPS:
+        rest = found[MAX_GAPS - 1 :]
+        found[MAX_GAPS - 1 :] = [Gap(ring, sum(gap.lost for gap in rest), rest[0].after_ns, rest[-1].before_ns)]
+    return found
