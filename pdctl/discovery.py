@@ -21,7 +21,7 @@ from pdctl.model import Identity
 from pdctl.observed import FoundRank
 from pdctl.processes import NO_PROCESS, look
 from pdctl.recording.header import read_header
-from pdctl.trace.container import Trace, held
+from pdctl.trace.container import SUFFIX, Trace, held
 from pdctl.wire import PROTOCOL
 
 MAX_ABSENT = 4096
@@ -32,14 +32,14 @@ MAX_ABSENT = 4096
 class Found:
     """What was found. earlier: dead ranks of earlier starts, left out. problems: files that could not be read.
 
-    salt: that of the trace they are from, where names in it are hashed.
+    salts: those of the traces they are from, where names in them are hashed.
     """
 
     ranks: tuple[FoundRank, ...] = ()
     earlier: int = 0
     problems: tuple[str, ...] = ()
     looked_in: tuple[Path, ...] = ()
-    salt: str = ""
+    salts: tuple[str, ...] = ()
 
     def require(self) -> Found:
         """Return self; raises PdctlError (UNREACHABLE) when there is no rank at all."""
@@ -56,16 +56,19 @@ class Found:
 def discover(env: Mapping[str, str], *, source: Path | None = None, every_start: bool = False) -> Found:
     """Return the ranks of this host.
 
-    env: PDCTL_RUN_DIR, PDCTL_RECORD_DIR and XDG_RUNTIME_DIR are used as the agents use them. source: read the
-    recordings in this directory, or this trace, only, as if every rank were dead. every_start: also dead ranks of
+    env: PDCTL_RUN_DIR, PDCTL_RECORD_DIR and XDG_RUNTIME_DIR are used as the agents use them. source: read this
+    trace, or the traces and recordings in this directory, only, as if every rank were dead. every_start: also dead ranks of
     earlier starts of a server. Raises PdctlError (UNREACHABLE) for a directory that is not this user's alone or can't be
     read, and for a trace that can't be used.
     """
     problems: list[str] = []
     ranks: dict[str, FoundRank] = {}
+    traces: list[Trace] = []
     if source is not None and not source.is_dir():
-        return _traced(held(source), every_start=every_start)
-    if source is None:
+        traces.append(held(source))
+        looked_in: tuple[Path, ...] = (source,)
+        recordings = None
+    elif source is None:
         folders, recordings = paths.run_dirs(env), paths.record_dir(env)
         for folder in folders:
             _check(folder)
@@ -74,36 +77,43 @@ def discover(env: Mapping[str, str], *, source: Path | None = None, every_start:
         _check(recordings)
         looked_in = (*folders, recordings)
     else:
-        recordings = source
-        looked_in = (source,)
-    for rank in _recorded(recordings, problems, source is None):
+        recordings, looked_in = source, (source,)
+        traces += _traces(source, problems)
+    for rank in _recorded(recordings, problems, source is None) if recordings is not None else ():
         ranks.setdefault(_key(rank.identity), rank)
+    for trace in traces:
+        for rank in _traced(trace, problems):
+            ranks.setdefault(_key(rank.identity), rank)
     chosen, earlier = (list(ranks.values()), 0) if every_start else _current(list(ranks.values()))
     where = "no agent of this rank registered here" if source is None else f"no recording of this rank in {source}"
-    chosen += _absent(chosen, where)
+    reasons = {_place_of(e.identity): e.reason for t in traces for e in t.manifest.ranks if not e.member}
+    absent = _absent(chosen, where)
+    chosen += [replace(rank, endpoint_off=reasons.get(_place_of(rank.identity), where)) for rank in absent]
     chosen.sort(key=lambda rank: order(rank.identity))
-    return Found(tuple(chosen), earlier, tuple(problems), looked_in)
+    salts = tuple(dict.fromkeys(t.manifest.salt for t in traces if t.manifest.salt))
+    return Found(tuple(chosen), earlier, tuple(problems), looked_in, salts)
 
 
-def _traced(trace: Trace, *, every_start: bool) -> Found:
-    """Return the ranks of a trace: those recorded, and those that were missing when it was made, with the reason."""
-    problems = list(trace.manifest.problems)
+def _traces(folder: Path, problems: list[str]) -> Iterable[Trace]:
+    """Yield the traces in a directory, as one has them that were made on several hosts."""
+    for path in _files(folder, SUFFIX):
+        try:
+            yield held(path)
+        except PdctlError as error:
+            problems.append(error.message)
+
+
+def _traced(trace: Trace, problems: list[str]) -> Iterable[FoundRank]:
+    """Yield the ranks of a trace: those recorded, and those that were missing when it was made, with the reason."""
+    problems += trace.manifest.problems
     entries = {Path(rank.member).name: rank for rank in trace.manifest.ranks if rank.member}
-    ranks: list[FoundRank] = []
     for rank in _recorded(trace.folder, problems, False):
         assert rank.recording is not None
         entry = entries[rank.recording.name]
-        ranks.append(replace(rank, member=f"{trace.path}:{entry.member}", seen_ns=entry.taken_mono_ns))
-    missing = [entry for entry in trace.manifest.ranks if not entry.member and entry.identity.pid]
-    ranks += [FoundRank(entry.identity, "recorded", recording_off=entry.reason) for entry in missing]
-    chosen, earlier = (ranks, 0) if every_start else _current(ranks)
-    reasons = {(_server(e.identity), _place(e.identity)): e.reason for e in trace.manifest.ranks if not e.member}
-    unknown = f"no recording of this rank in {trace.path}"
-    for rank in _absent(chosen, unknown):
-        why = reasons.get((_server(rank.identity), _place(rank.identity)), unknown)
-        chosen.append(replace(rank, endpoint_off=why))
-    chosen.sort(key=lambda rank: order(rank.identity))
-    return Found(tuple(chosen), earlier, tuple(problems), (trace.path,), trace.manifest.salt)
+        yield replace(rank, member=f"{trace.path}:{entry.member}", seen_ns=entry.taken_mono_ns)
+    for entry in trace.manifest.ranks:
+        if not entry.member and entry.identity.pid:
+            yield FoundRank(entry.identity, "recorded", recording_off=entry.reason)
 
 
 def order(identity: Identity) -> tuple[str, int, str, int, int, int, int]:
@@ -294,6 +304,10 @@ def _absent(ranks: list[FoundRank], why: str) -> list[FoundRank]:
 
 def _server(identity: Identity) -> tuple[str, str, str]:
     return identity.cluster, identity.service, identity.instance
+
+
+def _place_of(identity: Identity) -> tuple[tuple[str, str, str], tuple[int, int, int, int]]:
+    return _server(identity), _place(identity)
 
 
 def _place(identity: Identity) -> tuple[int, int, int, int]:

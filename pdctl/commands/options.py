@@ -47,7 +47,7 @@ RecordDirOption = Annotated[
 ]
 FromOption = Annotated[
     Optional[Path],  # noqa: UP045
-    typer.Option("--from", metavar="FILE|DIR", help="Use only this trace, or the recordings in this directory."),
+    typer.Option("--from", metavar="FILE|DIR", help="Use only this trace, or the traces and recordings here."),
 ]
 AllStartsOption = Annotated[
     bool, typer.Option("--all", help="Also dead ranks of earlier starts of a server, not only of its newest.")

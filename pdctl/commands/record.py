@@ -22,7 +22,7 @@ from pdctl.commands.options import (
     seconds,
 )
 from pdctl.documents import Document
-from pdctl.errors import Exit
+from pdctl.errors import Exit, PdctlError
 from pdctl.output import Format, Output
 from pdctl.trace.manifest import Manifest
 
@@ -70,6 +70,12 @@ def command(
     keep_names: Annotated[
         bool, typer.Option("--keep-names", help="Keep host names, request ids and free text; else they are hashed.")
     ] = False,
+    words: Annotated[
+        str,
+        typer.Option(
+            "--salt", metavar="WORDS", help="Hash names alike in traces made with the same words, on any host."
+        ),
+    ] = "",
     lasting: Annotated[
         Optional[float],  # noqa: UP045  # typer evaluates annotations
         typer.Option("--for", parser=seconds, metavar="TIME", help="Follow the ranks so long; Ctrl-C ends it earlier."),
@@ -117,7 +123,7 @@ def command(
     container.check_target(file, force=force)
     started = time.time_ns()
     found = find(run_dir, record_dir, source, every_start=every_start)
-    names, salt = _names(found, keep=keep_names)
+    names, salt = _names(found, words, keep=keep_names)
     from pdctl.client import Client
 
     seen: Divergence | None = None
@@ -145,16 +151,18 @@ def command(
     return int(Exit.PARTIAL if manifest.partial or (trigger and seen is None) else Exit.CLEAN)
 
 
-def _names(found: Found, *, keep: bool) -> tuple[Names | None, str]:
+def _names(found: Found, words: str, *, keep: bool) -> tuple[Names | None, str]:
     """Return what takes names out, None to keep them, and its salt, "" where no name was taken out ever."""
-    if keep or found.salt:
-        return None, found.salt
+    if len(found.salts) > 1:
+        raise PdctlError("traces with different salts can't become one", "Record them with one --salt.", Exit.USAGE)
+    if keep or found.salts:
+        return None, "".join(found.salts)
     import socket
 
     from pdctl.trace.manifest import new_salt
     from pdctl.trace.redact import Names
 
-    salt = new_salt()
+    salt = new_salt(words)
     return Names(salt, [socket.gethostname(), *(rank.identity.host for rank in found.ranks)]), salt
 
 
@@ -191,7 +199,6 @@ def _written(
     """Write the trace and return its manifest. Raises PdctlError (UNREACHABLE) where no rank has a recording."""
     import msgspec
 
-    from pdctl.errors import PdctlError
     from pdctl.trace import container, manifest
 
     if all(member.data is None for member in members):

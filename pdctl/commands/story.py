@@ -129,7 +129,7 @@ def _document(asked: str, found: Found, pasts: list[RankPast]) -> StoryDocument:
             "Start ranks with recording on (PDCTL_RECORD_DIR on a file system with room), or give --from DIR.",
         )
     known = known_rooms(recordings)
-    rooms = meant(asked, known, recordings, hashed=_hashed(asked, found.salt))
+    rooms = meant(asked, known, recordings, hashed=_hashed(asked, found.salts))
     if not rooms:
         near = nearest(asked, known)
         silent = sum(past.recording is None for past in pasts)
@@ -140,13 +140,13 @@ def _document(asked: str, found: Found, pasts: list[RankPast]) -> StoryDocument:
     return StoryDocument(asked=asked, stories=tuple(story(pasts, room) for room in rooms), earlier=found.earlier)
 
 
-def _hashed(rid: str, salt: str) -> str:
-    """Return what a request id is called in a trace whose names are hashed with ``salt``, "" where none are."""
-    if not salt:
-        return ""
+def _hashed(rid: str, salts: tuple[str, ...]) -> list[str]:
+    """Return what a request id is called in traces whose names are hashed with these salts."""
+    if not salts:
+        return []
     from pdctl.trace.redact import Names
 
-    return Names(salt).rid(rid)
+    return [Names(salt).rid(rid) for salt in salts]
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------

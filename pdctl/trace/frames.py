@@ -74,7 +74,7 @@ class Trace:
 
 
 def load_trace(path: str | PathLike[str]) -> Trace:
-    """Return a trace (``.pdtrace``), a directory of recordings or one recording (``.pdrec``) as DataFrames.
+    """Return a trace (``.pdtrace``), a directory of traces and recordings, or one recording (``.pdrec``) as DataFrames.
 
     Raises PdctlError (UNREACHABLE) where there is nothing that can be read. A recording that can't be used costs its own
     rank only: ``problems`` says why, and its row in ``ranks`` where it is known whose it was.
@@ -83,14 +83,14 @@ def load_trace(path: str | PathLike[str]) -> Trace:
     manifest = None
     if source.is_dir():
         loaded = [_load(file) for file in sorted(source.glob("*.pdrec"))]
+        for file in sorted(source.glob(f"*{container.SUFFIX}")):
+            loaded += _load_trace(file)[1]
         if not loaded:
-            raise PdctlError(f"{source} has no recordings (*.pdrec)", "Give a trace, or the directory they are in.")
+            raise PdctlError(f"{source} has no recordings", "Give a trace, or the directory that they are in.")
     elif source.is_file() and _magic(source) == f.MAGIC:
         loaded = [_load(source)]
     else:
-        with container.unpacked(source) as trace:
-            manifest = trace.manifest
-            loaded = [_of_trace(rank, trace.folder) for rank in manifest.ranks]
+        manifest, loaded = _load_trace(source)
     problems = [f"{rank.file or rank.label}: {rank.reason}" for rank in loaded if rank.reason]
     if all(rank.data is None for rank in loaded):
         raise PdctlError(f"{source} has no recording that can be read: {'; '.join(problems)}", "Give another one.")
@@ -128,6 +128,11 @@ def _load(path: Path) -> _Loaded:
         return _Loaded(None, path.name, kept=MISSING, reason=str(error))
     kept = PARTIAL if recording.problems else WHOLE
     return _Loaded(recording.identity, path.name, "recorded", kept, "; ".join(recording.problems), data, recording)
+
+
+def _load_trace(path: Path) -> tuple[Manifest, list[_Loaded]]:
+    with container.unpacked(path) as trace:
+        return trace.manifest, [_of_trace(rank, trace.folder) for rank in trace.manifest.ranks]
 
 
 def _of_trace(rank: TraceRank, folder: Path) -> _Loaded:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
@@ -123,6 +124,6 @@ def new(stopped: str, *, started_wall_ns: int = 0, seconds: float = 0.0, problem
     )
 
 
-def new_salt() -> str:
-    """Return a salt that no other trace has."""
-    return os.urandom(16).hex()
+def new_salt(words: str = "") -> str:
+    """Return a salt that no other trace has, or the one that belongs to ``words``."""
+    return blake2b(words.encode(), digest_size=16).hexdigest() if words else os.urandom(16).hex()

@@ -13,15 +13,19 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
+import msgspec
 import pytest
 
+import pdctl
 from pdctl.discovery import discover
 from pdctl.errors import Exit, PdctlError
 from pdctl.recording import format as f
 from pdctl.recording.reader import read
 from pdctl.trace import container, manifest
 from pdctl.trace.container import Member, member_of, opened, read_manifest, unpacked, write_trace
+from pdctl.trace.redact import Names, redact
 from tests.unit.test_tap_recording import Engine, Request
 
 SAMPLES = Path(__file__).parent / "data"
@@ -49,8 +53,6 @@ def trace(tmp_path: Path, recording: bytes) -> Path:
 
 
 def _tp1(recording: bytes) -> Any:
-    import msgspec
-
     return msgspec.structs.replace(member_of(recording).rank.identity, tp=1, pid=4711)
 
 
@@ -280,3 +282,38 @@ def test_a_trace_of_version_1_stays_readable() -> None:
     [stream] = recording.streams
     assert [(run.ordinal, run.repeat, run.n) for run in stream.runs] == [(0, 3, 2), (3, 1, 1)]
     assert [event.text for event in recording.events()] == ["rid-923a4133714ef714"]
+
+
+# ---- several hosts ---------------------------------------------------------------------------------------------------
+
+
+def test_a_directory_of_traces_is_read_as_one(tmp_path: Path, recording: bytes) -> None:
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    (folder / "broken.pdtrace").write_bytes(b"PK\3\4")
+    (folder / "3-1.pdrec").write_bytes(_of(recording, "c", 2))
+    for host, tp in (("a", 0), ("b", 1)):
+        salt = manifest.new_salt("one salt")
+        data = redact(_of(recording, host, tp), Names(salt))
+        made = msgspec.structs.replace(manifest.new("test"), redacted=True, salt=salt)
+        write_trace(folder / f"{host}.pdtrace", [member_of(data, state="live")], made)
+    found = discover({}, source=folder)
+    assert [(rank.identity.tp, rank.state) for rank in found.ranks] == [
+        (0, "recorded"),
+        (1, "recorded"),
+        (2, "recorded"),
+    ]
+    assert found.salts == (manifest.new_salt("one salt"),)
+    assert [problem for problem in found.problems if "broken.pdtrace" in problem] == list(found.problems)
+    (tmp_path / "cluster" / "broken.pdtrace").unlink()
+    assert sorted(pdctl.load_trace(folder).ranks["tp"]) == [0, 1, 2]
+
+
+def _of(recording: bytes, host: str, tp: int) -> bytes:
+    """Return the recording as of another rank of the same group."""
+    who = msgspec.structs.replace(member_of(recording).rank.identity, host=host, tp=tp, tp_size=3, pid=4000 + tp)
+    raw = msgspec.json.encode(who)
+    out = bytearray(recording)
+    out[f.IDENTITY_OFFSET : f.IDENTITY_OFFSET + len(raw)] = raw
+    f.IDENTITY_FIELDS.pack_into(out, f.IDENTITY_OFFSET_FIELDS, len(raw), crc32(raw))
+    return bytes(out)

@@ -100,9 +100,9 @@ def test_a_request_is_found_by_its_real_id(tmp_path: Path) -> None:
         (tmp_path / "a.pdrec").unlink(missing_ok=True)
         recording = parse(redact(with_events(tmp_path, (EventKind.ENQUEUE, rid)), Names(SALT)))
         known = known_rooms([recording])
-        assert meant(rid, known, [recording], hashed=Names(SALT).rid(rid)) == [7]
+        assert meant(rid, known, [recording], hashed=[Names(SALT).rid(rid)]) == [7]
         assert meant(rid, known, [recording]) == []
-        assert meant(rid, known, [recording], hashed=Names("11" * 16).rid(rid)) == []
+        assert meant(rid, known, [recording], hashed=[Names("11" * 16).rid(rid)]) == []
 
 
 def test_two_ranks_keep_their_common_group() -> None:

@@ -42,10 +42,12 @@ def known_rooms(recordings: Iterable[Recording]) -> list[Known]:
     return sorted(found, key=lambda known: -known.wall_ns)
 
 
-def meant(asked: str, known: Sequence[Known], recordings: Iterable[Recording], *, hashed: str = "") -> list[int]:
+def meant(
+    asked: str, known: Sequence[Known], recordings: Iterable[Recording], *, hashed: Sequence[str] = ()
+) -> list[int]:
     """Return the rooms that ``asked`` means: the room of that number, and those of the request of that id.
 
-    hashed: what the request is called where names were taken out of the recordings.
+    hashed: what the request may be called where names were taken out of the recordings.
     """
     rooms: dict[int, None] = {}
     number = int(asked) if asked.isascii() and asked.isdigit() and len(asked) <= 20 else 0
@@ -54,7 +56,8 @@ def meant(asked: str, known: Sequence[Known], recordings: Iterable[Recording], *
     ):
         rooms[number] = None
     cut = asked.encode()[:TEXT_MAX].decode("utf-8", "replace")
-    rooms.update(dict.fromkeys(k.room for k in reversed(known) if cut in k.rids or (hashed and hashed in k.rids)))
+    names = {cut, *hashed}
+    rooms.update(dict.fromkeys(k.room for k in reversed(known) if not names.isdisjoint(k.rids)))
     return list(rooms)
 
 
