@@ -17,7 +17,7 @@ LIMIT_S = 60.0
 def command(
     trace: Annotated[
         Optional[Path],  # noqa: UP045  # as in options.py
-        typer.Argument(metavar="TRACE", help="Recordings to start from: a directory of .pdrec files."),
+        typer.Argument(metavar="TRACE", help="With --explore: a .pdtrace, or a directory of recordings."),
     ] = None,
     model: Annotated[
         str,
@@ -42,9 +42,13 @@ def command(
     limit: Annotated[
         float, typer.Option("--for", parser=seconds, metavar="TIME", help="When the search ends at the latest.")
     ] = LIMIT_S,
+    near: Annotated[
+        int,
+        typer.Option("--near", metavar="N", min=0, max=3, help="With --explore: rounds anything may be off, at most."),
+    ] = 1,
     write: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--write", metavar="DIR", help="Write each counterexample as recordings in this new directory."),
+        typer.Option("--write", metavar="DIR", help="Write each counterexample as a .pdtrace into this new directory."),
     ] = None,
     output: OutputOption = Format.TABLE,
 ) -> int:
@@ -74,5 +78,6 @@ def command(
         device=device,
         limit_s=limit,
         write=write,
+        near=near,
     )
     return run(search, model, trace, output)

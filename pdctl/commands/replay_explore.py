@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from pdctl.errors import Exit, PdctlError
@@ -31,7 +32,10 @@ _CODES = {"BROKEN": Exit.FINDING, "HOLDS": Exit.CLEAN, "INCONCLUSIVE": Exit.PART
 
 @dataclass(frozen=True)
 class Search:
-    """What was asked. names: policies, none for all that apply. schedules: how many to draw, None to decide by the bound."""
+    """What was asked. names: policies, none for all that apply. schedules: how many to draw, None to decide by the bound.
+
+    near: how many rounds from where it was recorded something may happen.
+    """
 
     names: tuple[str, ...] = ()
     schedules: int | None = None
@@ -40,13 +44,14 @@ class Search:
     device: str = "cpu"
     limit_s: float = 60.0
     write: Path | None = None
+    near: int = 1
 
 
 def run(asked: Search, model: str, trace: Path | None, output: Format) -> int:
     """Search, print, and return the exit code. Raises PdctlError for what can't be searched."""
     policies = _policies(asked.names)
     if trace is not None:
-        raise PdctlError("TRACE --explore is not there yet", "Use --model.", Exit.USAGE)
+        return _near(asked, trace, output)
     try:
         bound = parse(model)
     except ValueError as error:
@@ -56,6 +61,43 @@ def run(asked: Search, model: str, trace: Path | None, output: Format) -> int:
     text = f"{bound.ranks} ranks × {_count(bound.requests, 'request')} × {_count(bound.rounds, 'round')}{late}"
     document = search(asked, spaces, text)
     Output(output).document(document, document.results, lambda console: draw(document, console))
+    return int(_CODES[document.verdict])
+
+
+def _near(asked: Search, trace: Path, output: Format) -> int:
+    import msgspec
+
+    from pdctl.commands.options import find
+    from pdctl.recording.reader import BadRecording, read
+    from pdctl.replay.explore.near import as_recorded, policies_for, recorded, space_near
+    from pdctl.replay.explore.rules import run as step
+
+    found = find(None, None, trace, every_start=True)
+    recordings, problems = [], list(found.problems)
+    for rank in found.ranks:
+        try:
+            if rank.recording is not None:
+                recordings.append(read(rank.recording))
+        except (OSError, BadRecording) as error:
+            problems.append(f"{rank.identity.label}: {error}")
+    window = recorded(recordings)
+    fit = policies_for(window)
+    policies = [policy for policy in _policies(asked.names) if policy in fit]
+    if not policies:
+        there = ", ".join(policy.name for policy in fit)
+        raise PdctlError(f"no such policy is about {window.queue}", f"There are: {there}.", Exit.USAGE)
+    near = f"{window.text}; everything up to {_count(asked.near, 'round')} earlier or later"
+    document = search(asked, [space_near(policy, window, asked.near) for policy in policies], near, str(trace))
+    results = tuple(
+        msgspec.structs.replace(result, as_recorded=bool(step(policy, as_recorded(policy, window)).splits))
+        for policy, result in zip(policies, document.results, strict=True)
+    )
+    document = msgspec.structs.replace(document, results=results, problems=tuple(problems))
+    out = Output(output)
+    out.document(document, document.results, lambda console: draw(document, console))
+    if output.drawn:
+        for problem in problems:
+            out.note(f"left out: {problem}")
     return int(_CODES[document.verdict])
 
 
@@ -145,9 +187,15 @@ def _written(folder: Path | None, policy: Policy, schedule: Schedule, way: str) 
     if folder is None:
         return ""
     from pdctl.replay.explore.recordings import write
+    from pdctl.trace.container import member_of, write_trace
+    from pdctl.trace.manifest import new
 
-    target = folder / f"{policy.name}-{way}"
-    write(policy, schedule, target)
+    target = folder / f"{policy.name}-{way}.pdtrace"
+    with TemporaryDirectory(prefix="pdctl-") as scratch:
+        ranks = Path(scratch) / "ranks"
+        write(policy, schedule, ranks)
+        members = [member_of(path.read_bytes()) for path in sorted(ranks.iterdir())]
+    write_trace(target, members, new(f"a counterexample to {policy.name}"))
     return str(target)
 
 
@@ -163,9 +211,13 @@ def draw(document: ExploreDocument, console: Console) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("policy", "verdict", "schedules tried", "parted"):
         table.add_column(name, no_wrap=True, justify="right" if name == "parted" else "left")
+    recorded = any(result.as_recorded is not None for result in document.results)
+    if recorded:
+        table.add_column("as recorded")
     for result in document.results:
         verdict = Text(result.verdict, style=_STYLE[result.verdict])
-        table.add_row(result.policy, verdict, _covered(result, document.seed), f"{result.parted:,}")
+        more = ("they part" if result.as_recorded else "they agree",) if recorded else ()
+        table.add_row(result.policy, verdict, _covered(result, document.seed), f"{result.parted:,}", *more)
     console.print(table)
     for result in document.results:
         for example in result.counterexamples:

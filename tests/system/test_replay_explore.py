@@ -88,14 +88,16 @@ def test_counterexamples_are_written_and_read_by_the_commands_it_names(tmp_path:
     folder = tmp_path / "found"
     done = pdctl("replay", "--model", "ranks=3,requests=2", "--policy", "no-gate", "--write", folder)
     assert done.returncode == 1, done.stderr
-    assert {path.name for path in folder.iterdir()} == {"no-gate-kept", "no-gate-mixed", "no-gate-aborted"}
+    assert {path.name for path in folder.iterdir()} == {
+        f"no-gate-{way}.pdtrace" for way in ("kept", "mixed", "aborted")
+    }
     [line] = [line for line in done.stdout.splitlines() if "no-gate-kept" in line]
     judged = pdctl(*line.partition("Next: pdctl ")[2].split())
     assert judged.returncode == 1
     assert "DIVERGED at round 0" in judged.stdout
     assert "PD101" in judged.stdout
     assert "kept it" in judged.stdout
-    told = pdctl("story", 7001, "--from", folder / "no-gate-kept")
+    told = pdctl("story", 7001, "--from", folder / "no-gate-kept.pdtrace")
     assert told.returncode == 0
     assert "committed in round 0 of decode.transfer" in told.stdout
     again = pdctl("replay", "--model", "ranks=3,requests=2", "--policy", "no-gate", "--write", folder)

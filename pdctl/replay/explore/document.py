@@ -56,6 +56,7 @@ class Explored(msgspec.Struct, frozen=True, kw_only=True):
 
     covered: exhaustive, sampled, or cut short (the time limit came first). schedules: how many were stepped, of ``of`` (None:
     more than fit 63 bits). parted: in how many of them the ranks part. engine: versions with this rule, "" for none.
+    as_recorded: whether the ranks part in the schedule that the recordings tell, None without recordings.
     """
 
     policy: str
@@ -69,6 +70,7 @@ class Explored(msgspec.Struct, frozen=True, kw_only=True):
     parted: int
     seconds: float
     counterexamples: tuple[Counterexample, ...] = ()
+    as_recorded: bool | None = None
 
 
 class ExploreDocument(Document, frozen=True, kw_only=True, tag="pdctl.explore"):

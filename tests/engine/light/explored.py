@@ -67,11 +67,13 @@ class TransferRank:
     """One rank's transfer queue and metadata buffers."""
 
     def __init__(self, rank: Any, schedule: dict[str, Any], number: int) -> None:
-        from sglang.srt.disaggregation.decode import DecodeTransferQueue
+        from sglang.srt.disaggregation.decode import DecodePreallocQueue, DecodeTransferQueue
 
         self.rank, self.schedule, self.cells = rank, schedule, schedule["cells"][number]
         self.scheduler = scheduler_of(rank, "decode", number)
         self.queue = rank.make_queue(DecodeTransferQueue, self.scheduler, number)
+        self.scheduler.disagg_decode_transfer_queue = self.queue
+        self.scheduler.disagg_decode_prealloc_queue = rank.make_queue(DecodePreallocQueue, self.scheduler, number)
         self.slots = self.scheduler.disagg_metadata_buffers.bootstrap_room
         self.slots.zero_()
         self.now = 0
