@@ -65,6 +65,10 @@ def results(quick: bool) -> Iterator[dict[str, Any]]:
     yield from run(python, "agent", *(("--runs", "2", "--seconds", "5") if quick else ()))
     yield from run(python, "judges", *(("--requests", "1000", "--times", "2") if quick else ()))
     yield from run(python, "load_trace", "--runs", "3" if quick else "15")
+    few = ("--schedules", "300", "--seconds", "0.1") if quick else ()
+    yield from run(python, "explorer", *few)
+    if not isinstance(found, str):
+        yield from run(found[0], "explorer", "--policy", "gate-zero", *few, env=found[1])
     yield from run(python, "start_up", "--runs", "4" if quick else "15")
 
 
@@ -104,6 +108,14 @@ def rows(result: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     elif name == "load_trace":
         yield "load_trace: full recording of 16 MiB", _quartiles(result["wall_s"], "s"), "≤ 0.3 s"
         yield "load_trace: to its bytes and checksums alone, CPU", _quartiles(result["cpu_ratio"], "×"), ""
+    elif name == "explorer":
+        what = f"explorer, {result['policy']}"
+        yield f"{what}: poll decisions, one core", f"{result['decisions_per_s']:.3g} /s", "≥ 1e8 /s on two"
+        for key, other in (("plain_per_s", "a plain Python loop"), ("engine_per_s", "the engine's gate and a MIN")):
+            if key in result:
+                yield f"{what}: schedules to {other}", f"{result['schedules_per_s'] / result[key]:.0f} ×", "≥ 50 ×"
+    elif name == "explorer_sampled":
+        yield "explorer, schedules drawn of 4 ranks × 8 requests × 4 rounds", f"{result['schedules_per_s']:.3g} /s", ""
     elif name == "start_up":
         for key, shown, minimal in (
             ("help", "pdctl --help", "minimal_app_help"),

@@ -124,6 +124,7 @@ class TransferRank:
 def transfer(rank: Any, schedule: dict[str, Any]) -> list[Any]:
     collective = Collective()
     dist.all_reduce = collective
+    dist.get_world_size = lambda *_, **__: len(schedule["cells"])
     ranks = [TransferRank(rank, schedule, number) for number in range(len(schedule["cells"]))]
     rounds = []
     for now in range(schedule["rounds"]):
