@@ -4,8 +4,8 @@
 
 A line of JSON for each policy: all schedules of 2 ranks × 3 requests × 3 rounds (9 of pipeline stages), of which the plain
 loops step a random part. ``engine``: a loop over the engine's own ``_apply_metadata_gate`` and a MIN, where this
-interpreter has one; the gate and MIN alone, no commit, which only makes that loop cheaper. CPU time of this process: what other processes
-take of the machine does not count. A decision is one rank's poll of one request in one round, until its ranks part.
+interpreter has one; the gate and MIN alone, no commit, which only makes that loop cheaper. CPU time of this process:
+what other processes take does not count. A decision is one rank's poll of one request in one round, until its ranks part.
 """
 
 from __future__ import annotations
