@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,8 +22,10 @@ from pdctl.model import Identity
 from pdctl.observed import FoundRank
 from pdctl.processes import NO_PROCESS, look
 from pdctl.recording.header import read_header
-from pdctl.trace.container import SUFFIX, Trace, held
 from pdctl.wire import PROTOCOL
+
+if TYPE_CHECKING:
+    from pdctl.trace.container import Trace
 
 MAX_ABSENT = 4096
 """Rows for ranks that never registered; sizes come from files and may be damaged."""
@@ -65,6 +68,8 @@ def discover(env: Mapping[str, str], *, source: Path | None = None, every_start:
     ranks: dict[str, FoundRank] = {}
     traces: list[Trace] = []
     if source is not None and not source.is_dir():
+        from pdctl.trace.container import held  # loads what reads ZIP files
+
         traces.append(held(source))
         looked_in: tuple[Path, ...] = (source,)
         recordings = None
@@ -96,7 +101,9 @@ def discover(env: Mapping[str, str], *, source: Path | None = None, every_start:
 
 def _traces(folder: Path, problems: list[str]) -> Iterable[Trace]:
     """Yield the traces in a directory, as one has them that were made on several hosts."""
-    for path in _files(folder, SUFFIX):
+    for path in _files(folder, ".pdtrace"):
+        from pdctl.trace.container import held  # as above
+
         try:
             yield held(path)
         except PdctlError as error:
