@@ -31,7 +31,7 @@ from pdctl.trace.manifest import MISSING, VERSION, WHOLE, Manifest, TraceRank
 SUFFIX = ".pdtrace"
 MANIFEST = "manifest.json"
 MAX_MANIFEST = 64 << 20
-MAX_RECORDING = 1 << 30
+MAX_RECORDING = 4 << 30
 MAX_TOTAL = 64 << 30
 MAX_MEMBERS = 4096
 _MEMBER = re.compile(r"recordings/[A-Za-z0-9][A-Za-z0-9._-]{0,150}\.pdrec")
@@ -108,10 +108,9 @@ def write_trace(path: Path, members: Iterable[Member], manifest: Manifest, *, fo
                 done = _write(file, members, manifest)
                 file.flush()
                 os.fsync(file.fileno())
-            if force:
-                part.replace(path)
-            else:
-                os.link(part, path)  # unlike a rename, never over what came there meanwhile
+            if not force:
+                _claim(path, part)
+            part.replace(path)
         finally:
             part.unlink(missing_ok=True)
     except FileExistsError:
@@ -124,6 +123,16 @@ def write_trace(path: Path, members: Iterable[Member], manifest: Manifest, *, fo
         ) from None
     _sync(path.parent)
     return done
+
+
+def _claim(path: Path, part: Path) -> None:
+    """Take the name ``path``. Raises FileExistsError where something came there meanwhile."""
+    try:
+        os.link(part, path)  # whole from its first moment on
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
 def _write(file: IO[bytes], members: Iterable[Member], manifest: Manifest) -> Manifest:

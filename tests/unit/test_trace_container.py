@@ -317,3 +317,18 @@ def _of(recording: bytes, host: str, tp: int) -> bytes:
     out[f.IDENTITY_OFFSET : f.IDENTITY_OFFSET + len(raw)] = raw
     f.IDENTITY_FIELDS.pack_into(out, f.IDENTITY_OFFSET_FIELDS, len(raw), crc32(raw))
     return bytes(out)
+
+
+def test_a_file_system_without_hard_links_will_do(
+    tmp_path: Path, recording: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuses)
+    path = tmp_path / "x.pdtrace"
+    write_trace(path, [member_of(recording)], manifest.new("test"))
+    assert read_manifest(path).stopped == "test"
+    with pytest.raises(PdctlError, match="exists"):
+        write_trace(path, [member_of(recording)], manifest.new("again"))
+    assert read_manifest(path).stopped == "test"
