@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -73,6 +74,17 @@ def test_shapes(labs: Labs, options: tuple[str, ...]) -> None:
     wait_for(lambda: not any(rooms for queues in lab.queues().values() for rooms in queues.values()))
     labs.cli("lab", "down")
     gone(labs, lab)
+
+
+def test_clients_that_come_and_go_leave_nothing_open(labs: Labs) -> None:
+    lab = labs.up()
+    folder = Path(f"/proc/{lab.process(TP0).pid}/fd")
+    opened = []
+    for _ in range(2):
+        for _ in range(40):
+            assert lab.load(requests=1).good
+        opened.append(len(list(folder.iterdir())))
+    assert opened[1] < opened[0] + 20, opened
 
 
 def test_a_full_pool_and_few_slots_delay_requests_and_lose_none(labs: Labs) -> None:

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 IDLE_WAIT_MS = 100
 BUSY_WAIT_MS = 2
+CLIENTS = 16
+"""Connections to clients that are kept open: each client has an address of its own, and descriptors are few."""
 
 
 class SchedulerCore:
@@ -171,12 +173,14 @@ class SchedulerCore:
         """Answer a request that has ended; only one rank of a server's dp rank does."""
         if self.groups.tp_rank != 0 or not self.groups.pp_last or not req.reply:
             return
-        output = self._outputs.get(req.reply)
+        output = self._outputs.pop(req.reply, None)
         if output is None:
             output = self.context.socket(zmq.PUSH)
             output.setsockopt(zmq.LINGER, 0)
             output.connect(req.reply)
-            self._outputs[req.reply] = output
+        self._outputs[req.reply] = output  # the newest comes last
+        if len(self._outputs) > CLIENTS:
+            self._outputs.pop(next(iter(self._outputs))).close(linger=1000)
         answer = {
             "rid": req.rid,
             "role": self.role,
