@@ -50,6 +50,7 @@ docs: setup
 	$(BIN)/python -m tools.gen_docs
 	$(BIN)/python -m tools.gen_findings
 	$(BIN)/python -m tools.gen_schemas
+	$(BIN)/python -m tools.gen_notebooks
 
 bench: setup
 	$(BIN)/python -m benchmarks

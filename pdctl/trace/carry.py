@@ -130,6 +130,7 @@ class Carried:
         self._events = _Ring(events_at, events, EVENT, f.EVENT.size)
         self._kept: dict[int, bytes] = {}
         self._live: dict[int, bytes] = {}
+        self._first_item = self._end_item = -1
         self._had = 0
 
     def look(self) -> float:
@@ -167,6 +168,8 @@ class Carried:
                     found = before.get(start, b"")  # overwritten since it was seen while the run went on
                 if len(found) == count * f.ITEM_SIZE and crc32(found) == crc:
                     kept[start] = found
+                    self._first_item = start if self._first_item < 0 else min(self._first_item, start)
+                    self._end_item = max(self._end_item, start + count)
         return sum(count for _, count, _ in runs)
 
     def _range(self, first: int, count: int) -> bytes:
@@ -180,9 +183,7 @@ class Carried:
     @property
     def size(self) -> int:
         """Bytes of the recording that :meth:`build` makes now, at least those of the rank's own."""
-        starts = [*self._kept, *self._live]
-        last = max(starts, default=0)
-        span = last + len(self._kept.get(last) or self._live.get(last) or b"") // f.ITEM_SIZE - min(starts, default=0)
+        span = self._end_item - self._first_item
         need = 4 * max(self._rounds.span * f.ROUND_SIZE, self._events.span * f.EVENT_SIZE, span * f.ITEM_SIZE // 2)
         size = max(self._size, f.RINGS_OFFSET + need + _PAGE)
         if size > self._size:

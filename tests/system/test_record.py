@@ -140,11 +140,13 @@ def test_ranks_that_have_no_recording_are_told_and_cost_code_3(labs: Labs) -> No
     wait_for(lambda: not lab.process(TP1).alive)
     lost = labs.folder / "rec" / f"{lab.process(TP1).pid}-{lab.process(TP1).start}.pdrec"
     lost.unlink()
+    (labs.folder / "rec" / "1-1.pdrec").write_bytes(b"garbage of some kind")
     file = labs.folder / "partial.pdtrace"
     document = record(labs, file, code=3)
     kept = {r["rank"]: (r["kept"], r["reason"]) for r in document["trace"]["ranks"]}
     assert kept[TP0] == ("whole", "")
     assert kept[TP1] == ("missing", f"{lost.name} is gone")
+    assert document["trace"]["problems"] == ["1-1.pdrec: not a pdctl recording"]
     done = labs.cli("ranks", "--from", file, "-o", "json", code=3)
     row = next(r for r in json.loads(done.stdout)["ranks"] if r["rank"] == TP1)
     assert (row["recording"], row["recording_off"]) == ("", f"{lost.name} is gone")
