@@ -50,6 +50,24 @@ def command(
         Optional[Path],  # noqa: UP045
         typer.Option("--write", metavar="DIR", help="Write each counterexample as a .pdtrace into this new directory."),
     ] = None,
+    fleet: Annotated[
+        str,
+        typer.Option(
+            "--fleet",
+            metavar="FLEET",
+            help="Project onto a fleet: ranks=10000[,group=8][,rate=5/s][,round=10ms]; rate is a group's.",
+        ),
+    ] = "",
+    lag: Annotated[
+        str,
+        typer.Option("--lag", metavar="LAG", help="With --fleet, without TRACE: late=0.1%[,mean=3ms], of metadata."),
+    ] = "",
+    plot: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--plot", metavar="FILE", help="With --fleet: draw it, too, as FILE.svg or FILE.png (pdctl[plot])."
+        ),
+    ] = None,
     output: OutputOption = Format.TABLE,
 ) -> int:
     """Search the orders in which things can happen on each rank for one in which the ranks part, under a policy.
@@ -57,7 +75,17 @@ def command(
     A policy is what an engine version does with its polls. Counterexamples are made as small as they get.
     Exit code: 0 when every policy HOLDS (all schedules within the bound were tried), 1 when one is BROKEN, 3 when
     none is and not all were tried.
+
+    --fleet says how probable it is that ranks part in a fleet without a gate, from how late metadata lands: 0.
     """
+    if fleet:
+        if explore or model:
+            raise PdctlError("--fleet is no search", "Leave --model and --explore out.", Exit.USAGE)
+        from pdctl.commands.replay_fleet import run as run_fleet
+
+        return run_fleet(fleet, lag, trace, plot, output)
+    if lag or plot is not None:
+        raise PdctlError("--lag and --plot are of --fleet", "--fleet ranks=10000,group=8,rate=5/s.", Exit.USAGE)
     if explore == bool(model) or (explore and trace is None):
         raise PdctlError(
             "nothing to replay" if not model and not explore else "--model and --explore are two different searches",
