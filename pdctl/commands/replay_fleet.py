@@ -39,7 +39,7 @@ def run(fleet: str, lag: str, trace: Path | None, plot: Path | None, output: For
             from dataclasses import replace
 
             asked = replace(asked, round_s=measured.round_s)
-        late = counted(measured.late_s, measured.total)
+        late = counted(measured.late_s, measured.total, measured.unseen)
         document = project(asked, late, source="measured", observed=measured.total)
     if plot is not None:
         from pdctl.replay.fleet_plot import draw as picture

@@ -100,15 +100,18 @@ def parse_lag(text: str) -> Lag:
     return Lag(late, durations.parse(given["mean"], most_s=3600.0, what="mean") if "mean" in given else 0.0)
 
 
-def counted(late_s: Sequence[float], total: int) -> Lag:
-    """Return the lag of ``total`` observed (rank, request) pairs, of which these were late. The bounds are Wilson's, 95 %."""
+def counted(late_s: Sequence[float], total: int, unseen: int = 0) -> Lag:
+    """Return the lag of ``total`` observed (rank, request) pairs, of which these were late. The bounds are Wilson's, 95 %.
+
+    unseen: how many more were late and not seen to land; they count in the share, and are taken to be late as the others.
+    """
     if not total:
         raise ValueError("nothing was observed")
-    share, z = len(late_s) / total, 1.959964
+    share, z = (len(late_s) + unseen) / total, 1.959964
     middle = (share + z * z / (2 * total)) / (1 + z * z / total)
     wide = z / (1 + z * z / total) * sqrt(share * (1 - share) / total + z * z / (4 * total * total))
     low, high = max(0.0, middle - wide), min(1.0, middle + wide)
-    return Lag(share, measured_s=tuple(late_s), low=low if late_s else 0.0, high=high)
+    return Lag(share, measured_s=tuple(late_s), low=low if share else 0.0, high=high)
 
 
 def parts(lag: Lag, group: int, round_s: float) -> float:

@@ -15,19 +15,21 @@ QUEUE = "decode.transfer"
 
 @dataclass(frozen=True)
 class Measured:
-    """late_s: by how much rows were late, seconds since Success. total: (rank, request) pairs seen in Success.
+    """late_s: by how much rows were late, seconds since Success. unseen: how many more were late and not seen to land.
 
+    total: (rank, request) pairs seen in Success.
     round_s: median pace of rounds, None where it can't be told.
     """
 
     late_s: tuple[float, ...]
     total: int
     round_s: float | None
+    unseen: int = 0
 
 
 def measure(recordings: Sequence[Recording]) -> Measured:
-    """Return what these recordings tell. A slot that read 0 at Success and was never seen to land does not count."""
-    late, total, paces = [], 0, []
+    """Return what these recordings tell."""
+    late, total, lost, paces = [], 0, 0, []
     for recording in recordings:
         stream = recording.stream(QUEUE)
         if stream is None:
@@ -35,13 +37,14 @@ def measure(recordings: Sequence[Recording]) -> Measured:
         succeeded, unseen = _succeeded(stream)
         landed = {e.room: e.a / 1e9 for e in recording.events() if e.kind is EventKind.LANDED and e.room in succeeded}
         late += list(landed.values())
-        total += len(succeeded - (unseen - landed.keys()))
+        total += len(succeeded)
+        lost += len(unseen - landed.keys())
         paces += [
             (run.t_enter - run.t_first) / (run.repeat - 1) / 1e9
             for run in stream.runs
             if run.repeat > 1 and run.t_enter > run.t_first
         ]
-    return Measured(tuple(late), total, median(paces) if paces else None)
+    return Measured(tuple(late), total, median(paces) if paces else None, lost)
 
 
 def _succeeded(stream: Stream) -> tuple[set[int], set[int]]:

@@ -95,6 +95,24 @@ def test_without_two_ranks_of_a_group_there_is_nothing_to_start_from(tmp_path: P
         recorded(stages)
 
 
+def test_a_trace_of_real_sglang_parts_as_recorded_and_would_not_have_with_the_gate() -> None:
+    trace = Path(__file__).parent / "data" / "sglang-0.5.12.post1-c1.pdtrace"
+    code, text = explore(trace, "--explore", "-o", "json")
+    judged = CliRunner().invoke(app, ["diff-queues", "--from", str(trace), "-o", "json"])
+    [parted] = [group for group in json.loads(judged.stdout)["groups"] if group["verdict"] == "DIVERGED"]
+    document = json.loads(text)
+    assert code == 1
+    assert f"they part in round {parted['round']};" in document["bound"]
+    assert {r["policy"]: (r["verdict"], r["as_recorded"]) for r in document["results"]} == {
+        "no-gate": ("BROKEN", True),
+        "gate-zero": ("HOLDS", False),
+        "gate-zero-unzeroed": ("HOLDS", False),
+        "gate-expected": ("HOLDS", False),
+    }
+    [kept] = document["results"][0]["counterexamples"]
+    assert kept["way"] == "kept"
+
+
 def explore(*arguments: object) -> tuple[int, str]:
     done = CliRunner().invoke(app, ["replay", *map(str, arguments)])
     return done.exit_code, done.output

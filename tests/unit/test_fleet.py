@@ -111,6 +111,17 @@ def test_lag_and_pace_are_measured_in_recordings(tmp_path: Path) -> None:
     assert slow > fast  # two rounds, and one
 
 
+def test_a_row_that_was_never_seen_to_land_was_late(tmp_path: Path) -> None:
+    """Real SGLang 0.5.12.post1 as it hung: three requests were Success while one rank's slots read 0 to the end."""
+    trace = Path(__file__).parent / "data" / "sglang-0.5.12.post1-c1.pdtrace"
+    code, text = replay(trace, "--fleet", "ranks=800,group=2", "-o", "json")
+    document = json.loads(text)
+    assert code == 0
+    assert document["late"] == pytest.approx(3 / document["observed"])
+    assert 0 < document["request_low"] < document["request"] < document["request_high"]
+    assert 0.0001 < document["round_s"] < 1  # the pace of its own rounds
+
+
 def replay(*arguments: object) -> tuple[int, str]:
     done = CliRunner().invoke(app, ["replay", *map(str, arguments)])
     return done.exit_code, done.output
