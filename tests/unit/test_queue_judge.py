@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from pdctl.agent.tap import QueueTap
 from pdctl.findings import Level
-from pdctl.model import Action, Call, EventKind, GroupInfo, Identity, Snapshot, Status
+from pdctl.model import QUEUES, Action, Call, EventKind, GroupInfo, Identity, QueueEntry, Snapshot, Status
 from pdctl.probes.queues.judge import judge, unconfirmed
 from pdctl.probes.queues.model import QueuesDocument, RankView
 from pdctl.recording import format as f
@@ -223,6 +223,27 @@ def test_empty_against_one_is_a_skipped_collective(ranks: Callable[..., list[Ran
     [finding] = judged(group).findings
     assert (finding.code, finding.ranks, finding.rooms) == ("PD103", ("tp0",), (9,))
     assert (report.verdict, report.round, report.queues[0].lengths) == ("DIVERGED", 0, (0, 1))
+
+
+@pytest.mark.parametrize(("entered", "code"), [
+    (("decode.pending",), "PD106"),
+    (("decode.prealloc", "decode.pending"), "PD103"),  # a receiver that is enqueued on arrival, then taken off this rank
+    (("decode.pending", "decode.prealloc"), "PD103"),
+])  # fmt: skip
+@pytest.mark.parametrize("answers", [False, True])
+def test_pending_is_who_never_was_in_the_handshake(
+    ranks: Callable[..., list[Rank]], entered: tuple[str, ...], code: str, answers: bool
+) -> None:
+    a, b = ranks(queue_name="decode.prealloc")
+    for queue in ("decode.prealloc", "decode.pending"):  # an earlier request with this room, long gone
+        a.writer.event(EventKind.ENQUEUE, queue=QUEUES.index(queue), room=9, text="earlier")
+    for queue in entered:
+        a.writer.event(EventKind.ENQUEUE, queue=QUEUES.index(queue), room=9, text="r9")
+    b.arrive(9)
+    assert not turn([a, b])
+    now = Snapshot(0, 0, {"decode.pending": [QueueEntry(9, "r9")]}, [], {})
+    [finding] = judge([a.view(snapshot=now if answers else None), b.view()]).findings
+    assert (finding.code, finding.rooms) == (code, (9,))
 
 
 def test_a_skipped_collective_shows_even_after_the_rank_went_on(ranks: Callable[..., list[Rank]]) -> None:

@@ -235,3 +235,33 @@ def test_a_group_is_where_its_least_advanced_rank_is() -> None:
     assert (request.state, request.age_s) == ("WaitingForInput", 60.0)
     assert (request.cover, request.left_s) == (WAITING, 241.0)
     assert document.findings == ()  # the other rank's message may still be on its way
+
+
+@pytest.mark.parametrize("queue", ["waiting", "decode.retracted"])
+def test_who_waits_for_space_has_heard_long_ago(queue: str) -> None:
+    prefill = replace(look("prefill"), last={7: Last("Success", 50.0, True)})
+    mine = entry(queue, slot=-1, state=UNKNOWN, clock_s=-1.0)
+    assert codes(prefill, look("decode", mine)) == []
+    waits = look("decode", entry("decode.transfer", state=KVPoll.SUCCESS, clock_s=-1.0), tp=1)
+    assert codes(prefill, look("decode", mine), waits) == ["PD141"]  # its metadata; the message came
+
+
+def test_an_earlier_request_with_the_same_room() -> None:
+    prefill = replace(look("prefill"), last={7: Last("Success", 90.0, True)})
+    mine = entry("decode.transfer", clock_s=-1.0)
+    document = result(prefill, look("decode", mine))
+    assert [found.code for found in document.findings] == ["PD143"]
+    [request] = document.requests
+    assert request.peer_ended_s is None
+    assert request.peer == (
+        "no prefill rank has it (an earlier request with this room: Success on prefill dp0 pp0 tp0 90.0 s ago)"
+    )
+    assert codes(prefill, look("decode", entry("decode.transfer", age_s=20.0))) == []  # it may still come
+    just = replace(look("prefill"), last={7: Last("Failed", 61.5, True)})
+    assert codes(just, look("decode", mine)) == ["PD142"]  # the other side may have had it a moment before
+
+
+def test_a_request_that_went_on_after_the_other_side_ended_it() -> None:
+    prefill = replace(look("prefill"), last={7: Last("Failed", 90.0, True)})
+    decode = replace(look("decode", entry("decode.transfer")), since={(7, "r7"): 100.0})
+    assert codes(prefill, decode) == ["PD142"]

@@ -232,17 +232,23 @@ def _pending(group: Group, found: tuple[RoomSplit, ...]) -> dict[int, list[str]]
             side = next((s for s in split.sides if s.rank == group.place(n)), None)
             if view is None or side is None or side.action != NOT_THERE:
                 continue
-            if side.where == "decode.pending" or (not view.snapshot and _was_pending(view, split.room)):
+            if _is_pending(view, split.room):
                 pending.setdefault(split.room, []).append(group.place(n))
     return pending
 
 
-def _was_pending(view: RankView, room: int) -> bool:
-    last = None
-    for event in _events(view):
-        if event.room == room and event.kind is EventKind.ENQUEUE:
-            last = event.queue
-    return last == "decode.pending"
+def _is_pending(view: RankView, room: int) -> bool:
+    """Return whether the rank has (or, without a live answer, had) the room in decode.pending and never in the handshake.
+
+    A receiver that is enqueued on arrival (SGLang from 0.5.10.post1 on) enters decode.prealloc and decode.pending at once.
+    """
+    entered = [e for e in _events(view) if e.room == room and e.kind is EventKind.ENQUEUE]
+    was = {event.queue for event in entered if event.text == entered[-1].text}  # of the newest request with this room
+    now = was
+    if view.snapshot is not None:
+        queues = view.snapshot.queues
+        now = {name for name, entries in queues.items() if any(entry.room == room for entry in entries)}
+    return "decode.pending" in now and not (was | now) & {"decode.prealloc", "decode.transfer"}
 
 
 def _odd_ranks(group: Group, diff: Difference, found: tuple[RoomSplit, ...]) -> tuple[str, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,6 +14,7 @@ from pdctl.discovery import Found, FoundRank
 from pdctl.model import UNKNOWN, Action, EventKind, KVPoll, poll_name
 from pdctl.probes.recorded import changed_since, moments, rooms_of
 from pdctl.probes.stuck.model import Last, RankLooks
+from pdctl.probes.stuck.sides import OTHER, SAME_S
 from pdctl.rooms import Rooms, RoomTable
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ def collect(found: Found, client: Client, *, pause_s: float) -> list[RankLooks]:
                 recorded=recorded,
             )
         )
-    return looks
+    return _with_since(looks, lambda n: client.recording(found.ranks[n]).body)
 
 
 def collect_recorded(found: Found, client: Client, *, pause_s: float) -> list[RankLooks]:
@@ -75,7 +77,7 @@ def collect_recorded(found: Found, client: Client, *, pause_s: float) -> list[Ra
                 recorded=True,
             )
         )
-    return looks
+    return _with_since(looks, lambda n: answers[n].body)
 
 
 def _missing(ranks: Sequence[FoundRank], answers: Sequence[Rooms | None]) -> dict[str, frozenset[int]]:
@@ -100,6 +102,31 @@ def _history(
         return {}, False
     now = answer.body.mono_ns if answer.body is not None else recording.tick_mono_ns
     return last_words(recording, rooms, now), True
+
+
+def _with_since(looks: Sequence[RankLooks], recording_of: Callable[[int], Recording | None]) -> list[RankLooks]:
+    """Return the same looks, with when those requests came that the other side ended before they entered their queue."""
+    ended: dict[str, dict[int, float]] = {"prefill": {}, "decode": {}}
+    for look in looks:
+        for room, last in look.last.items():
+            if last.ended and look.identity.role in ended:
+                there = ended[look.identity.role]
+                there[room] = min(last.age_s, there.get(room, last.age_s))
+    found = []
+    for n, look in enumerate(looks):
+        other = ended.get(OTHER.get(look.identity.role, ""), {})
+        entries = look.second.rooms if other and look.second is not None else ()
+        wanted = {(e.room, e.rid) for e in entries if 0 <= e.age_s + SAME_S < other.get(e.room, -1.0)}
+        recording = recording_of(n) if wanted else None
+        if recording is None or look.second is None:
+            found.append(look)
+            continue
+        since: dict[tuple[int, str], float] = {}
+        for event in recording.events_of({room for room, _ in wanted}, (EventKind.ENQUEUE,)):
+            if (event.room, event.text) in wanted:
+                since.setdefault((event.room, event.text), (look.second.mono_ns - event.mono_ns) / 1e9)
+        found.append(replace(look, since=since))
+    return found
 
 
 def last_words(recording: Recording, rooms: Iterable[int], now_ns: int) -> dict[int, Last]:

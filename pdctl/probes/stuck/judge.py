@@ -11,7 +11,18 @@ from pdctl.probes.queues.words import rooms as some_rooms
 from pdctl.probes.queues.words import seconds
 from pdctl.probes.stuck import STUCK_S, UNHEARD_S
 from pdctl.probes.stuck.model import Place, RankLooks, SideSpace, StuckDocument, Waiting
-from pdctl.probes.stuck.sides import COMPUTED, OTHER, QUEUE_ORDER, Key, Seen, Side, peer_words, sides_of, space_of
+from pdctl.probes.stuck.sides import (
+    COMPUTED,
+    HEARD,
+    OTHER,
+    QUEUE_ORDER,
+    Key,
+    Seen,
+    Side,
+    peer_words,
+    sides_of,
+    space_of,
+)
 from pdctl.rooms import NO_LIMIT, NOT_KNOWN, Cover, RoomEntry
 
 
@@ -72,7 +83,8 @@ def _waiting(side: Side, other: Sequence[Side], pause_s: float, full: SideSpace 
             entry = min(waiting, key=_least)
             age_s = max(each.age_s for each in waiting)
         cover, left_s, note = covers.of(entry)
-        peer, ended = peer_words(room, side, other)
+        since_s = max(age_s, side.since.get((room, rid), -1.0))
+        peer, ended = peer_words(room, side, other, since_s)
         found.append(
             Waiting(
                 room=room,
@@ -192,12 +204,12 @@ def _findings(
 
 
 def _code(request: Waiting, peers: dict[tuple[str, str], list[Side]], pause_s: float, stuck_s: float) -> str:
-    if request.progress in ("new", "moving", "unknown"):
+    if request.progress in ("new", "moving", "unknown") or request.queue in HEARD:
         return ""
     ended_s = request.peer_ended_s
     if ended_s is not None and ended_s >= max(UNHEARD_S, pause_s) and not _heard(request):
         return "PD142"
-    if request.age_s < stuck_s or request.queue in ("waiting", "decode.retracted") or request.progress != "still":
+    if request.age_s < stuck_s or request.progress != "still":
         return ""
     if request.queue == "decode.prealloc" and request.note and "space" in request.note:
         return ""  # full is not stuck
@@ -212,10 +224,15 @@ def _code(request: Waiting, peers: dict[tuple[str, str], list[Side]], pause_s: f
 
 
 def _heard(request: Waiting) -> bool:
-    return all(place.state in _HEARD for place in request.ranks if place.queue in QUEUE_ORDER)
+    return all(place.state in _OVER for place in _polled(request))
 
 
-_HEARD = (poll_name(KVPoll.SUCCESS), poll_name(KVPoll.FAILED))
+def _polled(request: Waiting) -> list[Place]:
+    """Return where the request still waits for the other side."""
+    return [place for place in request.ranks if place.queue in QUEUE_ORDER and place.queue not in HEARD]
+
+
+_OVER = (poll_name(KVPoll.SUCCESS), poll_name(KVPoll.FAILED))
 
 
 def _being_computed(request: Waiting) -> bool:
@@ -223,7 +240,7 @@ def _being_computed(request: Waiting) -> bool:
 
 
 def _end(request: Waiting) -> str:
-    if all(place.state == poll_name(KVPoll.SUCCESS) for place in request.ranks if place.queue in QUEUE_ORDER):
+    if all(place.state == poll_name(KVPoll.SUCCESS) for place in _polled(request)):
         return "Its transfer is complete here: it waits for its metadata, and no time-out covers that."
     if request.left_s is not None:
         return f"{request.cover} ends it in {seconds(max(0.0, request.left_s))}."

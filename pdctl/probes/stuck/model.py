@@ -28,7 +28,8 @@ class Last:
 @dataclass(frozen=True)
 class RankLooks:
     """One rank at two moments. silence: why it gave no answer. last: what its recording says of rooms that were asked
-    about; ``recorded`` is False where there is no recording to ask."""
+    about; ``recorded`` is False where there is no recording to ask. since: seconds since a request (room, rid) came, of
+    those that the other side ended before they came into the queue they are in."""
 
     identity: Identity
     state: str
@@ -37,6 +38,7 @@ class RankLooks:
     second: Rooms | None = None
     last: dict[int, Last] = field(default_factory=dict)
     recorded: bool = False
+    since: dict[tuple[int, str], float] = field(default_factory=dict)
 
 
 class Place(msgspec.Struct, frozen=True, gc=False):

@@ -16,6 +16,8 @@ from pdctl.rooms import RoomEntry, Rooms, RoomTable, Space
 
 OTHER = {"prefill": "decode", "decode": "prefill"}
 COMPUTED = ("waiting", "running")
+HEARD = ("waiting", "decode.retracted")
+"""Queues of requests that wait for nothing from the other side: they wait to be computed, or for space."""
 WAITING_IN = (
     "decode.pending",
     "decode.prealloc",
@@ -26,6 +28,8 @@ WAITING_IN = (
     "waiting",
 )
 """Queues in which a request waits."""
+SAME_S = 2.0
+"""How much later than on the other side a request may come to this one."""
 QUEUE_ORDER = {queue: place for place, queue in enumerate(WAITING_IN)}
 
 
@@ -135,6 +139,15 @@ class Side:
         return self._words[where]
 
     @cached_property
+    def since(self) -> dict[Key, float]:
+        """How long requests have been here, seconds, of those that came before they came into the queue they are in."""
+        found: dict[Key, float] = {}
+        for look in self.looks:
+            for key, since_s in look.since.items():
+                found[key] = max(since_s, found.get(key, -1.0))
+        return found
+
+    @cached_property
     def watched(self) -> bool:
         """Whether some rank answered both looks."""
         return any(look.first is not None and look.second is not None for look in self.looks)
@@ -170,8 +183,11 @@ def sides_of(looks: Iterable[RankLooks]) -> list[Side]:
 # ---- the other side --------------------------------------------------------------------------------------------------
 
 
-def peer_words(room: int, side: Side, other: Sequence[Side]) -> tuple[str, float | None]:
-    """Return what the other side says of a room, and seconds since it was over there."""
+def peer_words(room: int, side: Side, other: Sequence[Side], since_s: float = -1.0) -> tuple[str, float | None]:
+    """Return what the other side says of a room, and seconds since it was over there.
+
+    since_s: how long this side has had the request, -1.0 unknown. What ended before that was another one with this room.
+    """
     if not room:
         return "no room: a request without disaggregation", None
     if not other:
@@ -180,9 +196,10 @@ def peer_words(room: int, side: Side, other: Sequence[Side]) -> tuple[str, float
     if said:
         return "; ".join(said), None
     last = [(peer, look, look.last[room]) for peer in other for look in peer.looks if room in look.last]
-    if last:
-        ended = [one for one in last if one[2].ended]
-        peer, look, one = min(ended or last, key=lambda each: each[2].age_s)
+    this = [one for one in last if since_s < 0 or one[2].age_s <= since_s + SAME_S]
+    if this:
+        ended = [one for one in this if one[2].ended]
+        peer, look, one = min(ended or this, key=lambda each: each[2].age_s)
         because = f": {one.reason}" if one.reason and one.what != "Success" else ""
         where = f"{peer.title} tp{look.identity.tp}"
         if one.ended:
@@ -192,7 +209,12 @@ def peer_words(room: int, side: Side, other: Sequence[Side]) -> tuple[str, float
     if silent:
         return f"not known: {silent[0].identity.label} {silent[0].silence}", None
     forgot = all(look.recorded for peer in other for look in peer.looks)
-    return f"no {OTHER[side.role]} rank has it{'' if forgot else ' now'}", None
+    nobody = f"no {OTHER[side.role]} rank has it{'' if forgot else ' now'}"
+    if last:
+        peer, look, one = min(last, key=lambda each: each[2].age_s)
+        where = f"{peer.title} tp{look.identity.tp}"
+        nobody += f" (an earlier request with this room: {one.what} on {where} {seconds(one.age_s)} ago)"
+    return nobody, None
 
 
 def _there(peer: Side, where: Iterable[tuple[tuple[str, ...], str, int]]) -> str:
