@@ -44,6 +44,12 @@ class Found:
     looked_in: tuple[Path, ...] = ()
     salts: tuple[str, ...] = ()
 
+    @property
+    def left_out(self) -> str:
+        """What to say of ranks of earlier starts, "" where there are none."""
+        many = "rank" if self.earlier == 1 else "ranks"
+        return f"{self.earlier} dead {many} of earlier starts left out" if self.earlier else ""
+
     def require(self) -> Found:
         """Return self; raises PdctlError (UNREACHABLE) when there is no rank at all."""
         if self.ranks:
@@ -117,7 +123,8 @@ def _traced(trace: Trace, problems: list[str]) -> Iterable[FoundRank]:
     for rank in _recorded(trace.folder, problems, False):
         assert rank.recording is not None
         entry = entries[rank.recording.name]
-        yield replace(rank, member=f"{trace.path}:{entry.member}", seen_ns=entry.taken_mono_ns)
+        lived = entry.state == "live"
+        yield replace(rank, member=f"{trace.path}:{entry.member}", seen_ns=entry.taken_mono_ns, seen_live=lived)
     for entry in trace.manifest.ranks:
         if not entry.member and entry.identity.pid:
             yield FoundRank(entry.identity, "recorded", recording_off=entry.reason)

@@ -23,7 +23,7 @@ class FoundRank:
     here). For the last, identity holds its coordinates and no process.
     protocol: what its agent speaks, 0 unknown. recording: the file, None without one, and why in recording_off.
     member: what that file is called in the trace it was unpacked from. seen_ns: when it was copied into that trace, on
-    the monotonic clock of the host it was copied on, 0 where unknown.
+    the monotonic clock of the host it was copied on, 0 where unknown. seen_live: its process ran then.
     """
 
     identity: Identity
@@ -37,6 +37,7 @@ class FoundRank:
     process: Process = NO_PROCESS
     member: str = ""
     seen_ns: int = 0
+    seen_live: bool = False
 
     @property
     def recording_name(self) -> str:

@@ -86,6 +86,8 @@ def command(
     if output.drawn:
         for problem in document.problems:
             out.note(f"not looked at: {problem}")
+        if found.left_out:
+            out.note(found.left_out)
     return int(exit_code(document, answered=all(outcome.answered for outcome in outcomes)))
 
 

@@ -61,17 +61,22 @@ def command(
         raise typer.BadParameter("sockets or recordings", param_hint="--through")
     found = find(run_dir, record_dir, source, every_start=every_start)
     # Not before there is something to compare: judging loads numpy.
+    import msgspec
+
     from pdctl.client import Client
     from pdctl.probes.queues.look import look
 
     sockets = through != "recordings" and source is None
     with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
         document = look(found, client, stalled_s=stalled, confirm=confirm, sockets=sockets, files=through != "sockets")
+    document = msgspec.structs.replace(document, earlier=found.earlier)
     out = Output(output)
     out.document(document, document.groups, lambda console: draw(document, console))
     if output.drawn:
         for problem in (*document.problems, *found.problems):
             out.note(f"not judged or in part: {problem}")
+        if found.left_out:
+            out.note(f"{found.left_out}; --all shows them")
     return int(exit_code(document, found_problems=bool(found.problems)))
 
 

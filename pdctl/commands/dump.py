@@ -88,7 +88,7 @@ def metadata(
     out.document(document, document.slots, lambda console: draw_metadata(document, console, wide=wide))
     _notes(out, document.problems, found)
     answered = any(view.body is not None or (source and view.history is not None) for view in views)
-    return int(_exit(document.findings, answered=answered, partial=document.partial))
+    return int(_exit(document.findings, answered=answered, partial=document.partial or bool(found.problems)))
 
 
 @app.command("queues")
@@ -122,7 +122,7 @@ def queues(
     out.document(document, document.requests, lambda console: draw_queues(document, console))
     _notes(out, [f"{row.rank}: {row.silence}" for row in document.ranks if row.silence], found)
     answered = any(not row.silence for row in document.ranks)
-    return int(_exit((), answered=answered, partial=document.partial))
+    return int(_exit((), answered=answered, partial=document.partial or bool(found.problems)))
 
 
 @app.command("groups")
@@ -146,7 +146,7 @@ def groups(
     out = Output(output)
     out.document(document, document.groups, lambda console: draw_groups(document, console))
     _notes(out, [f"{label}: {why}" for label, why in document.silent.items()], found)
-    return int(_exit((), answered=bool(document.groups), partial=document.partial))
+    return int(_exit((), answered=bool(document.groups), partial=document.partial or bool(found.problems)))
 
 
 @app.command("config")
@@ -177,7 +177,7 @@ def config(
     out.document(document, document.settings, lambda console: draw_config(document, console, wide=wide))
     _notes(out, document.problems, found)
     answered = any(view.body is not None for view in views)
-    return int(_exit(document.findings, answered=answered, partial=document.partial))
+    return int(_exit(document.findings, answered=answered, partial=document.partial or bool(found.problems)))
 
 
 @app.command("leaks")
@@ -210,7 +210,7 @@ def leaks(
     out.document(document, document.ranks, lambda console: draw_leaks(document, console))
     _notes(out, document.problems, found)
     judged = any(row.judged for row in document.ranks)
-    return int(_exit(document.findings, answered=judged, partial=document.partial))
+    return int(_exit(document.findings, answered=judged, partial=document.partial or bool(found.problems)))
 
 
 # ---- what they share -------------------------------------------------------------------------------------------------
@@ -262,6 +262,8 @@ def _notes(out: Output, problems: Sequence[str], found: Found) -> None:
     if out.format.drawn:
         for problem in (*problems, *found.problems):
             out.note(f"not seen or in part: {problem}")
+        if found.left_out:
+            out.note(found.left_out)
 
 
 def _exit(findings: Sequence[Finding], *, answered: bool, partial: bool) -> Exit:

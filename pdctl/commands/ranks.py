@@ -57,7 +57,7 @@ def command(
     out.document(document, document.ranks, lambda console: draw(document, console, wide=output is Format.WIDE))
     if output.drawn:
         for problem in document.problems:
-            out.note(f"not understood: {problem}")
+            out.note(f"not understood, or in part: {problem}")
         if document.earlier:
             out.note(f"{document.earlier} dead rank{'s'[: document.earlier != 1]} of earlier starts; --all shows them")
     return int(exit_code(document, from_recordings=source is not None))

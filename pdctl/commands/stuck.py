@@ -79,18 +79,21 @@ def command(
     if output.drawn:
         for problem in (*document.problems, *found.problems):
             out.note(f"not asked or in part: {problem}")
-    return int(exit_code(document, answered=any(look.second is not None for look in looks)))
+        if found.left_out:
+            out.note(found.left_out)
+    partial = bool(found.problems)
+    return int(exit_code(document, answered=any(look.second is not None for look in looks), partial=partial))
 
 
-def exit_code(document: StuckDocument, *, answered: bool) -> Exit:
-    """Return what the command exits with."""
+def exit_code(document: StuckDocument, *, answered: bool, partial: bool = False) -> Exit:
+    """Return what the command exits with. partial: something was not found, besides what the document says."""
     from pdctl.findings import Level
 
     if any(found.level is not Level.INFO for found in document.findings):
         return Exit.FINDING
     if not answered:
         return Exit.UNREACHABLE
-    return Exit.PARTIAL if document.partial else Exit.CLEAN
+    return Exit.PARTIAL if document.partial or partial else Exit.CLEAN
 
 
 # ---- for people ------------------------------------------------------------------------------------------------------

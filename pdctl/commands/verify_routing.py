@@ -92,12 +92,14 @@ def command(
     if output.drawn:
         for problem in (*document.problems, *found.problems):
             out.note(f"not asked or in part: {problem}")
+        if found.left_out:
+            out.note(found.left_out)
         for note in document.notes:
             out.note(note)
         for unknown in document.unknown:
             near = f"; nearest: {', '.join(map(str, unknown.nearest))}" if unknown.nearest else ""
             out.note(f"room {unknown.room} is not known to any rank or bootstrap server that answered{near}")
-    return int(exit_code(document, recorded=source is not None))
+    return int(exit_code(document, recorded=source is not None, partial=bool(found.problems)))
 
 
 def _room(text: str) -> int:
@@ -106,7 +108,7 @@ def _room(text: str) -> int:
     return int(text)
 
 
-def exit_code(document: RoutingDocument, *, recorded: bool = False) -> Exit:
+def exit_code(document: RoutingDocument, *, recorded: bool = False, partial: bool = False) -> Exit:
     """Return what the command exits with: findings come first, then what could not be judged."""
     from pdctl.findings import Level
 
@@ -114,7 +116,7 @@ def exit_code(document: RoutingDocument, *, recorded: bool = False) -> Exit:
         return Exit.FINDING
     if not recorded and not any(side.answered for side in document.sides):
         return Exit.UNREACHABLE
-    return Exit.PARTIAL if document.partial else Exit.CLEAN
+    return Exit.PARTIAL if document.partial or partial else Exit.CLEAN
 
 
 # ---- for people ------------------------------------------------------------------------------------------------------

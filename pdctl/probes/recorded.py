@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 UNTOLD = "queues that are not polled, time-outs and memory are not in recordings"
 """What :func:`rooms_of` can't know, in words."""
+UNSEEN_S = 5.0
+"""For how long a rank that is well may write nothing: one turn with a long prompt, on a busy machine."""
 
 
 def last_sign_ns(recording: Recording) -> int:
@@ -28,11 +30,36 @@ def last_sign_ns(recording: Recording) -> int:
 def moments(recordings: Iterable[Recording]) -> dict[int, int]:
     """Return the moment at which the last of the ranks last wrote, on each one's own clock (ns), by ``id(recording)``.
 
-    So that what hangs is as old as it was when the recordings were taken, though it wrote nothing since.
+    What became of a rank since it last wrote itself is another question: :func:`seen_until_ns`.
     """
     those = list(recordings)
     last = max((last_sign_ns(r) + r.start_wall_ns - r.start_mono_ns for r in those), default=0)
     return {id(r): last - r.start_wall_ns + r.start_mono_ns for r in those}
+
+
+def seen_until_ns(recording: Recording, end_ns: int, seen_ns: int = 0) -> int:
+    """Return until when the rank's requests are known from its recording, ns of its clock, not after ``end_ns``.
+
+    That is when it last wrote, or ``seen_ns`` where it was seen alive and recording later than that: it hung, then, and
+    nothing changed. A gap that a working rank may leave, too, is none.
+    """
+    last = last_sign_ns(recording)
+    if seen_ns > last and recording.state == "writing":
+        last = seen_ns
+    return end_ns if end_ns - last < UNSEEN_S * 1e9 else last
+
+
+def untrusted(recording: Recording) -> tuple[str, ...]:
+    """Return what in a recording can't be trusted, in words."""
+    return tuple(f"recording: {problem}" for problem in recording.problems)
+
+
+def why_silent(recording: Recording) -> str:
+    """Return what a recording that ends early says of where its rank is, "" where it tells nothing."""
+    for stream in recording.streams:
+        if stream.newest.phase is Phase.ENTERED:
+            return f"it entered round {stream.last} of {stream.queue}, which it has not left"
+    return ""
 
 
 def rooms_of(recording: Recording, now_ns: int) -> Rooms:

@@ -8,6 +8,7 @@ import numpy as np
 
 from pdctl.model import Action, EventKind, KVPoll
 from pdctl.probes.metadata.model import History, Mismatch
+from pdctl.probes.recorded import untrusted
 from pdctl.recording import format as f
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _SLOTTED = ("decode.transfer", "prefill.inflight")
 def history(recording: Recording) -> History:
     """Return what ``recording`` tells of slots and rooms."""
     events = recording.events()
-    found = History(whole=bool(events) and events[0].seq == 1)
+    found = History(whole=bool(events) and events[0].seq == 1, problems=untrusted(recording))
 
     def wall(mono_ns: int) -> float:
         return (recording.start_wall_ns + mono_ns - recording.start_mono_ns) / 1e9

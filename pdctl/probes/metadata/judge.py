@@ -57,6 +57,8 @@ def judge(
         findings += _recorded(view, views, now_s, recent_s)
         if _silent(view):
             problems.append(f"{view.identity.label}: {view.silence}")
+        if view.state == "recorded" and view.history is not None:
+            problems += [f"{view.identity.label}: {problem}" for problem in view.history.problems]
         if view.silence:
             continue
         assert view.body is not None
@@ -76,6 +78,7 @@ def judge(
         slots=tuple(slots),
         findings=tuple(findings),
         partial=any(_silent(view) for view in views)
+        or any(v.state == "recorded" and v.history is not None and v.history.problems for v in views)
         or any(r.not_read for r in reports)
         or any(v.body.left_out for v in views if v.body is not None)
         or any(slot.verdict == "another room" for slot in slots),

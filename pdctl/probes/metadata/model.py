@@ -30,7 +30,7 @@ class History:
     whole: it reaches back to the start of the rank, so that a room that is not in it was never there.
     owners: slot → rooms that have owned it, oldest first. ended: room → when it left the transfer queue, or failed.
     landed: (slot, room) → (when, seconds after Success). sent: (room, slot, decode tp) → when prefill wrote the row.
-    faults: room → kind of the fault that fired on it.
+    faults: room → kind of the fault that fired on it. problems: what in the recording can't be trusted.
     """
 
     whole: bool = False
@@ -41,6 +41,7 @@ class History:
     sent: dict[tuple[int, int, int], float] = field(default_factory=dict)
     faults: dict[int, str] = field(default_factory=dict)
     mismatches: list[Mismatch] = field(default_factory=list)
+    problems: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RanksDocument(Document, frozen=True, kw_only=True, tag="pdctl.ranks"):
-    """Answer of ``pdctl ranks``. earlier: dead ranks of earlier starts, not shown. problems: files not understood."""
+    """Answer of ``pdctl ranks``. earlier: dead ranks of earlier starts, not shown. problems: what was not, or partly, read."""
 
     ranks: tuple[RankRow, ...]
     earlier: int = 0
@@ -88,8 +88,14 @@ def judge(
     """Return the document of these answers. now_wall_ns: what ages of dead ranks are counted to (default: now)."""
     now = time.time_ns() if now_wall_ns is None else now_wall_ns
     rows = tuple(row(answer, recording, now) for answer, recording in zip(answers, recordings, strict=True))
-    partial = any(r.state != "live" for r in rows) or bool(problems)
-    return RanksDocument(ranks=rows, earlier=earlier, problems=problems, partial=partial)
+    torn = [
+        f"{answer.rank.identity.label}: recording: {problem}"
+        for answer, recording in zip(answers, recordings, strict=True)
+        for problem in (recording.problems if recording is not None else ())
+    ]
+    said = (*problems, *torn)
+    partial = any(r.state != "live" for r in rows) or bool(said)
+    return RanksDocument(ranks=rows, earlier=earlier, problems=said, partial=partial)
 
 
 def row(answer: Answer[Status], recording: Recording | None, now_wall_ns: int) -> RankRow:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pdctl.client import Client
 from pdctl.discovery import Found, FoundRank
 from pdctl.model import EventKind, Status
-from pdctl.probes.recorded import moments, rooms_of
+from pdctl.probes.recorded import moments, rooms_of, untrusted
 from pdctl.probes.routing.bootstrap import Question, ask, split
 from pdctl.probes.routing.model import FAKE_HOST, Look, Place, RankView, ServerView, waits
 from pdctl.processes import network_of
@@ -94,7 +94,12 @@ def _recorded(ranks: Sequence[FoundRank], client: Client) -> list[RankView]:
     return [
         RankView(answer.rank.identity, answer.rank.state, answer.reason)
         if answer.body is None
-        else RankView(answer.rank.identity, answer.rank.state, rooms=rooms_of(answer.body, now[id(answer.body)]))
+        else RankView(
+            answer.rank.identity,
+            answer.rank.state,
+            rooms=rooms_of(answer.body, now[id(answer.body)]),
+            problems=untrusted(answer.body),
+        )
         for answer in answers
     ]
 

@@ -278,6 +278,7 @@ def _unknown(look: Look, rooms: Sequence[RoomFacts]) -> tuple[UnknownRoom, ...]:
 def _problems(look: Look) -> list[str]:
     problems = [] if look.views else ["no rank here is of a prefill or a decode server"]
     problems += [f"{view.identity.label}: {view.silence}" for view in look.views if view.silence]
+    problems += [f"{view.identity.label}: {problem}" for view in look.views for problem in view.problems]
     for server in look.servers.values():
         said = server.silence or server.asked_off
         if said:

@@ -32,6 +32,7 @@ class RankView:
 
     seams: name → present, of the seams of routing. events: of the rooms that are looked at; events_off: why there are
     none. network: name of the network namespace its process is in, "" where that can't be seen from here.
+    problems: what in its recording can't be trusted, where that is all there is of it.
     """
 
     identity: Identity
@@ -43,6 +44,7 @@ class RankView:
     events: tuple[Event, ...] = ()
     events_off: str = ""
     network: str = ""
+    problems: tuple[str, ...] = ()
 
     def age_s(self, mono_ns: int) -> float | None:
         """Return how long ago a moment on this rank's clock was, None where it does not answer."""

@@ -12,13 +12,14 @@ import msgspec
 from pdctl.client import Answer, Client
 from pdctl.discovery import Found, FoundRank
 from pdctl.model import UNKNOWN, Action, EventKind, KVPoll, poll_name
-from pdctl.probes.recorded import changed_since, moments, rooms_of
+from pdctl.probes.queues.words import seconds
+from pdctl.probes.recorded import changed_since, moments, rooms_of, seen_until_ns, untrusted, why_silent
 from pdctl.probes.stuck.model import Last, RankLooks
 from pdctl.probes.stuck.sides import OTHER, SAME_S
 from pdctl.rooms import Rooms, RoomTable
 
 if TYPE_CHECKING:
-    from pdctl.recording.reader import Recording
+    from pdctl.recording.reader import Event, Recording
 
 MAX_RUNS = 2000
 """Runs of equal rounds read back, per queue, in search of a room."""
@@ -49,35 +50,51 @@ def collect(found: Found, client: Client, *, pause_s: float) -> list[RankLooks]:
 
 
 def collect_recorded(found: Found, client: Client, *, pause_s: float) -> list[RankLooks]:
-    """Return what recordings tell of every rank at the moment the last of them wrote, in ``found``'s order.
+    """Return what recordings tell of every rank at the moment when each was last seen, in ``found``'s order.
 
     What changed within ``pause_s`` seconds before that is as a second look would have it.
     """
     answers = [client.recording(rank) for rank in found.ranks]
-    recordings = [answer.body for answer in answers if answer.body is not None]
-    now = moments(recordings)
-    rooms = [None if a.body is None else rooms_of(a.body, now[id(a.body)]) for a in answers]
+    ends = moments([answer.body for answer in answers if answer.body is not None])
+    until = [0 if a.body is None else seen_until_ns(a.body, ends[id(a.body)], _alive_ns(a.rank)) for a in answers]
+    rooms = [None if a.body is None else rooms_of(a.body, ns) for a, ns in zip(answers, until, strict=True)]
     missing = _missing(found.ranks, rooms)
     looks = []
-    for answer, second in zip(answers, rooms, strict=True):
+    for answer, seen_ns, second in zip(answers, until, rooms, strict=True):
         rank, recording = answer.rank, answer.body
         if recording is None or second is None:
             looks.append(RankLooks(rank.identity, rank.state, silence=answer.reason or rank.state))
             continue
-        moved = changed_since(recording, now[id(recording)] - int(pause_s * 1e9))
+        moved = changed_since(recording, seen_ns - int(pause_s * 1e9))
         before = [e if e.room not in moved else msgspec.structs.replace(e, state=UNKNOWN) for e in second.rooms]
         wanted = missing.get(rank.identity.role, frozenset())
+        end_ns = ends[id(recording)]
         looks.append(
             RankLooks(
                 identity=rank.identity,
                 state=rank.state,
                 first=msgspec.structs.replace(second, rooms=RoomTable.of(before)),
                 second=second,
-                last=last_words(recording, wanted, now[id(recording)]),
+                last=last_words(recording, wanted, end_ns),
                 recorded=True,
+                unseen_s=(end_ns - seen_ns) / 1e9,
+                problems=_problems(recording, (end_ns - seen_ns) / 1e9),
             )
         )
     return _with_since(looks, lambda n: answers[n].body)
+
+
+def _alive_ns(rank: FoundRank) -> int:
+    return rank.seen_ns if rank.seen_live else 0
+
+
+def _problems(recording: Recording, unseen_s: float) -> tuple[str, ...]:
+    found = [*untrusted(recording)]
+    if unseen_s:
+        why = why_silent(recording)
+        since = f"wrote nothing for {seconds(unseen_s)} before the end of the recordings"
+        found.append(f"{since}, and what it has seen since is not known{why and f': {why}'}")
+    return tuple(found)
 
 
 def _missing(ranks: Sequence[FoundRank], answers: Sequence[Rooms | None]) -> dict[str, frozenset[int]]:
@@ -121,12 +138,29 @@ def _with_since(looks: Sequence[RankLooks], recording_of: Callable[[int], Record
         if recording is None or look.second is None:
             found.append(look)
             continue
-        since: dict[tuple[int, str], float] = {}
+        entered: dict[tuple[int, str], list[Event]] = {key: [] for key in wanted}
         for event in recording.events_of({room for room, _ in wanted}, (EventKind.ENQUEUE,)):
-            if (event.room, event.text) in wanted:
-                since.setdefault((event.room, event.text), (look.second.mono_ns - event.mono_ns) / 1e9)
-        found.append(replace(look, since=since))
+            entered.get((event.room, event.text), []).append(event)
+        came = {key: ns for key, events in entered.items() if (ns := _came_ns(events))}
+        found.append(replace(look, since={key: (look.second.mono_ns - ns) / 1e9 for key, ns in came.items()}))
     return found
+
+
+def _came_ns(entered: Sequence[Event]) -> int:
+    """Return when the newest of the requests that entered these queues in turn came, 0 where it is not told.
+
+    On decode it comes into prealloc and pending at once or, up to SGLang 0.5.9, into pending and from there into prealloc.
+    """
+    queues = [event.queue for event in entered]
+    first = max((n for n, queue in enumerate(queues) if queue in _FIRST), default=-1)
+    if first < 0:
+        return 0
+    if queues[max(0, first - 1)] == "decode.pending" and queues[max(0, first - 2)] != "decode.prealloc":
+        first -= 1
+    return entered[first].mono_ns
+
+
+_FIRST = ("decode.prealloc", "prefill.bootstrap")
 
 
 def last_words(recording: Recording, rooms: Iterable[int], now_ns: int) -> dict[int, Last]:

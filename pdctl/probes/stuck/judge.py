@@ -45,6 +45,7 @@ def judge(
         requests += _waiting(side, other, pause_s, full.get(side.title))
     shown = [request for request in requests if request.age_s >= older_s or (older_s and request.age_s < 0)]
     problems = [f"{look.identity.label}: {look.silence}" for look in looks if look.silence]
+    problems += [f"{look.identity.label}: {problem}" for look in looks for problem in look.problems]
     return StuckDocument(
         requests=tuple(sorted(shown, key=_SORTS[by])),
         space=tuple(space),
@@ -104,6 +105,7 @@ def _waiting(side: Side, other: Sequence[Side], pause_s: float, full: SideSpace 
                 note=(_behind(room, entry, full) if full is not None else "") or note,
                 holds=_holds(entry),
                 cluster=side.cluster,
+                unseen_s=side.unseen_s,
             )
         )
     return found
@@ -217,10 +219,23 @@ def _code(request: Waiting, peers: dict[tuple[str, str], list[Side]], pause_s: f
     known = other and all(side.answered for side in other)
     has = request.peer.partition(" has it in ")[1]
     if known and not has and ended_s is None:
-        return "PD143"
+        return "PD143" if _never_came(request, other, stuck_s) else ""
     if request.cover == "nothing" and not _being_computed(request):
         return "PD141"
     return ""
+
+
+def _never_came(request: Waiting, other: Sequence[Side], stuck_s: float) -> bool:
+    """Return whether the other side was seen without the request for long enough, and can't be computing it unseen."""
+    if any(
+        not look.last[request.room].ended
+        for side in other
+        if side.recorded
+        for look in side.looks
+        if request.room in look.last
+    ):
+        return False
+    return request.age_s + request.unseen_s - max(side.unseen_s for side in other) >= stuck_s
 
 
 def _heard(request: Waiting) -> bool:

@@ -29,7 +29,11 @@ class Last:
 class RankLooks:
     """One rank at two moments. silence: why it gave no answer. last: what its recording says of rooms that were asked
     about; ``recorded`` is False where there is no recording to ask. since: seconds since a request (room, rid) came, of
-    those that the other side ended before they came into the queue they are in."""
+    those that the other side ended before they came into the queue they are in.
+
+    Of recordings: unseen_s is how long before the end of them all the rank was last seen; ages in its looks count to then,
+    those in ``last`` to the end. problems: what in its recording can't be trusted, in words.
+    """
 
     identity: Identity
     state: str
@@ -39,6 +43,8 @@ class RankLooks:
     last: dict[int, Last] = field(default_factory=dict)
     recorded: bool = False
     since: dict[tuple[int, str], float] = field(default_factory=dict)
+    unseen_s: float = 0.0
+    problems: tuple[str, ...] = ()
 
 
 class Place(msgspec.Struct, frozen=True, gc=False):
@@ -62,7 +68,8 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     peer: what the other side says of its room, in words; peer_ended_s: seconds since it was over
     there, None while it is not. progress: ``moving`` (it changed
     between the looks), ``in line`` (others ahead of it did), ``still``, ``new``. cover: the variable of the time-out that
-    will end it, ``nothing`` or ``unknown``; limit_s and left_s of it, None without one. holds: in words.
+    will end it, ``nothing`` or ``unknown``; limit_s and left_s of it, None without one. holds: in words. unseen_s: how
+    long before the end of the recordings its side was last seen, to which its ages count; 0.0 of live ranks.
     """
 
     room: int
@@ -82,6 +89,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     note: str = ""
     holds: str = ""
     cluster: str = ""
+    unseen_s: float = 0.0
 
 
 class SideSpace(msgspec.Struct, frozen=True):

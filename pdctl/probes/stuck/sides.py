@@ -148,6 +148,16 @@ class Side:
         return found
 
     @cached_property
+    def unseen_s(self) -> float:
+        """How long before the end of the recordings some rank of it was last seen, 0.0 of live ranks."""
+        return max((look.unseen_s for look in self.looks), default=0.0)
+
+    @cached_property
+    def recorded(self) -> bool:
+        """Whether recordings are all there is of it: what it computes is not in them."""
+        return all(look.state == "recorded" for look in self.looks)
+
+    @cached_property
     def watched(self) -> bool:
         """Whether some rank answered both looks."""
         return any(look.first is not None and look.second is not None for look in self.looks)
@@ -187,6 +197,7 @@ def peer_words(room: int, side: Side, other: Sequence[Side], since_s: float = -1
     """Return what the other side says of a room, and seconds since it was over there.
 
     since_s: how long this side has had the request, -1.0 unknown. What ended before that was another one with this room.
+    Of recordings, seconds count to when this side was last seen: negative where it was not over yet by then.
     """
     if not room:
         return "no room: a request without disaggregation", None
@@ -196,25 +207,37 @@ def peer_words(room: int, side: Side, other: Sequence[Side], since_s: float = -1
     if said:
         return "; ".join(said), None
     last = [(peer, look, look.last[room]) for peer in other for look in peer.looks if room in look.last]
-    this = [one for one in last if since_s < 0 or one[2].age_s <= since_s + SAME_S]
+    this = [one for one in last if since_s < 0 or one[2].age_s - side.unseen_s <= since_s + SAME_S]
     if this:
         ended = [one for one in this if one[2].ended]
         peer, look, one = min(ended or this, key=lambda each: each[2].age_s)
-        because = f": {one.reason}" if one.reason and one.what != "Success" else ""
+        because = f": {_quoted(one.reason)}" if one.reason and one.what != "Success" else ""
         where = f"{peer.title} tp{look.identity.tp}"
         if one.ended:
-            return f"{where} had {one.what} {seconds(one.age_s)} ago{because}, and has let it go", one.age_s
+            unseen = ", when this side was no longer seen" if one.age_s < side.unseen_s else ""
+            words = f"{where} had {one.what} {seconds(one.age_s)} ago{because}, and has let it go{unseen}"
+            return words, one.age_s - side.unseen_s
+        if peer.recorded:
+            return f"{where} had it {seconds(one.age_s)} ago: {one.what}; what it computes is not in recordings", None
         return f"{where} has it no more; last seen {seconds(one.age_s)} ago: {one.what}", None
     silent = [look for peer in other for look in peer.looks if look.silence]
     if silent:
         return f"not known: {silent[0].identity.label} {silent[0].silence}", None
     forgot = all(look.recorded for peer in other for look in peer.looks)
     nobody = f"no {OTHER[side.role]} rank has it{'' if forgot else ' now'}"
+    unseen_s = max(peer.unseen_s for peer in other)
+    if unseen_s:
+        nobody = f"no {OTHER[side.role]} rank had it {seconds(unseen_s)} ago, up to when all of them were seen"
     if last:
         peer, look, one = min(last, key=lambda each: each[2].age_s)
         where = f"{peer.title} tp{look.identity.tp}"
         nobody += f" (an earlier request with this room: {one.what} on {where} {seconds(one.age_s)} ago)"
     return nobody, None
+
+
+def _quoted(reason: str) -> str:
+    """Return an engine's words as such; recordings keep the beginning of long ones."""
+    return f'"{reason}{"…" if reason.count("(") > reason.count(")") else ""}"'
 
 
 def _there(peer: Side, where: Iterable[tuple[tuple[str, ...], str, int]]) -> str:
