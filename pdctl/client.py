@@ -51,6 +51,7 @@ class Client:
         self._timeout_s = timeout_s
         self._rank_timeout_s = rank_timeout_s
         self.deadline = Deadline(timeout_s)
+        self._given_up: dict[str, Answer[Any]] | None = None
 
     @property
     def rank_timeout_s(self) -> float:
@@ -68,8 +69,21 @@ class Client:
         self._context.destroy(linger=0)
 
     def restart(self) -> None:
-        """Begin the overall deadline anew, for a command that asks again and again."""
+        """Begin the overall deadline anew, for a command that follows ranks and asks again and again."""
         self.deadline = Deadline(self._timeout_s)
+
+    def pause(self, seconds: float) -> None:
+        """Wait for this long before asking again, and not beyond the deadline."""
+        time.sleep(self.deadline.left(seconds))
+
+    @property
+    def over(self) -> str:
+        """Say that the deadline has passed, "" while there is time left."""
+        return "" if self.deadline.left(1.0) else f"no time left of {self._timeout_s:g} s (--timeout)"
+
+    def give_up_on_silent(self) -> None:
+        """From now on wait only once for a rank that does not answer; questions after that get the same reason at once."""
+        self._given_up = self._given_up or {}
 
     def ask(
         self, ranks: Iterable[FoundRank], op: str, kind: type[T], args: dict[str, Any] | None = None
@@ -85,6 +99,9 @@ class Client:
         waiting: dict[zmq.Socket[bytes], tuple[int, int, float]] = {}
         poller = zmq.Poller()
         for index, (rank, args) in enumerate(questions):
+            if self._given_up and rank.endpoint in self._given_up:
+                answers[index] = self._given_up[rank.endpoint]
+                continue
             silent = unreachable(rank)
             if silent is not None:
                 answers[index] = Answer(rank, None, *silent)
@@ -183,7 +200,10 @@ class Client:
         why = process.words if process.state else "its process can't be seen from here"
         if self.deadline.left(1.0) == 0.0:
             return Answer(rank, None, Silence.TIMED_OUT, f"no answer within {self._timeout_s:g} s overall: {why}")
-        return Answer(rank, None, Silence.TIMED_OUT, f"no answer within {self._rank_timeout_s:g} s: {why}")
+        answer = Answer[Any](rank, None, Silence.TIMED_OUT, f"no answer within {self._rank_timeout_s:g} s: {why}")
+        if self._given_up is not None:
+            self._given_up[rank.endpoint] = answer
+        return answer
 
 
 def recording_file(rank: FoundRank) -> Answer[Recording]:

@@ -18,6 +18,7 @@ from pdctl.commands.options import (
     TimeoutOption,
     find,
     seconds,
+    within,
 )
 from pdctl.errors import Exit
 from pdctl.output import Format, Output
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from pdctl.probes.check.model import CheckDocument
 
 WATCH_S = 2.0
+CHECK_S = 3 * TIMEOUT_S
+"""It asks as much as several commands: some stages look more than once, with pauses between."""
 _STYLE = {"ok": "green", "info": "cyan", "unknown": "yellow", "warning": "yellow", "error": "red"}
 
 
@@ -55,12 +58,13 @@ def command(
     source: FromOption = None,
     run_dir: RunDirOption = None,
     record_dir: RecordDirOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
+    timeout: TimeoutOption = CHECK_S,
     rank_timeout: RankTimeoutOption = RANK_TIMEOUT_S,
 ) -> int:
     """Run all probes, from cheap to intrusive, and tell each one's result in a line. Changes nothing.
 
-    With --from, those that recordings can answer.
+    With --from, those that recordings can answer. --timeout is for all stages together: one for which no time is left says
+    so. A rank that does not answer is waited for once.
 
     Exit code: 0 nothing at --fail-on or above, 1 on such a finding, 3 when something could not be looked at, 4 when no
     rank answered. For a cron job: pdctl check -o json; for a liveness probe: pdctl check --only queues --fail-on error.
@@ -74,6 +78,8 @@ def command(
         suppressed = parse_suppressed(suppress or [])
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--suppress") from None
+    if source is None:
+        within(watch, timeout)
     found = find(run_dir, record_dir, source)
     from pdctl.client import Client
     from pdctl.probes.check.stages import Looking, run

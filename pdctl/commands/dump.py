@@ -17,6 +17,7 @@ from pdctl.commands.options import (
     TimeoutOption,
     find,
     seconds,
+    within,
 )
 from pdctl.errors import Exit, PdctlError
 from pdctl.output import Format, Output
@@ -194,7 +195,7 @@ def leaks(
     """Show what is held though its request is gone: slots, KV space, failed requests of later pipeline stages, rooms.
 
     Every rank is looked at several times; only what was without an owner at every look counts. Rooms that engines leave
-    behind after aborts are said, and are no fault. --timeout is for each look.
+    behind after aborts are said, and are no fault.
     Exit code: 0 nothing leaks, 1 on a finding, 3 when some ranks could not be judged, 4 when none could.
     """
     from pdctl.client import Client
@@ -202,6 +203,7 @@ def leaks(
     from pdctl.probes.leaks.collect import collect
     from pdctl.probes.leaks.judge import judge
 
+    within(watch, timeout)
     found = find(run_dir, record_dir)
     with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
         views = collect(found, client, watch_s=watch)

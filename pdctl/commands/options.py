@@ -54,6 +54,14 @@ AllStartsOption = Annotated[
 ]
 
 
+def within(watch: float, timeout: float) -> None:
+    """Return where there is time for a pause of ``watch`` seconds; raises typer.BadParameter where there is not."""
+    if watch >= timeout:
+        raise typer.BadParameter(
+            f"{watch:g} s do not fit into --timeout, {timeout:g} s for the whole command", param_hint="--watch"
+        )
+
+
 def find(
     run_dir: Path | None, record_dir: Path | None, source: Path | None = None, *, every_start: bool = False
 ) -> Found:

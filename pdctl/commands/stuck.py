@@ -18,6 +18,7 @@ from pdctl.commands.options import (
     TimeoutOption,
     find,
     seconds,
+    within,
 )
 from pdctl.errors import Exit
 from pdctl.output import Format, Output
@@ -66,6 +67,8 @@ def command(
 
     if by not in ORDER:
         raise typer.BadParameter(", ".join(ORDER), param_hint="--by")
+    if source is None:
+        within(watch, timeout)
     found = find(run_dir, record_dir, source)
     from pdctl.client import Client
     from pdctl.probes.stuck.collect import collect, collect_recorded

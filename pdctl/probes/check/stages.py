@@ -41,13 +41,24 @@ class Stage:
 
 
 def run(looking: Looking, names: Sequence[str]) -> Iterator[Outcome]:
-    """Run the stages of these names, in the order of STAGES, and yield what each came to."""
+    """Run the stages of these names, in the order of STAGES, and yield what each came to.
+
+    The client's deadline is that of all of them: a stage that finds no time left is not run, and says so. A rank that did
+    not answer one stage is not waited for by the next ones.
+    """
+    looking.client.give_up_on_silent()
     for stage in STAGES:
         if stage.name not in names:
             continue
-        looking.client.restart()
+        over = looking.client.over
+        if over:
+            yield Outcome(stage.name, "not run", problems=(f"{stage.name}: {over}",), answered=False)
+            continue
         started = time.monotonic()
         outcome = stage.run(looking)
+        if looking.client.over:
+            late = f"{stage.name}: {looking.client.over} before it had looked at everything"
+            outcome = replace(outcome, problems=(*outcome.problems, late))
         yield replace(outcome, name=stage.name, seconds=round(time.monotonic() - started, 3))
 
 

@@ -24,8 +24,7 @@ def collect(found: Found, client: Client, *, watch_s: float, looks: int = LOOKS)
     started = time.monotonic()
     for number in range(looks):
         due = started + watch_s * number / max(1, looks - 1)
-        time.sleep(max(0.0, due - time.monotonic()))
-        client.restart()
+        client.pause(max(0.0, due - time.monotonic()))
         asked = [rank for rank in found.ranks if id(rank) not in silence]
         rooms = client.ask(asked, "rooms", Rooms)
         slots = client.ask(asked, "metadata", Metadata, {"sums": False})
@@ -35,7 +34,6 @@ def collect(found: Found, client: Client, *, watch_s: float, looks: int = LOOKS)
             else:
                 taken[id(rank)].append(_shared(look(first.body, second.body), known))
     live = [rank for rank in found.ranks if id(rank) not in silence]
-    client.restart()
     statuses = {id(answer.rank): answer.body for answer in client.ask(live, "status", Status)}
     views = []
     for rank in found.ranks:

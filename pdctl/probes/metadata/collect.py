@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -61,8 +60,7 @@ def _confirmed(chosen: Sequence[FoundRank], views: list[RankRows], client: Clien
     doubtful = {n: slots for n, view in enumerate(views) if (slots := odd(view))}
     if not doubtful:
         return views
-    time.sleep(CONFIRM_PAUSE_S)
-    client.restart()
+    client.pause(CONFIRM_PAUSE_S)
     questions = [(chosen[n], {"slots": slots, "sums": False}) for n, slots in doubtful.items()]
     for n, answer in zip(doubtful, client.ask_each(questions, "metadata", Metadata), strict=True):
         views[n] = replace(views[n], again=answer.body)

@@ -50,8 +50,7 @@ def collect(found: Found, client: Client, *, sockets: bool = True, files: bool =
 
 def again(found: Found, client: Client, views: Sequence[RankView]) -> list[RankView]:
     """Return the same views with fresh snapshots, to see whether a difference lasts."""
-    time.sleep(CONFIRM_PAUSE_S)
-    client.restart()
+    client.pause(CONFIRM_PAUSE_S)
     ranks = [rank for rank, view in zip(found.ranks, views, strict=True) if view.snapshot is not None]
     fresh = {id(a.rank): a.body for a in client.ask(ranks, "queues", Snapshot)}
     return [

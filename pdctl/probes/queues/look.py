@@ -22,6 +22,9 @@ def look(
     if unconfirmed(views):
         for _ in range(confirm - 1):
             later = again(found, client, views)
+            if client.over:
+                confirmed = False  # nobody was asked
+                break
             confirmed = unconfirmed(later, views)
             views = later
             if not confirmed:

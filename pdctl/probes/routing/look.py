@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from pdctl.client import Client
@@ -29,6 +28,5 @@ def look(
     pause = pause_s(first, grace_s)
     if pause is None:
         return judge(first, grace_s=grace_s)
-    time.sleep(pause)
-    client.restart()
+    client.pause(pause)
     return judge(once(), first, grace_s=grace_s)

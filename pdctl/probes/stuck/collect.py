@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -28,8 +27,7 @@ MAX_RUNS = 2000
 def collect(found: Found, client: Client, *, pause_s: float) -> list[RankLooks]:
     """Return two looks at every rank, ``pause_s`` seconds apart, in ``found``'s order."""
     first = client.ask(found.ranks, "rooms", Rooms)
-    time.sleep(pause_s)
-    client.restart()
+    client.pause(pause_s)
     second = client.ask(found.ranks, "rooms", Rooms)
     missing = _missing(found.ranks, [answer.body for answer in second])
     looks = []

@@ -1,0 +1,87 @@
+"""A command ends within its --timeout, whatever it asks: one deadline over all questions, each silent rank waited for once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+from typer.testing import CliRunner
+
+from pdctl.cli import app
+from pdctl.client import Client
+from pdctl.discovery import Found
+from pdctl.model import Status
+from pdctl.observed import FoundRank, Silence
+from pdctl.probes.check.stages import STAGES, Looking, run
+from pdctl.recording.writer import process_start
+from pdctl.rooms import Rooms
+from tests.unit.identities import identity
+
+
+class Deaf:
+    """A rank that takes questions and answers none."""
+
+    def __init__(self, folder: Path) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        path = folder / "deaf"
+        self._socket.bind(f"ipc://{path}")
+        who = identity(pid=os.getpid(), proc_start=process_start(os.getpid()))
+        self.rank = FoundRank(who, "live", endpoint=f"ipc://{path}")
+
+    def asked(self) -> int:
+        """How many questions came since this was last called."""
+        count = 0
+        while self._socket.poll(200):
+            self._socket.recv_multipart()
+            count += 1
+        return count
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+@pytest.fixture
+def deaf(tmp_path: Path) -> Iterator[Deaf]:
+    rank = Deaf(tmp_path)
+    yield rank
+    rank.close()
+
+
+def test_a_rank_that_did_not_answer_is_not_waited_for_again(deaf: Deaf) -> None:
+    with Client(timeout_s=60, rank_timeout_s=0.2) as client:
+        client.give_up_on_silent()
+        [first] = client.ask([deaf.rank], "status", Status)
+        [second] = client.ask([deaf.rank], "rooms", Rooms)
+    assert first.silence is second.silence is Silence.TIMED_OUT
+    assert second.reason == first.reason
+    assert deaf.asked() == 1
+
+
+def test_who_asks_again_and_again_waits_for_it_again(deaf: Deaf) -> None:
+    with Client(timeout_s=60, rank_timeout_s=0.2) as client:
+        for _ in range(2):
+            client.ask([deaf.rank], "status", Status)
+    assert deaf.asked() == 2
+
+
+def test_all_stages_share_one_deadline(deaf: Deaf) -> None:
+    """The first stage waits for the rank until no time is left; the others say that there was none for them."""
+    with Client(timeout_s=0.3, rank_timeout_s=60) as client:
+        outcomes = list(run(Looking(Found((deaf.rank,)), client, 0.1), [stage.name for stage in STAGES]))
+    assert [outcome.name for outcome in outcomes] == [stage.name for stage in STAGES]
+    assert "no time left of 0.3 s (--timeout)" in outcomes[0].problems[-1]
+    assert all(outcome.said == "not run" and outcome.problems for outcome in outcomes[1:])
+    assert not any(outcome.findings for outcome in outcomes[1:])
+
+
+@pytest.mark.parametrize("command", ["stuck", "check", "dump leaks"])
+def test_a_pause_that_does_not_fit_is_refused(command: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(
+        app, [*command.split(), "--watch", "20s", "--timeout", "5s", "--run-dir", str(tmp_path)], env={"COLUMNS": "200"}
+    )
+    assert done.exit_code == 2
+    assert "20 s do not fit into --timeout, 5 s for the whole command" in done.output
