@@ -81,8 +81,11 @@ class Output:
         draw: Callable[[Console], None] | None = None,
         *,
         lost: Exit = Exit.PARTIAL,
+        row: type[msgspec.Struct] | None = None,
     ) -> None:
         """Write ``document`` to stdout. rows: its parts for jsonl and csv. draw: how people see it.
+
+        row: what rows are of; where there are none, csv has the header of this instead of the document in one row.
 
         A reader that goes away (``| head``) is no error: the rest is not written, and the command keeps its exit code.
         Raises PdctlError (``lost``) where it can't be written, as on a full disk.
@@ -90,6 +93,8 @@ class Output:
         try:
             if self.format.drawn and draw is not None:
                 text = self._drawn(draw)
+            elif self.format is Format.CSV and row is not None and not rows:
+                text = _csv([], [row])
             else:
                 text = _render(self.format, document, rows or (document,))
             self.out.write(text)

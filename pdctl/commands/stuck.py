@@ -64,6 +64,7 @@ def command(
     Exit code: 0 nothing is stuck, 1 on a finding, 3 when some ranks did not answer, 4 when none did.
     """
     from pdctl.probes.stuck.judge import judge
+    from pdctl.probes.stuck.model import Waiting
 
     if by not in ORDER:
         raise typer.BadParameter(", ".join(ORDER), param_hint="--by")
@@ -78,7 +79,7 @@ def command(
     document = judge(looks, pause_s=watch, older_s=older or 0.0, stuck_s=stuck, by=by)
     out = Output(output)
     wide = output is Format.WIDE
-    out.document(document, document.requests, lambda console: draw(document, console, every=wide))
+    out.document(document, document.requests, lambda console: draw(document, console, every=wide), row=Waiting)
     if output.drawn:
         for problem in (*document.problems, *found.problems):
             out.note(f"not asked or in part: {problem}")

@@ -76,6 +76,7 @@ def command(
     from pdctl.client import Client
     from pdctl.probes.routing.bootstrap import split
     from pdctl.probes.routing.look import look
+    from pdctl.probes.routing.model import RoomRow
 
     numbers = [_room(text) for text in rooms or ()]
     for address in bootstrap or ():
@@ -88,7 +89,7 @@ def command(
         document = look(found, client, rooms=numbers, instead=bootstrap or (), grace_s=grace)
     out = Output(output)
     wide = output is Format.WIDE
-    out.document(document, document.rooms, lambda console: draw(document, console, wide=wide))
+    out.document(document, document.rooms, lambda console: draw(document, console, wide=wide), row=RoomRow)
     if output.drawn:
         for problem in (*document.problems, *found.problems):
             out.note(f"not asked or in part: {problem}")

@@ -49,6 +49,12 @@ def test_a_recording_that_is_cut_off(command: str, folder: Path) -> None:
     assert "prefill dp0 pp0 tp0: recording: cut off: 70000 of " in said
 
 
+@pytest.mark.parametrize(("command", "first"), [("stuck", "room,rid,side"), ("verify-routing", "room,rids,verdict")])
+def test_csv_without_rows_has_their_header(command: str, first: str, folder: Path) -> None:
+    [header] = run(f"{command} -o csv", folder).stdout.splitlines()
+    assert header.startswith(first)
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_ranks_of_an_earlier_start_are_said_to_be_left_out(
     command: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

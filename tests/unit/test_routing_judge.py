@@ -457,6 +457,9 @@ def test_an_unknown_room_is_told_with_what_is_near() -> None:
     [unknown] = document.unknown
     assert (unknown.room, unknown.nearest) == (7203444, (7203441,))
     assert exit_code(document) == 3
+    close = prefill(1, entry("prefill.bootstrap", 100), entry("prefill.bootstrap", 5)), decode(0, waits(1, 100))
+    [unknown] = judge(look(*close, named=(99,))).unknown
+    assert unknown.nearest == (100, 5)  # near as a number, though not written alike
     # Its registration alone makes it known.
     left = judge(look(prefill(1), decode(0), named=(9,), at=server({9: 1}, asked=(9,))))
     assert (left.unknown, verdicts(left)) == ((), {9: "GONE"})

@@ -87,6 +87,7 @@ def test_who_has_heard_waits_for_its_metadata() -> None:
     assert found.code == "PD141"
     assert "waits for its metadata" in found.summary
     assert "1 of 8 metadata slots are held this way" in " ".join(found.evidence)
+    assert found.summary.endswith("1 of 8 metadata slots are held this way.")  # in the table, too
 
 
 def test_a_transfer_that_never_ends_is_covered_by_nothing() -> None:

@@ -267,12 +267,14 @@ def _unknown(look: Look, rooms: Sequence[RoomFacts]) -> tuple[UnknownRoom, ...]:
     if not look.named:
         return ()
     known = {facts.room for facts in rooms}
-    there = {str(n) for view in look.views if view.rooms is not None for n in view.rooms.rooms.column("room") if n}
-    missing = [room for room in look.named if room not in known]
-    return tuple(
-        UnknownRoom(room, tuple(int(near) for near in get_close_matches(str(room), sorted(there), NEAREST, 0.5)))
-        for room in missing
-    )
+    there = {n for view in look.views if view.rooms is not None for n in view.rooms.rooms.column("room") if n}
+    return tuple(UnknownRoom(room, _nearest(room, there)) for room in look.named if room not in known)
+
+
+def _nearest(room: int, there: set[int]) -> tuple[int, ...]:
+    """Return rooms that were perhaps meant: those written alike, then the nearest numbers."""
+    alike = [int(near) for near in get_close_matches(str(room), sorted(map(str, there)), NEAREST, 0.5)]
+    return tuple(dict.fromkeys([*alike, *sorted(there, key=lambda one: abs(one - room))]))[:NEAREST]
 
 
 def _problems(look: Look) -> list[str]:

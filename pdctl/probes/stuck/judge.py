@@ -195,7 +195,7 @@ def _findings(
             finding(
                 code,
                 f"{many} {wait} in {queue} of {side}, {state} for {seconds(oldest.age_s)}: {oldest.peer}."
-                f" {_end(oldest)}",
+                f" {_end(oldest)}{_slots_held(ones, space)}",
                 group=side,
                 rooms=tuple(one.room for one in ones),
                 ranks=tuple(dict.fromkeys(rank for one in ones for place in one.ranks for rank in place.ranks)),
@@ -263,6 +263,12 @@ def _end(request: Waiting) -> str:
         return "Which time-out covers this on this backend is not known."
     note = f" ({request.note})" if request.note else ""
     return f"No time-out covers this state on this backend and version{note}."
+
+
+def _slots_held(ones: Sequence[Waiting], space: Sequence[SideSpace]) -> str:
+    held = sum(any(place.slot >= 0 for place in one.ranks) for one in ones)
+    side = next((one for one in space if one.side == ones[0].side), None)
+    return f" {held} of {side.slots} metadata slots are held this way." if held and side and side.slots > 0 else ""
 
 
 def _evidence(ones: Sequence[Waiting], space: Sequence[SideSpace]) -> tuple[str, ...]:
