@@ -282,7 +282,7 @@ def down(
     ended = launch.down(config.state_dir)
     document = LabDown(name=name, ended=[process.label for process in ended])
     count = len(ended)
-    text = f"lab {name}: {count} process{'es'[: 2 * (count != 1)]} ended, nothing left"
+    text = f"lab {name}: {count} process{'es'[: 2 * (count != 1)]} ended; its sockets and recordings are deleted"
     Output(output).document(document, draw=lambda console: console.print(text))
     return int(Exit.CLEAN)
 
