@@ -24,8 +24,8 @@ import pdctl
 from benchmarks.statistics import quartiles
 from benchmarks.synthetic import identity
 from pdctl.recording import format as f
+from pdctl.recording.rings import EVENT
 from pdctl.recording.writer import RecordingWriter
-from pdctl.trace.columns import EVENT
 
 ROOM = 1 << 62
 ITEMS = 8

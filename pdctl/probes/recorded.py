@@ -23,7 +23,7 @@ def last_sign_ns(recording: Recording) -> int:
     signs = [recording.start_mono_ns, recording.tick_mono_ns]
     signs += [visits.mono_ns for visits in recording.visits.values()]
     signs += [max(stream.newest.t_enter, stream.newest.t_done) for stream in recording.streams]
-    signs += [event.mono_ns for event in recording.events()[-1:]]
+    signs += recording.event_table()["mono_ns"][-1:].tolist()
     return max(signs)
 
 
@@ -105,7 +105,8 @@ def rooms_of(recording: Recording, now_ns: int) -> Rooms:
 
 def changed_since(recording: Recording, since_ns: int) -> set[int]:
     """Return the rooms of which the recording has something new after ``since_ns`` of the rank's clock."""
-    return {event.room for event in recording.events() if event.mono_ns > since_ns and event.room}
+    events = recording.event_table()
+    return set(events["room"][events["mono_ns"] > since_ns].tolist()) - {0}
 
 
 def _there(recording: Recording, queue: str) -> list[tuple[Run, Item]]:

@@ -7,7 +7,7 @@ last full list before it; where that or anything between is gone, the round is k
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,30 +20,21 @@ from numpy.typing import NDArray
 from pdctl.model import QUEUES, EventKind, GroupInfo, Identity
 from pdctl.recording import format as f
 from pdctl.recording.header import parse_header
+from pdctl.recording.rings import EVENT, ROUND, among, events, sound
 from pdctl.recording.source import FileSource, Source
-from pdctl.recording.streams import ROUND, Item, Run, Stream
+from pdctl.recording.streams import Item, Run, Stream
 
 _STATES = {f.STATE_WRITING: "writing", f.STATE_CLOSED: "closed", f.STATE_STOPPED: "stopped"}
 _AGAIN_S = (0.002, 0.02, 0.1)
 """Pauses before a live file's torn records are looked at again."""
-_KINDS = {int(kind) for kind in EventKind}
-_EVENT_KEYS = np.dtype(
-    {
-        "names": ["seq", "kind", "room"],
-        "formats": ["<u8", "u1", "<u8"],
-        "offsets": [0, 16, 24],
-        "itemsize": f.EVENT_SIZE,
-    }
-)
-"""The parts of :data:`pdctl.recording.format.EVENT` that events are looked for by."""
+_KINDS = {int(kind): kind for kind in EventKind}
 
 
 class BadRecording(ValueError):  # noqa: N818  # it is the recording that is bad
     """The file is not a recording this pdctl can read; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True, gc=False):
     """Something that happened once; :class:`pdctl.model.EventKind` explains ``a``, ``b`` and ``text``."""
 
     seq: int
@@ -84,6 +75,7 @@ class Recording:
     visits: dict[str, Visits]
     _source: Source
     _events_at: tuple[int, int]
+    _table: NDArray[Any] | None = None
     _events: list[Event] | None = None
 
     def stream(self, queue: str, kind: str | None = None) -> Stream | None:
@@ -93,23 +85,28 @@ class Recording:
                 return stream
         return None
 
+    def event_table(self) -> NDArray[Any]:
+        """Return the events in the file as rings.EVENT, oldest first, as it was when this was first called.
+
+        For who needs all of them: a full ring of tens of thousands is far cheaper so than as a list of :class:`Event`.
+        """
+        if self._table is None:
+            offset, cap = self._events_at
+            self._table = _of_known_kinds(events(self._source.read(offset, cap * f.EVENT_SIZE), cap))
+        return self._table
+
     def events(self) -> list[Event]:
-        """Return the events in the file, oldest first, as it was when this was first called."""
+        """Return the events in the file, oldest first, as it was when they were first asked for."""
         if self._events is None:
-            self._events = sorted(self._read_events(), key=lambda event: event.seq)
+            self._events = as_events(self.event_table())
         return self._events
 
     def events_of(self, rooms: Collection[int], kinds: Collection[EventKind]) -> list[Event]:
         """Return the events of these kinds about these rooms, oldest first, as the file is now.
 
-        Only they are taken apart: a full ring of events costs a few milliseconds instead of a hundred.
+        Only they are checked and taken apart: a full ring of events costs a few milliseconds instead of a hundred.
         """
         return _events_of(self._source, self._events_at, rooms, kinds)
-
-    def _read_events(self) -> Iterator[Event]:
-        offset, cap = self._events_at
-        data = self._source.read(offset, cap * f.EVENT_SIZE)
-        return _events_in(data, cap, _used(data, f.EVENT_SIZE))
 
 
 def read_events(path: Path, rooms: Collection[int], kinds: Collection[EventKind]) -> list[Event]:
@@ -134,36 +131,29 @@ def _events_of(
 ) -> list[Event]:
     offset, cap = place
     data = source.read(offset, cap * f.EVENT_SIZE)
-    table = np.frombuffer(data, _EVENT_KEYS, len(data) // f.EVENT_SIZE)
-    wanted = np.isin(table["room"], np.fromiter(rooms, np.uint64, len(rooms)))
+    table = np.frombuffer(data, EVENT, len(data) // f.EVENT_SIZE)
+    wanted = among(table["room"], rooms)
     wanted &= np.isin(table["kind"], np.fromiter(map(int, kinds), np.uint8, len(kinds)))
-    found = _events_in(data, cap, [int(at) for at in np.flatnonzero(wanted & (table["seq"] > 0))])
-    return sorted(found, key=lambda event: event.seq)
+    return as_events(_of_known_kinds(events(data, cap, wanted)))
 
 
-def _events_in(data: bytes, cap: int, places: list[int]) -> Iterator[Event]:
-    for place in places:
-        at = place * f.EVENT_SIZE
-        body = data[at : at + f.EVENT.size]
-        if crc32(body) != _u32(data, at + f.EVENT_CRC_OFFSET):
-            continue
-        seq, mono, kind, queue, _, slot, room, a, b, text = f.EVENT.unpack(body)
-        if (seq - 1) % cap != place or kind not in _KINDS:
-            continue
-        name = QUEUES[queue] if queue < len(QUEUES) else ""
-        words = text.rstrip(b"\0").decode("utf-8", "replace")
-        yield Event(seq, mono, EventKind(kind), name, slot, room, a, b, words)
+def _of_known_kinds(table: NDArray[Any]) -> NDArray[Any]:
+    known = np.isin(table["kind"], list(_KINDS))
+    return table if known.all() else table[known]
+
+
+def as_events(table: NDArray[Any]) -> list[Event]:
+    """Return the events of a table of rings.EVENT, whose kinds are known, in its order."""
+    queues = [QUEUES[code] if code < len(QUEUES) else "" for code in range(256)]
+    columns = (table[name].tolist() for name in ("seq", "mono_ns", "kind", "queue", "slot", "room", "a", "b", "text"))
+    return [
+        Event(seq, mono, _KINDS[kind], queues[queue], slot, room, a, b, text.decode("utf-8", "replace"))
+        for seq, mono, kind, queue, slot, room, a, b, text in zip(*columns, strict=True)
+    ]
 
 
 def _u32(data: bytes, at: int) -> int:
     return int.from_bytes(data[at : at + 4], "little")
-
-
-def _used(data: bytes, size: int) -> list[int]:
-    """Return the places of a ring that something was written to; records begin with their sequence number, from 1 on."""
-    whole = len(data) // size
-    first = np.frombuffer(data, "<u8", whole * size // 8)[:: size // 8]
-    return [int(place) for place in np.flatnonzero(first)]
 
 
 def read(path: Path) -> Recording:
@@ -259,16 +249,10 @@ def _whole(data: bytes, at: int) -> bool:
 
 def _closed(data: bytes, cap: int) -> tuple[NDArray[Any], int]:
     """Return the sound records of the rounds ring in the order they were written, and how many were not sound."""
-    used = _used(data, f.ROUND_SIZE)
-    view, size, body = memoryview(data), f.ROUND_SIZE, f.ROUND_BODY_SIZE
-    sums = np.fromiter((crc32(view[at * size : at * size + body]) for at in used), np.uint32, len(used))
-    table = np.frombuffer(data, ROUND, len(data) // f.ROUND_SIZE)[used]
-    whole = np.asarray(used, np.uint64)[table["crc"] == sums]
-    table = table[table["crc"] == sums]
-    fits = (table["seq"] - 1) % cap == whole
+    table, used = sound(data, ROUND, f.ROUND_BODY_SIZE, cap)
     known = (table["queue"] < len(QUEUES)) & (table["repeat"] > 0)
-    table = table[fits & known]
-    return table[np.argsort(table["seq"])], len(used) - len(table)
+    table = table if known.all() else table[known]
+    return table, used - len(table)
 
 
 def live_runs(head: bytes, data: bytes) -> list[NDArray[Any]]:

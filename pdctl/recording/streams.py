@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
@@ -11,10 +12,8 @@ from numpy.typing import NDArray
 
 from pdctl.model import QUEUES, UNKNOWN, GroupInfo, Phase
 from pdctl.recording import format as f
+from pdctl.recording.rings import ITEM, ItemSpan, among, hide
 from pdctl.recording.source import Source
-
-ITEM = np.dtype(f.ITEM_DTYPE)
-ROUND = np.dtype(f.ROUND_DTYPE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +60,21 @@ class Item:
     reduced: int
     action: int
     found: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What runs say of their requests, in one table.
+
+    first: row of the stream that the first of them is. items: rings.ITEM, in the order of runs and queue, UNKNOWN where
+    the run's phase has not reached a field. row: the row of the stream that each item belongs to.
+    known: for each run from ``first`` on, whether its list can be rebuilt; the others have no items here.
+    """
+
+    first: int
+    items: NDArray[Any]
+    row: NDArray[np.int64]
+    known: NDArray[np.bool_]
 
 
 class Stream:
@@ -129,32 +143,47 @@ class Stream:
             return None
         return [_item(record, run) for record in rows.tolist()]
 
-    def sightings(self, room: int) -> list[tuple[int, Item]]:
-        """Return (row, item) for each run that says something of ``room`` itself, oldest first.
+    def sightings(self, rooms: Collection[int]) -> list[tuple[int, Item]]:
+        """Return (row, item) for each time that a run says something of one of ``rooms`` itself, oldest first.
 
-        From one to the next nothing changed for the room, unless its action is not KEPT or rounds between are lost. One
-        search of the items instead of a rebuilt list for every run: what a recording says of one room costs little.
+        From one to the next nothing changed for a room, unless its action is not KEPT or rounds between are lost. One
+        search of the items instead of a rebuilt list for every run: what a recording says of few rooms costs little.
         """
-        data = self._source.read(self._items_offset, self._items_capacity * f.ITEM_SIZE)
-        rooms = np.frombuffer(data, ITEM, len(data) // f.ITEM_SIZE)["room"]
-        places = np.flatnonzero(rooms == np.uint64(room)).astype(np.int64)
-        starts, counts = self.table["items_start"].astype(np.int64), self.table["items_count"].astype(np.int64)
-        if not len(places) or not counts.any():
+        span = ItemSpan.read(self._source, self._items_offset, self._items_capacity, self.table)
+        numbers = np.flatnonzero(among(span.table["room"], rooms)) + span.first
+        if not len(numbers):
             return []
-        end = int((starts + counts).max())  # a place of the ring stands for the last item number before this
-        numbers = places + self._items_capacity * ((end - 1 - places) // self._items_capacity)
+        starts, counts = self.table["items_start"].astype(np.int64), self.table["items_count"].astype(np.int64)
         order = np.flatnonzero(counts > 0)
         order = order[np.argsort(starts[order], kind="stable")]
         at = np.searchsorted(starts[order], numbers, "right") - 1
         rows = order[at[at >= 0]]
         named = np.unique(rows[numbers[at >= 0] < starts[rows] + counts[rows]])
-        found = []
-        for row in named.tolist():
-            batch = self._batch(row)
-            if batch is not None:
-                run = self.run(row)
-                found += [(row, _item(record, run)) for record in batch[batch["room"] == np.uint64(room)].tolist()]
-        return found
+        runs = self.table[named]
+        items, row = span.of(runs, span.sound(runs))
+        mine = among(items["room"], rooms)
+        seen = zip(named[row[mine]].tolist(), items[mine].tolist(), strict=True)
+        return [(index, _item(record, self.run(index))) for index, record in seen]
+
+    def changes(self, least: int | None = None) -> Changes:
+        """Return what the newest ``least`` runs changed (all, by default), and those before that they build on.
+
+        The first run, and the first after one that can't be read, has its whole list; each other has the requests that
+        are not as the run before left them. Every action other than KEPT is there, in the run that took it.
+        """
+        first = 0 if least is None else max(0, len(self.table) - least)
+        full = (self.table["flags"] >> 4 & f.FLAG_FULL) > 0
+        follows = np.zeros(len(full), np.bool_)
+        follows[1:] = self.table["ordinal"][1:].astype(np.int64) == self.ends[:-1] + 1
+        first = int(np.flatnonzero((full | ~follows)[: first + 1])[-1])
+        table, full, follows = self.table[first:], full[first:], follows[first:]
+        span = ItemSpan.read(self._source, self._items_offset, self._items_capacity, table)
+        sound = span.sound(table)
+        items, row = span.of(table, sound)
+        known = _rebuilt(table, full, follows, sound, items, row)
+        hide(items, table, row)
+        kept = known[row]
+        return Changes(first, items[kept], row[kept] + first, known)
 
     def rows(self, index: int) -> NDArray[Any] | None:
         """Return the requests of the run in row ``index`` as format.ITEM_DTYPE, None where they can't be rebuilt.
@@ -207,6 +236,31 @@ class Stream:
         rows["index"] = np.arange(n, dtype=np.uint32)
         rows[batch["index"]] = batch
         return rows
+
+
+def _rebuilt(
+    table: NDArray[Any],
+    full: NDArray[np.bool_],
+    follows: NDArray[np.bool_],
+    sound: NDArray[np.bool_],
+    items: NDArray[Any],
+    row: NDArray[np.int64],
+) -> NDArray[np.bool_]:
+    """Return for each run in ``table`` whether :meth:`Stream.rows` can rebuild its list.
+
+    full: it has its list itself; follows: no round between it and the run before is lost; sound: its items, those of
+    ``items`` with its ``row``, are in the file.
+    """
+    n, count = table["n"].astype(np.int64), table["items_count"].astype(np.int64)
+    left = n - np.bincount(row[items["action"] != 0], minlength=len(table))
+    fits = np.ones(len(table), np.bool_)
+    fits[1:] = left[:-1] <= n[1:]
+    fits[row[items["index"] >= n[row]]] = False
+    begins = sound & full & (count == n)
+    builds = sound & ~full & follows & fits
+    last = np.maximum.accumulate(np.where(begins | ~builds, np.arange(len(table)), 0))
+    known: NDArray[np.bool_] = begins[last]
+    return known
 
 
 def _item(record: tuple[Any, ...], run: Run) -> Item:

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from pdctl.recording import format as f
 from pdctl.recording.header import parse_header
 from pdctl.recording.reader import live_runs
+from pdctl.recording.rings import EVENT, ROUND, record_sums
 from pdctl.recording.source import Source
-from pdctl.recording.streams import ROUND
-from pdctl.trace.columns import EVENT
 from pdctl.trace.manifest import Gap
 
 MAX_GAPS = 64
@@ -96,10 +95,10 @@ class _Ring:
         return np.frombuffer(data, self.dtype, len(data) // size)
 
     def _sound(self, table: NDArray[Any], wanted: NDArray[np.bool_]) -> NDArray[Any]:
-        places = [at for at in np.flatnonzero(wanted).tolist() if int(table["seq"][at]) not in self.ahead]
-        view, size = memoryview(table.tobytes()), self.dtype.itemsize
-        sums = np.fromiter((crc32(view[at * size : at * size + self.body]) for at in places), np.uint32, len(places))
+        new = [at for at in np.flatnonzero(wanted).tolist() if int(table["seq"][at]) not in self.ahead]
+        places = np.array(new, np.int64)
         found = table[places]
+        sums = record_sums(table.tobytes(), places, self.dtype.itemsize, self.body)
         sound: NDArray[Any] = found[found["crc"] == sums]
         return sound
 

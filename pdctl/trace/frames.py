@@ -19,7 +19,8 @@ from pdctl.errors import PdctlError
 from pdctl.model import QUEUES, EventKind, Identity, Phase
 from pdctl.recording import format as f
 from pdctl.recording.reader import BadRecording, Recording, parse
-from pdctl.recording.streams import ITEM, ROUND, Stream
+from pdctl.recording.rings import EVENT, ITEM, ROUND, hide
+from pdctl.recording.streams import Stream
 from pdctl.trace import columns, container
 from pdctl.trace.manifest import MISSING, PARTIAL, WHOLE, Manifest, TraceRank
 
@@ -68,7 +69,7 @@ class Trace:
         table = np.concatenate(tables) if tables else np.zeros(0, ITEM)
         row = np.concatenate(runs) if runs else np.zeros(0, np.int64)
         table = table.copy()
-        columns.hide(table, stream.table, row)
+        hide(table, stream.table, row)
         ids = np.zeros(len(row), np.int64)
         return _items_frame([name[0]], table, row + offset, ids, self.rounds)
 
@@ -301,7 +302,7 @@ def _items_frame(
 
 
 def _events_frame(names: list[str], parts: list[tuple[int, NDArray[Any]]], loaded: list[_Loaded]) -> pd.DataFrame:
-    table = np.concatenate([part for _, part in parts]) if parts else np.zeros(0, columns.EVENT)
+    table = np.concatenate([part for _, part in parts]) if parts else np.zeros(0, EVENT)
     ids = np.concatenate([np.full(len(part), n, np.int64) for n, part in parts]) if parts else np.zeros(0, np.int64)
     mono = table["mono_ns"].astype(np.int64)
     to_wall = _to_wall(loaded)[ids] if len(ids) else np.zeros(0, np.int64)

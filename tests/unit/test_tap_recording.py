@@ -85,7 +85,8 @@ class Engine:
         for request, poll in zip(self.queue, reduced, strict=True):
             if poll == 4:
                 kept = request.room in keep
-                self.tap.decided(request, Action.KEPT if kept else Action.COMMITTED, 0 if kept else request.room)
+                found = 0 if kept else self.view.slots.get(request.slot, request.room)
+                self.tap.decided(request, Action.KEPT if kept else Action.COMMITTED, found)
             else:
                 kept = poll != 0
             actions.append(0 if kept else (1 if poll == 4 else 2))

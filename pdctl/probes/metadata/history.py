@@ -2,95 +2,92 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pdctl.model import Action, EventKind, KVPoll
+from pdctl.model import UNKNOWN, Action, EventKind, KVPoll
 from pdctl.probes.metadata.model import History, Mismatch
 from pdctl.probes.recorded import untrusted
 from pdctl.recording import format as f
 
 if TYPE_CHECKING:
-    from pdctl.recording.reader import Event, Recording
+    from numpy.typing import NDArray
+
+    from pdctl.recording.reader import Recording
     from pdctl.recording.streams import Stream
 
 MAX_RUNS = 4000
-"""Runs of equal rounds read back per queue."""
+"""Runs of equal rounds read back per queue, and as many before them as their lists are built on."""
 _SLOTTED = ("decode.transfer", "prefill.inflight")
 
 
 def history(recording: Recording) -> History:
     """Return what ``recording`` tells of slots and rooms."""
-    events = recording.events()
-    found = History(whole=bool(events) and events[0].seq == 1, problems=untrusted(recording))
-
-    def wall(mono_ns: int) -> float:
-        return (recording.start_wall_ns + mono_ns - recording.start_mono_ns) / 1e9
-
-    for event in events:
-        _take(found, event, wall(event.mono_ns))
+    events = recording.event_table()
+    found = History(whole=len(events) > 0 and int(events["seq"][0]) == 1, problems=untrusted(recording))
+    to_wall = recording.start_wall_ns - recording.start_mono_ns
+    _events(found, events, to_wall)
     for stream in recording.streams:
-        found.whole &= _items(found, stream, wall)
+        found.whole &= _items(found, stream, to_wall)
     found.mismatches.sort(key=lambda m: m.when_s)
     return found
 
 
-def _take(found: History, event: Event, when: float) -> None:
-    if event.room:
-        found.rooms.add(event.room)
-    if event.kind is EventKind.ENQUEUE and event.slot >= 0:
-        _owned(found, event.slot, event.room)
-    elif event.kind is EventKind.META_SENT and event.b == 0:
-        found.sent[event.room, event.slot, event.a] = when
-    elif event.kind is EventKind.LANDED:
-        found.landed[event.slot, event.room] = (when, event.a / 1e9)
-    elif (event.kind is EventKind.STATE and event.a == KVPoll.FAILED) or (
-        event.kind is EventKind.SLOT_FREE and event.room
-    ):
-        found.ended[event.room] = when
-    elif event.kind is EventKind.FAULT_FIRED:
-        found.faults[event.room] = event.text
+def _events(found: History, events: NDArray[Any], to_wall: int) -> None:
+    when = (events["mono_ns"] + to_wall) / 1e9
+    kind, room, slot, a = events["kind"], events["room"], events["slot"], events["a"]
+    found.rooms.update(room.tolist())
+    found.rooms.discard(0)
+    entered = (kind == EventKind.ENQUEUE) & (slot >= 0)
+    _owned(found, slot[entered], room[entered])
+    sent = (kind == EventKind.META_SENT) & (events["b"] == 0)
+    keys = zip(room[sent].tolist(), slot[sent].tolist(), a[sent].tolist(), strict=True)
+    found.sent.update(zip(keys, when[sent].tolist(), strict=True))
+    landed = kind == EventKind.LANDED
+    where = zip(slot[landed].tolist(), room[landed].tolist(), strict=True)
+    late = zip(when[landed].tolist(), (a[landed] / 1e9).tolist(), strict=True)
+    found.landed.update(zip(where, late, strict=True))
+    ended = (kind == EventKind.STATE) & (a == KVPoll.FAILED) | (kind == EventKind.SLOT_FREE) & (room > 0)
+    found.ended.update(zip(room[ended].tolist(), when[ended].tolist(), strict=True))
+    for event in events[kind == EventKind.FAULT_FIRED]:
+        found.faults[int(event["room"])] = bytes(event["text"]).decode("utf-8", "replace")
 
 
-def _owned(found: History, slot: int, room: int) -> None:
-    owners = found.owners.setdefault(slot, [])
-    if room and (not owners or owners[-1] != room):
-        owners.append(room)
+def _owned(found: History, slots: NDArray[Any], rooms: NDArray[Any]) -> None:
+    """Add owners, the oldest first; one that is said to own its slot again and again is taken once."""
+    order = np.flatnonzero(rooms)
+    order = order[np.argsort(slots[order], kind="stable")]
+    slots, rooms = slots[order], rooms[order]
+    new = np.ones(len(order), np.bool_)
+    new[1:] = (slots[1:] != slots[:-1]) | (rooms[1:] != rooms[:-1])
+    for slot, room in zip(slots[new].tolist(), rooms[new].tolist(), strict=True):
+        owners = found.owners.setdefault(slot, [])
+        if not owners or owners[-1] != room:
+            owners.append(room)
 
 
-def _items(found: History, stream: Stream, wall: object) -> bool:
+def _items(found: History, stream: Stream, to_wall: int) -> bool:
     """Take the requests of the rounds of one queue; returns whether all of its rounds could be read."""
-    assert callable(wall)
-    first = max(0, len(stream.table) - MAX_RUNS)
-    whole = first == 0 and int(stream.table["ordinal"][0]) == 0
-    for index in range(first, len(stream.table)):
-        rows = stream.rows(index)
-        if rows is None:
-            whole = False
-            continue
-        if stream.queue not in _SLOTTED:
-            found.rooms.update(rows["room"].tolist())
-            continue
-        run = stream.run(index)
-        when = wall(run.t_done or run.t_enter)
-        for room, slot, action in zip(
-            rows["room"].tolist(), rows["slot"].tolist(), rows["action"].tolist(), strict=True
-        ):
-            found.rooms.add(room)
-            if slot >= 0:
-                _owned(found, slot, room)
-            if action not in (Action.KEPT, 255):
-                found.ended[room] = when
+    changes = stream.changes(MAX_RUNS)
+    items, row = changes.items, changes.row
+    room, slot, action = items["room"], items["slot"], items["action"]
+    found.rooms.update(room.tolist())
+    if stream.queue in _SLOTTED:
+        table = stream.table
+        when = (np.where(table["t_done"] != 0, table["t_done"], table["t_enter"]) + to_wall) / 1e9
+        owned = slot >= 0
+        _owned(found, slot[owned], room[owned])
+        ended = (action != Action.KEPT) & (action != UNKNOWN)
+        found.ended.update(zip(room[ended].tolist(), when[row[ended]].tolist(), strict=True))
         if stream.queue == "decode.transfer":
-            wrong = rows[
-                (rows["flags"] & f.ITEM_FOUND_KNOWN != 0)
-                & (rows["found"] != 0)
-                & (rows["found"] != rows["room"])
-                & np.isin(rows["action"], (Action.COMMITTED, Action.ABORTED))
-            ]
-            found.mismatches += [
-                Mismatch(int(row["slot"]), int(row["room"]), int(row["found"]), int(row["action"]), when)
-                for row in wrong
-            ]
-    return whole
+            wrong = (
+                (items["flags"] & f.ITEM_FOUND_KNOWN != 0)
+                & (items["found"] != 0)
+                & (items["found"] != room)
+                & np.isin(action, (Action.COMMITTED, Action.ABORTED))
+            )
+            columns = [items[name][wrong].tolist() for name in ("slot", "room", "found", "action")]
+            columns.append(when[row[wrong]].tolist())
+            found.mismatches += [Mismatch(*values) for values in zip(*columns, strict=True)]
+    return changes.first == 0 and stream.first == 0 and bool(changes.known.all())

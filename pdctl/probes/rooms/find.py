@@ -52,7 +52,7 @@ def meant(
     rooms: dict[int, None] = {}
     number = int(asked) if asked.isascii() and asked.isdigit() and len(asked) <= 20 else 0
     if 0 < number < 1 << 64 and (
-        any(k.room == number for k in known) or any(s.sightings(number) for r in recordings for s in r.streams)
+        any(k.room == number for k in known) or any(s.sightings([number]) for r in recordings for s in r.streams)
     ):
         rooms[number] = None
     cut = asked.encode()[:TEXT_MAX].decode("utf-8", "replace")

@@ -58,7 +58,7 @@ def polls(stream: Stream, room: int, recording: Recording) -> Polls:
     result = Polls(stream.queue)
     teller = _Teller(stream, result, len([s for s in recording.streams if s.queue == stream.queue]) > 1)
     last_row = -1
-    for row, item in stream.sightings(room):
+    for row, item in stream.sightings([room]):
         if row == last_row:
             continue  # two requests with one room in one list: the first is told
         teller.see(row, item, lost=_hole(stream, last_row, row) if teller.span is not None else None)

@@ -20,9 +20,6 @@ from pdctl.rooms import Rooms, RoomTable
 if TYPE_CHECKING:
     from pdctl.recording.reader import Event, Recording
 
-MAX_RUNS = 2000
-"""Runs of equal rounds read back, per queue, in search of a room."""
-
 
 def collect(found: Found, client: Client, *, pause_s: float) -> list[RankLooks]:
     """Return two looks at every rank, ``pause_s`` seconds apart, in ``found``'s order."""
@@ -172,20 +169,17 @@ def last_words(recording: Recording, rooms: Iterable[int], now_ns: int) -> dict[
         if old is None or (ended, mono_ns) >= (old[2], old[0]):
             when[room] = (mono_ns, what, ended)
 
-    for event in recording.events():
-        if event.room not in wanted:
-            continue
+    for event in recording.events_of(wanted, (EventKind.FAILURE, EventKind.STATE, EventKind.ENQUEUE)):
         if event.kind is EventKind.FAILURE:
             reasons[event.room] = event.text
         elif event.kind is EventKind.STATE:
             note(event.room, event.mono_ns, poll_name(event.a), ended=event.a in (KVPoll.FAILED, KVPoll.SUCCESS))
-        elif event.kind is EventKind.ENQUEUE:
+        else:
             note(event.room, event.mono_ns, f"entered {event.queue}", ended=False)
     for stream in recording.streams:
-        for run in stream.runs[-MAX_RUNS:]:
-            for item in stream.items(run) or []:
-                if item.room in wanted and (item.action in _FAILS or (item.action, stream.queue) in _DONE):
-                    note(item.room, run.t_done, _ENDS[item.action], ended=True)
+        for row, item in stream.sightings(wanted):
+            if item.action in _FAILS or (item.action, stream.queue) in _DONE:
+                note(item.room, int(stream.table["t_done"][row]), _ENDS[item.action], ended=True)
     return {
         room: Last(what, max(0.0, (now_ns - mono_ns) / 1e9), ended, reasons.get(room, ""))
         for room, (mono_ns, what, ended) in when.items()
