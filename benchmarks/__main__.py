@@ -65,6 +65,7 @@ def results(quick: bool) -> Iterator[dict[str, Any]]:
     yield from run(python, "agent", *(("--runs", "2", "--seconds", "5") if quick else ()))
     yield from run(python, "judges", *(("--requests", "1000", "--times", "2") if quick else ()))
     yield from run(python, "load_trace", "--runs", "3" if quick else "15")
+    yield from run(python, "read_recording", "--runs", "3" if quick else "15")
     few = ("--schedules", "300", "--seconds", "0.1") if quick else ()
     yield from run(python, "explorer", *few)
     if not isinstance(found, str):
@@ -108,6 +109,15 @@ def rows(result: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     elif name == "load_trace":
         yield "load_trace: full recording of 16 MiB", _quartiles(result["wall_s"], "s"), "≤ 0.3 s"
         yield "load_trace: to its bytes and checksums alone, CPU", _quartiles(result["cpu_ratio"], "×"), ""
+    elif name == "read_recording":
+        for part in ("read", "events", "history", "last_words", "together"):
+            goal = "≤ 60 ms" if part == "together" else ""
+            yield f"full recording of 16 MiB, {part}: CPU", _quartiles(result[f"{part}_ms"], "ms"), goal
+            yield (
+                f"full recording of 16 MiB, {part}: to its bytes and checksums",
+                _quartiles(result[f"{part}_ratio"], "×"),
+                "",
+            )
     elif name == "explorer":
         what = f"explorer, {result['policy']}"
         yield f"{what}: poll decisions, one core", f"{result['decisions_per_s']:.3g} /s", "≥ 1e8 /s on two"

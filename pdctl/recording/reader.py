@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pdctl.model import QUEUES, EventKind, GroupInfo, Identity
 from pdctl.recording import format as f
 from pdctl.recording.header import parse_header
-from pdctl.recording.rings import EVENT, ROUND, among, events, sound
+from pdctl.recording.rings import EVENT, ROUND, among, chosen, events, sound
 from pdctl.recording.source import FileSource, Source
 from pdctl.recording.streams import Item, Run, Stream
 
@@ -139,7 +139,7 @@ def _events_of(
 
 def _of_known_kinds(table: NDArray[Any]) -> NDArray[Any]:
     known = np.isin(table["kind"], list(_KINDS))
-    return table if known.all() else table[known]
+    return table if known.all() else chosen(table, known)
 
 
 def as_events(table: NDArray[Any]) -> list[Event]:
@@ -251,7 +251,7 @@ def _closed(data: bytes, cap: int) -> tuple[NDArray[Any], int]:
     """Return the sound records of the rounds ring in the order they were written, and how many were not sound."""
     table, used = sound(data, ROUND, f.ROUND_BODY_SIZE, cap)
     known = (table["queue"] < len(QUEUES)) & (table["repeat"] > 0)
-    table = table if known.all() else table[known]
+    table = table if known.all() else chosen(table, known)
     return table, used - len(table)
 
 
@@ -288,10 +288,10 @@ def _streams(
     newest = {int(row["stream"][0]): row for row in live}
     streams = []
     for number in sorted(set(np.unique(closed["stream"]).tolist()) | set(newest)):
-        table = closed[closed["stream"] == number]
+        table = chosen(closed, closed["stream"] == number)
         row = newest.get(number)
         if row is not None and (not len(table) or row["ordinal"][0] > table["ordinal"][-1]):
-            table = np.concatenate([table, row])
+            table = np.frombuffer(table.tobytes() + row.tobytes(), ROUND)
         streams.append(Stream(_group(identity, int(table["group"][-1])), table, source, items))
     return sorted(streams, key=lambda stream: QUEUES.index(stream.queue))
 

@@ -14,10 +14,11 @@ from zlib import crc32
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdctl.model import QUEUES, UNKNOWN, Action, EventKind, KVPoll, Phase
+from pdctl.model import QUEUES, UNKNOWN, Action, EventKind, KVPoll, Phase, poll_name
 from pdctl.probes.metadata import history as module
 from pdctl.probes.metadata.history import history
 from pdctl.probes.metadata.model import History, Mismatch
+from pdctl.probes.stuck.collect import last_words
 from pdctl.recording import format as f
 from pdctl.recording.reader import Event, Item, Recording, parse
 from pdctl.recording.streams import Run, Stream
@@ -225,6 +226,36 @@ def test_history_is_what_the_lists_tell(drawn: Recorded, most: int) -> None:
     expected = told(recording, most)
     for name in ("whole", "rooms", "owners", "ended", "landed", "sent", "faults", "mismatches"):
         assert getattr(found, name) == getattr(expected, name), name
+
+
+@settings(max_examples=40, deadline=None)
+@given(SEEDS | LONG, st.sets(st.integers(0, 400), max_size=40))
+def test_last_words_are_the_last_of_all_that_is_said(drawn: tuple[int, int, int], numbers: set[int]) -> None:
+    recording = parse(driven(*drawn))
+    rooms, now = {1 << 63 | number for number in numbers}, recording.start_mono_ns + 10**12
+    said: dict[int, list[tuple[bool, int, str]]] = {room: [] for room in rooms}
+    reasons = {e.room: e.text for e in recording.events() if e.kind is EventKind.FAILURE}
+    for e in recording.events():
+        if e.room in rooms and e.kind is EventKind.STATE:
+            said[e.room].append((e.a in (KVPoll.FAILED, KVPoll.SUCCESS), e.mono_ns, poll_name(e.a)))
+        elif e.room in rooms and e.kind is EventKind.ENQUEUE:
+            said[e.room].append((False, e.mono_ns, f"entered {e.queue}"))
+    words = {Action.COMMITTED: "Success", Action.FAILED: "Failed", Action.ABORTED: "aborted"}
+    for stream in recording.streams:
+        for row in range(len(stream)):
+            batch = stream._batch(row)
+            run = stream.run(row)
+            for room, *_, action, _, _ in [] if batch is None else batch.tolist():
+                if room in rooms and run.phase is Phase.APPLIED and action in words:
+                    said[room].append((True, run.t_done, words[action]))
+    expected = {
+        room: (what, (now - ns) / 1e9, ended, reasons.get(room, ""))
+        for room, all_said in said.items()
+        if all_said
+        for ended, ns, what in [max(all_said, key=lambda one: one[:2])]
+    }
+    found = last_words(recording, rooms, now)
+    assert {room: (x.what, x.age_s, x.ended, x.reason) for room, x in found.items()} == expected
 
 
 def test_the_recordings_drawn_have_all_that_is_compared() -> None:
