@@ -1,0 +1,1 @@
+"""Recorded rounds executed again: planned from recordings, run by real processes on a real group, judged."""

@@ -1,0 +1,176 @@
+"""What came of an execution: as recorded, different, or ranks that part, and what their collective made of that. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+from pdctl.model import Action
+from pdctl.probes.queues.words import names
+from pdctl.replay.rounds.model import Difference, End, ReplayRun, Worked
+from pdctl.replay.rounds.plan import Plan
+from pdctl.replay.rounds.position import Where
+from pdctl.replay.rounds.worker_log import Line, Options
+
+_WORDS = {
+    int(Action.COMMITTED): "committed",
+    int(Action.FAILED): "failed",
+    int(Action.ABORTED): "aborted",
+    int(Action.MOVED): "moved on",
+}
+
+
+def judge(plan: Plan, options: Options, worked: Sequence[Worked]) -> ReplayRun:
+    """Return the verdict of one execution of ``plan``; ``worked`` in the order of its ranks."""
+    ends = tuple(_end(plan, place, work) for place, work in enumerate(worked))
+    parted = _parted(plan, worked)
+    text, verdict, at, rooms = "", "AS RECORDED", -1, ()
+    sides: tuple[Difference, ...] = ()
+    if parted is not None:
+        number, sides = parted
+        verdict, at = "DIVERGES", ordinal(plan, number)
+        rooms = tuple(dict.fromkeys(side.room for side in sides))
+        text = f"{_said(sides)}. {_outcome(ends)}"
+    elif any(end.how != "done" for end in ends):
+        verdict = "DIVERGES" if any(end.how == "hung" for end in ends) else "FAILED"
+        at = min(end.round for end in ends if end.how != "done")
+        text = _outcome(ends)
+    else:
+        changed = _first_change(plan, worked)
+        if changed is not None:
+            number, sides = changed
+            verdict, at = "DIFFERS", ordinal(plan, number)
+            rooms = tuple(dict.fromkeys(side.room for side in sides))
+            text = f"{_against(sides)}; the ranks stay in step"
+        else:
+            text = "every request left in the round and the way it did"
+    held = tuple(dict.fromkeys(plan.requests[n].room for work in worked for line in work.lines for n in line.held))
+    last = [line for work in worked for line in work.lines if line.what == "end"]
+    differs = tuple(
+        dict.fromkeys(
+            f"{plan.ranks[place].place}, round {ordinal(plan, line.round)}: {line.text}"
+            for place, work in enumerate(worked)
+            for line in work.lines
+            if line.what == "differs"
+        )
+    )
+    return ReplayRun(
+        gate="on" if options.gate else "off",
+        verdict=verdict,
+        text=text,
+        round=at,
+        rooms=rooms,
+        sides=sides,
+        ends=ends,
+        held=held,
+        engine=options.engine,
+        engine_differs=differs[:20],
+        rounds=max(
+            (line.round for line in last),
+            default=max((end.polls >= 0) * work.position.round + 1 for end, work in zip(ends, worked, strict=True)),
+        ),
+        seconds=max((line.seconds for line in last), default=0.0),
+    )
+
+
+def ordinal(plan: Plan, number: int) -> int:
+    """Return the recorded number of a round of the replay; those of the tail count on from the last."""
+    if number < plan.rounds:
+        return plan.ordinals[max(0, number)]
+    return plan.ordinals[-1] + 1 + number - plan.rounds
+
+
+def _end(plan: Plan, place: int, work: Worked) -> End:
+    rank, at = plan.ranks[place].place, ordinal(plan, work.position.round)
+    for line in reversed(work.lines):
+        if line.what == "hung":
+            return End(rank, "hung", ordinal(plan, line.round), work.position.polls)
+        if line.what == "failed":
+            return End(rank, "failed", ordinal(plan, line.round), work.position.polls, line.text)
+    if work.position.where is Where.DONE:
+        return End(rank, "done", at, 0)
+    how = f"by {signal.Signals(-work.exit).name}" if work.exit < 0 else f"with exit status {work.exit}"
+    return End(rank, "died", at, work.position.polls, how)
+
+
+def _changes(work: Worked) -> dict[int, Line]:
+    return {line.round: line for line in work.lines if line.what == "changed"}
+
+
+def _parted(plan: Plan, worked: Sequence[Worked]) -> tuple[int, tuple[Difference, ...]] | None:
+    """Return the first round after which the ranks' lists differ, and who did what with the requests in which they do."""
+    changes = [_changes(work) for work in worked]
+    lists: list[tuple[int, ...]] = [() for _ in worked]
+    reached = min(work.position.round if work.position.where is not Where.DONE else 1 << 60 for work in worked)
+    for number in sorted({at for of in changes for at in of}):
+        for place, of in enumerate(changes):
+            if number in of:
+                lists[place] = of[number].list
+        if number <= reached and len(set(lists)) > 1:
+            odd = set().union(*map(set, lists)) - set(lists[0]).intersection(*map(set, lists[1:]))
+            sides = []
+            for place, of in enumerate(changes):
+                left = dict(of[number].left) if number in of else {}
+                for request in sorted(odd) or sorted(set(lists[place])):
+                    here = "kept" if request in lists[place] else ""
+                    did = _WORDS.get(left[request], "let go") if request in left else here or "never had"
+                    sides.append(Difference(plan.ranks[place].place, plan.requests[request].room, did))
+            return number, tuple(sides)
+    return None
+
+
+def _first_change(plan: Plan, worked: Sequence[Worked]) -> tuple[int, tuple[Difference, ...]] | None:
+    """Return the first round in which a request left in another way than recorded, within the recorded rounds."""
+    found: list[tuple[int, Difference]] = []
+    for place, work in enumerate(worked):
+        steps = plan.ranks[place].steps
+        recorded = {(n, r): action for n, step in steps.items() if n < plan.rounds for r, action in step.acts}
+        replayed = {(n, r): action for n, line in _changes(work).items() if n < plan.rounds for r, action in line.left}
+        for key in sorted(recorded.keys() | replayed.keys()):
+            if recorded.get(key) != replayed.get(key):
+                did, had = _WORDS.get(replayed.get(key, -1), "kept"), _WORDS.get(recorded.get(key, -1), "kept")
+                found.append((key[0], Difference(plan.ranks[place].place, plan.requests[key[1]].room, did, had)))
+    if not found:
+        return None
+    first = min(number for number, _ in found)
+    return first, tuple(difference for number, difference in found if number == first)
+
+
+def _said(sides: Sequence[Difference]) -> str:
+    """Return who did what: ``tp0 committed room 7, tp1 kept it``."""
+    room = sides[0].room
+    did: dict[str, list[str]] = {}
+    for side in sides:
+        if side.room == room:
+            did.setdefault(side.action, []).append(side.rank)
+    words = [
+        f"{names(ranks)} {action} {f'room {room}' if not n else 'it'}" for n, (action, ranks) in enumerate(did.items())
+    ]
+    more = len({side.room for side in sides}) - 1
+    return ", ".join(words) + (f" (and {more} more room{'s'[: more != 1]})" if more else "")
+
+
+def _against(sides: Sequence[Difference]) -> str:
+    one = sides[0]
+    return f"{one.rank} {one.action} room {one.room}, which it had {one.recorded}"
+
+
+def _outcome(ends: Sequence[End]) -> str:
+    """Return what became of the collective: where each rank was, and whether it hung, died or mixed requests up."""
+    bad = [end for end in ends if end.how != "done"]
+    if not bad:
+        return "No collective failed: from there on the polls of one request were reduced with another's"
+    at = ", ".join(
+        f"{end.rank} in round {end.round} with {end.polls} poll{'s'[: end.polls != 1]}"
+        if end.how != "done"
+        else f"{end.rank} done"
+        for end in ends
+    )
+    kinds = {end.how for end in bad}
+    if "hung" in kinds:
+        what = "the collective hung"
+    elif "died" in kinds:
+        what = f"{names(end.rank for end in bad if end.how == 'died')} died {next(end.text for end in bad if end.how == 'died')}"
+    else:
+        what = f"the collective failed: {bad[0].text}"
+    return f"{what[0].upper()}{what[1:]}: {at}"
