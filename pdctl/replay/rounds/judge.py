@@ -24,7 +24,8 @@ def judge(plan: Plan, options: Options, worked: Sequence[Worked]) -> ReplayRun:
     """Return the verdict of one execution of ``plan``; ``worked`` in the order of its ranks."""
     ends = tuple(_end(plan, place, work) for place, work in enumerate(worked))
     parted = _parted(plan, worked)
-    text, verdict, at, rooms = "", "AS RECORDED", -1, ()
+    verdict, at = "AS RECORDED", -1
+    rooms: tuple[int, ...] = ()
     sides: tuple[Difference, ...] = ()
     if parted is not None:
         number, sides = parted
@@ -32,7 +33,7 @@ def judge(plan: Plan, options: Options, worked: Sequence[Worked]) -> ReplayRun:
         rooms = tuple(dict.fromkeys(side.room for side in sides))
         text = f"{_said(sides)}. {_outcome(ends)}"
     elif any(end.how != "done" for end in ends):
-        verdict = "DIVERGES" if any(end.how == "hung" for end in ends) else "FAILED"
+        verdict = "FAILED"  # a worker was ended, or stalled, and the ranks were in step until then
         at = min(end.round for end in ends if end.how != "done")
         text = _outcome(ends)
     else:
@@ -168,9 +169,10 @@ def _outcome(ends: Sequence[End]) -> str:
     )
     kinds = {end.how for end in bad}
     if "hung" in kinds:
-        what = "the collective hung"
+        what = "The collective hung"
     elif "died" in kinds:
-        what = f"{names(end.rank for end in bad if end.how == 'died')} died {next(end.text for end in bad if end.how == 'died')}"
+        dead = [end for end in bad if end.how == "died"]
+        what = f"{names(end.rank for end in dead)} died {dead[0].text}"
     else:
-        what = f"the collective failed: {bad[0].text}"
-    return f"{what[0].upper()}{what[1:]}: {at}"
+        what = f"The collective failed: {bad[0].text}"
+    return f"{what}: {at}"

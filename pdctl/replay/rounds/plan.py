@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from pdctl.recording.reader import Recording
     from pdctl.recording.streams import Item, Run, Stream
 
-DECIDED_BY_POLLS = ("decode.transfer", "prefill.inflight")
+HAS_ROWS = "decode.transfer"
+"""The queue whose requests wait for a row in their metadata slot."""
+DECIDED_BY_POLLS = (HAS_ROWS, "prefill.inflight")
 """Queues that a request leaves because of its reduced poll alone."""
 REPEATS = 1000
 TAIL = 16
@@ -187,7 +189,8 @@ class _View:
             if run.last >= begin and run.ordinal <= end
         ]
         self._read(runs, begin)
-        self._land(recording, runs, end)
+        if stream.queue == HAS_ROWS:
+            self._land(recording, runs, end)
         self.changes = {at for at in self._steps if at <= end}
         self.later = {at for at in self._steps if at > end}
 
@@ -243,7 +246,7 @@ class _View:
         known: dict[int, int] = {}
         for run, items in runs:
             for item in items or ():
-                if item.local != KVPoll.SUCCESS or item.slot < 0:
+                if item.local != KVPoll.SUCCESS or item.slot < 0:  # its slot has not been looked at
                     continue
                 held = item.gated == KVPoll.TRANSFERRING
                 event = landed.get(item.room)
@@ -265,7 +268,7 @@ class _View:
             if at is None or at > end:
                 late += 1
                 at = end + late
-            self._at(at).rows[room] = event.b if event.b else room
+            self._at(at).rows[room] = event.b or room
 
 
 def _round_of(mono_ns: int, runs: Sequence[Run]) -> int | None:

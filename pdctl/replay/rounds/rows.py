@@ -59,7 +59,8 @@ class CpuRows:
 
     def read(self, slots: NDArray[np.int64]) -> NDArray[np.uint64]:
         """Return the rooms in these slots."""
-        return self._view[slots, 0]
+        rooms: NDArray[np.uint64] = self._view[slots, 0]
+        return rooms
 
     def clear(self, slots: NDArray[np.int64]) -> None:
         """Zero these slots."""
@@ -86,7 +87,8 @@ class CudaRows:
     def read(self, slots: NDArray[np.int64]) -> NDArray[np.uint64]:
         """Return what these slots hold for a reader that does not wait for the writer."""
         wanted = torch.from_numpy(slots).to(self._device)
-        return self.tensor[wanted, 0].cpu().numpy().view(np.uint64)
+        rooms: NDArray[np.uint64] = self.tensor[wanted, 0].cpu().numpy().view(np.uint64)
+        return rooms
 
     def clear(self, slots: NDArray[np.int64]) -> None:
         """Zero these slots."""

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from pdctl.model import Action, KVPoll
-from pdctl.replay.rounds.plan import DECIDED_BY_POLLS, Plan, Step
+from pdctl.replay.rounds.plan import DECIDED_BY_POLLS, HAS_ROWS, Plan, Step
 from pdctl.replay.rounds.position import PositionFile, Where
 from pdctl.replay.rounds.rows import Rows, rows_on
 from pdctl.replay.rounds.worker_log import Line, Log, Options
@@ -51,7 +51,7 @@ class Worker:
         self._held: set[int] = set()
         self._buffers: dict[int, tuple[torch.Tensor, NDArray[Any]]] = {}
         self._decides = plan.queue in DECIDED_BY_POLLS
-        self._has_rows = plan.queue == "decode.transfer"
+        self._has_rows = plan.queue == HAS_ROWS
 
     def run(self, group: dist.ProcessGroup | None = None) -> None:
         """Execute every round. A round that takes too long ends the process with EXIT_HUNG."""
@@ -205,14 +205,14 @@ def main(arguments: list[str]) -> None:
     torch.set_num_threads(1)
     if options.backend == "nccl":
         torch.cuda.set_device(rank)
-    store = dist.FileStore(str(folder / "store"), len(plan.ranks))
+    store = torch._C._distributed_c10d.FileStore(str(folder / "store"), len(plan.ranks))
     dist.init_process_group(options.backend, store=store, rank=rank, world_size=len(plan.ranks))
     Worker(plan, rank, options, folder).run()
     stay(store, rank, len(plan.ranks), options.stall_s)
     os._exit(0)  # without a goodbye to the group: a peer may hang in it
 
 
-def stay(store: dist.Store, rank: int, size: int, stall_s: float) -> None:
+def stay(store: Any, rank: int, size: int, stall_s: float) -> None:
     """Stay until every rank is done, or the others must have found that they hang: a peer that leaves ends a collective."""
     store.set(f"done/{rank}", b"1")
     with contextlib.suppress(dist.DistError, RuntimeError):  # they hang

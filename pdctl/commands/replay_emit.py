@@ -1,0 +1,40 @@
+"""``pdctl replay --emit-test``: a finding as a test of the engine's own functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pdctl.errors import Exit, PdctlError
+
+if TYPE_CHECKING:
+    from pdctl.output import Output
+    from pdctl.replay.rounds.plan import Plan
+
+
+def emit(plans: Sequence[Plan], path: Path, out: Output) -> int:
+    """Write the test of the transfer queue's rounds to ``path``. Raises PdctlError where there is none, or no file."""
+    from pdctl.replay.rounds.emit import NothingToShow, source
+    from pdctl.replay.rounds.plan import HAS_ROWS
+
+    chosen = next((plan for plan in plans if plan.queue == HAS_ROWS), None)
+    if chosen is None:
+        raise PdctlError(
+            f"the trace has no rounds of {HAS_ROWS} on several ranks",
+            "Only these can be made a test so far.",
+            Exit.USAGE,
+        )
+    try:
+        text = source(chosen)
+    except NothingToShow as error:
+        raise PdctlError(str(error), "There is nothing to reproduce.", Exit.PARTIAL) from None
+    try:
+        with path.open("x") as file:
+            file.write(text)
+    except FileExistsError:
+        raise PdctlError(f"{path} exists", "Give another name, or remove it.", Exit.USAGE) from None
+    except OSError as error:
+        raise PdctlError(f"{path} can't be written: {error.strerror}", "Give another place.", Exit.PARTIAL) from None
+    out.note(f"{path}: run it with pytest where SGLang is installed")
+    return int(Exit.CLEAN)

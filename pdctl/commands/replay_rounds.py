@@ -1,0 +1,238 @@
+"""The executing part of ``pdctl replay``: plans made from a trace, executed, drawn, and the exit code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from pdctl.errors import Exit, PdctlError
+from pdctl.model import POLLED_QUEUES
+from pdctl.output import Format, Output
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pdctl.replay.rounds.model import ReplayDocument, ReplayGroup, ReplayRun
+    from pdctl.replay.rounds.plan import Plan
+    from pdctl.replay.rounds.worker_log import Options
+
+GATES = ("on", "off", "both")
+BACKENDS = ("gloo", "nccl")
+ENGINES = ("", "sglang")
+_STYLE = {"AS RECORDED": "green", "DIFFERS": "cyan", "DIVERGES": "bold red", "FAILED": "yellow"}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked. queues: none for all. gate: one of GATES. repeats: equal rounds executed in a row, at most."""
+
+    queues: tuple[str, ...] = ()
+    gate: str = "both"
+    device: str = "cpu"
+    backend: str = "gloo"
+    engine: str = ""
+    stall_s: float = 5.0
+    repeats: int = 1000
+    emit: Path | None = None
+
+
+def run(trace: Path, asked: Asked, output: Format) -> int:
+    """Execute, print, and return the exit code. Raises PdctlError for what can't be executed."""
+    _check(asked)
+    plans, problems = plans_of(trace, asked)
+    if asked.emit is not None:
+        from pdctl.commands.replay_emit import emit
+
+        return emit(plans, asked.emit, Output(output))
+    document = execute_all(trace, plans, asked, problems)
+    out = Output(output)
+    out.document(document, document.groups, lambda console: draw(document, console))
+    if output.drawn:
+        for problem in document.problems:
+            out.note(f"not replayed: {problem}")
+    return int(exit_code(document))
+
+
+def plans_of(trace: Path, asked: Asked) -> tuple[list[Plan], list[str]]:
+    """Return the plan of every queue and group of the trace, and what can't be planned. Raises PdctlError for nothing."""
+    from pdctl.client import Client
+    from pdctl.commands.options import find
+    from pdctl.probes.queues.collect import collect
+    from pdctl.replay.rounds.groups import targets
+    from pdctl.replay.rounds.plan import NotReplayable, plan
+
+    found = find(None, None, trace)
+    with Client() as client:
+        views = collect(found, client, sockets=False)
+    problems = list(found.problems)
+    problems += [f"{view.identity.label}: {view.recording_off}" for view in views if view.recording is None]
+    plans = []
+    for target in targets(views, asked.queues):
+        name = f"{target.title} · {target.queue}"
+        if target.missing:
+            problems.append(f"{name}: no rounds of {', '.join(target.missing)}")
+        if len(target.recordings) < 2:
+            continue
+        try:
+            made = plan(target.recordings, target.queue, target.title, repeats=asked.repeats, missing=target.missing)
+        except NotReplayable as error:
+            problems.append(f"{name}: {error}")
+            continue
+        plans.append(made)
+    if not plans:
+        raise PdctlError(
+            f"{trace} has no rounds of several ranks to replay" + "".join(f"\n  {problem}" for problem in problems),
+            "Record all ranks of a group: pdctl record FILE.pdtrace. Groups of one rank have nothing to compare.",
+            Exit.PARTIAL,
+        )
+    return plans, problems
+
+
+def execute_all(trace: Path, plans: list[Plan], asked: Asked, problems: list[str]) -> ReplayDocument:
+    """Return what came of every plan, with the gate on, off or both ways where the queue has one."""
+    from pdctl.replay.rounds.judge import judge
+    from pdctl.replay.rounds.model import ReplayDocument, ReplayGroup
+    from pdctl.replay.rounds.run import execute
+
+    groups = []
+    for plan in plans:
+        runs = tuple(judge(plan, options, execute(plan, options)) for options in _ways(plan, asked))
+        groups.append(
+            ReplayGroup(
+                title=plan.title,
+                queue=plan.queue,
+                ranks=tuple(rank.place for rank in plan.ranks),
+                first=plan.ordinals[0],
+                last=plan.ordinals[-1],
+                executed=plan.rounds,
+                left_out=plan.left_out,
+                requests=len(plan.requests),
+                element=plan.element,
+                recorded_gate=plan.gated,
+                runs=runs,
+                notes=plan.notes,
+            )
+        )
+    return ReplayDocument(
+        trace=str(trace),
+        device=asked.device,
+        backend=asked.backend,
+        groups=tuple(groups),
+        partial=bool(problems),
+        problems=tuple(problems),
+    )
+
+
+def _ways(plan: Plan, asked: Asked) -> list[Options]:
+    from pdctl.replay.rounds.worker_log import Options
+
+    gates = {"on": [True], "off": [False], "both": [False, True]}[asked.gate]
+    if plan.queue != "decode.transfer":
+        gates = [False]  # it has no gate
+    return [Options(gate, asked.device, asked.backend, asked.engine, asked.stall_s) for gate in gates]
+
+
+def _check(asked: Asked) -> None:
+    for option, value, known in (
+        ("--gate", asked.gate, GATES),
+        ("--backend", asked.backend, BACKENDS),
+        ("--engine", asked.engine, ENGINES),
+    ):
+        if value not in known:
+            raise typer.BadParameter(", ".join(filter(None, known)), param_hint=option)
+    for queue in asked.queues:
+        if queue not in POLLED_QUEUES:
+            raise typer.BadParameter(f"{queue!r} has no rounds: {', '.join(POLLED_QUEUES)}", param_hint="--queue")
+    if asked.device != "cpu" or asked.backend == "nccl":
+        _check_cuda(asked)
+    if asked.engine:
+        from pdctl.engines.sglang.replayed import NoEngine, functions
+
+        try:
+            _, has_gate = functions()
+        except NoEngine as error:
+            raise PdctlError(
+                str(error), "Run pdctl with the Python that the engine is installed in.", Exit.USAGE
+            ) from None
+        if asked.gate != "off" and not has_gate:
+            raise PdctlError("the SGLang installed here has no metadata gate", "Replay with --gate off.", Exit.USAGE)
+
+
+def _check_cuda(asked: Asked) -> None:
+    import torch
+
+    try:
+        kind = torch.device(asked.device).type
+    except RuntimeError:
+        kind = ""
+    if kind not in ("cpu", "cuda"):
+        raise typer.BadParameter(f"{asked.device!r}: cpu, cuda or cuda:N", param_hint="--device")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    number = torch.device(asked.device).index or 0
+    if kind == "cuda" and number >= count:
+        raise PdctlError(f"torch sees {count} CUDA devices here", "Replay with --device cpu.", Exit.USAGE)
+    if asked.backend == "nccl" and not count:
+        raise PdctlError("nccl needs CUDA devices, and torch sees none here", "Replay with --backend gloo.", Exit.USAGE)
+
+
+def exit_code(document: ReplayDocument) -> Exit:
+    """Return what the command exits with: ranks that part come first, then what is missing."""
+    verdicts = {one.verdict for group in document.groups for one in group.runs}
+    differs = any(one.engine_differs for group in document.groups for one in group.runs)
+    if "DIVERGES" in verdicts or differs:
+        return Exit.FINDING
+    return Exit.PARTIAL if document.partial or "FAILED" in verdicts else Exit.CLEAN
+
+
+# ---- for people ------------------------------------------------------------------------------------------------------
+
+
+def draw(document: ReplayDocument, console: Console) -> None:
+    """Draw every queue with a line for each way it was executed."""
+    from rich.text import Text
+
+    for number, group in enumerate(document.groups):
+        if number:
+            console.print()
+        console.print(Text(f"{group.title} · {group.queue}", style="bold"))
+        console.print(f"  {_extent(group)}")
+        for one in group.runs:
+            _draw_run(group, one, console)
+        for note in group.notes:
+            console.print(Text(f"  {note}", style="dim"))
+
+
+def _extent(group: ReplayGroup) -> str:
+    rounds = (
+        f"rounds {group.first} to {group.last} of {', '.join(group.ranks)}"
+        if group.last > group.first
+        else f"round {group.first}"
+    )
+    skipped = f", {group.left_out:,} that repeat others left out" if group.left_out else ""
+    requests = f"{group.requests} request{'s'[: group.requests != 1]}"
+    return f"{rounds}{skipped}; {requests}, reduced as {group.element}"
+
+
+def _draw_run(group: ReplayGroup, one: ReplayRun, console: Console) -> None:
+    from rich.text import Text
+
+    name = f"gate {one.gate}" if group.queue == "decode.transfer" else "replayed"
+    recorded = (
+        " (as recorded)" if group.queue == "decode.transfer" and (one.gate == "on") == group.recorded_gate else ""
+    )
+    line = Text(f"  {name}{recorded}  ")
+    line.append(one.verdict, style=_STYLE.get(one.verdict, ""))
+    if one.round >= 0:
+        line.append(f" at round {one.round}")
+    console.print(line)
+    console.print(f"      {one.text}", highlight=False)
+    if one.held and one.gate == "on":
+        rooms = ", ".join(map(str, one.held[:3])) + (f" and {len(one.held) - 3} more" if len(one.held) > 3 else "")
+        console.print(
+            f"      the gate held room {rooms}" if len(one.held) == 1 else f"      the gate held rooms {rooms}"
+        )
+    for differs in one.engine_differs[:3]:
+        console.print(f"      {differs}")

@@ -1,0 +1,42 @@
+"""Which rounds a trace has to execute again: the queues of every group of several ranks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pdctl.model import POLLED_QUEUES
+from pdctl.probes.queues.judge import groups_of
+from pdctl.probes.queues.model import RankView
+from pdctl.recording.reader import Recording
+
+
+@dataclass(frozen=True)
+class Target:
+    """A queue of a group. recordings: of the ranks that have rounds of it, in group order. missing: those that have none."""
+
+    queue: str
+    title: str
+    recordings: tuple[Recording, ...]
+    missing: tuple[str, ...]
+
+
+def targets(views: Sequence[RankView], queues: Sequence[str] = ()) -> list[Target]:
+    """Return what can be executed again, of ``queues`` or of all; groups of one rank have nothing to compare."""
+    found = []
+    for group in groups_of(views):
+        if group.info.size < 2:
+            continue
+        for queue in queues or POLLED_QUEUES:
+            there: list[Recording] = []
+            missing: list[str] = []
+            for index, view in enumerate(group.members):
+                recording = view.recording if view is not None else None
+                stream = None if recording is None else recording.stream(queue, group.info.kind)
+                if recording is None or stream is None:
+                    missing.append(group.place(index))
+                else:
+                    there.append(recording)
+            if there:
+                found.append(Target(queue, group.title, tuple(there), tuple(missing)))
+    return found
