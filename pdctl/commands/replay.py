@@ -17,7 +17,34 @@ LIMIT_S = 60.0
 def command(
     trace: Annotated[
         Optional[Path],  # noqa: UP045  # as in options.py
-        typer.Argument(metavar="TRACE", help="With --explore: a .pdtrace, or a directory of recordings."),
+        typer.Argument(metavar="TRACE", help="A .pdtrace, or a directory of recordings."),
+    ] = None,
+    gate: Annotated[
+        str, typer.Option("--gate", metavar="WAY", help="Replay with the metadata gate: on, off, both.")
+    ] = "both",
+    queue: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--queue", metavar="QUEUE", help="Replay only this queue; repeatable. Default: all with rounds."),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option("--engine", metavar="ENGINE", help="Poll by the functions of the installed engine: sglang.")
+    ] = "",
+    backend: Annotated[
+        str, typer.Option("--backend", metavar="BACKEND", help="What reduces: gloo, or nccl with a GPU for each rank.")
+    ] = "gloo",
+    round_timeout: Annotated[
+        float,
+        typer.Option("--round-timeout", parser=seconds, metavar="TIME", help="When a replayed round counts as hung."),
+    ] = 5.0,
+    repeats: Annotated[
+        int,
+        typer.Option(
+            "--repeats", metavar="N", min=1, help="Replay at most N rounds in a row that are equal on all ranks."
+        ),
+    ] = 1000,
+    emit_test: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--emit-test", metavar="FILE", help="Write the finding as a test of SGLang's own transfer queue."),
     ] = None,
     model: Annotated[
         str,
@@ -70,11 +97,14 @@ def command(
     ] = None,
     output: OutputOption = Format.TABLE,
 ) -> int:
-    """Search the orders in which things can happen on each rank for one in which the ranks part, under a policy.
+    """Execute recorded rounds again on real processes, or search for the order of events in which ranks part.
 
-    A policy is what an engine version does with its polls. Counterexamples are made as small as they get.
-    Exit code: 0 when every policy HOLDS (all schedules within the bound were tried), 1 when one is BROKEN, 3 when
-    none is and not all were tried.
+    TRACE alone: one process a rank polls, gates, reduces over a real group and commits what was recorded, with and
+    without the metadata gate. Exit code: 0 in step, 1 when ranks part, 3 when ranks are missing or a worker fails.
+
+    With --explore (near TRACE) or --model (from nothing): tries orders in which things can happen on each rank, under
+    policies, that is what engine versions do with polls; counterexamples are made as small as they get. Exit code: 0
+    when every policy HOLDS (all within the bound were tried), 1 when one is BROKEN, 3 when none is and not all were tried.
 
     --fleet says how probable it is that ranks part in a fleet without a gate, from how late metadata lands: 0.
     """
@@ -86,10 +116,16 @@ def command(
         return run_fleet(fleet, lag, trace, plot, output)
     if lag or plot is not None:
         raise PdctlError("--lag and --plot are of --fleet", "--fleet ranks=10000,group=8,rate=5/s.", Exit.USAGE)
-    if explore == bool(model) or (explore and trace is None):
+    if trace is not None and not explore and not model:
+        from pdctl.commands.replay_rounds import Asked
+        from pdctl.commands.replay_rounds import run as run_rounds
+
+        asked = Asked(tuple(queue or ()), gate, device, backend, engine, round_timeout, repeats, emit_test)
+        return run_rounds(trace, asked, output)
+    if explore == bool(model) or (trace is None and not model):
         raise PdctlError(
             "nothing to replay" if not model and not explore else "--model and --explore are two different searches",
-            "pdctl replay --model ranks=2,requests=3, or pdctl replay TRACE --explore.",
+            "pdctl replay TRACE, pdctl replay TRACE --explore, or pdctl replay --model ranks=2,requests=3.",
             Exit.USAGE,
         )
     if model and trace is not None:

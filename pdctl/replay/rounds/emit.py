@@ -33,7 +33,7 @@ def source(plan: Plan, engine_version: str = "") -> str:
         template.replace("@VERSION@", pdctl.__version__)
         .replace("@ENGINE@", engine_version or "an engine")
         .replace("@WHERE@", where)
-        .replace('"@SCRIPT@"', json.dumps(script, indent=4))
+        .replace('"@SCRIPT@"', _literal(script))
     )
 
 
@@ -60,5 +60,20 @@ def _script(plan: Plan, number: int, lists: tuple[tuple[int, ...], ...]) -> dict
             of["arrives"].append(next((turns[n] for n, s in sorted(steps.items()) if request in s.arrive), 0))
             of["polls"].append([[turns[n], v] for n, s in sorted(steps.items()) for r, v in s.polls if r == request])
             of["rows"].append([[turns[n], v] for n, s in sorted(steps.items()) for r, v in s.rows if r == request])
+            landed = of["rows"][place][-1][1] if of["rows"][place] else of["room"]
+            if not landed:  # the trace ends before; here it comes late, and no more than that
+                of["rows"][place].append([len(turns) + 1, of["room"]])
         requests.append(of)
     return {"ranks": size, "turns": len(turns) + AFTER, "requests": requests}
+
+
+def _literal(script: dict[str, Any]) -> str:
+    """Return the script as Python, a line for each field of a request."""
+    lines = ["{", f'    "ranks": {script["ranks"]},', f'    "turns": {script["turns"]},', '    "requests": [']
+    for request in script["requests"]:
+        lines += [
+            "        {",
+            *(f'            "{name}": {json.dumps(value)},' for name, value in request.items()),
+            "        },",
+        ]
+    return "\n".join([*lines, "    ],", "}"])

@@ -57,11 +57,12 @@ def _poll(
 ) -> int:
     poll = polls[place].get(request, 0)
     landed = rows[place].get(plan.requests[request].slots[place], 0)
-    return int(KVPoll.TRANSFERRING) if gate and poll == KVPoll.SUCCESS and not landed else poll
+    waits = gate and poll == KVPoll.SUCCESS and not landed and plan.requests[request].room
+    return int(KVPoll.TRANSFERRING) if waits else poll
 
 
 def _leaves(plan: Plan, request: int, place: int, reduced: int, rows: list[dict[int, int]], gate: bool) -> bool:
     if plan.queue not in DECIDED_BY_POLLS or reduced not in (KVPoll.SUCCESS, KVPoll.FAILED):
         return False
     landed = rows[place].get(plan.requests[request].slots[place], 0)
-    return reduced == KVPoll.FAILED or plan.queue != HAS_ROWS or landed != 0 or gate
+    return reduced == KVPoll.FAILED or plan.queue != HAS_ROWS or landed != 0 or gate or not plan.requests[request].room

@@ -122,7 +122,8 @@ class Worker:
                 left.append((request, int(Action.COMMITTED)))
             else:
                 found = int(self._rows.read(self._slots[request : request + 1])[0])
-                if found == int(self._rooms[request]):
+                room = int(self._rooms[request])
+                if found == room or not room:  # without a room: a warm-up, which is transferred from nobody
                     left.append((request, int(Action.COMMITTED)))
                 elif found or self._options.gate:
                     left.append((request, int(Action.ABORTED)))
@@ -152,7 +153,7 @@ class Worker:
 
         def reduce(polls: Polls, queue: NDArray[np.int64]) -> Polls:
             if gate and (polls == _SUCCESS).any():
-                waits = (polls == _SUCCESS) & (self._rows.read(self._slots[queue]) == 0)
+                waits = (polls == _SUCCESS) & (self._rows.read(self._slots[queue]) == 0) & (self._rooms[queue] != 0)
                 if waits.any():
                     polls[waits] = _TRANSFERRING
                     self._held.update(queue[waits].tolist())
