@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,7 +42,7 @@ class Asked:
 
 def run(trace: Path, asked: Asked, output: Format) -> int:
     """Execute, print, and return the exit code. Raises PdctlError for what can't be executed."""
-    _check(asked)
+    check(asked)
     plans, problems = plans_of(trace, asked)
     if asked.emit is not None:
         from pdctl.commands.replay_emit import emit
@@ -94,32 +95,40 @@ def plans_of(trace: Path, asked: Asked) -> tuple[list[Plan], list[str]]:
 def execute_all(trace: Path, plans: list[Plan], asked: Asked, problems: list[str]) -> ReplayDocument:
     """Return what came of every plan, with the gate on, off or both ways where the queue has one."""
     from pdctl.replay.rounds.judge import judge
-    from pdctl.replay.rounds.model import ReplayDocument, ReplayGroup
     from pdctl.replay.rounds.run import execute
 
-    groups = []
-    for plan in plans:
-        runs = tuple(judge(plan, options, execute(plan, options)) for options in _ways(plan, asked))
-        groups.append(
-            ReplayGroup(
-                title=plan.title,
-                queue=plan.queue,
-                ranks=tuple(rank.place for rank in plan.ranks),
-                first=plan.ordinals[0],
-                last=plan.ordinals[-1],
-                executed=plan.rounds,
-                left_out=plan.left_out,
-                requests=len(plan.requests),
-                element=plan.element,
-                recorded_gate=plan.gated,
-                runs=runs,
-                notes=plan.notes,
-            )
+    ways = [(plan, _ways(plan, asked)) for plan in plans]
+    done = [(plan, tuple(judge(plan, each, execute(plan, each)) for each in options)) for plan, options in ways]
+    return report(trace, done, ways[0][1][0], problems)
+
+
+def report(
+    trace: Path, done: Sequence[tuple[Plan, tuple[ReplayRun, ...]]], options: Options, problems: Sequence[str]
+) -> ReplayDocument:
+    """Return the document of what was executed."""
+    from pdctl.replay.rounds.model import ReplayDocument, ReplayGroup
+
+    groups = [
+        ReplayGroup(
+            title=plan.title,
+            queue=plan.queue,
+            ranks=tuple(rank.place for rank in plan.ranks),
+            first=plan.ordinals[0],
+            last=plan.ordinals[-1],
+            executed=plan.rounds,
+            left_out=plan.left_out,
+            requests=len(plan.requests),
+            element=plan.element,
+            recorded_gate=plan.gated,
+            runs=runs,
+            notes=plan.notes,
         )
+        for plan, runs in done
+    ]
     return ReplayDocument(
         trace=str(trace),
-        device=asked.device,
-        backend=asked.backend,
+        device=options.device,
+        backend=options.backend,
         groups=tuple(groups),
         partial=bool(problems),
         problems=tuple(problems),
@@ -135,7 +144,8 @@ def _ways(plan: Plan, asked: Asked) -> list[Options]:
     return [Options(gate, asked.device, asked.backend, asked.engine, asked.stall_s) for gate in gates]
 
 
-def _check(asked: Asked) -> None:
+def check(asked: Asked) -> None:
+    """Raise BadParameter or PdctlError for options that can't be."""
     for option, value, known in (
         ("--gate", asked.gate, GATES),
         ("--backend", asked.backend, BACKENDS),

@@ -40,7 +40,7 @@ def execute(plan: Plan, options: Options, *, started: Callable[[list[int]], None
                 if worker.poll() is None:
                     worker.kill()
                 worker.wait()
-        return [_worked(folder, rank, worker.returncode) for rank, worker in enumerate(workers)]
+        return [worked(folder, rank, worker.returncode) for rank, worker in enumerate(workers)]
 
 
 def _start(folder: Path, rank: int) -> subprocess.Popen[bytes]:
@@ -71,7 +71,8 @@ def _wait(workers: list[subprocess.Popen[bytes]], folder: Path, options: Options
         time.sleep(0.02)
 
 
-def _worked(folder: Path, rank: int, status: int) -> Worked:
+def worked(folder: Path, rank: int, status: int) -> Worked:
+    """Return what the worker of ``rank`` left in ``folder``, having ended with ``status``."""
     try:
         raw = (folder / f"{rank}.log").read_bytes()
     except FileNotFoundError:

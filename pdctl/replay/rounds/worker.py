@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
@@ -36,9 +36,12 @@ Reduce = Callable[[Polls, NDArray[np.int64]], Polls]
 
 
 class Worker:
-    """One rank at its rounds."""
+    """One rank at its rounds. ended: ends the process with an exit status, also from another thread than the main one."""
 
-    def __init__(self, plan: Plan, rank: int, options: Options, folder: Path) -> None:
+    def __init__(
+        self, plan: Plan, rank: int, options: Options, folder: Path, *, ended: Callable[[int], NoReturn] = os._exit
+    ) -> None:
+        self._ended = ended
         self._plan, self._rank, self._options = plan, rank, options
         self._log = Log(folder / f"{rank}.log")
         self._position = PositionFile(folder / f"{rank}.position")
@@ -69,7 +72,7 @@ class Worker:
         except Exception as error:  # noqa: BLE001  # the collective's: what it was is the finding
             text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             self._log.write(Line("failed", number, list=tuple(self._list.tolist()), text=text[:300]))
-            os._exit(EXIT_FAILED)
+            self._ended(EXIT_FAILED)
         self._position.done(number + 1)
         took = time.perf_counter() - started
         self._log.write(Line("end", number + 1, list=tuple(self._list.tolist()), held=self._take_held(), seconds=took))
@@ -195,7 +198,7 @@ class Worker:
                 seen, since = now, time.monotonic()
             elif time.monotonic() - since > self._options.stall_s:
                 self._log.write(Line("hung", now.round, list=tuple(self._list.tolist())))
-                os._exit(EXIT_HUNG)
+                self._ended(EXIT_HUNG)
 
 
 def main(arguments: list[str]) -> None:
