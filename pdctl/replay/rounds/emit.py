@@ -20,7 +20,7 @@ class NothingToShow(ValueError):  # noqa: N818  # nothing is wrong
     """Why there is no test to write, in words."""
 
 
-def source(plan: Plan, engine_version: str = "") -> str:
+def source(plan: Plan) -> str:
     """Return the test's source. Raises NothingToShow where the ranks stay in step even without a gate."""
     assert plan.queue == HAS_ROWS
     parted = parting(plan, gate=False)
@@ -31,7 +31,7 @@ def source(plan: Plan, engine_version: str = "") -> str:
     where = f"{plan.title}, rounds {plan.ordinals[0]} to {plan.ordinals[-1]}"
     return (
         template.replace("@VERSION@", pdctl.__version__)
-        .replace("@ENGINE@", engine_version or "an engine")
+        .replace("@ENGINE@", plan.engine or "an engine")
         .replace("@WHERE@", where)
         .replace('"@SCRIPT@"', _literal(script))
     )

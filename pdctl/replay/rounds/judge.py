@@ -98,25 +98,47 @@ def _changes(work: Worked) -> dict[int, Line]:
     return {line.round: line for line in work.lines if line.what == "changed"}
 
 
+def _moments(work: Worked) -> dict[tuple[int, bool], Line]:
+    """Return the lines after which the queue was another, by round and whether that was after its collective."""
+    return {(line.round, line.what == "changed"): line for line in work.lines if line.what in ("came", "changed")}
+
+
+def _reached(work: Worked) -> tuple[int, bool]:
+    """Return the last moment, as _moments has them, that a worker surely got past."""
+    at = work.position
+    if at.where is Where.DONE:
+        return 1 << 60, True
+    return (at.round, True) if at.where is Where.BETWEEN and work.exit >= 0 else (at.round, False)
+
+
 def _parted(plan: Plan, worked: Sequence[Worked]) -> tuple[int, tuple[Difference, ...]] | None:
-    """Return the first round after which the ranks' lists differ, and who did what with the requests in which they do."""
-    changes = [_changes(work) for work in worked]
+    """Return the first round in which the ranks' queues differ, and who did what with the requests in which they do."""
+    moments = [_moments(work) for work in worked]
     lists: list[tuple[int, ...]] = [() for _ in worked]
-    reached = min(work.position.round if work.position.where is not Where.DONE else 1 << 60 for work in worked)
-    for number in sorted({at for of in changes for at in of}):
-        for place, of in enumerate(changes):
-            if number in of:
-                lists[place] = of[number].list
-        if number <= reached and len(set(lists)) > 1:
-            odd = set().union(*map(set, lists)) - set(lists[0]).intersection(*map(set, lists[1:]))
-            sides = []
-            for place, of in enumerate(changes):
-                left = dict(of[number].left) if number in of else {}
-                for request in sorted(odd) or sorted(set(lists[place])):
-                    here = "kept" if request in lists[place] else ""
-                    did = _WORDS.get(left[request], "let go") if request in left else here or "never had"
-                    sides.append(Difference(plan.ranks[place].place, plan.requests[request].room, did))
-            return number, tuple(sides)
+    reached = min(map(_reached, worked))
+    for moment in sorted({at for of in moments for at in of}):
+        for place, of in enumerate(moments):
+            if moment in of:
+                lists[place] = of[moment].list
+        if moment > reached:
+            continue
+        left = [dict(of[moment].left) if moment in of else {} for of in moments]
+        odd = set().union(*map(set, lists)) - set(lists[0]).intersection(*map(set, lists[1:]))
+        odd |= {request for of in left for request in of if len({each.get(request) for each in left}) > 1}
+        if not odd and len(set(lists)) > 1:  # the same requests in another order
+            odd = set(lists[0])
+        if odd:
+            kept = "kept" if moment[1] else "has"
+            sides = [
+                Difference(
+                    plan.ranks[place].place,
+                    plan.requests[request].room,
+                    _WORDS.get(left[place].get(request, -1)) or (kept if request in lists[place] else "never had"),
+                )
+                for place in range(len(moments))
+                for request in sorted(odd)
+            ]
+            return moment[0], tuple(sides)
     return None
 
 
@@ -160,7 +182,7 @@ def _outcome(ends: Sequence[End]) -> str:
     """Return what became of the collective: where each rank was, and whether it hung, died or mixed requests up."""
     bad = [end for end in ends if end.how != "done"]
     if not bad:
-        return "No collective failed: from there on the polls of one request were reduced with another's"
+        return "No collective failed"
     at = ", ".join(
         f"{end.rank} in round {end.round} with {end.polls} poll{'s'[: end.polls != 1]}"
         if end.how != "done"

@@ -64,7 +64,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     rounds: executed rounds that were recorded, ``ordinals`` their numbers there; tail: rounds after them, in which the rest
     lands. left_out: recorded rounds equal to the one before that are not executed. element: type of the reduced tensor.
-    slots: metadata slots. missing: ranks of the group without rounds.
+    slots: metadata slots. missing: ranks of the group without rounds. engine: that recorded them, with its version.
     """
 
     queue: str
@@ -79,6 +79,7 @@ class Plan(msgspec.Struct, frozen=True):
     slots: int = 1
     missing: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    engine: str = ""
 
     @property
     def rounds(self) -> int:
@@ -144,6 +145,7 @@ def plan(
         slots=1 + max((slot for of in slots for slot in of), default=0),
         missing=missing,
         notes=tuple(dict.fromkeys(note for view in views for note in view.notes)),
+        engine=f"{'SGLang' if identity.engine == 'sglang' else identity.engine} {identity.engine_version}",
     )
 
 

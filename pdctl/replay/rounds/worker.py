@@ -81,9 +81,9 @@ class Worker:
         step = self._plan.ranks[self._rank].steps.get(number)
         came = step is not None and self._apply(step)
         queue = self._list
+        if came:
+            self._log.write(Line("came", number, list=tuple(queue.tolist())))
         if not len(queue):
-            if came:
-                self._changed(number, ())
             return
         self._position.enter(number, len(queue))
         reduced = reduce(self._polls[queue], queue)
@@ -101,8 +101,8 @@ class Worker:
             slots = self._slots[gone]
             if self._options.gate and self._has_rows:  # the versions with a gate zero freed slots
                 self._rows.clear(slots[slots >= 0])
-        if left or came:
-            self._changed(number, left)
+        if left:
+            self._log.write(Line("changed", number, left, tuple(self._list.tolist()), self._take_held()))
 
     def _apply(self, step: Step) -> bool:
         """Apply what happens before a round; returns whether the queue is another."""
@@ -138,9 +138,6 @@ class Worker:
         here = set(self._list.tolist()) - done
         causes = (int(Action.ABORTED), int(Action.MOVED)) if self._decides else tuple(map(int, Action))
         return tuple((request, action) for request, action in step.acts if request in here and action in causes)
-
-    def _changed(self, number: int, left: tuple[tuple[int, int], ...]) -> None:
-        self._log.write(Line("changed", number, left, tuple(self._list.tolist()), self._take_held()))
 
     def _take_held(self) -> tuple[int, ...]:
         held = tuple(sorted(self._held))

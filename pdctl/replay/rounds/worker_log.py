@@ -11,8 +11,9 @@ import msgspec
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     """A line of a worker's log.
 
-    what: ``changed`` (the queue is another after this round), ``differs`` (the engine's functions and ours), ``hung``,
-    ``failed`` (the collective raised), ``end``. left: (request, Action). list: requests in the queue afterwards.
+    what: ``came`` (the queue is another before this round), ``changed`` (it is another after it), ``differs`` (the engine's
+    functions and ours), ``hung``, ``failed`` (the collective raised), ``end``. left: (request, Action). list: requests in
+    the queue afterwards.
     held: requests that the gate held back, since the last line.
     """
 

@@ -1,0 +1,237 @@
+"""``pdctl replay TRACE``: real workers on a real Gloo group do what was recorded, and part where it parted."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from pdctl.recording.reader import read
+from pdctl.replay.rounds.judge import judge
+from pdctl.replay.rounds.plan import plan
+from pdctl.replay.rounds.run import execute
+from pdctl.replay.rounds.worker_log import Options
+from pdctl.trace.container import opened
+from tests.system.labs import Labs, wait_for
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600, method="signal")]  # the machine may be busy
+
+ROOT = Path(__file__).resolve().parents[2]
+REAL = ROOT / "tests" / "unit" / "data" / "sglang-0.5.12.post1-c1.pdtrace"
+ROOM = 16851422098683615
+SCHEMA = json.loads((ROOT / "docs" / "schemas" / "pdctl.replay.json").read_text())
+
+
+def replay(*arguments: object, code: int | None) -> dict[str, Any]:
+    done = pdctl("replay", *arguments, "-o", "json")
+    assert code is None or done.returncode == code, f"{done.returncode}\n{done.stdout}{done.stderr}"
+    document: dict[str, Any] = json.loads(done.stdout)
+    jsonschema.validate(document, SCHEMA)
+    return document
+
+
+def pdctl(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pdctl.cli", *map(str, arguments)],
+        env={**os.environ, "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+
+
+def group(document: dict[str, Any], queue: str = "decode.transfer") -> dict[str, Any]:
+    [found] = [each for each in document["groups"] if each["queue"] == queue]
+    return found  # type: ignore[no-any-return]
+
+
+def runs(document: dict[str, Any], queue: str = "decode.transfer") -> dict[str, dict[str, Any]]:
+    return {one["gate"]: one for one in group(document, queue)["runs"]}
+
+
+def test_c1_of_real_sglang() -> None:
+    """Without the gate the ranks part in the recorded round and their collective fails for real; with it they do not."""
+    document = replay(REAL, "--queue", "decode.transfer", code=1)
+    found = runs(document)
+    assert group(document)["recorded_gate"] is False
+    off, on = found["off"], found["on"]
+    assert (off["verdict"], off["round"], off["rooms"]) == ("DIVERGES", 247, [ROOM])
+    assert [(side["rank"], side["action"]) for side in off["sides"]] == [("tp0", "committed"), ("tp1", "kept")]
+    assert any(end["how"] != "done" for end in off["ends"]), "lists of different length in one collective"
+    assert (on["verdict"], on["round"], on["held"]) == ("DIFFERS", 247, [ROOM])
+    assert {end["how"] for end in on["ends"]} == {"done"}
+    # As people see it, with the gate alone: in step.
+    done = pdctl("replay", REAL, "--queue", "decode.transfer", "--gate", "on", "--repeats", 3)
+    assert done.returncode == 0, done.stderr
+    assert "the ranks stay in step" in done.stdout
+    assert "that repeat others left out" in done.stdout
+
+
+@pytest.fixture
+def labs() -> Any:
+    with Labs() as labs:
+        yield labs
+
+
+def recorded(labs: Labs, name: str) -> Path:
+    file = labs.folder / f"{name}.pdtrace"
+    labs.cli("record", file, code=None)
+    return file
+
+
+def test_a_healthy_lab_and_a_held_request_come_out_as_recorded(labs: Labs) -> None:
+    lab = labs.up()
+    lab.inject_late_metadata(delay="2s")
+    assert lab.load(requests=8, concurrency=4).good
+    document = replay(recorded(labs, "held"), code=1)
+    found = runs(document)
+    assert (found["on"]["verdict"], len(found["on"]["held"])) == ("AS RECORDED", 1)
+    assert found["off"]["verdict"] == "DIVERGES", "the same schedule without the gate"
+    assert found["off"]["rooms"] == found["on"]["held"]
+    for queue in ("decode.prealloc",):
+        assert runs(document, queue)["off"]["verdict"] == "AS RECORDED"
+
+
+def test_c2_two_of_four_ranks(labs: Labs) -> None:
+    lab = labs.up("--decode", "tp=4", "--without", "gate")
+    labs.cli("inject", "--delay-metadata", "8s", "--rank", "decode:tp[13]", "--allow-ranks", 2, "--detach")
+    threading.Thread(target=lambda: lab.load(requests=3, concurrency=3, seconds=20), daemon=True).start()
+    wait_for(lambda: "PD101" in labs.cli("diff-queues", code=None).stdout)
+    document = replay(recorded(labs, "c2"), "--queue", "decode.transfer", "--repeats", 20, code=1)
+    off, on = runs(document)["off"], runs(document)["on"]
+    [room] = off["rooms"]
+    assert off["verdict"] == "DIVERGES"
+    assert {side["rank"]: side["action"] for side in off["sides"]} == {
+        "tp0": "committed", "tp1": "kept", "tp2": "committed", "tp3": "kept"
+    }  # fmt: skip
+    assert (on["verdict"], on["held"]) == ("DIFFERS", [room])
+
+
+def test_c7_a_request_that_one_rank_lost(labs: Labs) -> None:
+    lab = labs.up()
+    assert lab.load(requests=4).good
+    lab.load(requests=1, to="decode", room=91, lost_on=0, seconds=1)
+    wait_for(lambda: "PD103" in labs.cli("diff-queues", code=None).stdout)
+    document = replay(recorded(labs, "c7"), "--queue", "decode.prealloc", "--round-timeout", "3s", code=1)
+    [found] = group(document, "decode.prealloc")["runs"]
+    assert (found["verdict"], found["rooms"]) == ("DIVERGES", [91])
+    assert {end["rank"]: end["how"] for end in found["ends"]} == {"tp0": "done", "tp1": "hung"}
+    assert "tp1 in round" in found["text"]
+
+
+def test_c8_a_slot_with_its_former_owners_room(labs: Labs) -> None:
+    lab = labs.up("--without", "zero-on-free", "--slots", 1)
+    assert lab.load(requests=1, room=100).good
+    lab.inject_late_metadata("--room", 102)
+    lab.load(requests=1, room=102, seconds=6)
+    wait_for(
+        lambda: any(
+            item.room == 102 and item.action in (1, 3) for item in lab.items("decode dp0 pp0 tp1", "decode.transfer")
+        )
+    )
+    document = replay(recorded(labs, "c8"), "--queue", "decode.transfer", code=1)
+    for one in runs(document).values():  # the gate looks for a row that is not there, and here is one
+        assert (one["verdict"], one["rooms"]) == ("DIVERGES", [102])
+        assert {side["rank"]: side["action"] for side in one["sides"]} == {"tp0": "committed", "tp1": "aborted"}
+        assert {end["how"] for end in one["ends"]} == {"done"}, "both have let it go: their lists do not differ"
+
+
+def planned() -> Any:
+    with opened(REAL) as folder:
+        found = sorted((read(path) for path in folder.glob("*.pdrec")), key=lambda r: r.identity.tp)
+        return plan([r for r in found if r.identity.role == "decode"], "decode.transfer", "decode", repeats=10**6)
+
+
+def test_a_worker_killed_in_the_middle() -> None:
+    made = planned()
+    options = Options(gate=True, stall_s=3.0)
+
+    def kill(pids: list[int]) -> None:
+        def later() -> None:
+            time.sleep(0.5)
+            os.kill(pids[1], signal.SIGKILL)
+
+        threading.Thread(target=later).start()
+
+    result = judge(made, options, execute(made, options, started=kill))
+    assert result.verdict == "FAILED"
+    assert {end.rank: end.how for end in result.ends}["tp1"] in ("died", "failed")
+    assert "tp1" in result.text
+
+
+def test_a_rank_is_missing(tmp_path: Path) -> None:
+    with opened(REAL) as folder:
+        for path in folder.glob("*.pdrec"):
+            identity = read(path).identity
+            if not (identity.role == "decode" and identity.tp == 1):
+                shutil.copy(path, tmp_path)
+    done = pdctl("replay", tmp_path)
+    assert done.returncode == 3
+    assert "has no rounds of several ranks to replay" in done.stderr
+    assert "no rounds of rank 1" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_bad_input(tmp_path: Path) -> None:
+    cut = tmp_path / "cut.pdtrace"
+    cut.write_bytes(REAL.read_bytes()[:5000])
+    foreign = tmp_path / "foreign.pdtrace"
+    foreign.write_text("hello")
+    for words, code, said in (
+        (("replay", cut), None, "cut.pdtrace"),
+        (("replay", foreign), None, "foreign.pdtrace"),
+        (("replay", tmp_path / "nowhere.pdtrace"), None, "nowhere.pdtrace"),
+        (("replay", REAL, "--gate", "maybe"), 2, "on, off, both"),
+        (("replay", REAL, "--queue", "waiting"), 2, "has no rounds"),
+        (("replay", REAL, "--device", "tpu"), 2, "cpu, cuda or cuda:N"),
+        (("replay", REAL, "--engine", "vllm"), 2, "sglang"),
+        (("replay", REAL, "--engine", "sglang"), 2, "SGLang can't be imported here"),
+        (("replay",), 2, "nothing to replay"),
+    ):
+        done = pdctl(*words)
+        assert done.returncode in ((2, 3, 4) if code is None else (code,)), (words, done.returncode, done.stderr)
+        assert said in " ".join(done.stderr.split()), words
+        assert "Traceback" not in done.stderr
+
+
+def test_without_cuda_it_says_so() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    for words in (("--device", "cuda"), ("--backend", "nccl")):
+        done = pdctl("replay", REAL, *words)
+        assert done.returncode == 2
+        assert "CUDA devices here" in done.stderr or "sees none here" in done.stderr
+        assert "Next: " in done.stderr
+
+
+def test_torchrun_starts_the_ranks() -> None:
+    for gate, code, said in (("off", 1, "DIVERGES at round 247"), ("on", 0, "the ranks stay in step")):
+        done = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1",
+             "--master-port", "29517", "-m", "pdctl.replay", str(REAL), "--gate", gate],
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "COLUMNS": "200"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )  # fmt: skip
+        assert said in done.stdout, done.stdout + done.stderr
+        assert (done.returncode == 0) == (code == 0)
+    alone = subprocess.run(
+        [sys.executable, "-m", "pdctl.replay", str(REAL)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert alone.returncode == 2
+    assert "torchrun sets them" in alone.stderr
