@@ -24,6 +24,12 @@ def functions() -> tuple[Any, bool]:
     return function, "decode_reqs" in inspect.signature(function).parameters
 
 
+def _fake_host() -> str:
+    from sglang.srt.disaggregation import utils
+
+    return str(getattr(utils, "FAKE_BOOTSTRAP_HOST", "2.2.2.2"))
+
+
 class _Poller:
     """A receiver whose poll is given."""
 
@@ -48,6 +54,7 @@ class EnginePoll:
         self._function, has_gate = functions()
         if gate and not has_gate:
             raise NoEngine("this SGLang has no metadata gate")
+        self._fake = _fake_host()
         self._group = group if group is not None else dist.group.WORLD
         self._buffers = SimpleNamespace(bootstrap_room=rows)
         self._gate = gate
@@ -65,7 +72,8 @@ class EnginePoll:
             return list(self._function(pollers, self._group))
         entries = [
             SimpleNamespace(
-                req=SimpleNamespace(bootstrap_host="127.0.0.1", bootstrap_room=room),
+                # Without a room it is a warm-up, which the engine knows by its host and which no gate holds.
+                req=SimpleNamespace(bootstrap_host="127.0.0.1" if room else self._fake, bootstrap_room=room),
                 metadata_buffer_index=slot,
                 kv_receiver=poller,
             )
