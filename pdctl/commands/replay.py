@@ -92,7 +92,9 @@ def command(
     plot: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
-            "--plot", metavar="FILE", help="With --fleet: draw it, too, as FILE.svg or FILE.png (pdctl[plot])."
+            "--plot",
+            metavar="FILE",
+            help="Also draw it: rounds × ranks of TRACE (svg, png, html), or --fleet (svg, png). Needs pdctl[plot].",
         ),
     ] = None,
     output: OutputOption = Format.TABLE,
@@ -114,13 +116,17 @@ def command(
         from pdctl.commands.replay_fleet import run as run_fleet
 
         return run_fleet(fleet, lag, trace, plot, output)
-    if lag or plot is not None:
-        raise PdctlError("--lag and --plot are of --fleet", "--fleet ranks=10000,group=8,rate=5/s.", Exit.USAGE)
+    if lag or (plot is not None and (explore or model or trace is None)):
+        raise PdctlError(
+            "--lag is of --fleet, --plot of --fleet or of TRACE alone",
+            "--fleet ranks=10000,group=8,rate=5/s.",
+            Exit.USAGE,
+        )
     if trace is not None and not explore and not model:
         from pdctl.commands.replay_rounds import Asked
         from pdctl.commands.replay_rounds import run as run_rounds
 
-        asked = Asked(tuple(queue or ()), gate, device, backend, engine, round_timeout, repeats, emit_test)
+        asked = Asked(tuple(queue or ()), gate, device, backend, engine, round_timeout, repeats, emit_test, plot)
         return run_rounds(trace, asked, output)
     if explore == bool(model) or (trace is None and not model):
         raise PdctlError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pdctl.commands.pictures import plottable, write
 from pdctl.errors import Exit, PdctlError
 from pdctl.output import Format, Output
 from pdctl.replay.fleet import FleetDocument, Lag, counted, parse_fleet, parse_lag, project
@@ -30,7 +31,7 @@ def run(fleet: str, lag: str, trace: Path | None, plot: Path | None, output: For
             Exit.USAGE,
         )
     if plot is not None:
-        _plottable(plot)
+        plottable(plot, PLOTS)
     if trace is None:
         document = project(asked, _given(lag), source="as given")
     else:
@@ -44,7 +45,7 @@ def run(fleet: str, lag: str, trace: Path | None, plot: Path | None, output: For
     if plot is not None:
         from pdctl.replay.fleet_plot import draw as picture
 
-        _write(plot, picture(document, plot.suffix.lower().lstrip(".")))
+        write(plot, picture(document, plot.suffix.lower().lstrip(".")))
     out = Output(output)
     out.document(document, document.curves, lambda console: draw(document, console))
     if plot is not None:
@@ -79,29 +80,6 @@ def _measured(trace: Path) -> Measured:
             Exit.PARTIAL,
         )
     return found
-
-
-def _plottable(plot: Path) -> None:
-    import importlib.util
-
-    if plot.suffix.lower() not in PLOTS:
-        raise PdctlError(f"{plot.name} ends in none of {', '.join(PLOTS)}", "Name the picture so.", Exit.USAGE)
-    if importlib.util.find_spec("matplotlib") is None:
-        raise PdctlError(
-            "--plot draws with matplotlib, which is not installed", "pip install 'pdctl[plot]'", Exit.USAGE
-        )
-    if plot.exists():
-        raise PdctlError(f"{plot} exists", "Give another name.", Exit.USAGE)
-    if not plot.parent.is_dir():
-        raise PdctlError(f"{plot.parent} is not a directory", "Make it, or give another path.", Exit.USAGE)
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        with path.open("xb") as file:
-            file.write(data)
-    except OSError as error:
-        raise PdctlError(f"{path} can't be written: {error.strerror}", "Give another path.", Exit.USAGE) from None
 
 
 # ---- for people ------------------------------------------------------------------------------------------------------

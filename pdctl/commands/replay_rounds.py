@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from pdctl.commands.pictures import plottable, write
 from pdctl.errors import Exit, PdctlError
 from pdctl.model import POLLED_QUEUES
 from pdctl.output import Format, Output
@@ -16,10 +17,12 @@ from pdctl.output import Format, Output
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from pdctl.replay.rounds.groups import Target
     from pdctl.replay.rounds.model import ReplayDocument, ReplayGroup, ReplayRun
     from pdctl.replay.rounds.plan import Plan
     from pdctl.replay.rounds.worker_log import Options
 
+PLOTS = (".svg", ".png", ".html")
 GATES = ("on", "off", "both")
 BACKENDS = ("gloo", "nccl")
 ENGINES = ("", "sglang")
@@ -38,11 +41,14 @@ class Asked:
     stall_s: float = 5.0
     repeats: int = 1000
     emit: Path | None = None
+    plot: Path | None = None
 
 
 def run(trace: Path, asked: Asked, output: Format) -> int:
     """Execute, print, and return the exit code. Raises PdctlError for what can't be executed."""
     check(asked)
+    if asked.plot is not None:
+        plottable(asked.plot, PLOTS)
     plans, problems = plans_of(trace, asked)
     if asked.emit is not None:
         from pdctl.commands.replay_emit import emit
@@ -51,6 +57,9 @@ def run(trace: Path, asked: Asked, output: Format) -> int:
     document = execute_all(trace, plans, asked, problems)
     out = Output(output)
     out.document(document, document.groups, lambda console: draw(document, console))
+    if asked.plot is not None:
+        write(asked.plot, picture(trace, asked))
+        out.note(f"wrote {asked.plot}")
     if output.drawn:
         for problem in document.problems:
             out.note(f"not replayed: {problem}")
@@ -59,19 +68,11 @@ def run(trace: Path, asked: Asked, output: Format) -> int:
 
 def plans_of(trace: Path, asked: Asked) -> tuple[list[Plan], list[str]]:
     """Return the plan of every queue and group of the trace, and what can't be planned. Raises PdctlError for nothing."""
-    from pdctl.client import Client
-    from pdctl.commands.options import find
-    from pdctl.probes.queues.collect import collect
-    from pdctl.replay.rounds.groups import targets
     from pdctl.replay.rounds.plan import NotReplayable, plan
 
-    found = find(None, None, trace)
-    with Client() as client:
-        views = collect(found, client, sockets=False)
-    problems = list(found.problems)
-    problems += [f"{view.identity.label}: {view.recording_off}" for view in views if view.recording is None]
+    found, problems = _targets(trace, asked)
     plans = []
-    for target in targets(views, asked.queues):
+    for target in found:
         name = f"{target.title} · {target.queue}"
         if target.missing:
             problems.append(f"{name}: no rounds of {', '.join(target.missing)}")
@@ -90,6 +91,31 @@ def plans_of(trace: Path, asked: Asked) -> tuple[list[Plan], list[str]]:
             Exit.PARTIAL,
         )
     return plans, problems
+
+
+def _targets(trace: Path, asked: Asked) -> tuple[list[Target], list[str]]:
+    from pdctl.client import Client
+    from pdctl.commands.options import find
+    from pdctl.probes.queues.collect import collect
+    from pdctl.replay.rounds.groups import targets
+
+    found = find(None, None, trace)
+    with Client() as client:
+        views = collect(found, client, sockets=False)
+    problems = list(found.problems)
+    problems += [f"{view.identity.label}: {view.recording_off}" for view in views if view.recording is None]
+    return targets(views, asked.queues), problems
+
+
+def picture(trace: Path, asked: Asked) -> bytes:
+    """Return the map of rounds × ranks of what the trace recorded."""
+    from pdctl.replay.rounds.heat import heat
+    from pdctl.replay.rounds.heat_plot import draw as draw_heat
+
+    assert asked.plot is not None
+    found, _ = _targets(trace, asked)
+    heats = [heat(target) for target in found if len(target.recordings) > 1]
+    return draw_heat(heats, asked.plot.suffix.lower().lstrip("."))
 
 
 def execute_all(trace: Path, plans: list[Plan], asked: Asked, problems: list[str]) -> ReplayDocument:

@@ -179,7 +179,7 @@ REFUSED = {
     "late": (("--fleet", "ranks=80", "--lag", "late=2"), "a share from 0 to 1"),
     "no-lag": (("--fleet", "ranks=80"), "nothing says how late"),
     "both": (("--fleet", "ranks=80", "--model", "ranks=2"), "no search"),
-    "lag-alone": (("--lag", "late=1%"), "are of --fleet"),
+    "lag-alone": (("--lag", "late=1%"), "--lag is of --fleet"),
     "picture": (("--fleet", "ranks=80", "--lag", "late=1%", "--plot", "f.gif"), "ends in none of .svg, .png"),
 }
 
