@@ -70,6 +70,7 @@ def results(quick: bool) -> Iterator[dict[str, Any]]:
     yield from run(python, "explorer", *few)
     if not isinstance(found, str):
         yield from run(found[0], "explorer", "--policy", "gate-zero", *few, env=found[1])
+    yield from run(python, "replay", *(("--rounds", "500", "--times", "1") if quick else ()))
     yield from run(python, "start_up", "--runs", "4" if quick else "15")
 
 
@@ -126,6 +127,9 @@ def rows(result: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
                 yield f"{what}: schedules to {other}", f"{result['schedules_per_s'] / result[key]:.0f} ×", "≥ 50 ×"
     elif name == "explorer_sampled":
         yield "explorer, schedules drawn of 4 ranks × 8 requests × 4 rounds", f"{result['schedules_per_s']:.3g} /s", ""
+    elif name == "replay":
+        what = f"replay of {result['rounds']:,} rounds, {result['ranks']} ranks, {result['requests']} requests"
+        yield f"{what}: to bare Gloo reductions", f"{result['ratio']:.2f} ×", "≤ 2 ×"
     elif name == "start_up":
         for key, shown, minimal in (
             ("help", "pdctl --help", "minimal_app_help"),
