@@ -457,7 +457,7 @@ _CODES = (
         "The request is in a state that no time-out of this backend and version covers, it did not change between two looks,"
         " nothing ahead of it in its queue moved, and the other side is not computing it. It holds what it holds until"
         " somebody aborts it.",
-        "SGLang up to 0.5.23 with Mooncake has no time-out for a transfer that has started",
+        "SGLang up to 0.5.23 has no time-out for a room in decode.pending; with Mooncake, none for a transfer that has started",
         "sgl-project/sglang issue 31800",
         "pdctl story ROOM shows where it stopped. Abort the request (POST /abort_request with its rid) to get back what it"
         " holds.",

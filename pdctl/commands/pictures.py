@@ -25,9 +25,12 @@ def plottable(plot: Path, forms: Sequence[str]) -> None:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a picture that must not exist. Raises PdctlError."""
+    """Write a picture that must not exist; half of one is removed. Raises PdctlError."""
+    made = not path.exists()
     try:
         with path.open("xb") as file:
             file.write(data)
     except OSError as error:
-        raise PdctlError(f"{path} can't be written: {error.strerror}", "Give another path.", Exit.USAGE) from None
+        if made:
+            path.unlink(missing_ok=True)
+        raise PdctlError(f"{path} can't be written: {error.strerror}", "Give another path.", Exit.PARTIAL) from None

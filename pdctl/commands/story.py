@@ -88,15 +88,15 @@ def command(
     found = find(run_dir, record_dir, source, every_start=every_start)
     pasts = _pasts(found, "recordings" if source is not None else through, timeout, rank_timeout)
     document = _document(asked, found, pasts)
+    out = Output(output)
+    rows = tuple(entry for story in document.stories for entry in story.entries)
+    out.document(document, rows, lambda console: draw(document, console))
     if perfetto is not None:
         _write(perfetto, _trace(document.stories), force=force)
     if plot is not None:
         from pdctl.probes.rooms.plot import draw as picture
 
         _write(plot, picture(document.stories, plot.suffix.lower().lstrip(".")), force=force)
-    out = Output(output)
-    rows = tuple(entry for story in document.stories for entry in story.entries)
-    out.document(document, rows, lambda console: draw(document, console))
     for path in targets:
         out.note(f"wrote {path}")
     if output.drawn:
@@ -181,11 +181,14 @@ def _plottable(path: Path) -> None:
 
 
 def _write(path: Path, data: bytes, *, force: bool) -> None:
+    made = not path.exists()
     try:
         with path.open("wb" if force else "xb") as file:
             file.write(data)
     except OSError as error:
-        raise PdctlError(f"{path} can't be written: {error.strerror}", "Give another path.", Exit.USAGE) from None
+        if made:
+            path.unlink(missing_ok=True)  # half of it is of no use, and would be in the way of the next try
+        raise PdctlError(f"{path} can't be written: {error.strerror}", "Give another path.", Exit.PARTIAL) from None
 
 
 def _trace(stories: tuple[RoomStory, ...]) -> bytes:

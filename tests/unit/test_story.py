@@ -169,7 +169,7 @@ def test_a_rank_that_died_in_a_round_is_last_seen_in_it(world: World) -> None:
     told = story([world.past(rank, state="dead") for rank in world.ranks], ROOM + 1)
     [last] = [e for e in told.entries if e.kind == "last"]
     assert (last.rank, last.round) == ("decode tp1", 4)
-    assert "in its all_reduce of 1 poll, which it has not left" in last.text
+    assert "in its all_reduce of 1 poll, not out of it when this was read" in last.text
     [stay] = [s for s in told.stays if s.rank == "decode tp1"]
     assert stay.until_s is None
     assert any(gap.startswith("decode tp1 is dead: its recording ends at ") for gap in told.gaps)

@@ -132,7 +132,8 @@ def test_a_disk_that_is_full_is_an_error(recordings: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     done = run(recordings, ROOM, "--perfetto", "/dev/full", "--force")
-    assert done.exit_code == 2
+    assert done.exit_code == 3
+    assert str(ROOM) in done.stdout, "what could be told is told"
     assert "/dev/full can't be written: No space left on device" in done.stderr
 
 

@@ -146,7 +146,7 @@ class _Teller:
     def _last_words(self, run: Run) -> str:
         if run.phase is Phase.ENTERED:
             others = f" of {run.n} poll{'s'[: run.n != 1]}"
-            return f"last seen in round {run.last} of {self._of}, in its all_reduce{others}, which it has not left"
+            return f"last seen in round {run.last} of {self._of}, in its all_reduce{others}, not out of it when this was read"
         if run.phase is Phase.REDUCED:
             return f"last seen in round {run.last} of {self._of}: reduced, not decided"
         return f"last seen in round {run.last} of {self._of}: kept"
