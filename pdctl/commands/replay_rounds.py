@@ -50,6 +50,8 @@ def run(trace: Path, asked: Asked, output: Format) -> int:
     if asked.plot is not None:
         plottable(asked.plot, PLOTS)
     plans, problems = plans_of(trace, asked)
+    if asked.backend == "nccl":
+        enough(_cuda_devices(), plans)
     if asked.emit is not None:
         from pdctl.commands.replay_emit import emit
 
@@ -206,12 +208,29 @@ def _check_cuda(asked: Asked) -> None:
         kind = ""
     if kind not in ("cpu", "cuda"):
         raise typer.BadParameter(f"{asked.device!r}: cpu, cuda or cuda:N", param_hint="--device")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    count = _cuda_devices()
     number = torch.device(asked.device).index or 0
     if kind == "cuda" and number >= count:
         raise PdctlError(f"torch sees {count} CUDA devices here", "Replay with --device cpu.", Exit.USAGE)
     if asked.backend == "nccl" and not count:
         raise PdctlError("nccl needs CUDA devices, and torch sees none here", "Replay with --backend gloo.", Exit.USAGE)
+
+
+def _cuda_devices() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def enough(devices: int, plans: Sequence[Plan]) -> None:
+    """Raise PdctlError where nccl would need more devices than there are: it takes one a rank."""
+    ranks = max(len(plan.ranks) for plan in plans)
+    if devices < ranks:
+        raise PdctlError(
+            f"nccl needs a CUDA device for each of {ranks} ranks, and torch sees {devices} here",
+            "Replay with --backend gloo, or on several machines with torchrun.",
+            Exit.USAGE,
+        )
 
 
 def exit_code(document: ReplayDocument) -> Exit:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pdctl.commands.replay_rounds import enough
+from pdctl.errors import PdctlError
 from pdctl.model import Action, KVPoll
 from pdctl.recording.reader import read
 from pdctl.replay.rounds.emit import NothingToShow, source
@@ -153,6 +155,12 @@ def test_the_emitted_test_has_the_recorded_rooms_and_is_python(real: Plan) -> No
     assert late["rows"][0] == [[late["polls"][0][-1][0], ROOM]], "landed on tp0 with its Success"
     assert late["rows"][1][0][1] == 0, "and not on tp1"
     assert "/" not in text.split('"""')[1].replace("pdctl", ""), "no path of the machine it was made on"
+
+
+def test_fewer_devices_than_ranks_are_refused_for_nccl(real: Plan) -> None:
+    enough(2, [real])
+    with pytest.raises(PdctlError, match="for each of 2 ranks, and torch sees 1 here"):
+        enough(1, [real])
 
 
 def test_nothing_is_emitted_of_ranks_in_step() -> None:
