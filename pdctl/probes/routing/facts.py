@@ -153,9 +153,9 @@ class RoomFacts:
     room: int
     prefill: list[tuple[Ranks, RoomEntry]] = field(default_factory=list)
     decode: list[Decoding] = field(default_factory=list)
-    servers: list[ServerView] = field(default_factory=list)
+    servers: tuple[ServerView, ...] = ()
     address: str = ""
-    events: list[tuple[RankView, Event]] = field(default_factory=list)
+    events: tuple[tuple[RankView, Event], ...] = ()
     decoders: Sequence[RankView] = ()
     size: int | None = None
     follows: bool | None = None
@@ -279,18 +279,23 @@ def gather(look: Look) -> list[RoomFacts]:
     for ranks, entries in groups:
         _add(ranks, entries, found, look)
     decoders: dict[str, list[RankView]] = {}
+    events: dict[int, tuple[RoomFacts, list[tuple[RankView, Event]]]] = {}
     for view in look.views:
         if view.identity.role == "decode":
             decoders.setdefault(view.identity.cluster, []).append(view)
         for event in view.events:
             facts = found.get((view.identity.cluster, event.room))
             if facts is not None:
-                facts.events.append((view, event))
+                events.setdefault(id(facts), (facts, []))[1].append((view, event))
+    for facts, seen in events.values():
+        facts.events = tuple(seen)
     sizes: dict[tuple[object, ...], tuple[int | None, bool | None]] = {}
     for facts in found.values():
         facts.decoders = decoders.get(facts.cluster, ())
         if not facts.servers and (look.instead or not facts.address):
-            facts.servers = [s for s in look.servers.values() if facts.room in s.asked or s.silence or s.asked_off]
+            facts.servers = tuple(
+                s for s in look.servers.values() if facts.room in s.asked or s.silence or s.asked_off
+            )
         # The same ranks and servers say the same of the size, whatever the room.
         said = [*(ranks for ranks, _ in facts.prefill), *(d.ranks for d in facts.decode), *facts.servers]
         key = (facts.address, *map(id, said))
@@ -357,7 +362,7 @@ def _add(ranks: Ranks, entries: Sequence[RoomEntry], found: Mapping[tuple[str, i
         if entry.bootstrap and (not prefilling or not facts.address):
             facts.address = entry.bootstrap
         if server is not None and all(known is not server for known in facts.servers):
-            facts.servers.append(server)
+            facts.servers = (*facts.servers, server)
 
 
 _FAKE = f"{FAKE_HOST}:"

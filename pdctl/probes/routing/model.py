@@ -204,5 +204,9 @@ class RoutingDocument(Document, frozen=True, kw_only=True, tag="pdctl.routing"):
 
 def waits(entry: RoomEntry) -> bool:
     """Return whether an entry waits to be routed, or for the side it was routed to; warm-ups do not count."""
-    there = entry.queue in WAITING or (entry.queue == "decode.transfer" and entry.state <= KVPoll.WAITING_FOR_INPUT)
-    return there and entry.room != 0 and not entry.bootstrap.startswith(f"{FAKE_HOST}:")
+    there = entry.queue in WAITING or (entry.queue == "decode.transfer" and entry.state <= _TRANSFERS)
+    return there and entry.room != 0 and not entry.bootstrap.startswith(_FAKE)
+
+
+_FAKE = f"{FAKE_HOST}:"
+_TRANSFERS = int(KVPoll.WAITING_FOR_INPUT)
