@@ -293,9 +293,7 @@ def gather(look: Look) -> list[RoomFacts]:
     for facts in found.values():
         facts.decoders = decoders.get(facts.cluster, ())
         if not facts.servers and (look.instead or not facts.address):
-            facts.servers = tuple(
-                s for s in look.servers.values() if facts.room in s.asked or s.silence or s.asked_off
-            )
+            facts.servers = tuple(s for s in look.servers.values() if facts.room in s.asked or s.silence or s.asked_off)
         # The same ranks and servers say the same of the size, whatever the room.
         said = [*(ranks for ranks, _ in facts.prefill), *(d.ranks for d in facts.decode), *facts.servers]
         key = (facts.address, *map(id, said))
