@@ -46,6 +46,8 @@ class Asked:
 
 def run(trace: Path, asked: Asked, output: Format) -> int:
     """Execute, print, and return the exit code. Raises PdctlError for what can't be executed."""
+    if asked.emit is not None and asked.plot is not None:
+        raise PdctlError("--emit-test executes and draws nothing", "Leave --plot out, or --emit-test.", Exit.USAGE)
     check(asked)
     if asked.plot is not None:
         plottable(asked.plot, PLOTS)
@@ -77,7 +79,7 @@ def plans_of(trace: Path, asked: Asked) -> tuple[list[Plan], list[str]]:
     for target in found:
         name = f"{target.title} · {target.queue}"
         if target.missing:
-            problems.append(f"{name}: no rounds of {', '.join(target.missing)}")
+            problems.append(f"{name}: no recording of {', '.join(target.missing)}")
         if len(target.recordings) < 2:
             continue
         try:
@@ -150,6 +152,7 @@ def report(
             recorded_gate=plan.gated,
             runs=runs,
             notes=plan.notes,
+            missing=plan.missing,
         )
         for plan, runs in done
     ]
@@ -254,6 +257,9 @@ def draw(document: ReplayDocument, console: Console) -> None:
             console.print()
         console.print(Text(f"{group.title} · {group.queue}", style="bold"))
         console.print(f"  {_extent(group)}")
+        if group.missing:
+            absent = ", ".join(group.missing)
+            console.print(f"  without {absent}: what its polls held back, or let pass, is not replayed")
         for one in group.runs:
             _draw_run(group, one, console)
         for note in group.notes:

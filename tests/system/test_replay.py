@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import msgspec
+import psutil
 import pytest
 
 from pdctl.recording.reader import read
+from pdctl.replay.rounds import position
 from pdctl.replay.rounds.judge import judge
 from pdctl.replay.rounds.plan import plan
 from pdctl.replay.rounds.run import execute
@@ -118,9 +121,20 @@ def test_c2_two_of_four_ranks(labs: Labs) -> None:
     assert (on["verdict"], on["held"]) == ("DIFFERS", [room])
 
 
-def test_c7_a_request_that_one_rank_lost(labs: Labs) -> None:
+def test_pipeline_stages_come_out_as_recorded(labs: Labs) -> None:
+    lab = labs.up("--prefill", "tp=2,pp=2")
+    assert lab.load(requests=6, concurrency=3).good
+    document = replay(recorded(labs, "pp"), "--gate", "on", code=0)
+    assert {one["verdict"] for each in document["groups"] for one in each["runs"]} == {"AS RECORDED"}
+    assert "prefill.inflight" in {each["queue"] for each in document["groups"]}
+
+
+@pytest.mark.parametrize("earlier", [0, 4])
+def test_c7_a_request_that_one_rank_lost(labs: Labs, earlier: int) -> None:
+    """Also where that rank has never had any, so that its recording has no round of the queue."""
     lab = labs.up()
-    assert lab.load(requests=4).good
+    if earlier:
+        assert lab.load(requests=earlier).good
     lab.load(requests=1, to="decode", room=91, lost_on=0, seconds=1)
     wait_for(lambda: "PD103" in labs.cli("diff-queues", code=None).stdout)
     document = replay(recorded(labs, "c7"), "--queue", "decode.prealloc", "--round-timeout", "3s", code=1)
@@ -154,20 +168,37 @@ def planned() -> Any:
 
 
 def test_a_worker_killed_in_the_middle() -> None:
-    made = planned()
+    made = msgspec.structs.replace(planned(), tail=10**6)  # long enough to be in the middle of it
     options = Options(gate=True, stall_s=3.0)
 
-    def kill(pids: list[int]) -> None:
+    def kill(pids: list[int], folder: Path) -> None:
         def later() -> None:
-            time.sleep(0.5)
+            wait_for(lambda: position.read(folder / "1.position").round >= 20)
             os.kill(pids[1], signal.SIGKILL)
 
         threading.Thread(target=later).start()
 
     result = judge(made, options, execute(made, options, started=kill))
     assert result.verdict == "FAILED"
-    assert {end.rank: end.how for end in result.ends}["tp1"] in ("died", "failed")
-    assert "tp1" in result.text
+    ends = {end.rank: end for end in result.ends}
+    assert (ends["tp1"].how, ends["tp1"].text) == ("died", "by SIGKILL")
+    assert ends["tp1"].round >= 20
+    assert "tp1 died by SIGKILL" in result.text
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_what_ends_the_command_ends_its_workers(how: signal.Signals) -> None:
+    command = subprocess.Popen(
+        [sys.executable, "-m", "pdctl.cli", "replay", str(REAL), "--queue", "decode.transfer", "--gate", "off"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    me = psutil.Process(command.pid)
+    workers = wait_for(lambda: found if len(found := me.children()) == 2 else None)
+    time.sleep(0.5)  # they are Python by now
+    command.send_signal(how)
+    command.wait(30)
+    wait_for(lambda: not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers))
 
 
 def test_a_rank_is_missing(tmp_path: Path) -> None:
@@ -179,7 +210,7 @@ def test_a_rank_is_missing(tmp_path: Path) -> None:
     done = pdctl("replay", tmp_path)
     assert done.returncode == 3
     assert "has no rounds of several ranks to replay" in done.stderr
-    assert "no rounds of rank 1" in done.stderr
+    assert "no recording of rank 1" in done.stderr
     assert "Traceback" not in done.stderr
 
 

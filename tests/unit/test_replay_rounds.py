@@ -50,7 +50,7 @@ def test_equal_rounds_can_be_left_out_and_nothing_else_changes() -> None:
         ranks = [r for r in found if r.identity.role == "decode"]
         whole = plan(ranks, "decode.transfer", "decode")
         short = plan(ranks, "decode.transfer", "decode", repeats=1)
-        with pytest.raises(NotReplayable, match="has no rounds of"):
+        with pytest.raises(NotReplayable, match="no rank has rounds of"):
             plan(ranks, "prefill.inflight", "decode")
     assert short.rounds < whole.rounds
     assert short.left_out == whole.rounds - short.rounds
@@ -74,7 +74,7 @@ def one_request(*, late: int = 2) -> Plan:
         RankPlan("decode dp0 pp0 tp0", "tp0", False, steps(1, (0, COMMITTED))),
         RankPlan("decode dp0 pp0 tp1", "tp1", False, steps(1 + late)),
     )
-    return Plan("decode.transfer", "g", "decode", "uint8", (Request(7, (0, 0)),), ranks, (10, 11), 8)
+    return Plan("decode.transfer", "g", "decode", "uint8", (Request(7, (0, 0)),), ranks, (10, 11), 8, decides=True)
 
 
 def done(*lines: Line, at: int = 10) -> Worked:
@@ -121,7 +121,9 @@ def test_as_recorded_and_in_step_but_otherwise() -> None:
     assert (both.verdict, both.round, both.held) == ("DIFFERS", 11, (7,))
     assert "tp0 kept room 7, which it had committed; the ranks stay in step" in both.text
     recorded = RankPlan("decode dp0 pp0 tp1", "tp1", False, plan.ranks[0].steps)
-    twin = Plan("decode.transfer", "g", "decode", "uint8", plan.requests, (plan.ranks[0], recorded), (10, 11), 8)
+    twin = Plan(
+        "decode.transfer", "g", "decode", "uint8", plan.requests, (plan.ranks[0], recorded), (10, 11), 8, decides=True
+    )
     assert judge(twin, Options(gate=False), [same, same]).verdict == "AS RECORDED"
 
 
@@ -163,8 +165,21 @@ def test_fewer_devices_than_ranks_are_refused_for_nccl(real: Plan) -> None:
         enough(1, [real])
 
 
+def test_a_recorded_abort_over_a_stale_row_is_not_forced_on_a_gate_that_holds_the_request() -> None:
+    made = one_request()
+    stale = {
+        0: Step(arrive=[0], polls=[(0, WAITING)]),
+        1: Step(polls=[(0, SUCCESS)], rows=[(0, 6001)], acts=[(0, int(Action.ABORTED))]),
+        3: Step(rows=[(0, 7)]),
+    }
+    ranks = (RankPlan("decode dp0 pp0 tp0", "tp0", False, stale), made.ranks[1])
+    mixed = Plan("decode.transfer", "g", "decode", "uint8", made.requests, ranks, (10, 11), 8, decides=True)
+    assert parting(mixed, gate=True) is None, "tp1 reads 0, so nobody gets to decide before both rows are there"
+    assert parting(mixed, gate=False) is not None
+
+
 def test_nothing_is_emitted_of_ranks_in_step() -> None:
     late = one_request(late=0)
     ranks = (late.ranks[0], RankPlan("decode dp0 pp0 tp1", "tp1", False, late.ranks[0].steps))
     with pytest.raises(NothingToShow):
-        source(Plan("decode.transfer", "g", "decode", "uint8", late.requests, ranks, (10, 11), 8))
+        source(Plan("decode.transfer", "g", "decode", "uint8", late.requests, ranks, (10, 11), 8, decides=True))

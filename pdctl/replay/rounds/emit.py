@@ -25,7 +25,7 @@ def source(plan: Plan) -> str:
     assert plan.queue == HAS_ROWS
     parted = parting(plan, gate=False)
     if parted is None:
-        raise NothingToShow("the ranks stay in step in all its rounds, with and without the gate")
+        raise NothingToShow("the ranks' lists stay equal in all its rounds, and only lists that differ make a test")
     script = _script(plan, parted.round, parted.lists)
     template = files("pdctl.replay.rounds").joinpath("emitted_test.txt").read_text()
     where = f"{plan.title}, rounds {plan.ordinals[0]} to {plan.ordinals[-1]}"

@@ -13,7 +13,10 @@ from pdctl.recording.reader import Recording
 
 @dataclass(frozen=True)
 class Target:
-    """A queue of a group. recordings: of the ranks that have rounds of it, in group order. missing: those that have none."""
+    """A queue of a group. recordings: of its ranks, in group order, of which some has rounds. missing: ranks without one.
+
+    A rank that has a recording and no rounds of the queue has always found it empty.
+    """
 
     queue: str
     title: str
@@ -32,11 +35,10 @@ def targets(views: Sequence[RankView], queues: Sequence[str] = ()) -> list[Targe
             missing: list[str] = []
             for index, view in enumerate(group.members):
                 recording = view.recording if view is not None else None
-                stream = None if recording is None else recording.stream(queue, group.info.kind)
-                if recording is None or stream is None:
+                if recording is None:
                     missing.append(group.place(index))
                 else:
                     there.append(recording)
-            if there:
+            if any(recording.stream(queue, group.info.kind) is not None for recording in there):
                 found.append(Target(queue, group.title, tuple(there), tuple(missing)))
     return found

@@ -51,12 +51,13 @@ class Heat:
 
 def heat(target: Target) -> Heat:
     """Return the map of a target, around its first difference, or around its newest rounds where there is none."""
-    streams = [stream for r in target.recordings for stream in [r.stream(target.queue)] if stream is not None]
-    parted = _parted(streams)
-    last = max(stream.last for stream in streams)
+    streams = [recording.stream(target.queue) for recording in target.recordings]
+    known = [stream for stream in streams if stream is not None]
+    parted = _parted(known)
+    last = max(stream.last for stream in known)
     center = last if parted < 0 else parted
     ordinals = tuple(range(max(0, center - BEFORE), min(last, center + AFTER) + 1))
-    columns = [_column([stream.at(ordinal) for stream in streams], streams) for ordinal in ordinals]
+    columns = [_column([s.at(ordinal) if s is not None else None for s in streams], streams) for ordinal in ordinals]
     ranks = tuple(f"tp{r.identity.tp}" for r in target.recordings)
     return Heat(target.title, target.queue, ranks, ordinals, tuple(zip(*columns, strict=True)), parted)
 
@@ -75,7 +76,7 @@ def _parted(streams: Sequence[Stream]) -> int:
     return -1
 
 
-def _column(runs: Sequence[Run | None], streams: Sequence[Stream]) -> tuple[Cell, ...]:
+def _column(runs: Sequence[Run | None], streams: Sequence[Stream | None]) -> tuple[Cell, ...]:
     lists = Counter((run.n, run.hash) for run in runs if run is not None)
     afters = Counter(
         run.after_hash for run in runs if run is not None and run.phase is Phase.APPLIED and run.repeat == 1
@@ -83,8 +84,8 @@ def _column(runs: Sequence[Run | None], streams: Sequence[Stream]) -> tuple[Cell
     return tuple(_cell(run, stream, lists, afters) for run, stream in zip(runs, streams, strict=True))
 
 
-def _cell(run: Run | None, stream: Stream, lists: Counter[tuple[int, int]], afters: Counter[int]) -> Cell:
-    if run is None:
+def _cell(run: Run | None, stream: Stream | None, lists: Counter[tuple[int, int]], afters: Counter[int]) -> Cell:
+    if run is None or stream is None:
         return Cell(NONE, 0)
     if run.phase is not Phase.APPLIED and run.repeat == 1:
         return Cell(NEVER, run.n)

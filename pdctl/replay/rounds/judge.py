@@ -183,12 +183,8 @@ def _outcome(ends: Sequence[End]) -> str:
     bad = [end for end in ends if end.how != "done"]
     if not bad:
         return "No collective failed"
-    at = ", ".join(
-        f"{end.rank} in round {end.round} with {end.polls} poll{'s'[: end.polls != 1]}"
-        if end.how != "done"
-        else f"{end.rank} done"
-        for end in ends
-    )
+    hung = any(end.how == "hung" for end in bad)
+    at = ", ".join(_place(end, hung=hung) for end in ends)
     kinds = {end.how for end in bad}
     if "hung" in kinds:
         what = "The collective hung"
@@ -198,3 +194,10 @@ def _outcome(ends: Sequence[End]) -> str:
     else:
         what = f"The collective failed: {bad[0].text}"
     return f"{what}: {at}"
+
+
+def _place(end: End, *, hung: bool) -> str:
+    if end.how == "done":
+        return f"{end.rank} done"
+    killed = ", which did not notice and was ended" if hung and end.how == "died" else ""
+    return f"{end.rank} in round {end.round} with {end.polls} poll{'s'[: end.polls != 1]}{killed}"

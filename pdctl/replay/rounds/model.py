@@ -58,7 +58,10 @@ class ReplayRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplayGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """The rounds of one queue over one group. first, last: recorded ordinals; recorded_gate: whether the ranks have one."""
+    """The rounds of one queue over one group. first, last: recorded ordinals; recorded_gate: whether the ranks have one.
+
+    missing: ranks without a recording, whose polls are no part of the reductions.
+    """
 
     title: str
     queue: str
@@ -72,6 +75,7 @@ class ReplayGroup(msgspec.Struct, frozen=True, kw_only=True):
     recorded_gate: bool
     runs: tuple[ReplayRun, ...] = ()
     notes: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
 
 class ReplayDocument(Document, frozen=True, kw_only=True, tag="pdctl.replay"):

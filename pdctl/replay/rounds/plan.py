@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 HAS_ROWS = "decode.transfer"
 """The queue whose requests wait for a row in their metadata slot."""
 DECIDED_BY_POLLS = (HAS_ROWS, "prefill.inflight")
-"""Queues that a request leaves because of its reduced poll alone."""
+"""Queues that a request leaves because of its reduced poll alone; with pipeline stages, which agree first, not the second."""
 REPEATS = 1000
 TAIL = 16
 """Rounds after the last recorded one, at least."""
@@ -64,7 +64,8 @@ class Plan(msgspec.Struct, frozen=True):
 
     rounds: executed rounds that were recorded, ``ordinals`` their numbers there; tail: rounds after them, in which the rest
     lands. left_out: recorded rounds equal to the one before that are not executed. element: type of the reduced tensor.
-    slots: metadata slots. missing: ranks of the group without rounds. engine: that recorded them, with its version.
+    slots: metadata slots. missing: ranks of the group without a recording. engine: that recorded them, with its version.
+    decides: requests leave because of their reduced polls alone; otherwise as recorded.
     """
 
     queue: str
@@ -80,6 +81,7 @@ class Plan(msgspec.Struct, frozen=True):
     missing: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     engine: str = ""
+    decides: bool = False
 
     @property
     def rounds(self) -> int:
@@ -111,8 +113,11 @@ def plan(
     repeats: of rounds that are equal on every rank, execute at most so many in a row. first, last: ordinals. Raises
     NotReplayable where the rounds, or the requests in them, are not known.
     """
-    streams = [_stream(recording, queue) for recording in recordings]
-    begin, end = _span(streams, first, last)
+    streams = [recording.stream(queue) for recording in recordings]
+    known = [stream for stream in streams if stream is not None]
+    if not known:
+        raise NotReplayable(f"no rank has rounds of {queue}")
+    begin, end = _span(known, first, last)
     views = [_View(recording, stream, begin, end) for recording, stream in zip(recordings, streams, strict=True)]
     rooms = list(dict.fromkeys(room for view in views for room in view.rooms))
     numbers = {room: number for number, room in enumerate(rooms)}
@@ -134,7 +139,7 @@ def plan(
     identity = recordings[0].identity
     return Plan(
         queue=queue,
-        group=streams[0].group.key,
+        group=known[0].group.key,
         title=title,
         element=poll_type(identity.engine_version) if identity.engine == "sglang" else UINT8,
         requests=tuple(Request(room, of) for room, of in zip(rooms, slots, strict=True)),
@@ -146,14 +151,8 @@ def plan(
         missing=missing,
         notes=tuple(dict.fromkeys(note for view in views for note in view.notes)),
         engine=f"{'SGLang' if identity.engine == 'sglang' else identity.engine} {identity.engine_version}",
+        decides=queue in DECIDED_BY_POLLS and (queue == HAS_ROWS or identity.pp_size == 1),
     )
-
-
-def _stream(recording: Recording, queue: str) -> Stream:
-    stream = recording.stream(queue)
-    if stream is None:
-        raise NotReplayable(f"{recording.identity.label} has no rounds of {queue}")
-    return stream
 
 
 def _span(streams: Sequence[Stream], first: int, last: int | None) -> tuple[int, int]:
@@ -179,20 +178,21 @@ def _span(streams: Sequence[Stream], first: int, last: int | None) -> tuple[int,
 class _View:
     """One rank's rounds as changes by ordinal. later: moments after the last round, as numbers past its ordinal."""
 
-    def __init__(self, recording: Recording, stream: Stream, begin: int, end: int) -> None:
+    def __init__(self, recording: Recording, stream: Stream | None, begin: int, end: int) -> None:
         self.rooms: dict[int, None] = {}
         self.slots: dict[int, int] = {}
         self.notes: list[str] = []
         self._steps: dict[int, _Raw] = {}
         self._label = recording.identity.label
-        runs = [
-            (run, stream.items(run))
-            for run in (stream.run(row) for row in range(len(stream)))
-            if run.last >= begin and run.ordinal <= end
-        ]
-        self._read(runs, begin)
-        if stream.queue == HAS_ROWS:
-            self._land(recording, runs, end)
+        if stream is not None:
+            runs = [
+                (run, stream.items(run))
+                for run in (stream.run(row) for row in range(len(stream)))
+                if run.last >= begin and run.ordinal <= end
+            ]
+            self._read(runs, begin)
+            if stream.queue == HAS_ROWS:
+                self._land(recording, runs, end)
         self.changes = {at for at in self._steps if at <= end}
         self.later = {at for at in self._steps if at > end}
 

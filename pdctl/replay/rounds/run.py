@@ -21,8 +21,8 @@ START_S = 180.0
 """How long workers may take to load torch, or an engine, and to find each other."""
 
 
-def execute(plan: Plan, options: Options, *, started: Callable[[list[int]], None] | None = None) -> list[Worked]:
-    """Run one worker a rank and return what each left, in the plan's order. started: is given their pids.
+def execute(plan: Plan, options: Options, *, started: Callable[[list[int], Path], None] | None = None) -> list[Worked]:
+    """Run one worker a rank and return what each left, in the plan's order. started: is given their pids and their folder.
 
     A worker that hangs in a round ends itself after ``options.stall_s``; whatever is left then is ended here.
     """
@@ -33,7 +33,7 @@ def execute(plan: Plan, options: Options, *, started: Callable[[list[int]], None
         workers = [_start(folder, rank) for rank in range(len(plan.ranks))]
         try:
             if started is not None:
-                started([worker.pid for worker in workers])
+                started([worker.pid for worker in workers], folder)
             _wait(workers, folder, options)
         finally:
             for worker in workers:

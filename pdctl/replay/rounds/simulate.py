@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pdctl.model import Action, KVPoll
-from pdctl.replay.rounds.plan import DECIDED_BY_POLLS, HAS_ROWS, Plan
+from pdctl.replay.rounds.plan import HAS_ROWS, Plan
 
 
 class Parting(NamedTuple):
@@ -40,8 +40,7 @@ def parting(plan: Plan, *, gate: bool) -> Parting | None:
             for place in range(size):
                 step = steps[place]
                 acted = step is not None and any(
-                    r == request and (plan.queue not in DECIDED_BY_POLLS or action in (Action.ABORTED, Action.MOVED))
-                    for r, action in step.acts
+                    r == request and (not plan.decides or action == Action.MOVED) for r, action in step.acts
                 )
                 if place in places or acted:
                     lists[place].remove(request)
@@ -62,7 +61,7 @@ def _poll(
 
 
 def _leaves(plan: Plan, request: int, place: int, reduced: int, rows: list[dict[int, int]], gate: bool) -> bool:
-    if plan.queue not in DECIDED_BY_POLLS or reduced not in (KVPoll.SUCCESS, KVPoll.FAILED):
+    if not plan.decides or reduced not in (KVPoll.SUCCESS, KVPoll.FAILED):
         return False
     landed = rows[place].get(plan.requests[request].slots[place], 0)
     return reduced == KVPoll.FAILED or plan.queue != HAS_ROWS or landed != 0 or gate or not plan.requests[request].room

@@ -7,7 +7,9 @@ skips the collective, as there.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -22,12 +24,13 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from pdctl.model import Action, KVPoll
-from pdctl.replay.rounds.plan import DECIDED_BY_POLLS, HAS_ROWS, Plan, Step
+from pdctl.replay.rounds.plan import HAS_ROWS, Plan, Step
 from pdctl.replay.rounds.position import PositionFile, Where
 from pdctl.replay.rounds.rows import Rows, rows_on
 from pdctl.replay.rounds.worker_log import Line, Log, Options
 
 EXIT_HUNG, EXIT_FAILED = 70, 71
+_PR_SET_PDEATHSIG = 1
 _SUCCESS, _FAILED, _TRANSFERRING = int(KVPoll.SUCCESS), int(KVPoll.FAILED), int(KVPoll.TRANSFERRING)
 
 Polls = NDArray[np.uint8]
@@ -53,7 +56,7 @@ class Worker:
         self._list: NDArray[np.int64] = np.zeros(0, np.int64)
         self._held: set[int] = set()
         self._buffers: dict[int, tuple[torch.Tensor, NDArray[Any]]] = {}
-        self._decides = plan.queue in DECIDED_BY_POLLS
+        self._decides = plan.decides
         self._has_rows = plan.queue == HAS_ROWS
 
     def run(self, group: dist.ProcessGroup | None = None) -> None:
@@ -136,7 +139,7 @@ class Worker:
         """Return what left for a reason that is not in the polls, where it is still here."""
         done = {request for request, _ in left}
         here = set(self._list.tolist()) - done
-        causes = (int(Action.ABORTED), int(Action.MOVED)) if self._decides else tuple(map(int, Action))
+        causes = (int(Action.MOVED),) if self._decides else tuple(map(int, Action))
         return tuple((request, action) for request, action in step.acts if request in here and action in causes)
 
     def _take_held(self) -> tuple[int, ...]:
@@ -200,6 +203,7 @@ class Worker:
 
 def main(arguments: list[str]) -> None:
     """Be the worker of ``FOLDER RANK``; the folder has ``plan`` and ``options``."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # whatever ends pdctl ends its workers
     folder, rank = Path(arguments[0]), int(arguments[1])
     plan = msgspec.msgpack.decode((folder / "plan").read_bytes(), type=Plan)
     options = msgspec.json.decode((folder / "options").read_bytes(), type=Options)
