@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _KEY = "pdctl/replay"
 
 
-def command(
+def one_rank(
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="The same .pdtrace on every machine.")],
     queue: Annotated[str, typer.Option("--queue", metavar="QUEUE", help="The queue to replay.")] = "decode.transfer",
     gate: Annotated[str, typer.Option("--gate", metavar="WAY", help="With the metadata gate: on or off.")] = "off",
@@ -112,7 +112,7 @@ def _work(trace: Path, plan: Plan, rank: int, options: Options, out: Output, pro
 def main() -> None:
     """Run as ``python -m pdctl.replay`` does; exits the process."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    app.command()(command)
+    app.command()(one_rank)
     try:
         app()
     except PdctlError as error:

@@ -71,13 +71,18 @@ def filled(text: str, words: dict[str, str]) -> str:
 
 
 def missing(shown: tuple[str, ...], printed: str, words: dict[str, str]) -> str:
-    """Return the first line of ``shown`` that is not in ``printed`` after those before it, "" when all are."""
-    lines = iter(" ".join(line.split()) for line in printed.splitlines())
+    """Return the first line of ``shown`` that is not in ``printed``, "" when all are.
+
+    In whatever order: which of two ranks did something first is not the same each time.
+    """
+    lines = [" ".join(line.split()) for line in printed.splitlines()]
     for line in shown:
         parts = [part.strip() for part in " ".join(filled(line, words).split()).split("…")]
         pattern = re.compile(".*".join(map(re.escape, parts)))
-        if not any(pattern.fullmatch(candidate) for candidate in lines):
+        found = next((candidate for candidate in lines if pattern.fullmatch(candidate)), None)
+        if found is None:
             return line
+        lines.remove(found)
     return ""
 
 
