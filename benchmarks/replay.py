@@ -38,7 +38,7 @@ def plan(rounds: int, requests: int) -> Plan:
     count = requests + len(every)
     ranks = tuple(RankPlan(f"decode dp0 pp0 tp{tp}", f"tp{tp}", True, steps) for tp in range(2))
     those = tuple(Request(1000 + number, (number, number)) for number in range(count))
-    return Plan(HAS_ROWS, "g", "bench", "uint8", those, ranks, tuple(range(rounds)), 0, slots=count)
+    return Plan(HAS_ROWS, "bench", "uint8", those, ranks, tuple(range(rounds)), 0, slots=count)
 
 
 def replayed(made: Plan) -> float:

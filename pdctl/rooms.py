@@ -6,7 +6,7 @@ Data only, as :mod:`pdctl.model`: used inside the rank, on the wire and by the j
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -78,19 +78,21 @@ class RoomTable(msgspec.Struct, array_like=True, frozen=True, gc=False):
                 raise ValueError(f"column {field} is of another length than the others")
 
     @classmethod
-    def of(cls, entries: Iterable[RoomEntry]) -> RoomTable:
-        """Return the table of these entries, in their order. Raises OverflowError for a number that has no place in it."""
+    def of(cls, entries: Iterable[RoomEntry], between: Callable[[], None] | None = None) -> RoomTable:
+        """Return the table of these entries, in their order. Raises OverflowError for a number that has no place in it.
+
+        between: called after each column, so that a thread next to a working engine can make way.
+        """
         rows = list(entries)
         names: dict[str, int] = {}
-        columns = {
-            field: array(
-                kind,
-                [names.setdefault(getattr(row, field), len(names)) for row in rows]
-                if field in _NAMED
-                else [getattr(row, field) for row in rows],
-            ).tobytes()
-            for field, kind in _TYPES.items()
-        }
+        columns: dict[str, bytes] = {}
+        for field, kind in _TYPES.items():
+            values = [getattr(row, field) for row in rows]
+            if field in _NAMED:
+                values = [names.setdefault(value, len(names)) for value in values]
+            columns[field] = array(kind, values).tobytes()
+            if between is not None:
+                between()
         return cls(names=tuple(names), rid=msgspec.msgpack.encode([row.rid for row in rows]), **columns)
 
     def __len__(self) -> int:

@@ -80,7 +80,7 @@ def read(places: Places, queues: dict[str, list[QueueEntry]], missing: dict[str,
     return Rooms(
         mono_ns=time.monotonic_ns(),
         ticks=ticks,
-        rooms=RoomTable.of(rooms),
+        rooms=RoomTable.of(rooms, between=lambda: time.sleep(_PAUSE_S)),
         covers=covers(places),
         space=places.space(),
         tables=_tables(manager),

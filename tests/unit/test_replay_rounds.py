@@ -74,7 +74,7 @@ def one_request(*, late: int = 2) -> Plan:
         RankPlan("decode dp0 pp0 tp0", "tp0", False, steps(1, (0, COMMITTED))),
         RankPlan("decode dp0 pp0 tp1", "tp1", False, steps(1 + late)),
     )
-    return Plan("decode.transfer", "g", "decode", "uint8", (Request(7, (0, 0)),), ranks, (10, 11), 8, decides=True)
+    return Plan("decode.transfer", "decode", "uint8", (Request(7, (0, 0)),), ranks, (10, 11), 8, decides=True)
 
 
 def done(*lines: Line, at: int = 10) -> Worked:
@@ -122,7 +122,7 @@ def test_as_recorded_and_in_step_but_otherwise() -> None:
     assert "tp0 kept room 7, which it had committed; the ranks stay in step" in both.text
     recorded = RankPlan("decode dp0 pp0 tp1", "tp1", False, plan.ranks[0].steps)
     twin = Plan(
-        "decode.transfer", "g", "decode", "uint8", plan.requests, (plan.ranks[0], recorded), (10, 11), 8, decides=True
+        "decode.transfer", "decode", "uint8", plan.requests, (plan.ranks[0], recorded), (10, 11), 8, decides=True
     )
     assert judge(twin, Options(gate=False), [same, same]).verdict == "AS RECORDED"
 
@@ -173,7 +173,7 @@ def test_a_recorded_abort_over_a_stale_row_is_not_forced_on_a_gate_that_holds_th
         3: Step(rows=[(0, 7)]),
     }
     ranks = (RankPlan("decode dp0 pp0 tp0", "tp0", False, stale), made.ranks[1])
-    mixed = Plan("decode.transfer", "g", "decode", "uint8", made.requests, ranks, (10, 11), 8, decides=True)
+    mixed = Plan("decode.transfer", "decode", "uint8", made.requests, ranks, (10, 11), 8, decides=True)
     assert parting(mixed, gate=True) is None, "tp1 reads 0, so nobody gets to decide before both rows are there"
     assert parting(mixed, gate=False) is not None
 
@@ -182,4 +182,4 @@ def test_nothing_is_emitted_of_ranks_in_step() -> None:
     late = one_request(late=0)
     ranks = (late.ranks[0], RankPlan("decode dp0 pp0 tp1", "tp1", False, late.ranks[0].steps))
     with pytest.raises(NothingToShow):
-        source(Plan("decode.transfer", "g", "decode", "uint8", late.requests, ranks, (10, 11), 8, decides=True))
+        source(Plan("decode.transfer", "decode", "uint8", late.requests, ranks, (10, 11), 8, decides=True))

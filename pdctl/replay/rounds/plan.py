@@ -69,7 +69,6 @@ class Plan(msgspec.Struct, frozen=True):
     """
 
     queue: str
-    group: str
     title: str
     element: str
     requests: tuple[Request, ...]
@@ -105,19 +104,17 @@ def plan(
     *,
     repeats: int = REPEATS,
     missing: tuple[str, ...] = (),
-    first: int = 0,
-    last: int | None = None,
 ) -> Plan:
     """Return the plan of a queue's rounds over the group of these ranks, in group order.
 
-    repeats: of rounds that are equal on every rank, execute at most so many in a row. first, last: ordinals. Raises
+    repeats: of rounds that are equal on every rank, execute at most so many in a row. Raises
     NotReplayable where the rounds, or the requests in them, are not known.
     """
     streams = [recording.stream(queue) for recording in recordings]
     known = [stream for stream in streams if stream is not None]
     if not known:
         raise NotReplayable(f"no rank has rounds of {queue}")
-    begin, end = _span(known, first, last)
+    begin, end = _span(known)
     views = [_View(recording, stream, begin, end) for recording, stream in zip(recordings, streams, strict=True)]
     rooms = list(dict.fromkeys(room for view in views for room in view.rooms))
     numbers = {room: number for number, room in enumerate(rooms)}
@@ -139,7 +136,6 @@ def plan(
     identity = recordings[0].identity
     return Plan(
         queue=queue,
-        group=known[0].group.key,
         title=title,
         element=poll_type(identity.engine_version) if identity.engine == "sglang" else UINT8,
         requests=tuple(Request(room, of) for room, of in zip(rooms, slots, strict=True)),
@@ -155,9 +151,9 @@ def plan(
     )
 
 
-def _span(streams: Sequence[Stream], first: int, last: int | None) -> tuple[int, int]:
+def _span(streams: Sequence[Stream]) -> tuple[int, int]:
     """Return the first and last ordinal of the newest stretch that every rank knows without a gap."""
-    begin = first
+    begin = 0
     for stream in streams:
         row = len(stream) - 1
         while row > 0 and int(stream.table["ordinal"][row]) == int(stream.ends[row - 1]) + 1:
@@ -168,8 +164,6 @@ def _span(streams: Sequence[Stream], first: int, last: int | None) -> tuple[int,
             raise NotReplayable("the requests of its rounds can't be rebuilt: the recording has overwritten them")
         begin = max(begin, stream.run(row).ordinal)
     end = max(stream.last for stream in streams)
-    if last is not None:
-        end = min(end, last)
     if begin > end:
         raise NotReplayable("no round is known on every rank")
     return begin, end
