@@ -224,8 +224,8 @@ def test_two_labs_side_by_side_do_not_mix(labs: Labs) -> None:
     labs.up("--without", "gate", name="sick")
     well = labs.up(name="well")
     sick = Lab(labs, "sick")
-    labs.cli("inject", "--delay-metadata", "1s", "--rank", "decode:tp1:cluster=sick", "--detach")
-    in_background(sick, requests=4, seconds=3)
+    labs.cli("inject", "--delay-metadata", "2s", "--rank", "decode:tp1:cluster=sick", "--detach")
+    in_background(sick, requests=1, seconds=4)  # one, as in ``hung``
     assert well.load(requests=8).good
     wait_for(lambda: sick.events(TP1, 13))
     document = wait_for(lambda: (d := look(labs, code=None)) and serious(d) and d)

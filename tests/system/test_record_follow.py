@@ -105,8 +105,10 @@ def test_a_signal_ends_it_and_keeps_what_there_is(labs: Labs) -> None:
         assert trace["stopped"] == "interrupted"
         assert ordinals(file, TP0, "decode.transfer") == ordinals(file, TP1, "decode.transfer") != []
         states = {rank["rank"]: rank["state"] for rank in trace["ranks"]}
-        assert states[TP0] == "live"
-        assert states[TP1] == ("dead" if ending == signal.SIGTERM else "live")
+        if ending == signal.SIGINT:
+            assert (states[TP0], states[TP1]) == ("live", "live")
+        else:  # Gloo may have ended tp0 too by now, its peer's connection being gone
+            assert states[TP1] == "dead"
 
 
 def test_a_size_ends_it(labs: Labs) -> None:
