@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from pdctl.cli import collect_garbage_seldom
 from pdctl.metadata import Holder, Metadata, SlotRow
 from pdctl.model import Identity, KVPoll
 from pdctl.probes.leaks.judge import judge as judge_leaks
@@ -143,6 +144,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--times", type=int, default=5)
     options = parser.parse_args(arguments)
+    collect_garbage_seldom()
     raw = [answer(options.requests, without=7 if rank == 1 else -1) for rank in range(options.ranks - 1)]
     raw.append(answer(options.requests, queue="prefill.inflight"))
     before = rss_mib()

@@ -146,7 +146,7 @@ class Decoding:
 class RoomFacts:
     """Everything that was said of one room in one cluster. decoders: every decode rank of the cluster.
 
-    size, follows, plain: as :meth:`find_size` and :meth:`find_plain` find them, once everything is said.
+    size, follows, registered, plain: as the methods ``find_…`` find them, once everything is said.
     """
 
     cluster: str
@@ -159,6 +159,7 @@ class RoomFacts:
     decoders: Sequence[RankView] = ()
     size: int | None = None
     follows: bool | None = None
+    registered: int | None = None
     plain: bool = False
 
     def find_plain(self) -> bool:
@@ -197,9 +198,8 @@ class RoomFacts:
         """Whether some bootstrap server answered for this room."""
         return any(self.room in server.asked for server in self.servers)
 
-    @property
-    def registered(self) -> int | None:
-        """Dp rank that a bootstrap server has for the room, None without one."""
+    def find_registered(self) -> int | None:
+        """Return the dp rank that a bootstrap server has for the room, None without one."""
         for server in self.servers:
             if self.room in server.dp_ranks:
                 return server.dp_ranks[self.room]
@@ -300,6 +300,7 @@ def gather(look: Look) -> list[RoomFacts]:
         if key not in sizes:
             sizes[key] = facts.find_size()
         facts.size, facts.follows = sizes[key]
+        facts.registered = facts.find_registered()
         facts.plain = facts.find_plain()
     return list(found.values())
 

@@ -130,7 +130,10 @@ def _row(facts: RoomFacts, sure: Sequence[Suspect], look: Look, doubted: bool) -
     if facts.registered is None:
         why = next((s.silence or s.asked_off for s in facts.servers if s.silence or s.asked_off), "no server is known")
         bootstrap_note = "not registered" if facts.answered else f"missing: {why}"
-    verdict, text = _verdict(facts, sure, look, doubted)
+    if facts.plain and not sure and not doubted:
+        verdict, text = "AGREE", f"prefill dp {facts.decode[0].dp}"
+    else:
+        verdict, text = _verdict(facts, sure, look, doubted)
     seen = facts.registration if facts.events else None
     if facts.plain:
         rids: tuple[str, ...] = (facts.prefill[0][1].rid,)
@@ -169,20 +172,25 @@ def _age(entry: RoomEntry) -> float | None:
 def _asker(facts: RoomFacts, decoding: Decoding) -> Asker:
     ranks, first = decoding.ranks, decoding.entries[0]
     asked = facts.event(EventKind.DP_QUERY, ranks) if facts.events else None
+    age_s = first.age_s
     return Asker(
         ranks=ranks.labels,
         places=ranks.places,
         dp=decoding.dp,
         queues=decoding.queues,
-        state=_state(first),
-        age_s=_age(first),
+        state=_STATES.get(first.state, "-"),
+        age_s=None if age_s < 0 else age_s,
         pinned=first.pinned >= 0,
         asked_s=None if asked is None else asked[0].age_s(asked[1].mono_ns),
     )
 
 
+def _all_pinned(facts: RoomFacts) -> bool:
+    return all(entry.pinned >= 0 for d in facts.decode for entry in d.entries)
+
+
 def _formula(facts: RoomFacts) -> tuple[int | None, str]:
-    if facts.decode and all(entry.pinned >= 0 for d in facts.decode for entry in d.entries):
+    if facts.decode and facts.decode[0].entries[0].pinned >= 0 and _all_pinned(facts):
         return None, "does not apply: the request names its prefill dp rank"
     if facts.size is None or facts.follows is None:
         return None, "unknown: nobody says how many dp ranks prefill has"
@@ -200,8 +208,6 @@ def _formula(facts: RoomFacts) -> tuple[int | None, str]:
 def _verdict(facts: RoomFacts, sure: Sequence[Suspect], look: Look, doubted: bool) -> tuple[str, str]:
     if sure:
         return _VERDICTS[sure[0].code], sure[0].summary
-    if facts.plain and not doubted:
-        return "AGREE", f"prefill dp {facts.decode[0].dp}"
     if not facts.prefill and not facts.decode:
         return "GONE", _last_seen(facts)
     if facts.decode and not any(waits(entry) or entry.dp >= 0 for d in facts.decode for entry in d.entries):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+import msgspec
+
 from pdctl.findings import Finding, finding
 from pdctl.model import UNKNOWN, KVPoll, poll_name
 from pdctl.probes.queues.words import rooms as some_rooms
@@ -23,7 +25,7 @@ from pdctl.probes.stuck.sides import (
     sides_of,
     space_of,
 )
-from pdctl.rooms import NO_LIMIT, NOT_KNOWN, Cover, RoomEntry
+from pdctl.rooms import NOT_KNOWN, Cover, RoomEntry
 
 
 def judge(
@@ -68,12 +70,15 @@ _SORTS = {
 
 
 def _waiting(side: Side, other: Sequence[Side], pause_s: float, full: SideSpace | None) -> list[Waiting]:
+    """Return a side's requests. This runs ten thousand times in a second at most: what many share is looked up once."""
     answer = side.first_answer
     if answer is None:
         return []
     covers = _Covers(answer.covers)
+    progress = _Progress(side, pause_s)
+    since, title, role, cluster, unseen_s = side.since, side.title, side.role, side.cluster, side.unseen_s
     found = []
-    for (room, rid), seen in side.requests.items():
+    for key, seen in side.requests.items():
         if len(seen) == 1 and seen[0].entry.queue in QUEUE_ORDER:
             entry = seen[0].entry
             age_s = entry.age_s
@@ -83,32 +88,35 @@ def _waiting(side: Side, other: Sequence[Side], pause_s: float, full: SideSpace 
                 continue
             entry = min(waiting, key=_least)
             age_s = max(each.age_s for each in waiting)
-        cover, left_s, note = covers.of(entry)
-        since_s = max(age_s, side.since.get((room, rid), -1.0))
-        peer, ended = peer_words(room, side, other, since_s)
+        cover = covers.of(entry)
+        room, rid = key
+        peer, ended = peer_words(room, side, other, max(age_s, since.get(key, -1.0)) if since else age_s)
         found.append(
             Waiting(
                 room=room,
                 rid=rid,
-                side=side.title,
-                role=side.role,
+                side=title,
+                role=role,
                 queue=entry.queue,
-                state=poll_name(entry.state),
+                state=_STATES[entry.state],
                 age_s=age_s,
-                ranks=tuple(map(_place, seen)),
+                ranks=tuple([_place(each) for each in seen]),
                 peer=peer,
                 peer_ended_s=ended,
-                progress=_progress(side, (room, rid), entry, pause_s),
-                cover=_cover_name(cover),
-                limit_s=cover.limit_s if cover.limit_s > 0 else None,
-                left_s=left_s,
-                note=(_behind(room, entry, full) if full is not None else "") or note,
+                progress=progress.of(key, entry),
+                cover=cover.name,
+                limit_s=cover.limit_s,
+                left_s=cover.left_s(entry),
+                note=(_behind(room, entry, full) if full is not None else "") or cover.note,
                 holds=_holds(entry),
-                cluster=side.cluster,
-                unseen_s=side.unseen_s,
+                cluster=cluster,
+                unseen_s=unseen_s,
             )
         )
     return found
+
+
+_STATES = [poll_name(state) for state in range(UNKNOWN + 1)]
 
 
 def _least(entry: RoomEntry) -> tuple[int, float]:
@@ -118,15 +126,22 @@ def _least(entry: RoomEntry) -> tuple[int, float]:
 
 def _place(seen: Seen) -> Place:
     entry = seen.entry
-    return Place(seen.ranks, entry.queue, poll_name(entry.state), entry.age_s, entry.slot, entry.kv)
+    return Place(seen.ranks, entry.queue, _STATES[entry.state], entry.age_s, entry.slot, entry.kv)
 
 
-def _progress(side: Side, key: Key, entry: RoomEntry, pause_s: float) -> str:
-    if 0 <= entry.age_s < pause_s:
-        return "new"
-    if not side.watched:
-        return "unknown"
-    return side.changed.get(key) or ("in line" if entry.queue in side.left else "still")
+class _Progress:
+    """Whether requests of one side got any further between the two looks."""
+
+    def __init__(self, side: Side, pause_s: float) -> None:
+        self._pause_s = pause_s
+        self._watched, self._changed, self._left = side.watched, side.changed, side.left
+
+    def of(self, key: Key, entry: RoomEntry) -> str:
+        if 0 <= entry.age_s < self._pause_s:
+            return "new"
+        if not self._watched:
+            return "unknown"
+        return self._changed.get(key) or ("in line" if entry.queue in self._left else "still")
 
 
 def _holds(entry: RoomEntry) -> str:
@@ -144,27 +159,48 @@ def _behind(room: int, entry: RoomEntry, full: SideSpace) -> str:
 # ---- what ends it ----------------------------------------------------------------------------------------------------
 
 
+class _Ends(msgspec.Struct, frozen=True, gc=False):
+    """What ends the requests of a queue and state. name: its variable, ``nothing`` or ``unknown``; limit_s None without one.
+
+    running: whether their clock is; note: what there is to say of it.
+    """
+
+    name: str
+    limit_s: float | None
+    running: bool = False
+    note: str = ""
+
+    def left_s(self, entry: RoomEntry) -> float | None:
+        """Return the seconds that a request has left, None where nothing ends it."""
+        return self.limit_s - entry.clock_s if self.running and self.limit_s is not None else None
+
+
 class _Covers:
-    """What ends a request, by queue and state."""
+    """What ends a request, by queue, state and whether a clock runs for it."""
 
     def __init__(self, covers: Sequence[Cover]) -> None:
         self._by = {(cover.queue, cover.state): cover for cover in covers}
+        self._known: dict[tuple[str, int, bool], _Ends] = {}
 
-    def of(self, entry: RoomEntry) -> tuple[Cover, float | None, str]:
-        """Return (what covers it, seconds left, what there is to say of its clock)."""
-        exact = self._by.get((entry.queue, entry.state)) if entry.state != UNKNOWN else None
-        if exact is None:
-            return self._by.get((entry.queue, UNKNOWN)) or Cover(entry.queue, UNKNOWN, NO_LIMIT), None, ""
-        if entry.clock_s >= 0:
-            left = exact.limit_s - entry.clock_s if exact.limit_s > 0 else None
-            return exact, left, ""
-        return Cover(entry.queue, entry.state, NO_LIMIT), None, f"{exact.name} starts {exact.clock}"
+    def of(self, entry: RoomEntry) -> _Ends:
+        running = entry.clock_s >= 0
+        key = (entry.queue, entry.state, running)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._ends(entry.queue, entry.state, running)
+        return found
 
-
-def _cover_name(cover: Cover) -> str:
-    if cover.limit_s == NOT_KNOWN:
-        return cover.name or "unknown"
-    return cover.name if cover.limit_s > 0 else "nothing"
+    def _ends(self, queue: str, state: int, running: bool) -> _Ends:
+        exact = self._by.get((queue, state)) if state != UNKNOWN else None
+        if exact is not None and not running:
+            return _Ends("nothing", None, note=f"{exact.name} starts {exact.clock}")
+        cover = exact or self._by.get((queue, UNKNOWN))
+        if cover is None:
+            return _Ends("nothing", None)
+        if cover.limit_s == NOT_KNOWN:
+            return _Ends(cover.name or "unknown", None)
+        limited = cover.limit_s > 0
+        return _Ends(cover.name if limited else "nothing", cover.limit_s if limited else None, exact is not None)
 
 
 # ---- findings --------------------------------------------------------------------------------------------------------

@@ -92,6 +92,9 @@ class Side:
             if len(first) < len(keys):
                 in_order = sorted(zip(keys, entries, strict=True), key=_in_order, reverse=True)
                 first = dict(in_order)  # of several, the last one stays
+            if not found:
+                found = {key: [Seen(ranks, entry)] for key, entry in first.items()}
+                continue
             for key, entry in first.items():
                 found.setdefault(key, []).append(Seen(ranks, entry))
         return found
@@ -133,10 +136,11 @@ class Side:
 
     def words(self, have: Sequence[Seen]) -> str:
         """Return where this side has a room, in words; many rooms are in few places."""
-        where = tuple((seen.ranks, seen.entry.queue, seen.entry.state) for seen in have)
-        if where not in self._words:
-            self._words[where] = _there(self, where)
-        return self._words[where]
+        where = tuple([(seen.ranks, seen.entry.queue, seen.entry.state) for seen in have])
+        words = self._words.get(where)
+        if words is None:
+            words = self._words[where] = _there(self, where)
+        return words
 
     @cached_property
     def since(self) -> dict[Key, float]:
@@ -203,6 +207,8 @@ def peer_words(room: int, side: Side, other: Sequence[Side], since_s: float = -1
         return "no room: a request without disaggregation", None
     if not other:
         return f"no {OTHER[side.role]} rank in sight", None
+    if len(other) == 1 and room in other[0].rooms:
+        return other[0].words(other[0].rooms[room]), None
     said = [peer.words(peer.rooms[room]) for peer in other if room in peer.rooms]
     if said:
         return "; ".join(said), None
