@@ -24,7 +24,8 @@ class RoomEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     clock_s: how long the time-out that may end it has been running, -1.0 where none runs. tokens: length of the prompt.
     kv: tokens of KV space held, -1 unknown. dp: prefill dp rank that this rank takes it to be on (a prefill rank: its
     own), -1 not known yet. bootstrap: ``host:port`` of the bootstrap server it is asked from, "" unknown. pinned: prefill
-    dp rank that came with the request, which no formula and no query overrules, -1 without one.
+    dp rank that came with the request, which no formula and no query overrules, -1 without one. locked: tokens of its prompt
+    that it keeps in the prefix cache (a lock on their tree node), 0 without one, -1 unknown.
     """
 
     queue: str
@@ -39,11 +40,12 @@ class RoomEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     dp: int = -1
     bootstrap: str = ""
     pinned: int = -1
+    locked: int = -1
 
 
 _TYPES = {
     "queue": "H", "room": "Q", "slot": "i", "state": "B", "age_s": "d", "clock_s": "d", "tokens": "q", "kv": "q", "dp": "h",
-    "bootstrap": "H", "pinned": "h",
+    "bootstrap": "H", "pinned": "h", "locked": "q",
 }  # fmt: skip
 _NAMED = ("queue", "bootstrap")
 _rids = msgspec.msgpack.Decoder(list[str])
@@ -70,6 +72,7 @@ class RoomTable(msgspec.Struct, array_like=True, frozen=True, gc=False):
     dp: bytes = b""
     bootstrap: bytes = b""
     pinned: bytes = b""
+    locked: bytes = b""
 
     def __post_init__(self) -> None:
         """Raises ValueError for columns of different length."""

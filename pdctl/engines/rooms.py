@@ -119,6 +119,7 @@ def _entry(
         dp=_dp(places, transfer),
         bootstrap=_bootstrap(places, transfer),
         pinned=_pinned(req),
+        locked=_locked(places.role, queue, req),
     )
 
 
@@ -168,10 +169,32 @@ def _clock(role: str, state: int, transfer: Any) -> float | None:
 
 def _kv(req: Any) -> int:
     held = getattr(req, "kv", None)
-    if isinstance(held, list):
-        return len(held)
-    allocated = getattr(req, "kv_allocated_len", None)
-    return allocated if isinstance(allocated, int) else -1
+    return len(held) if isinstance(held, list) else _length(req, "kv_allocated_len")
+
+
+def _length(req: Any, name: str) -> int:
+    """Return a length that a request keeps, -1 without it; newer engines (0.5.23) keep them in its ``kv``."""
+    owner = req if hasattr(req, name) else getattr(req, "kv", None)
+    length = getattr(owner, name, None)
+    return length if isinstance(length, int) else -1
+
+
+_LOCKS = {"prefill": ("prefill.inflight",), "decode": ("decode.transfer", "waiting")}
+"""Queues in which a request has locked its prefix: before them it has only matched it, and the node's lock is another's."""
+
+
+def _locked(role: str, queue: str, req: Any) -> int:
+    """Return how many tokens of the prefix cache ``req`` keeps from eviction (``inc_lock_ref(req.last_node)``)."""
+    if not hasattr(req, "last_node"):
+        return -1
+    node = req.last_node
+    if node is None or queue not in _LOCKS.get(role, ()):
+        return 0
+    if not hasattr(node, "lock_ref"):  # a handle into a tree that is not Python's
+        return -1
+    if node.parent is None or node.lock_ref <= 0:  # the root is locked for ever, and holds nothing
+        return 0
+    return _length(req, "cache_protected_len")
 
 
 def _dp(places: Places, transfer: Any) -> int:

@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from pdctl.model import POLLED_QUEUES, UNKNOWN, Action, EventKind, Phase
+from pdctl.probes.queues.words import seconds
 from pdctl.rooms import NOT_KNOWN, Cover, RoomEntry, Rooms, RoomTable, Space
 
 if TYPE_CHECKING:
+    from pdctl.observed import FoundRank
     from pdctl.recording.reader import Recording
     from pdctl.recording.streams import Item, Run
 
@@ -49,12 +51,27 @@ def seen_until_ns(recording: Recording, end_ns: int, seen_ns: int = 0) -> int:
     return end_ns if end_ns - last < UNSEEN_S * 1e9 else last
 
 
+def alive_ns(rank: FoundRank) -> int:
+    """Return when a rank of a trace was last seen alive, ns of its host's monotonic clock, 0 unknown."""
+    return rank.seen_ns if rank.seen_live else 0
+
+
 def untrusted(recording: Recording) -> tuple[str, ...]:
     """Return what in a recording can't be trusted, in words."""
     return tuple(f"recording: {problem}" for problem in recording.problems)
 
 
-def why_silent(recording: Recording) -> str:
+def doubts(recording: Recording, unseen_s: float) -> tuple[str, ...]:
+    """Return :func:`untrusted`, and what is not known of a rank that wrote nothing for the last ``unseen_s`` seconds."""
+    found = [*untrusted(recording)]
+    if unseen_s:
+        why = _why_silent(recording)
+        since = f"wrote nothing for {seconds(unseen_s)} before the end of the recordings"
+        found.append(f"{since}, and what it has seen since is not known{why and f': {why}'}")
+    return tuple(found)
+
+
+def _why_silent(recording: Recording) -> str:
     """Return what a recording that ends early says of where its rank is, "" where it tells nothing."""
     for stream in recording.streams:
         if stream.newest.phase is Phase.ENTERED:

@@ -138,6 +138,16 @@ def test_what_a_second_look_does_not_confirm_is_no_finding() -> None:
         assert not look(view).findings
 
 
+def test_a_slot_that_was_not_read_a_second_time_is_said_to_be_so() -> None:
+    first = body((3, 99), held=(holder(70, 3),))
+    document = look(
+        RankRows(identity(tp_size=2), "live", body=first, unconfirmed="no time left", history=History(whole=True))
+    )
+    assert (document.findings, document.partial) == ((), True)
+    [problem] = document.problems
+    assert problem.endswith("slots that seem wrong were not read a second time: no time left")
+
+
 def test_prefill_fills_its_own_rows_and_never_clears_them() -> None:
     held = (holder(70, 0, where="prefill.inflight"), holder(71, 1, where="waiting"))
     document = look(rank(body((0, 70), (1, 5), held=held, gate=None, zeroed=None), role="prefill"))

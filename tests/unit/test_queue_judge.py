@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -118,9 +119,8 @@ class Rank:
 
     def view(self, **more: Any) -> RankView:
         recording = parse(self.path.read_bytes())
-        return RankView(
-            identity=self.identity, state="live", recording=recording, now_ns=recording.start_mono_ns + 10**12, **more
-        )
+        how = {"state": "live", "now_ns": recording.start_mono_ns + 10**12, **more}
+        return RankView(identity=self.identity, recording=recording, **how)
 
 
 @pytest.fixture
@@ -311,6 +311,20 @@ def test_a_straggler_is_named_only_after_a_while(ranks: Callable[..., list[Rank]
     [finding] = document.findings
     assert (finding.code, finding.ranks, finding.level) == ("PD110", ("tp1",), Level.WARNING)
     assert (document.groups[0].leaders, document.groups[0].stragglers) == (("tp0",), ("tp1",))
+
+
+def test_nobody_waits_on_after_its_end(ranks: Callable[..., list[Rank]]) -> None:
+    """A server that was shut down, one rank in a round that the other did not come to any more: nobody waited long."""
+    a, b = group = ranks()
+    for rank in group:
+        rank.arrive(1)
+    assert turn(group)
+    a.enter({}, gate=False)
+    both = [rank.view(state="dead", ended=True) for rank in group]
+    assert not judge(both, stalled_s=5).findings
+    [finding] = judge([both[0], b.view()], stalled_s=5).findings  # the one that did not come is still there
+    assert finding.code == "PD110"
+    assert re.fullmatch(r"tp0 waited for tp1, for \d+ s at most, and ended", finding.summary)
 
 
 def test_one_rank_silent_and_the_other_waits_for_it(ranks: Callable[..., list[Rank]]) -> None:

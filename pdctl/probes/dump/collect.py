@@ -36,6 +36,7 @@ def queues_of(answers: Sequence[Answer[Rooms]]) -> QueuesDump:
                     clock_s=entry.clock_s if entry.clock_s >= 0 else None,
                     tokens=entry.tokens,
                     kv=entry.kv,
+                    locked=entry.locked,
                     dp=entry.dp,
                     cluster=i.cluster,
                     service=i.service,

@@ -8,9 +8,10 @@ from pdctl.documents import Document
 
 
 class QueuedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request in a queue of a rank. slot, tokens, kv, dp: -1 without one, or unknown. age_s: None unknown.
+    """One request in a queue of a rank. slot, tokens, kv, locked, dp: -1 without one, or unknown. age_s: None unknown.
 
-    clock_s: how long the time-out that may end it has been running, None where none runs.
+    clock_s: how long the time-out that may end it has been running, None where none runs. locked: tokens of the prefix
+    cache that it keeps from eviction.
     """
 
     rank: str
@@ -23,6 +24,7 @@ class QueuedRequest(msgspec.Struct, frozen=True, kw_only=True):
     clock_s: float | None = None
     tokens: int = -1
     kv: int = -1
+    locked: int = -1
     dp: int = -1
     cluster: str = ""
     service: str = ""

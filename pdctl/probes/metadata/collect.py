@@ -63,7 +63,7 @@ def _confirmed(chosen: Sequence[FoundRank], views: list[RankRows], client: Clien
     client.pause(CONFIRM_PAUSE_S)
     questions = [(chosen[n], {"slots": slots, "sums": False}) for n, slots in doubtful.items()]
     for n, answer in zip(doubtful, client.ask_each(questions, "metadata", Metadata), strict=True):
-        views[n] = replace(views[n], again=answer.body)
+        views[n] = replace(views[n], again=answer.body, unconfirmed="" if answer.body is not None else answer.reason)
     return views
 
 

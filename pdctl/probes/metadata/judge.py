@@ -66,6 +66,10 @@ def judge(
             problems.append(f"{view.identity.label}: {view.body.not_read}")
         if view.body.left_out:
             problems.append(f"{view.identity.label}: {view.body.left_out} more slots were not read")
+        if view.unconfirmed:
+            problems.append(
+                f"{view.identity.label}: slots that seem wrong were not read a second time: {view.unconfirmed}"
+            )
         chosen = view.body.rows if every else _odd(view.body)
         owners = _owners(view.body) if chosen else {}
         rows = [_slot(view, row, owners.get(row.slot, []), views, sent, now_s) for row in chosen]
@@ -80,6 +84,7 @@ def judge(
         partial=any(_silent(view) for view in views)
         or any(v.state == "recorded" and v.history is not None and v.history.problems for v in views)
         or any(r.not_read for r in reports)
+        or any(view.unconfirmed for view in views)
         or any(v.body.left_out for v in views if v.body is not None)
         or any(slot.verdict == "another room" for slot in slots),
         problems=tuple(problems),

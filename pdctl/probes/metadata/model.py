@@ -48,6 +48,7 @@ class History:
 class RankRows:
     """One rank. silence: why it gave no answer. again: a second answer, where the first gave something to confirm.
 
+    unconfirmed: why there is none, though it was asked for.
     history: None without a recording, and why in ``history_off``.
     """
 
@@ -56,6 +57,7 @@ class RankRows:
     silence: str = ""
     body: Metadata | None = None
     again: Metadata | None = None
+    unconfirmed: str = ""
     history: History | None = None
     history_off: str = ""
 

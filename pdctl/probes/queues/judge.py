@@ -17,6 +17,7 @@ from pdctl.probes.queues.compare import Comparison, Difference, Polled, compare
 from pdctl.probes.queues.gate import Held, holding
 from pdctl.probes.queues.model import GroupReport, QueueRow, QueuesDocument, RankNow, RankView, RoomSplit
 from pdctl.probes.queues.pairing import pairing
+from pdctl.probes.recorded import last_sign_ns
 
 """How long a rank may keep its group waiting before that is a finding."""
 
@@ -218,6 +219,11 @@ def _clock(group: Group) -> int | None:
     return max(clocks) if clocks else None
 
 
+def _last_sign(group: Group) -> int | None:
+    """Return when a group that is dead last wrote anything: that nobody has entered a round since then tells nothing."""
+    return max((last_sign_ns(view.recording) for view in group.known if view.recording is not None), default=None)
+
+
 def _ahead(group: Group) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return who has entered a round that others of the group have not, and those others."""
     for comparison in group.comparisons.values():
@@ -250,7 +256,7 @@ def _held_findings(group: Group, held: dict[str, list[Held]]) -> list[Finding]:
 
 
 def _waiting(group: Group, stalled_s: float) -> list[Finding]:
-    now = _clock(group)
+    now = _clock(group) if any(not view.ended for view in group.known) else _last_sign(group)
     leaders, stragglers = _ahead(group)
     if not leaders or now is None:
         return _waiting_for_the_silent(group, stalled_s, now)
@@ -289,7 +295,10 @@ def _waiting_for_the_silent(group: Group, stalled_s: float, now: int | None) -> 
 
 def _late(group: Group, leaders: tuple[str, ...], late: tuple[str, ...], waited: float) -> Finding:
     states = {group.place(n): _state(view) for n, view in enumerate(group.members)}
+    ended = {group.place(n) for n, view in enumerate(group.members) if view is not None and view.ended}
     summary = f"{' and '.join(leaders)} {words.has(leaders)} waited {waited:.0f} s for {' and '.join(late)}"
+    if ended.issuperset(leaders):  # and it is not known when
+        summary = f"{' and '.join(leaders)} waited for {' and '.join(late)}, for {waited:.0f} s at most, and ended"
     evidence = tuple(f"{name}: {states[name]}" for name in late if states.get(name))
     return finding("PD110", summary, group=group.title, ranks=late, evidence=evidence)
 

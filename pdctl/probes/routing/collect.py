@@ -12,7 +12,7 @@ from dataclasses import replace
 from pdctl.client import Client
 from pdctl.discovery import Found, FoundRank
 from pdctl.model import EventKind, Status
-from pdctl.probes.recorded import moments, rooms_of, untrusted
+from pdctl.probes.recorded import alive_ns, doubts, moments, rooms_of, seen_until_ns
 from pdctl.probes.routing.bootstrap import Question, ask, split
 from pdctl.probes.routing.model import FAKE_HOST, Look, Place, RankView, ServerView, waits
 from pdctl.processes import network_of
@@ -88,20 +88,20 @@ def _views(ranks: Sequence[FoundRank], client: Client) -> list[RankView]:
 
 
 def _recorded(ranks: Sequence[FoundRank], client: Client) -> list[RankView]:
-    """Return what recordings tell of ranks that were not asked."""
+    """Return what recordings tell of ranks that were not asked, each at the moment when it was last seen."""
     answers = [client.recording(rank) for rank in ranks]
-    now = moments(answer.body for answer in answers if answer.body is not None)
-    return [
-        RankView(answer.rank.identity, answer.rank.state, answer.reason)
-        if answer.body is None
-        else RankView(
-            answer.rank.identity,
-            answer.rank.state,
-            rooms=rooms_of(answer.body, now[id(answer.body)]),
-            problems=untrusted(answer.body),
-        )
-        for answer in answers
-    ]
+    ends = moments(answer.body for answer in answers if answer.body is not None)
+    views = []
+    for answer in answers:
+        rank, recording = answer.rank, answer.body
+        if recording is None:
+            views.append(RankView(rank.identity, rank.state, answer.reason))
+            continue
+        end_ns = ends[id(recording)]
+        seen_ns = seen_until_ns(recording, end_ns, alive_ns(rank))
+        problems = doubts(recording, (end_ns - seen_ns) / 1e9)
+        views.append(RankView(rank.identity, rank.state, rooms=rooms_of(recording, seen_ns), problems=problems))
+    return views
 
 
 def _network(rank: FoundRank) -> str:

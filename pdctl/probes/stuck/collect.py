@@ -11,8 +11,7 @@ import msgspec
 from pdctl.client import Answer, Client
 from pdctl.discovery import Found, FoundRank
 from pdctl.model import UNKNOWN, Action, EventKind, KVPoll, poll_name
-from pdctl.probes.queues.words import seconds
-from pdctl.probes.recorded import changed_since, moments, rooms_of, seen_until_ns, untrusted, why_silent
+from pdctl.probes.recorded import alive_ns, changed_since, doubts, moments, rooms_of, seen_until_ns
 from pdctl.probes.stuck.model import Last, RankLooks
 from pdctl.probes.stuck.sides import OTHER, SAME_S
 from pdctl.rooms import Rooms, RoomTable
@@ -51,7 +50,7 @@ def collect_recorded(found: Found, client: Client, *, pause_s: float) -> list[Ra
     """
     answers = [client.recording(rank) for rank in found.ranks]
     ends = moments([answer.body for answer in answers if answer.body is not None])
-    until = [0 if a.body is None else seen_until_ns(a.body, ends[id(a.body)], _alive_ns(a.rank)) for a in answers]
+    until = [0 if a.body is None else seen_until_ns(a.body, ends[id(a.body)], alive_ns(a.rank)) for a in answers]
     rooms = [None if a.body is None else rooms_of(a.body, ns) for a, ns in zip(answers, until, strict=True)]
     missing = _missing(found.ranks, rooms)
     looks = []
@@ -73,23 +72,10 @@ def collect_recorded(found: Found, client: Client, *, pause_s: float) -> list[Ra
                 last=last_words(recording, wanted, end_ns),
                 recorded=True,
                 unseen_s=(end_ns - seen_ns) / 1e9,
-                problems=_problems(recording, (end_ns - seen_ns) / 1e9),
+                problems=doubts(recording, (end_ns - seen_ns) / 1e9),
             )
         )
     return _with_since(looks, lambda n: answers[n].body)
-
-
-def _alive_ns(rank: FoundRank) -> int:
-    return rank.seen_ns if rank.seen_live else 0
-
-
-def _problems(recording: Recording, unseen_s: float) -> tuple[str, ...]:
-    found = [*untrusted(recording)]
-    if unseen_s:
-        why = why_silent(recording)
-        since = f"wrote nothing for {seconds(unseen_s)} before the end of the recordings"
-        found.append(f"{since}, and what it has seen since is not known{why and f': {why}'}")
-    return tuple(found)
 
 
 def _missing(ranks: Sequence[FoundRank], answers: Sequence[Rooms | None]) -> dict[str, frozenset[int]]:

@@ -126,7 +126,7 @@ def _least(entry: RoomEntry) -> tuple[int, float]:
 
 def _place(seen: Seen) -> Place:
     entry = seen.entry
-    return Place(seen.ranks, entry.queue, _STATES[entry.state], entry.age_s, entry.slot, entry.kv)
+    return Place(seen.ranks, entry.queue, _STATES[entry.state], entry.age_s, entry.slot, entry.kv, entry.locked)
 
 
 class _Progress:
@@ -147,7 +147,11 @@ class _Progress:
 def _holds(entry: RoomEntry) -> str:
     slot = f"slot {entry.slot}" if entry.slot >= 0 else ""
     kv = f"{entry.kv} KV tokens" if entry.kv > 0 else ""
-    return f"{slot}, {kv}" if slot and kv else slot or kv
+    held = f"{slot}, {kv}" if slot and kv else slot or kv
+    if entry.locked > 0:
+        lock = f"a lock on {entry.locked} tokens of the prefix cache"
+        return f"{held}, {lock}" if held else lock
+    return held
 
 
 def _behind(room: int, entry: RoomEntry, full: SideSpace) -> str:

@@ -50,7 +50,8 @@ class RankLooks:
 class Place(msgspec.Struct, frozen=True, gc=False):
     """Where a request is, on the ranks that say the same of it.
 
-    slot: -1 without one. kv: tokens of KV space held, -1 unknown. age_s: -1.0 unknown.
+    slot: -1 without one. kv: tokens of KV space held, -1 unknown. locked: of them or besides, tokens of the prefix cache
+    that it keeps from eviction, -1 unknown. age_s: -1.0 unknown.
     """
 
     ranks: tuple[str, ...]
@@ -59,6 +60,7 @@ class Place(msgspec.Struct, frozen=True, gc=False):
     age_s: float
     slot: int
     kv: int
+    locked: int = -1
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True, gc=False):
