@@ -32,6 +32,7 @@ COMMANDS = {
     "drill": ("drill", "Break, judge, heal, judge again: HOLDS or BROKEN."),
     "heal": ("heal", "End one fault, or all of them, and make sure."),
     "context": ("context", "Saved targets, and where no fault is allowed."),
+    "clean": ("clean", "Remove what ranks that have ended left behind."),
     "explain": ("explain", "Explain a finding and say what to do next."),
     "run": ("run", "Start an engine with the agent in its scheduler processes."),
     "lab": ("lab", "An embedded cluster of real processes, to break on purpose."),

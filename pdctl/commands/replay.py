@@ -7,6 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
+from pdctl.commands.ending import tidy_end
 from pdctl.commands.options import OutputOption, seconds
 from pdctl.errors import Exit, PdctlError
 from pdctl.output import Format
@@ -115,7 +116,8 @@ def command(
             raise PdctlError("--fleet is no search", "Leave --model and --explore out.", Exit.USAGE)
         from pdctl.commands.replay_fleet import run as run_fleet
 
-        return run_fleet(fleet, lag, trace, plot, output)
+        with tidy_end():
+            return run_fleet(fleet, lag, trace, plot, output)
     if lag or (plot is not None and (explore or model or trace is None)):
         raise PdctlError(
             "--lag is of --fleet, --plot of --fleet or of TRACE alone",
@@ -127,7 +129,8 @@ def command(
         from pdctl.commands.replay_rounds import run as run_rounds
 
         asked = Asked(tuple(queue or ()), gate, device, backend, engine, round_timeout, repeats, emit_test, plot)
-        return run_rounds(trace, asked, output)
+        with tidy_end():
+            return run_rounds(trace, asked, output)
     if explore == bool(model) or (trace is None and not model):
         raise PdctlError(
             "nothing to replay" if not model and not explore else "--model and --explore are two different searches",
@@ -150,4 +153,5 @@ def command(
         write=write,
         near=near,
     )
-    return run(search, model, trace, output)
+    with tidy_end():
+        return run(search, model, trace, output)

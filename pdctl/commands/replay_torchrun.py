@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import sys
 import tempfile
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -81,6 +84,12 @@ def _work(trace: Path, plan: Plan, rank: int, options: Options, out: Output, pro
     folder = Path(tempfile.mkdtemp(prefix="pdctl-replay-"))
     wait = timedelta(seconds=4 * options.stall_s + 10)
 
+    def told_to_end(number: int, _: FrameType | None) -> NoReturn:  # torchrun tells all when one has failed
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(128 + number)
+
+    signal.signal(signal.SIGTERM, told_to_end)
+
     def ended(status: int) -> NoReturn:
         """Say how this rank ended; rank 0 prints. torchrun ends all ranks as soon as one exits with another code than 0."""
         store.set(f"{_KEY}/{rank}", msgspec.msgpack.encode(worked(folder, rank, status)))
@@ -103,6 +112,7 @@ def _work(trace: Path, plan: Plan, rank: int, options: Options, out: Output, pro
             except (RuntimeError, dist.DistError):
                 code = 0  # rank 0 is gone: it says so itself
         sys.stdout.flush()
+        shutil.rmtree(folder, ignore_errors=True)
         os._exit(code)
 
     Worker(plan, rank, options, folder, ended=ended).run()

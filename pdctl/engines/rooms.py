@@ -184,13 +184,15 @@ _LOCKS = {"prefill": ("prefill.inflight",), "decode": ("decode.transfer", "waiti
 
 
 def _locked(role: str, queue: str, req: Any) -> int:
-    """Return how many tokens of the prefix cache ``req`` keeps from eviction (``inc_lock_ref(req.last_node)``)."""
+    """Return how many tokens of the prefix cache ``req`` keeps from eviction: it has locked the node they end in."""
+    if hasattr(req, "lock"):  # 0.5.23: what it got for the lock
+        return _length(req, "cache_protected_len") if req.lock is not None else 0
     if not hasattr(req, "last_node"):
         return -1
     node = req.last_node
     if node is None or queue not in _LOCKS.get(role, ()):
         return 0
-    if not hasattr(node, "lock_ref"):  # a handle into a tree that is not Python's
+    if not hasattr(node, "lock_ref"):  # no tree of Python's
         return -1
     if node.parent is None or node.lock_ref <= 0:  # the root is locked for ever, and holds nothing
         return 0

@@ -97,27 +97,6 @@ def stuck_is_told(pair: Pair, room: int, kind: str) -> None:
         assert "metadata slots are held this way" in " ".join(found["evidence"])
 
 
-def its_prefix_is_locked(pair: Pair) -> None:
-    """A prefill rank that has computed a request keeps its prompt in the prefix cache until it is told that it was sent."""
-    with fault(pair, "--flip-poll", "Transferring", rank="prefill") as placed:
-        [answer] = pair.begin(1, limit_s=300)
-        wait_for("flip-poll has fired on prefill", placed.fired, 60, 0.5)
-        where = (pair.rooms[-1], "prefill.inflight")
-        held, row = (
-            next(
-                r
-                for r in json.loads(pair.pdctl(*words, "-o", "json").stdout)["requests"]
-                if (r["room"], r["queue"]) == where
-            )
-            for words in (("stuck",), ("dump", "queues"))
-        )
-        assert 0 < row["locked"] <= row["tokens"], row
-        assert row["kv"] > 0, row
-        assert f"a lock on {row['locked']} tokens of the prefix cache" in held["holds"]
-        placed.heal()
-        answer()
-
-
 @pytest.mark.parametrize("version", ["0.5.13.post1", "0.5.23"])
 def test_faults_fire_and_heal(version: str, site: Path, namespace: Namespace, tmp_path: Path) -> None:
     with Pair.start(engine(version, site), namespace, tmp_path, environ=OFTEN) as pair:
@@ -168,7 +147,6 @@ def test_faults_fire_and_heal(version: str, site: Path, namespace: Namespace, tm
                 placed.process.wait(60)
             assert pair.one_by_one(1) == [right], kind
 
-        its_prefix_is_locked(pair)
         heartbeats_go_unanswered(pair, right)
         rooms_are_used_twice(pair, right)
 

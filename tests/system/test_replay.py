@@ -187,9 +187,10 @@ def test_a_worker_killed_in_the_middle() -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
-def test_what_ends_the_command_ends_its_workers(how: signal.Signals) -> None:
+def test_what_ends_the_command_ends_its_workers(how: signal.Signals, tmp_path: Path) -> None:
     command = subprocess.Popen(
         [sys.executable, "-m", "pdctl.cli", "replay", str(REAL), "--queue", "decode.transfer", "--gate", "off"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -199,6 +200,8 @@ def test_what_ends_the_command_ends_its_workers(how: signal.Signals) -> None:
     command.send_signal(how)
     command.wait(30)
     wait_for(lambda: not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers))
+    if how is not signal.SIGKILL:
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_a_rank_is_missing(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pdctl.commands.replay_rounds import enough
@@ -176,6 +177,45 @@ def test_a_recorded_abort_over_a_stale_row_is_not_forced_on_a_gate_that_holds_th
     mixed = Plan("decode.transfer", "decode", "uint8", made.requests, ranks, (10, 11), 8, decides=True)
     assert parting(mixed, gate=True) is None, "tp1 reads 0, so nobody gets to decide before both rows are there"
     assert parting(mixed, gate=False) is not None
+
+
+def test_a_slot_with_its_former_owners_room_is_emitted_with_that_owner() -> None:
+    """Whether a slot that is taken anew still holds that room is left to the engine that the test runs on."""
+    aborted, committed = int(Action.ABORTED), int(Action.COMMITTED)
+
+    def steps(found: int, action: int) -> dict[int, Step]:
+        return {
+            0: Step(arrive=[0], polls=[(0, SUCCESS)], rows=[(0, 7)], acts=[(0, committed)]),
+            2: Step(arrive=[1], polls=[(1, WAITING)]),
+            3: Step(polls=[(1, SUCCESS)], rows=[(1, found)], acts=[(1, action)]),
+        }
+
+    ranks = tuple(
+        RankPlan(f"decode dp0 pp0 tp{n}", f"tp{n}", False, steps(*how))
+        for n, how in enumerate([(8, committed), (7, aborted)])
+    )
+    made = Plan(
+        "decode.transfer",
+        "decode",
+        "uint8",
+        (Request(7, (4, 4)), Request(8, (4, 4))),
+        ranks,
+        (1, 2, 3, 4),
+        8,
+        decides=True,
+    )
+    text = source(made)
+    script = ast.literal_eval(text.partition("SCRIPT = ")[2].partition('\n"""')[0])
+    assert (script["slots"], [request["room"] for request in script["requests"]]) == (1, [7, 8])
+    former, later = script["requests"]
+    assert former["rows"] == [[[0, 7]], [[0, 7]]]
+    turn = later["polls"][0][-1][0]
+    assert later["rows"][0] == [[turn, 8]]
+    [[lands, room]] = later["rows"][1]
+    assert (room, lands > turn) == (8, True)
+    others = tuple(Request(room, (slot, slot)) for room, slot in ((7, 3), (8, 4)))
+    with pytest.raises(NothingToShow, match="former owner"):
+        source(msgspec.structs.replace(made, requests=others))
 
 
 def test_nothing_is_emitted_of_ranks_in_step() -> None:

@@ -1,0 +1,87 @@
+"""``pdctl clean``: removes what ranks that have ended left behind."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from pdctl import contexts
+from pdctl.commands.options import OutputOption, RecordDirOption, RunDirOption
+from pdctl.discovery import with_env
+from pdctl.errors import Exit
+from pdctl.output import Document, Format, Output
+from pdctl.stale import Leftover, leftovers, remove
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class CleanRow(msgspec.Struct, frozen=True):
+    """One file. kind: registration, socket, recording or unfinished. size: bytes it takes. age_s: since it was changed.
+
+    went: ``removed``, ``would go``, ``kept`` or ``failed``; why says why for the last two.
+    """
+
+    path: str
+    kind: str
+    rank: str
+    size: int
+    age_s: float
+    went: str
+    why: str = ""
+
+
+class CleanDocument(Document, frozen=True, kw_only=True, tag="pdctl.clean"):
+    """What ranks that have ended left, and what became of it. freed: bytes removed, or that would be."""
+
+    files: list[CleanRow]
+    freed: int
+    dry_run: bool
+
+
+def clean(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go, and remove nothing.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Also recordings of a server's newest start, the evidence of how it ended.")
+    ] = False,
+    run_dir: RunDirOption = None,
+    record_dir: RecordDirOption = None,
+    output: OutputOption = Format.TABLE,
+) -> int:
+    """Remove sockets, registrations and recordings of ranks that have ended; what a rank still uses is never touched.
+
+    Recordings of the newest start of each server stay: they may tell why it ended. Exit code: 0, 3 when a file could not
+    be removed.
+    """
+    out = Output(output)
+    found = leftovers(with_env(contexts.environment(), run_dir, record_dir), every=every)
+    failures = {} if dry_run else {one.path: why for one, why in remove(found)}
+    rows = [_row(one, failures.get(one.path, ""), dry_run) for one in found]
+    freed = sum(row.size for row in rows if row.went in ("removed", "would go"))
+    document = CleanDocument(files=rows, freed=freed, dry_run=dry_run)
+    out.document(document, rows, lambda console: _draw(document, console))
+    return Exit.PARTIAL if any(row.went == "failed" for row in rows) else Exit.CLEAN
+
+
+def _row(one: Leftover, failure: str, dry_run: bool) -> CleanRow:
+    went = "kept" if one.kept else "failed" if failure else "would go" if dry_run else "removed"
+    return CleanRow(os.fspath(one.path), one.kind, one.rank, one.size, one.age_s, went, one.kept or failure)
+
+
+def _draw(document: CleanDocument, console: Console) -> None:
+    from rich.table import Table
+
+    if not document.files:
+        console.print("nothing is left of ranks that have ended")
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("", "FILE", "OF", "WHY"):
+        table.add_column(title, overflow="fold")
+    for row in document.files:
+        table.add_row(row.went, row.path, row.rank, row.why)
+    console.print(table)
+    mib = document.freed / 2**20
+    console.print(f"{mib:.1f} MiB {'would be' if document.dry_run else ''} freed".replace("  ", " "))

@@ -1,0 +1,98 @@
+"""``pdctl clean``: what ended ranks left goes, what is in use stays, and so does the evidence."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdctl import stale
+from tests.system.labs import Labs, wait_for
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900, method="signal")]
+
+TP0, TP1 = "decode dp0 pp0 tp0", "decode dp0 pp0 tp1"
+
+
+def clean(labs: Labs, *options: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(labs.cli("clean", *options, "-o", "json").stdout)
+    return document
+
+
+def went(document: dict[str, Any]) -> dict[str, str]:
+    return {Path(row["path"]).name: row["went"] for row in document["files"]}
+
+
+def test_only_what_nobody_uses_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Labs() as labs:
+        lab = labs.up()
+        assert clean(labs)["files"] == []
+        assert labs.cli("clean").stdout.strip() == "nothing is left of ranks that have ended"
+        process = lab.process(TP1)
+        name = f"{process.pid}-{process.start}"
+        os.kill(process.pid, signal.SIGKILL)
+        wait_for(lambda: not process.alive)
+        (labs.folder / "run" / f".{name}.json.{process.pid}.part").write_bytes(b"{")
+        live = lab.process(TP0)
+        foreign = labs.folder / "run" / "notes.json"
+        foreign.write_text("somebody's")
+        document = clean(labs, "--dry-run")
+        expected = {
+            f"{name}.json": "would go",
+            f"{name}.sock": "would go",
+            f".{name}.json.{process.pid}.part": "would go",
+        }
+        assert {**expected, f"{name}.pdrec": "kept"}.items() <= went(document).items()
+        assert not any(file.startswith(f"{live.pid}-") for file in went(document)) or not live.alive
+        assert (labs.folder / "run" / f"{name}.sock").exists()
+        document = clean(labs)
+        assert {went(document)[file] for file in expected} == {"removed"}
+        [kept] = [row for row in document["files"] if row["path"].endswith(f"{name}.pdrec")]
+        assert "written to" in kept["why"] or "newest start" in kept["why"]
+        assert not (labs.folder / "run" / f"{name}.sock").exists()
+        assert foreign.exists()
+        # The recording alone still tells that there was such a rank, and how it ended.
+        rows = json.loads(labs.cli("ranks", "-o", "json", code=None).stdout)["ranks"]
+        assert {row["rank"]: row["state"] for row in rows}[TP1] == "dead"
+        monkeypatch.setattr(stale, "RECENT_S", 0.0)  # it was killed a moment ago
+        env = labs.env
+        [last] = [one for one in stale.leftovers(env, every=True) if one.path.name == f"{name}.pdrec"]
+        assert not last.kept
+        assert dict(stale.remove([last])) == {last: ""}
+        assert not last.path.exists()
+
+
+def killed(labs: Labs) -> set[str]:
+    """Start a lab and kill all of it; return its recordings."""
+    before = {path.name for path in (labs.folder / "rec").glob("*.pdrec")}
+    lab = labs.up()
+    for process in lab.processes:
+        os.kill(process.pid, signal.SIGKILL)
+    wait_for(lambda: not lab.left())
+    return {path.name for path in (labs.folder / "rec").glob("*.pdrec")} - before
+
+
+def test_recordings_of_an_earlier_start_go_and_the_newest_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stale, "RECENT_S", 0.0)
+    with Labs() as labs:
+        first = killed(labs)
+        aside = {name: (labs.folder / "rec" / name).read_bytes() for name in first}
+        second = killed(labs)
+        for name, data in aside.items():  # a lab clears away what its own earlier start left; an engine does not
+            (labs.folder / "rec" / name).write_bytes(data)
+        assert len(first) == len(second) == 3
+        found = {one.path.name: one for one in stale.leftovers(labs.env) if one.kind == "recording"}
+        assert {name for name, one in found.items() if not one.kept} == first
+        assert {name for name, one in found.items() if "newest start" in one.kept} == second
+
+
+def test_a_directory_that_others_can_write_is_refused() -> None:
+    with Labs() as labs:
+        (labs.folder / "run").mkdir(mode=0o777)
+        (labs.folder / "run").chmod(0o777)
+        done = labs.cli("clean", code=4)
+        assert "is open to others" in done.stderr
