@@ -6,7 +6,7 @@ import gc
 import os
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Optional
 
 import typer
 from typer.core import TyperGroup
@@ -33,6 +33,7 @@ COMMANDS = {
     "heal": ("heal", "End one fault, or all of them, and make sure."),
     "context": ("context", "Saved targets, and where no fault is allowed."),
     "clean": ("clean", "Remove what ranks that have ended left behind."),
+    "keys": ("keys", "Keys for ranks on other hosts: make, authorise, revoke."),
     "explain": ("explain", "Explain a finding and say what to do next."),
     "run": ("run", "Start an engine with the agent in its scheduler processes."),
     "lab": ("lab", "An embedded cluster of real processes, to break on purpose."),
@@ -129,9 +130,26 @@ def _options(
     context: Annotated[
         str, typer.Option("--context", metavar="NAME", help="Use this saved target [PDCTL_CONTEXT].")
     ] = "",
+    endpoint: Annotated[
+        Optional[list[str]],  # noqa: UP045  # typer evaluates annotations
+        typer.Option(
+            "--endpoint", metavar="tcp://HOST:PORT", help="A rank on another host; repeatable [PDCTL_ENDPOINT]."
+        ),
+    ] = None,
+    server_key: Annotated[
+        str, typer.Option("--server-key", metavar="KEY", help="The public key ranks have there [PDCTL_SERVER_KEY].")
+    ] = "",
+    key: Annotated[
+        str, typer.Option("--key", metavar="NAME", help="The key of pdctl keys to show them [PDCTL_KEY].")
+    ] = "",
 ) -> None:
-    if context:
-        os.environ["PDCTL_CONTEXT"] = context
+    given = {
+        "PDCTL_CONTEXT": context,
+        "PDCTL_ENDPOINT": " ".join(endpoint or ()),
+        "PDCTL_SERVER_KEY": server_key,
+        "PDCTL_KEY": key,
+    }
+    os.environ.update({name: value for name, value in given.items() if value})
 
 
 def collect_garbage_seldom() -> None:

@@ -19,6 +19,7 @@ from pdctl.processes import Process, look
 
 if TYPE_CHECKING:
     from pdctl.recording.reader import Recording
+    from pdctl.remote import Watch
 
 TIMEOUT_S = 10.0
 RANK_TIMEOUT_S = 2.0
@@ -47,6 +48,7 @@ class Client:
     def __init__(self, *, timeout_s: float = TIMEOUT_S, rank_timeout_s: float = RANK_TIMEOUT_S) -> None:
         self._context = zmq.Context(io_threads=1)
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
+        self._watches: dict[str, Watch] = {}
         self._numbers = itertools.count(1)
         self._timeout_s = timeout_s
         self._rank_timeout_s = rank_timeout_s
@@ -66,6 +68,8 @@ class Client:
 
     def close(self) -> None:
         """Drop all connections; what was asked and not answered is forgotten."""
+        for endpoint in list(self._sockets):
+            self._drop(endpoint)
         self._context.destroy(linger=0)
 
     def restart(self) -> None:
@@ -106,7 +110,7 @@ class Client:
             if silent is not None:
                 answers[index] = Answer(rank, None, *silent)
                 continue
-            sock = self._socket(rank.endpoint)
+            sock = self._socket(rank)
             number = next(self._numbers)
             try:
                 sock.send(wire.encode(wire.Request(op, id=number, args=args)), zmq.NOBLOCK)
@@ -178,29 +182,46 @@ class Client:
         except BadRecording as error:
             return Answer(rank, None, Silence.GARBAGE, f"its recording can't be read: {error}")
 
-    def _socket(self, endpoint: str) -> zmq.Socket[bytes]:
-        sock = self._sockets.get(endpoint)
+    def _socket(self, rank: FoundRank) -> zmq.Socket[bytes]:
+        sock = self._sockets.get(rank.endpoint)
         if sock is None:
-            sock = self._sockets[endpoint] = self._context.socket(zmq.DEALER)
+            sock = self._sockets[rank.endpoint] = self._context.socket(zmq.DEALER)
             sock.setsockopt(zmq.LINGER, 0)
             sock.setsockopt(zmq.MAXMSGSIZE, wire.MAX_MESSAGE)
             sock.setsockopt(zmq.SNDHWM, 64)
-            sock.connect(endpoint)
+            if rank.access is not None:
+                from pdctl.remote import Watch  # only where something is remote
+
+                self._watches[rank.endpoint] = Watch(sock, rank.access)
+            sock.connect(rank.endpoint)
         return sock
+
+    def _drop(self, endpoint: str) -> str:
+        """Close a connection; returns why it did not get through, "" where it did or is one to this host."""
+        sock, watch = self._sockets.pop(endpoint, None), self._watches.pop(endpoint, None)
+        why = watch.close() if watch is not None else ""
+        if sock is not None:
+            sock.close(linger=0)
+        return why
 
     def _timed_out(self, rank: FoundRank) -> Answer[Any]:
         # A late answer to this question must not meet the next one on a full queue: the connection is made anew.
-        sock = self._sockets.pop(rank.endpoint, None)
-        if sock is not None:
-            sock.close(linger=0)
+        not_through = self._drop(rank.endpoint)
+        if rank.access is not None:
+            return self._without_answer(
+                rank, not_through or "it is connected, but its agent does not answer", not_through
+            )
         process = look(rank.identity.pid)
         ended = _ended(rank, process)
         if ended:
             return Answer(rank, None, Silence.DEAD, ended)
-        why = process.words if process.state else "its process can't be seen from here"
+        return self._without_answer(rank, process.words if process.state else "its process can't be seen from here")
+
+    def _without_answer(self, rank: FoundRank, why: str, not_through: str = "") -> Answer[Any]:
+        silence = Silence.NOT_AUTHORISED if not_through else Silence.TIMED_OUT
         if self.deadline.left(1.0) == 0.0:
-            return Answer(rank, None, Silence.TIMED_OUT, f"no answer within {self._timeout_s:g} s overall: {why}")
-        answer = Answer[Any](rank, None, Silence.TIMED_OUT, f"no answer within {self._rank_timeout_s:g} s: {why}")
+            return Answer(rank, None, silence, f"no answer within {self._timeout_s:g} s overall: {why}")
+        answer = Answer[Any](rank, None, silence, f"no answer within {self._rank_timeout_s:g} s: {why}")
         if self._given_up is not None:
             self._given_up[rank.endpoint] = answer
         return answer
@@ -208,6 +229,8 @@ class Client:
 
 def recording_file(rank: FoundRank) -> Answer[Recording]:
     """Return the rank's recording from its file, or why it can't be read (NOT_AUTHORISED, GARBAGE, ERROR)."""
+    if rank.access is not None and rank.recording_size:
+        return Answer(rank, None, Silence.NOT_AUTHORISED, _elsewhere(rank))
     if rank.recording is None:
         return Answer(rank, None, Silence.ERROR, rank.recording_off or "it has no recording")
     from pdctl.recording.reader import BadRecording, read  # as above
@@ -220,7 +243,13 @@ def recording_file(rank: FoundRank) -> Answer[Recording]:
         return Answer(rank, None, _refusal(error), f"{rank.recording_name}: {error.strerror}")
 
 
+def _elsewhere(rank: FoundRank) -> str:
+    return f"its recording is on {rank.identity.host or 'another host'}"
+
+
 def _file_bytes(rank: FoundRank) -> Answer[bytes]:
+    if rank.access is not None and rank.recording_size:
+        return Answer(rank, None, Silence.NOT_AUTHORISED, _elsewhere(rank))
     if rank.recording is None:
         return Answer(rank, None, Silence.ERROR, rank.recording_off or "it has no recording")
     try:
@@ -245,6 +274,10 @@ def unreachable(rank: FoundRank) -> tuple[Silence, str] | None:
         return Silence.NO_SOCKET, rank.endpoint_off or "it has no socket"
     if rank.protocol != wire.PROTOCOL:
         return Silence.PROTOCOL, f"its agent speaks protocol {rank.protocol}, this pdctl speaks {wire.PROTOCOL}"
+    if rank.silent:
+        return rank.silent, rank.silent_why
+    if rank.access is not None:
+        return None  # its connection tells, once it has been tried
     path = rank.endpoint.removeprefix("ipc://")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
@@ -281,7 +314,8 @@ def _read(sock: zmq.Socket[bytes], rank: FoundRank, number: int, kind: type[T], 
             return None
         if reply.error:
             text, _, next_step = reply.error.partition("\n")
-            return Answer(rank, None, Silence.ERROR, text, next_step, reply.code or Exit.UNREACHABLE)
+            silence = Silence.NOT_AUTHORISED if text.startswith(wire.NOT_AUTHORISED) else Silence.ERROR
+            return Answer(rank, None, silence, text, next_step, reply.code or Exit.UNREACHABLE)
         body = msgspec.msgpack.decode(reply.body, type=kind)
     except wire.ProtocolMismatch as error:
         return Answer(

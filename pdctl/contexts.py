@@ -1,4 +1,4 @@
-"""Saved targets: where the ranks of a cluster put their files, and whether faults are allowed there.
+"""Saved targets: where the ranks of a cluster are, which keys they take, and whether faults are allowed there.
 
 Kept in ``$XDG_CONFIG_HOME/pdctl/contexts.toml`` (``~/.config`` where unset), one table a context::
 
@@ -9,8 +9,14 @@ Kept in ``$XDG_CONFIG_HOME/pdctl/contexts.toml`` (``~/.config`` where unset), on
     record_dir = "/dev/shm/pdctl/1000"
     inject = "never"
 
+    [context.far]
+    endpoints = ["tcp://10.0.0.1:7311", "tcp://10.0.0.2:7311"]
+    server_key = "5d…"
+    key = "alice"
+
 ``--context NAME`` and ``PDCTL_CONTEXT`` choose one for a single command, in this order, before ``current``. Directories
-given by ``--run-dir``, ``--record-dir`` or the environment of the command win over those of a context.
+given by ``--run-dir``, ``--record-dir`` or the environment of the command win over those of a context, and so do
+``--endpoint``, ``--server-key`` and ``--key``.
 """
 
 from __future__ import annotations
@@ -34,11 +40,18 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 
 class Context(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One saved target. run_dir, record_dir: as the options of that name, "" for the usual place. inject: INJECT."""
+    """One saved target. run_dir, record_dir: as the options of that name, "" for the usual place. inject: INJECT.
+
+    endpoints: where ranks listen for other hosts. server_key: the public key that agents there have. key: the name of the
+    pair that is shown to them.
+    """
 
     run_dir: str = ""
     record_dir: str = ""
     inject: str = "allow"
+    endpoints: tuple[str, ...] = ()
+    server_key: str = ""
+    key: str = ""
 
 
 class Contexts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,9 +114,15 @@ def chosen(environ: Mapping[str, str] = os.environ) -> tuple[str, Context]:
 
 
 def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return ``environ`` with the directories of the chosen context where it has none of its own."""
+    """Return ``environ`` with the places and keys of the chosen context where it has none of its own."""
     _, context = chosen(environ)
-    places = {"PDCTL_RUN_DIR": context.run_dir, "PDCTL_RECORD_DIR": context.record_dir}
+    places = {
+        "PDCTL_RUN_DIR": context.run_dir,
+        "PDCTL_RECORD_DIR": context.record_dir,
+        "PDCTL_ENDPOINT": " ".join(context.endpoints),
+        "PDCTL_SERVER_KEY": context.server_key,
+        "PDCTL_KEY": context.key,
+    }
     return {**{name: place for name, place in places.items() if place}, **environ}
 
 
@@ -136,7 +155,7 @@ def _write(contexts: Contexts, environ: Mapping[str, str]) -> None:
     lines = [f"current = {_quoted(contexts.current)}"]
     for name, context in sorted(contexts.context.items()):
         lines += ["", f"[context.{_quoted(name)}]"]
-        lines += [f"{key} = {_quoted(value)}" for key, value in msgspec.to_builtins(context).items()]
+        lines += [f"{key} = {_written(value)}" for key, value in msgspec.to_builtins(context).items()]
     file = path(environ)
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -145,6 +164,10 @@ def _write(contexts: Contexts, environ: Mapping[str, str]) -> None:
         Path(new.name).replace(file)
     except OSError as error:
         raise PdctlError(f"{file} can't be written: {error.strerror}", code=Exit.USAGE) from None
+
+
+def _written(value: str | tuple[str, ...] | list[str]) -> str:
+    return _quoted(value) if isinstance(value, str) else f"[{', '.join(map(_quoted, value))}]"
 
 
 def _quoted(text: str) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -35,7 +36,8 @@ MAX_ABSENT = 4096
 class Found:
     """What was found. earlier: dead ranks of earlier starts, left out. problems: files that could not be read.
 
-    salts: those of the traces they are from, where names in them are hashed.
+    salts: those of the traces they are from, where names in them are hashed. took_s: how long it took to ask ranks on other
+    hosts who they are.
     """
 
     ranks: tuple[FoundRank, ...] = ()
@@ -43,6 +45,11 @@ class Found:
     problems: tuple[str, ...] = ()
     looked_in: tuple[Path, ...] = ()
     salts: tuple[str, ...] = ()
+    took_s: float = 0.0
+
+    def left(self, timeout_s: float) -> float:
+        """Return what is left of a command's time after finding them."""
+        return max(0.0, timeout_s - self.took_s)
 
     @property
     def left_out(self) -> str:
@@ -62,17 +69,23 @@ class Found:
         )
 
 
-def discover(env: Mapping[str, str], *, source: Path | None = None, every_start: bool = False) -> Found:
-    """Return the ranks of this host.
+def discover(
+    env: Mapping[str, str], *, source: Path | None = None, every_start: bool = False, timeout_s: float = 2.0
+) -> Found:
+    """Return the ranks of this host, or those at the endpoints that the environment names.
 
     env: PDCTL_RUN_DIR, PDCTL_RECORD_DIR and XDG_RUNTIME_DIR are used as the agents use them. source: read this
     trace, or the traces and recordings in this directory, only, as if every rank were dead. every_start: also dead ranks of
-    earlier starts of a server. Raises PdctlError (UNREACHABLE) for a directory that is not this user's alone or can't be
+    earlier starts of a server. timeout_s: how long ranks at endpoints (PDCTL_ENDPOINT) are waited for, all together. With
+    those, directories are looked into only where PDCTL_RUN_DIR or PDCTL_RECORD_DIR names them; a rank that is found there as
+    well is reached there. Raises PdctlError (UNREACHABLE) for a directory that is not this user's alone or can't be
     read, and for a trace that can't be used.
     """
+    began = time.monotonic()
     problems: list[str] = []
     ranks: dict[str, FoundRank] = {}
     traces: list[Trace] = []
+    away: list[FoundRank] = []
     if source is not None and not source.is_dir():
         from pdctl.trace.container import held  # loads what reads ZIP files
 
@@ -80,13 +93,17 @@ def discover(env: Mapping[str, str], *, source: Path | None = None, every_start:
         looked_in: tuple[Path, ...] = (source,)
         recordings = None
     elif source is None:
-        folders, recordings = paths.run_dirs(env), paths.record_dir(env)
+        away = _away(env, timeout_s)
+        folders, recordings = _folders(env, away)
         for folder in folders:
             _check(folder)
             for rank in _registered(folder, problems):
                 ranks.setdefault(_key(rank.identity), rank)
-        _check(recordings)
-        looked_in = (*folders, recordings)
+        for rank in away:
+            ranks.setdefault(_key(rank.identity), rank)
+        if recordings is not None:
+            _check(recordings)
+        looked_in = (*folders, *([recordings] if recordings is not None else []))
     else:
         recordings, looked_in = source, (source,)
         traces += _traces(source, problems)
@@ -102,7 +119,24 @@ def discover(env: Mapping[str, str], *, source: Path | None = None, every_start:
     chosen += [replace(rank, endpoint_off=reasons.get(_place_of(rank.identity), where)) for rank in absent]
     chosen.sort(key=lambda rank: order(rank.identity))
     salts = tuple(dict.fromkeys(t.manifest.salt for t in traces if t.manifest.salt))
-    return Found(tuple(chosen), earlier, tuple(problems), looked_in, salts)
+    took = time.monotonic() - began if away else 0.0
+    return Found(tuple(chosen), earlier, tuple(problems), looked_in, salts, took)
+
+
+def _away(env: Mapping[str, str], timeout_s: float) -> list[FoundRank]:
+    """Return the ranks at the endpoints that the environment names."""
+    if not env.get("PDCTL_ENDPOINT"):
+        return []
+    from pdctl import remote  # only where something is remote
+
+    return remote.ask(remote.targets(env), env, timeout_s)
+
+
+def _folders(env: Mapping[str, str], away: Sequence[FoundRank]) -> tuple[list[Path], Path | None]:
+    """Return the run directories and the record directory to look into: none of the usual ones where ranks are elsewhere."""
+    run = paths.run_dirs(env) if not away or env.get("PDCTL_RUN_DIR") else []
+    record = paths.record_dir(env) if not away or env.get("PDCTL_RECORD_DIR") else None
+    return run, record
 
 
 def _traces(folder: Path, problems: list[str]) -> Iterable[Trace]:
@@ -137,6 +171,8 @@ def order(identity: Identity) -> tuple[str, int, str, int, int, int, int]:
 
 
 def _key(identity: Identity) -> str:
+    if not identity.pid:
+        return identity.service  # one of which only the address is known
     return f"{identity.host}|{paths.stem(identity.pid, identity.proc_start)}"
 
 
@@ -208,6 +244,8 @@ def _registration(path: Path, raw: bytes, problems: list[str]) -> FoundRank | No
         recording_size=r.recording_size if recording else 0,
         recording_off=off,
         process=process,
+        tcp=r.tcp,
+        tcp_off=r.tcp_off,
     )
 
 
@@ -335,7 +373,9 @@ def with_env(env: Mapping[str, str], run_dir: Path | None, record_dir: Path | No
 
 
 def refresh(rank: FoundRank) -> FoundRank:
-    """Return ``rank`` with its process looked at again."""
+    """Return ``rank`` with its process looked at again, where that is on this host."""
+    if rank.access is not None:
+        return rank
     process = look(rank.identity.pid)
     unseen = not (process.state or rank.process.state)  # in another pid namespace, then as now
     live = rank.live and (process.runs_since(rank.identity.proc_start) or unseen)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -12,42 +12,6 @@ from pdctl.processes import NO_PROCESS, Process
 from pdctl.wire import PROTOCOL
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class FoundRank:
-    """One rank, or a place in a server where a rank should be.
-
-    state: ``live`` (its process runs), ``dead`` (registration or recording left behind), ``recorded`` (its recording
-    was given to be read, whatever became of it), ``no agent`` (expected from the sizes of its server, nothing of it is
-    here). For the last, identity holds its coordinates and no process.
-    protocol: what its agent speaks, 0 unknown. recording: the file, None without one, and why in recording_off.
-    member: what that file is called in the trace it was unpacked from. seen_ns: when it was copied into that trace, on
-    the monotonic clock of the host it was copied on, 0 where unknown. seen_live: its process ran then.
-    """
-
-    identity: Identity
-    state: str
-    endpoint: str = ""
-    endpoint_off: str = ""
-    protocol: int = PROTOCOL
-    recording: Path | None = None
-    recording_size: int = 0
-    recording_off: str = ""
-    process: Process = NO_PROCESS
-    member: str = ""
-    seen_ns: int = 0
-    seen_live: bool = False
-
-    @property
-    def recording_name(self) -> str:
-        """What to call its recording: its path, or its place in a trace; "" without one."""
-        return self.member or str(self.recording or "")
-
-    @property
-    def live(self) -> bool:
-        """Whether it can be asked."""
-        return self.state == "live"
 
 
 class Silence(str, Enum):
@@ -64,6 +28,62 @@ class Silence(str, Enum):
     PROTOCOL = "other protocol"
     GARBAGE = "garbage"
     ERROR = "error"
+
+
+@dataclass(frozen=True)
+class Access:
+    """How a rank on another host is reached: its agent's public key and the pair shown to it, as hexadecimal digits.
+
+    All "" for a socket that is open to everybody of its host.
+    """
+
+    server_key: str = ""
+    public: str = ""
+    secret: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class FoundRank:
+    """One rank, or a place in a server where a rank should be.
+
+    state: ``live`` (its process runs), ``dead`` (registration or recording left behind), ``recorded`` (its recording
+    was given to be read, whatever became of it), ``no agent`` (expected from the sizes of its server, nothing of it is
+    here). For the last, identity holds its coordinates and no process.
+    protocol: what its agent speaks, 0 unknown. recording: the file, None without one, and why in recording_off.
+    member: what that file is called in the trace it was unpacked from. seen_ns: when it was copied into that trace, on
+    the monotonic clock of the host it was copied on, 0 where unknown. seen_live: its process ran then.
+    access: set for a rank that is reached over TCP: nothing of it is looked for in /proc or in files here. tcp: where it
+    listens for other hosts, "" where it does not, and why in tcp_off where it was asked to. silent: why it is not worth
+    asking, found out already, and in words.
+    """
+
+    identity: Identity
+    state: str
+    endpoint: str = ""
+    endpoint_off: str = ""
+    protocol: int = PROTOCOL
+    recording: Path | None = None
+    recording_size: int = 0
+    recording_off: str = ""
+    process: Process = NO_PROCESS
+    member: str = ""
+    seen_ns: int = 0
+    seen_live: bool = False
+    access: Access | None = None
+    tcp: str = ""
+    tcp_off: str = ""
+    silent: Silence = Silence.NONE
+    silent_why: str = ""
+
+    @property
+    def recording_name(self) -> str:
+        """What to call its recording: its path, or its place in a trace; "" without one."""
+        return self.member or str(self.recording or "")
+
+    @property
+    def live(self) -> bool:
+        """Whether it can be asked."""
+        return self.state == "live"
 
 
 @dataclass(frozen=True)

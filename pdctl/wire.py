@@ -13,6 +13,8 @@ import msgspec
 PROTOCOL = 1
 MAX_MESSAGE = 8 * 1024 * 1024
 MAX_REQUEST = 64 * 1024
+NOT_AUTHORISED = "not authorised: "
+"""How the error begins of a request that is refused because of who asks, whatever it asks for."""
 
 
 class Request(msgspec.Struct):

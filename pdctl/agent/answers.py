@@ -32,10 +32,10 @@ class Answers:
 
     def __init__(self, agent: Agent, registration: Registration, cpu_s: Callable[[], float]) -> None:
         self._agent = agent
-        self._registration = registration
+        self.registration = registration
         self._cpu_s = cpu_s
         self._ops: dict[str, Callable[[dict[str, Any]], Any]] = {
-            "hello": lambda _: self._registration,
+            "hello": lambda _: self.registration,
             "status": self._status,
             "queues": self._queues,
             "rooms": lambda _: self._agent.adapter.rooms(),
@@ -57,7 +57,7 @@ class Answers:
         return known(args)
 
     def _status(self, _: dict[str, Any]) -> Status:
-        adapter, r = self._agent.adapter, self._registration
+        adapter, r = self._agent.adapter, self.registration
         frame = thread_frame()
         stack = frames_of(frame)
         call = call_of(frame, stack, adapter.group_kind, adapter.step_of) if frame is not None else Call()

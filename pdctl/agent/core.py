@@ -81,7 +81,7 @@ class Agent:
     def start_line(self) -> str:
         """Return the one line the agent logs: who it is and what is off, with the reason."""
         r = self.registration
-        socket = r.endpoint or f"socket off ({r.endpoint_off})"
+        socket = " and ".join(filter(None, (r.endpoint, r.tcp, r.tcp_off))) or f"socket off ({r.endpoint_off})"
         recording = r.recording or f"recording off ({r.recording_off})"
         armed = ", faults can be injected (PDCTL_ARM=1)" if self.identity.armed else ""
         return f"pdctl agent {pdctl.__version__} in {self.identity.label}: {socket}, {recording}{armed}"
@@ -103,6 +103,14 @@ class Agent:
             socket.with_suffix(paths.REGISTRATION_SUFFIX).unlink(missing_ok=True)
         if isinstance(self.recorder, RecordingWriter):
             self.recorder.stop()
+
+    def note(self, text: str) -> None:
+        """Say something in the recording and in the engine's log. Never raises."""
+        try:
+            self.recorder.event(EventKind.NOTE, text=text)
+            log.warning("pdctl agent of %s: %s", self.identity.label, text)
+        except Exception:  # noqa: S110  # the rank goes on, told or not
+            pass
 
     def thread_ended(self, why: str) -> None:
         """Say in the recording and in the engine's log that nobody answers any more. Called by the thread that ends."""
@@ -166,12 +174,12 @@ class Agent:
         reasons: list[str] = []
         for folder in paths.run_dirs(env):
             try:
-                return self._bind(paths.private_dir(folder), r)
+                return self._bind(paths.private_dir(folder), r, env)
             except Exception as error:  # zmq missing, directory refused: said in the log line
                 reasons.append(str(error))
         return msgspec.structs.replace(r, endpoint_off="; ".join(reasons))
 
-    def _bind(self, folder: Path, r: paths.Registration) -> paths.Registration:
+    def _bind(self, folder: Path, r: paths.Registration, env: Mapping[str, str]) -> paths.Registration:
         from pdctl.agent.server import Server
 
         socket = folder / f"{self._stem}{paths.SOCKET_SUFFIX}"
@@ -180,7 +188,7 @@ class Agent:
             raise OSError(f"path of the socket is {length} bytes, at most {paths.SOCKET_PATH_MAX} fit: {socket}")
         r = msgspec.structs.replace(r, endpoint=f"ipc://{socket}")
         self.server = Server(self, r)
-        self.server.start(socket)
+        r = self.server.start(socket, env)
         try:
             paths.write_private(socket.with_suffix(paths.REGISTRATION_SUFFIX), msgspec.json.encode(r))
         except BaseException:

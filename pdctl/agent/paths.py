@@ -30,6 +30,8 @@ class Registration(msgspec.Struct, frozen=True):
     """What a rank says about itself in its run directory, and in answer to ``hello``.
 
     endpoint: the control socket as ZeroMQ writes it, "" where there is none and ``endpoint_off`` says why.
+    tcp: the socket for other hosts, "" where none was asked for, or ``tcp_off`` says why it is not there. server_key: the
+    agent's public key there, "" where it is open to everybody of the host.
     recording: path of the recording, "" where there is none and ``recording_off`` says why; its size in bytes.
     """
 
@@ -40,6 +42,9 @@ class Registration(msgspec.Struct, frozen=True):
     recording: str = ""
     recording_size: int = 0
     recording_off: str = ""
+    tcp: str = ""
+    tcp_off: str = ""
+    server_key: str = ""
 
 
 def read_registration(path: Path) -> Registration:

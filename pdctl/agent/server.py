@@ -11,8 +11,9 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
@@ -25,6 +26,7 @@ from pdctl.errors import Exit, PdctlError
 if TYPE_CHECKING:
     from pdctl.agent.core import Agent
     from pdctl.agent.paths import Registration
+    from pdctl.agent.tcp import TcpSocket
 
 IDLE_MS = 250
 AWAITING_MS = 20
@@ -40,20 +42,26 @@ _NOT_OURS = {
 
 
 class Server:
-    """One daemon thread and its socket."""
+    """One daemon thread, its socket for this host and, where the environment asks for it, one for others."""
 
     def __init__(self, agent: Agent, registration: Registration) -> None:
         self._agent = agent
+        self._registration = registration
         self._answers = Answers(agent, registration, self.cpu_s)
-        self._context = zmq.Context(io_threads=1)
+        self._context: zmq.Context[Any] = zmq.Context(io_threads=1)
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         self._thread = threading.Thread(target=self._run, name="pdctl-agent", daemon=True)
+        self._tcp: TcpSocket | None = None
         self._stopping = False
         self._poll_awaited = getattr(agent.adapter, "poll_awaited", None)
         self.dropped = 0
 
-    def start(self, path: Path) -> None:
-        """Bind the socket to ``path`` (mode 0600) and start the thread. Raises OSError (zmq.ZMQError is one)."""
+    def start(self, path: Path, env: Mapping[str, str]) -> Registration:
+        """Bind the socket to ``path`` (mode 0600) and start the thread. Raises OSError (zmq.ZMQError is one).
+
+        env: where PDCTL_LISTEN asks for a TCP socket, that is bound as well; where it can't be, the registration that is
+        returned says why, and the rest goes on.
+        """
         socket = self._socket
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_REQUEST)
@@ -62,10 +70,29 @@ class Server:
         try:
             socket.bind(f"ipc://{path}")
             path.chmod(0o600)
+            self._listen(env)
         except BaseException:
             self._context.destroy(linger=0)
             raise
         self._thread.start()
+        return self._registration
+
+    def _listen(self, env: Mapping[str, str]) -> None:
+        """Bind the TCP socket where one is asked for, and say in the registration what came of it."""
+        if not env.get("PDCTL_LISTEN", "").strip():
+            return
+        r = self._registration
+        try:
+            from pdctl.agent.tcp import TcpSocket
+
+            self._tcp = TcpSocket(self._context, env, self._agent.note)
+        except Exception as error:  # no keys, a port in use, a pyzmq without CURVE: the rank has its other socket
+            off = f"no TCP socket: {error}"
+            self._registration = msgspec.structs.replace(r, tcp_off=off)
+            self._agent.note(off)
+        else:
+            self._registration = msgspec.structs.replace(r, tcp=self._tcp.endpoint, server_key=self._tcp.server_key)
+        self._answers.registration = self._registration
 
     def stop(self) -> None:
         """End the thread within one poll and close the socket. Called once, from any other thread."""
@@ -89,18 +116,38 @@ class Server:
             why = type(error).__name__
         if not self._stopping and os.getpid() == self._agent.pid:
             self._socket.close(linger=0)
+            if self._tcp is not None:
+                self._tcp.close()
             self._agent.thread_ended(why)
 
     def _turns(self) -> None:
+        turn = self._turn if self._tcp is None else self._turn_with(self._tcp)
         while not self._stopping and os.getpid() == self._agent.pid:
             try:
-                if self._socket.poll(AWAITING_MS if self._awaiting() else IDLE_MS):
-                    self._drain()
+                turn(AWAITING_MS if self._awaiting() else IDLE_MS)
             except zmq.ContextTerminated:
                 return
             except Exception:  # one bad turn must not end the agent, nor spin
                 self.dropped += 1
                 time.sleep(0.05)
+
+    def _turn(self, wait_ms: int) -> None:
+        if self._socket.poll(wait_ms):
+            self._drain()
+
+    def _turn_with(self, tcp: TcpSocket) -> Callable[[int], None]:
+        """Return a turn that also serves the TCP socket."""
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        tcp.register(poller)
+
+        def turn(wait_ms: int) -> None:
+            ready = dict(poller.poll(tcp.resume(poller, wait_ms)))
+            if self._socket in ready:
+                self._drain()
+            tcp.turn(poller, ready, lambda frame, user: self._reply(frame, lambda op: tcp.check(user, op)))
+
+        return turn
 
     def _awaiting(self) -> bool:
         if self._poll_awaited is None:
@@ -132,11 +179,14 @@ class Server:
         except zmq.ZMQError:
             self.dropped += 1  # the client is gone or doesn't read
 
-    def _reply(self, frame: bytes) -> bytes:
+    def _reply(self, frame: bytes, check: Callable[[str], None] | None = None) -> bytes:
+        """Return the answer to a request. check: raises where its operation is not for whoever asks."""
         number = 0
         try:
             request = wire.decode_request(frame)
             number = request.id
+            if check is not None:
+                check(request.op)
             raw = wire.encode(self._answers.answer(request.op, request.args))
             if len(raw) > wire.MAX_MESSAGE - 1024:
                 raise PdctlError(f"the answer is {len(raw)} bytes, over the limit of {wire.MAX_MESSAGE}")

@@ -80,11 +80,11 @@ def command(
         raise typer.BadParameter(str(error), param_hint="--suppress") from None
     if source is None:
         within(watch, timeout)
-    found = find(run_dir, record_dir, source)
+    found = find(run_dir, record_dir, source, wait_s=min(timeout, rank_timeout))
     from pdctl.client import Client
     from pdctl.probes.check.stages import Looking, run
 
-    with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
+    with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
         outcomes = list(run(Looking(found, client, watch, recorded=source is not None), names))
     document = judge(outcomes, suppressed=suppressed, fail_on=fail_on)
     out = Output(output)

@@ -20,18 +20,24 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Saved targets: where the ranks of a cluster put their files, and whether faults are allowed there.",
+    help="Saved targets: where the ranks of a cluster are, which keys they take, and whether faults are allowed there.",
 )
 
 
 class ContextRow(msgspec.Struct, frozen=True):
-    """One saved target. used: commands of this environment take it. inject: allow, or never."""
+    """One saved target. used: commands of this environment take it. inject: allow, or never.
+
+    endpoints: where its ranks listen for other hosts; server_key: the key they have there; key: the pair shown to them.
+    """
 
     context: str
     used: bool
     run_dir: str
     record_dir: str
     inject: str
+    endpoints: tuple[str, ...] = ()
+    server_key: str = ""
+    key: str = ""
 
 
 class ContextsDocument(Document, frozen=True, kw_only=True, tag="pdctl.contexts"):
@@ -55,12 +61,30 @@ def add(
     inject: Annotated[
         str, typer.Option("--inject", metavar="allow|never", help="Whether pdctl inject may break something there.")
     ] = "allow",
+    endpoint: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--endpoint", metavar="tcp://HOST:PORT", help="Where one of its ranks listens; repeatable."),
+    ] = None,
+    server_key: Annotated[
+        str, typer.Option("--server-key", metavar="KEY", help="The public key that its ranks have there.")
+    ] = "",
+    key: Annotated[str, typer.Option("--key", metavar="NAME", help="The key of pdctl keys to show them.")] = "",
 ) -> int:
     """Save a target, or change it."""
+    from pdctl import keys, remote
+
     if inject not in contexts.INJECT:
         raise typer.BadParameter("allow or never", param_hint="--inject")
     run, record = (os.fspath(place.absolute()) if place else "" for place in (run_dir, record_dir))
-    contexts.add(name, contexts.Context(run_dir=run, record_dir=record, inject=inject))
+    context = contexts.Context(
+        run_dir=run,
+        record_dir=record,
+        inject=inject,
+        endpoints=tuple(map(remote.endpoint, endpoint or ())),
+        server_key=keys.parse_public(server_key) if server_key else "",
+        key=keys.check_name(key) if key else "",
+    )
+    contexts.add(name, context)
     return Exit.CLEAN
 
 
@@ -80,7 +104,16 @@ def show(output: OutputOption = Format.TABLE) -> int:
     known = contexts.load()
     used = os.environ.get("PDCTL_CONTEXT") or known.current
     rows = [
-        ContextRow(context=name, used=name == used, run_dir=one.run_dir, record_dir=one.record_dir, inject=one.inject)
+        ContextRow(
+            context=name,
+            used=name == used,
+            run_dir=one.run_dir,
+            record_dir=one.record_dir,
+            inject=one.inject,
+            endpoints=one.endpoints,
+            server_key=one.server_key,
+            key=one.key,
+        )
         for name, one in sorted(known.context.items())
     ]
 
@@ -91,10 +124,13 @@ def show(output: OutputOption = Format.TABLE) -> int:
         from rich.table import Table
 
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for title in ("", "CONTEXT", "INJECT", "RUN DIR", "RECORD DIR"):
+        for title in ("", "CONTEXT", "INJECT", "RUN DIR", "RECORD DIR", "ENDPOINTS", "KEY"):
             table.add_column(title, overflow="fold")
         for row in rows:
-            table.add_row("used" if row.used else "", row.context, row.inject, row.run_dir, row.record_dir)
+            where = "\n".join(row.endpoints)
+            table.add_row(
+                "used" if row.used else "", row.context, row.inject, row.run_dir, row.record_dir, where, row.key
+            )
         console.print(table)
 
     out.document(ContextsDocument(file=os.fspath(contexts.path()), contexts=rows), rows, draw)

@@ -59,7 +59,7 @@ def command(
     """
     if through not in ("", "sockets", "recordings"):
         raise typer.BadParameter("sockets or recordings", param_hint="--through")
-    found = find(run_dir, record_dir, source, every_start=every_start)
+    found = find(run_dir, record_dir, source, every_start=every_start, wait_s=min(timeout, rank_timeout))
     # Not before there is something to compare: judging loads numpy.
     import msgspec
 
@@ -67,7 +67,7 @@ def command(
     from pdctl.probes.queues.look import look
 
     sockets = through != "recordings" and source is None
-    with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
+    with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
         document = look(found, client, stalled_s=stalled, confirm=confirm, sockets=sockets, files=through != "sockets")
     document = msgspec.structs.replace(document, earlier=found.earlier)
     out = Output(output)

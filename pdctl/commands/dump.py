@@ -78,9 +78,9 @@ def metadata(
     from pdctl.probes.metadata.collect import collect
     from pdctl.probes.metadata.judge import judge
 
-    found = find(run_dir, record_dir, source)
+    found = find(run_dir, record_dir, source, wait_s=min(timeout, rank_timeout))
     ranks = chosen(found, rank)
-    with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
+    with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
         views = collect(found, client, ranks=ranks, slots=slot or (), rooms=room or (), every=all_slots)
     document = judge(views, now_s=time.time())
     _known(views, document, room or (), slot or ())
@@ -112,8 +112,8 @@ def queues(
     from pdctl.commands.dump_tables import draw_queues
     from pdctl.probes.dump import collect
 
-    found = find(run_dir, record_dir)
-    with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
+    found = find(run_dir, record_dir, wait_s=min(timeout, rank_timeout))
+    with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
         document = collect.queues(chosen(found, rank), client)
     if room:
         known = {request.room for request in document.requests}
@@ -169,8 +169,8 @@ def config(
     from pdctl.probes.config.collect import collect
     from pdctl.probes.config.judge import judge
 
-    found = find(run_dir, record_dir)
-    with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
+    found = find(run_dir, record_dir, wait_s=min(timeout, rank_timeout))
+    with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
         views = collect(chosen(found, rank), client)
     document = judge(views)
     out = Output(output)
@@ -204,8 +204,8 @@ def leaks(
     from pdctl.probes.leaks.judge import judge
 
     within(watch, timeout)
-    found = find(run_dir, record_dir)
-    with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
+    found = find(run_dir, record_dir, wait_s=min(timeout, rank_timeout))
+    with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
         views = collect(found, client, watch_s=watch)
     document = judge(views, watch_s=watch)
     out = Output(output)

@@ -103,8 +103,9 @@ def command(
     from pdctl.client import Client
 
     out = Output(output)
-    found = find(run_dir, record_dir).ranks
-    with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
+    there = find(run_dir, record_dir, wait_s=min(timeout, rank_timeout))
+    found = there.ranks
+    with Client(timeout_s=there.left(timeout), rank_timeout_s=rank_timeout) as client:
         if available:
             from pdctl.commands.faults_available import show
 

@@ -70,8 +70,9 @@ def command(
 
     out = Output(output)
     audit = Audit(audit_path(os.environ), out.note)
-    found = find(run_dir, record_dir).ranks
-    with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
+    there = find(run_dir, record_dir, wait_s=min(timeout, rank_timeout))
+    found = there.ranks
+    with Client(timeout_s=there.left(timeout), rank_timeout_s=rank_timeout) as client:
         results = healing.heal(client, found, fault)
     ranks = [
         HealedRank(

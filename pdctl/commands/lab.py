@@ -116,6 +116,13 @@ def up(
         str, typer.Option(metavar="NAME", help="What moves KV: auto (Mooncake if it loads), mooncake, socket.")
     ] = "auto",
     netns: Annotated[bool, typer.Option(help="A network namespace of its own, where the machine allows it.")] = True,
+    listen: Annotated[
+        str,
+        typer.Option(
+            metavar="tcp://ADDRESS[:PORTS]",
+            help="Ranks also listen there, with the keys of pdctl keys; implies --no-netns.",
+        ),
+    ] = "",
     slots: Annotated[int, typer.Option(min=1, max=4096, help="Metadata slots of each rank.")] = 64,
     kv_tokens: Annotated[int, typer.Option(min=64, max=1 << 20, help="Token places in each rank's KV pool.")] = 4096,
     bootstrap_timeout: Annotated[
@@ -166,7 +173,8 @@ def up(
             load_balance=_one_of(load_balance, LOAD_BALANCE, "load balancing method"),
             force_query=parse_names(force_query or [], SIDES, "side"),
             armed=armed,
-            netns=netns,
+            netns=netns and not listen,
+            listen=_listen(listen),
             slots=slots,
             kv_tokens=kv_tokens,
             bootstrap_timeout_s=bootstrap_timeout,
@@ -288,6 +296,17 @@ def down(
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------------
+
+
+def _listen(text: str) -> str:
+    from pdctl.agent.listen import parse_listen
+
+    if text:
+        try:
+            parse_listen(text)
+        except ValueError as error:
+            raise typer.BadParameter(str(error).partition(": ")[2], param_hint="--listen") from None
+    return text
 
 
 def _env(run_dir: object) -> dict[str, str]:

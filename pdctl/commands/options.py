@@ -63,11 +63,19 @@ def within(watch: float, timeout: float) -> None:
 
 
 def find(
-    run_dir: Path | None, record_dir: Path | None, source: Path | None = None, *, every_start: bool = False
+    run_dir: Path | None,
+    record_dir: Path | None,
+    source: Path | None = None,
+    *,
+    every_start: bool = False,
+    wait_s: float = RANK_TIMEOUT_S,
 ) -> Found:
-    """Return the ranks these options mean. Raises PdctlError (UNREACHABLE) when there are none, or none may be seen."""
+    """Return the ranks these options mean. wait_s: how long those on other hosts are waited for, together.
+
+    Raises PdctlError (UNREACHABLE) when there are none, or none may be seen.
+    """
     from pdctl.contexts import environment
     from pdctl.discovery import discover, with_env
 
     env = with_env(environment(), run_dir, record_dir)
-    return discover(env, source=source, every_start=every_start).require()
+    return discover(env, source=source, every_start=every_start, timeout_s=wait_s).require()

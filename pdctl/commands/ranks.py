@@ -50,8 +50,8 @@ def command(
     from pdctl.probes.ranks.collect import collect
     from pdctl.probes.ranks.judge import judge
 
-    found = find(run_dir, record_dir, source, every_start=every_start)
-    with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
+    found = find(run_dir, record_dir, source, every_start=every_start, wait_s=min(timeout, rank_timeout))
+    with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
         document = judge(*collect(found, client), earlier=found.earlier, problems=found.problems)
     out = Output(output)
     out.document(document, document.ranks, lambda console: draw(document, console, wide=output is Format.WIDE))
@@ -142,6 +142,8 @@ def _troubles(row: RankRow) -> Iterable[str]:
         yield f"{row.state}: {row.reason}" + (" (numbers are from its recording)" if row.tick_age_s is not None else "")
     if row.recording_off:
         yield f"recording off: {row.recording_off}"
+    if row.tcp_off:
+        yield row.tcp_off
     for site, count in row.hook_errors.items():
         yield f"hook {site} failed {count} time{'s'[: count != 1]}" + (
             " and removed itself" if site in row.hooks_removed else ""

@@ -122,12 +122,12 @@ def command(
 
     container.check_target(file, force=force)
     started = time.time_ns()
-    found = find(run_dir, record_dir, source, every_start=every_start)
+    found = find(run_dir, record_dir, source, every_start=every_start, wait_s=min(timeout, rank_timeout))
     names, salt = _names(found, words, keep=keep_names)
     from pdctl.client import Client
 
     seen: Divergence | None = None
-    with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
+    with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
         if lasting is None and not trigger:
             stopped = "recorded what there was"
             members = _copied(_allowed(found, through), client, names, sockets=through == "sockets")

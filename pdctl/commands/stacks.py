@@ -71,12 +71,14 @@ def command(
     """
     if (samples - 1) * every >= timeout:
         raise typer.BadParameter(f"{samples} looks take longer than --timeout", param_hint="--samples")
-    found = _chosen(find(run_dir, record_dir, source, every_start=every_start), rank or [])
+    found = _chosen(
+        find(run_dir, record_dir, source, every_start=every_start, wait_s=min(timeout, rank_timeout)), rank or []
+    )
     from pdctl.client import Client
     from pdctl.probes.stacks.collect import collect
     from pdctl.probes.stacks.judge import judge
 
-    with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
+    with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
         views = collect(found, client, looks=samples, every_s=every, flights=collectives, outside=outside)
     document = judge(views, with_collectives=collectives is not False)
     out = Output(output)

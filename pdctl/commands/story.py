@@ -85,7 +85,7 @@ def command(
         raise typer.BadParameter("--perfetto and --plot name one file", param_hint="--plot")
     if plot is not None:
         _plottable(plot)
-    found = find(run_dir, record_dir, source, every_start=every_start)
+    found = find(run_dir, record_dir, source, every_start=every_start, wait_s=min(timeout, rank_timeout))
     pasts = _pasts(found, "recordings" if source is not None else through, timeout, rank_timeout)
     document = _document(asked, found, pasts)
     out = Output(output)
@@ -111,7 +111,7 @@ def _pasts(found: Found, through: str, timeout: float, rank_timeout: float) -> l
 
     if through == "recordings":
         return collect(found, None)
-    with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
+    with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
         return collect(found, client, files=through != "sockets")
 
 

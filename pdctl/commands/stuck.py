@@ -70,11 +70,11 @@ def command(
         raise typer.BadParameter(", ".join(ORDER), param_hint="--by")
     if source is None:
         within(watch, timeout)
-    found = find(run_dir, record_dir, source)
+    found = find(run_dir, record_dir, source, wait_s=min(timeout, rank_timeout))
     from pdctl.client import Client
     from pdctl.probes.stuck.collect import collect, collect_recorded
 
-    with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
+    with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
         looks = (collect if source is None else collect_recorded)(found, client, pause_s=watch)
     document = judge(looks, pause_s=watch, older_s=older or 0.0, stuck_s=stuck, by=by)
     out = Output(output)

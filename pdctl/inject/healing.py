@@ -110,6 +110,8 @@ def _recorded(rank: FoundRank) -> str:
 
 def _gone(answer: Answer[HealBody] | Answer[FaultsBody]) -> bool:
     """Return whether the rank's process has ended since it was found."""
+    if answer.rank.access is not None:
+        return False  # on another host: only its agent could tell
     process = look(answer.rank.identity.pid)
     if process.state:
         return not process.runs_since(answer.rank.identity.proc_start)

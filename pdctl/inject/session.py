@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from pdctl.client import Answer, Client
+from pdctl.client import Answer, Client, Silence
 from pdctl.discovery import FoundRank
 from pdctl.errors import Exit, PdctlError
 from pdctl.inject import healing
@@ -110,7 +110,9 @@ class Session:
             refused = [answer for answer in renewed if answer.body is None or not answer.body.renewed]
         if not refused:
             return
-        healed = self.heal("not placed on every rank")
+        # A rank that refused because of who asks has not looked at the fault, and would not let it be healed either.
+        barred = {id(a.rank) for a in answers if a.silence is Silence.NOT_AUTHORISED and a.code}
+        healed = self.heal("not placed on every rank", [rank for rank in self.ranks if id(rank) not in barred])
         said = "; ".join(
             f"{answer.rank.identity.selector}: {answer.reason or 'its lease had run out'}" for answer in refused
         )
@@ -151,10 +153,10 @@ class Session:
         """Return the counts once more, after the fault has ended; those of a rank that is silent are its last."""
         return self.beat()
 
-    def heal(self, why: str) -> list[healing.Healed]:
-        """End it on every rank and make sure."""
+    def heal(self, why: str, ranks: Sequence[FoundRank] | None = None) -> list[healing.Healed]:
+        """End it on every rank (those of ``ranks``, where given) and make sure."""
         self._client.restart()
-        healed = healing.heal(self._client, self.ranks, self.args.id, why)
+        healed = healing.heal(self._client, self.ranks if ranks is None else ranks, self.args.id, why)
         self._log("heal", why=why, left=healing.lines(healed))
         return healed
 

@@ -57,7 +57,7 @@ class LabConfig(msgspec.Struct, frozen=True):
     (``SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT``, ``…_WAITING_TIMEOUT``, ``…_BOOTSTRAP_ENTRY_CLEANUP_INTERVAL``,
     ``…_HEARTBEAT_INTERVAL``, which the engine keeps at 2 s at least). heartbeat_failures: ``…_HEARTBEAT_MAX_FAILURE``.
     kv_tokens: token places in each rank's KV pool. slots: metadata slots of each rank. step_s: duration of a batch.
-    owner: process that the lab does not outlive, 0 for none.
+    owner: process that the lab does not outlive, 0 for none. listen: PDCTL_LISTEN of its ranks, "" for none.
     """
 
     name: str
@@ -85,6 +85,7 @@ class LabConfig(msgspec.Struct, frozen=True):
     run_dir: str = ""
     record_dir: str = ""
     owner: int = 0
+    listen: str = ""
 
     def has(self, fix: str) -> bool:
         """Whether the engine of this lab has ``fix``. Raises KeyError for a name not in FIXES."""

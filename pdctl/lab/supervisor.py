@@ -61,6 +61,7 @@ def _environment(config: LabConfig) -> None:
         PDCTL_RUN_DIR=config.run_dir,
         PDCTL_RECORD_DIR=config.record_dir,
         PDCTL_ARM="1" if config.armed else "0",
+        PDCTL_LISTEN=config.listen,
         GLOO_SOCKET_IFNAME="lo",
         OMP_NUM_THREADS="1",
     )

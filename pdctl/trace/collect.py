@@ -59,6 +59,7 @@ def _copy(rank: FoundRank, client: Client, *, through_socket: bool) -> Copy:
         if answer.body is None:
             return Copy(rank, None, through, answer.reason)
         wall, mono = (time.time_ns(), time.monotonic_ns()) if rank.state != "recorded" else (0, rank.seen_ns)
+        mono = mono if rank.access is None else 0  # this host's clock says nothing of another's
         try:
             recording = parse(answer.body)
         except BadRecording as error:

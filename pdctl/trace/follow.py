@@ -70,7 +70,8 @@ class Followed:
             return Copy(rank, None, self.through, self.reason or self.lost)
         problems = (self.lost,) if self.lost else ()
         return Copy(
-            rank, self.carried.build(), self.through, wall_ns=self.wall_ns, mono_ns=self.mono_ns,
+            rank, self.carried.build(), self.through, wall_ns=self.wall_ns,
+            mono_ns=self.mono_ns if rank.access is None else 0,  # as in pdctl.trace.collect
             gaps=self.carried.gaps(), problems=problems,
         )  # fmt: skip
 

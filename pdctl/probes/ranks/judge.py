@@ -27,7 +27,8 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True):
     its last turn) and rounds (``queue/group kind`` to the ordinal of the last round entered) are None or empty where
     unknown. where: what its main thread does, in words.
     recording: its path, "" when recording_off says why there is none; size in bytes.
-    agent_cpu_s: CPU seconds the agent used so far, agent_cpu_share of the time since it started.
+    agent_cpu_s: CPU seconds the agent used so far, agent_cpu_share of the time since it started. tcp: where it listens for
+    other hosts, "" where it was not asked to, or tcp_off says why it does not.
     """
 
     rank: str
@@ -66,6 +67,8 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True):
     agent_cpu_s: float | None = None
     agent_cpu_share: float | None = None
     endpoint: str = ""
+    tcp: str = ""
+    tcp_off: str = ""
 
 
 class RanksDocument(Document, frozen=True, kw_only=True, tag="pdctl.ranks"):
@@ -119,7 +122,7 @@ def _common(rank: FoundRank) -> RankRow:
         engine=i.engine, engine_version=i.engine_version, pdctl_version=i.pdctl_version, cluster=i.cluster,
         service=i.service, instance=i.instance, started_wall_ns=i.started_wall_ns, armed=i.armed, loaded_by=i.loaded_by,
         backend=i.backend, recording=rank.recording_name, recording_size=rank.recording_size,
-        recording_off=rank.recording_off, endpoint=rank.endpoint,
+        recording_off=rank.recording_off, endpoint=rank.endpoint, tcp=rank.tcp, tcp_off=rank.tcp_off,
     )  # fmt: skip
 
 

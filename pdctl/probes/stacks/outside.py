@@ -34,7 +34,7 @@ _decoder = msgspec.json.Decoder(list[_Thread])
 
 def dump(rank: FoundRank, timeout_s: float) -> tuple[Frame, ...]:
     """Return the frames of a rank's main thread, innermost first; nothing where they can't be had, for any reason."""
-    command, pid = shutil.which("py-spy"), rank.identity.pid
+    command, pid = shutil.which("py-spy") if rank.access is None else None, rank.identity.pid
     if command is None or timeout_s <= 0 or not rank.live or not look(pid).runs_since(rank.identity.proc_start):
         return ()
     arguments = [command, "dump", "--json", "--nonblocking", "--pid", str(pid)]

@@ -1,0 +1,202 @@
+"""``pdctl keys``: makes keys, says which there are, and who may ask the ranks that use this directory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from pdctl import keys
+from pdctl.commands.options import OutputOption
+from pdctl.errors import Exit, PdctlError
+from pdctl.output import Document, Format, Output
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Keys for control sockets over TCP: make them, and say who may ask (observe) or break (inject).",
+)
+
+
+class KeyRow(msgspec.Struct, frozen=True):
+    """A pair of keys in this directory. name ``server`` is the agents' own. problem: why the file is not used."""
+
+    name: str
+    public: str
+    problem: str = ""
+
+
+class ClientRow(msgspec.Struct, frozen=True):
+    """Somebody whom agents with this directory let in. role: observe, or inject, which may observe as well."""
+
+    name: str
+    role: str
+    public: str
+
+
+class KeysDocument(Document, frozen=True, kw_only=True, tag="pdctl.keys"):
+    """The keys in a directory, and the clients on its list. Secret keys are never shown."""
+
+    folder: str
+    keys: list[KeyRow]
+    authorized: list[ClientRow]
+    problems: tuple[str, ...] = ()
+
+
+class KeyDocument(Document, frozen=True, kw_only=True, tag="pdctl.key"):
+    """A pair of keys that was made."""
+
+    name: str
+    public: str
+    file: str
+
+
+@app.command("new")
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="server: the pair of the ranks' agents.")],
+    output: OutputOption = Format.TABLE,
+) -> int:
+    """Make a pair of keys and show its public half.
+
+    Exit code: 0 made, 2 when the name is taken or the directory can't be used.
+    """
+    folder = keys.folder(os.environ)
+    pair = keys.make(folder, name)
+    file = os.fspath(folder / f"{name}{keys.KEY_SUFFIX}")
+    Output(output).document(
+        KeyDocument(name=name, public=pair.public, file=file),
+        draw=lambda console: console.print(pair.public, soft_wrap=True),
+    )
+    return int(Exit.CLEAN)
+
+
+@app.command("list")
+def show(output: OutputOption = Format.TABLE) -> int:
+    """Show the keys here and who is authorised.
+
+    Exit code: 0, 3 when a file is not used, and why.
+    """
+    folder = keys.folder(os.environ)
+    rows = [_row(folder, name) for name in keys.names(folder)]
+    clients, problems = _authorized(folder)
+    document = KeysDocument(
+        folder=os.fspath(folder),
+        keys=rows,
+        authorized=[ClientRow(c.name, c.role, c.public) for c in clients.values()],
+        problems=tuple(problems),
+    )
+    out = Output(output)
+    out.document(document, rows, lambda console: _draw(document, console))
+    if output.drawn:
+        for problem in [*(row.problem for row in rows if row.problem), *problems]:
+            out.note(problem)
+    return int(Exit.PARTIAL if problems or any(row.problem for row in rows) else Exit.CLEAN)
+
+
+@app.command("authorize")
+def authorize(
+    public: Annotated[str, typer.Argument(metavar="PUBLIC_KEY|NAME", help="A public key, or the name of a key here.")],
+    role: Annotated[
+        str, typer.Option("--role", metavar="observe|inject", help="Ask only, or also place and end faults.")
+    ],
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Who that is, for people.")] = "",
+) -> int:
+    """Let a client in where agents use this directory; running ones see it within a second of its next try.
+
+    Exit code: 0, 2 for no key, no role, or a list that can't be changed.
+    """
+    if role not in keys.ROLES:
+        raise typer.BadParameter(" or ".join(keys.ROLES), param_hint="--role")
+    folder = keys.folder(os.environ)
+    known = _public(folder, public)
+    who = keys.check_name(name or (public if public in keys.names(folder) else known[:8]))
+    with keys.changing(folder):
+        keys.write_authorized(folder, {**_listed(folder), known: keys.Client(who, role, known)})
+    Output().note(f"{who} ({known[:8]}…) may {role}; agents with {folder} let it in")
+    return int(Exit.CLEAN)
+
+
+@app.command("revoke")
+def revoke(
+    public: Annotated[str, typer.Argument(metavar="PUBLIC_KEY|NAME", help="As pdctl keys list shows it.")],
+) -> int:
+    """Take a client off the list. What it asks from then on is refused, also over a connection it has.
+
+    Exit code: 0, 2 when it is not on the list.
+    """
+    folder = keys.folder(os.environ)
+    with keys.changing(folder):
+        listed = _listed(folder)
+        gone = [c.public for c in listed.values() if public.lower() == c.public or public == c.name]
+        if not gone:
+            there = ", ".join(sorted(c.name for c in listed.values())) or "nobody"
+            raise PdctlError(f"{public[:80]!r} is not authorised in {folder}", f"authorised are: {there}", Exit.USAGE)
+        keys.write_authorized(folder, {key: client for key, client in listed.items() if key not in gone})
+    Output().note(f"{len(gone)} key{'s'[: len(gone) != 1]} taken off the list in {folder}")
+    return int(Exit.CLEAN)
+
+
+def _public(folder: Path, text: str) -> str:
+    """Return the public key that is meant: itself, or that of a pair here."""
+    if text in keys.names(folder):
+        row = _row(folder, text)
+        if row.problem:
+            raise PdctlError(row.problem, code=Exit.USAGE)
+        return row.public
+    return keys.parse_public(text)
+
+
+def _row(folder: Path, name: str) -> KeyRow:
+    file = folder / f"{name}{keys.KEY_SUFFIX}"
+    try:
+        return KeyRow(name, keys.read_pair(file).public)
+    except OSError as error:
+        return KeyRow(name, "", f"{file}: {error.strerror}" if error.strerror else str(error))
+    except ValueError as error:
+        return KeyRow(name, "", str(error))
+
+
+def _authorized(folder: Path) -> tuple[dict[str, keys.Client], list[str]]:
+    file = folder / keys.AUTHORIZED
+    try:
+        return keys.read_authorized(file)
+    except FileNotFoundError:
+        return {}, []
+    except OSError as error:
+        return {}, [f"{file}: {error.strerror}" if error.strerror else str(error)]
+    except ValueError as error:
+        return {}, [str(error)]
+
+
+def _listed(folder: Path) -> dict[str, keys.Client]:
+    """Return the list that is to be changed; refuses to write over one that is not understood whole."""
+    clients, problems = _authorized(folder)
+    if problems:
+        raise PdctlError(f"the list is not changed: {problems[0]}", "mend it first", Exit.USAGE)
+    return clients
+
+
+def _draw(document: KeysDocument, console: Console) -> None:
+    from rich.table import Table
+
+    if not document.keys and not document.authorized:
+        console.print(f"no keys in {document.folder}: pdctl keys new NAME")
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("key here", "authorised as", "role", "public key"):
+        table.add_column(title, no_wrap=True)
+    clients = {client.public: client for client in document.authorized}
+    for row in document.keys:
+        client = clients.pop(row.public, None)
+        table.add_row(
+            row.name, client.name if client else "-", client.role if client else "-", row.public or "not used"
+        )
+    for client in clients.values():
+        table.add_row("-", client.name, client.role, client.public)
+    console.print(table)
