@@ -32,7 +32,7 @@ def test_a_prompt_stays_in_the_prefix_cache_until_it_is_sent(
     cached = tuple(argument for argument in env.server_args if argument != "--disable-radix-cache")
     assert len(cached) == len(env.server_args) - 1
     with Pair.start(replace(env, server_args=cached), namespace, tmp_path, decode_tp=1) as pair:
-        assert all(pair.one_by_one(1))
+        # No request before it: 0.5.23 sends a prefix that is cached already with a CUDA event, which a CPU has not.
         with fault(pair, "--flip-poll", "Transferring", rank="prefill") as placed:
             [answer] = pair.begin(1, limit_s=300)
             wait_for("flip-poll has fired", placed.fired, 60, 0.5)
