@@ -31,6 +31,7 @@ COMMANDS = {
     "faults": ("faults", "Show the faults in place."),
     "drill": ("drill", "Break, judge, heal, judge again: HOLDS or BROKEN."),
     "heal": ("heal", "End one fault, or all of them, and make sure."),
+    "attach": ("attach", "Read ranks that run without an agent, from outside."),
     "context": ("context", "Saved targets, and where no fault is allowed."),
     "clean": ("clean", "Remove what ranks that have ended left behind."),
     "keys": ("keys", "Keys for ranks on other hosts: make, authorise, revoke."),

@@ -18,6 +18,7 @@ from pdctl.observed import Answer, FoundRank, Silence
 from pdctl.processes import Process, look
 
 if TYPE_CHECKING:
+    from pdctl.outside.ranks import Asking
     from pdctl.recording.reader import Recording
     from pdctl.remote import Watch
 
@@ -102,7 +103,11 @@ class Client:
         answers: dict[int, Answer[T]] = {}
         waiting: dict[zmq.Socket[bytes], tuple[int, int, float]] = {}
         poller = zmq.Poller()
+        outside = [index for index, (rank, _) in enumerate(questions) if rank.state == "outside"]
+        asking = self._from_outside([questions[index] for index in outside], op) if outside else None
         for index, (rank, args) in enumerate(questions):
+            if rank.state == "outside":
+                continue
             if self._given_up and rank.endpoint in self._given_up:
                 answers[index] = self._given_up[rank.endpoint]
                 continue
@@ -133,7 +138,14 @@ class Client:
                     poller.unregister(sock)
         for index, _, _ in waiting.values():
             answers[index] = self._timed_out(questions[index][0])
+        if asking is not None:
+            answers.update(zip(outside, asking.answers(), strict=True))
         return [answers[index] for index in range(len(questions))]
+
+    def _from_outside(self, questions: Sequence[tuple[FoundRank, dict[str, Any]]], op: str) -> Asking:
+        from pdctl.outside.ranks import Asking  # knows the engine: only where there is such a rank
+
+        return Asking(questions, op, self.deadline.left(self._rank_timeout_s))
 
     def recording(self, rank: FoundRank, *, through_socket: bool = False) -> Answer[Recording]:
         """Return the rank's recording, from its file where that can be read, else through its socket.
@@ -270,6 +282,8 @@ def unreachable(rank: FoundRank) -> tuple[Silence, str] | None:
         return Silence.DEAD, rank.process.words if rank.process.state == "Z" else "process has ended"
     if rank.state == "recorded":
         return Silence.RECORDED, ""
+    if rank.state == "outside":
+        return Silence.NO_AGENT, rank.silent_why or "no agent is in it"
     if not rank.endpoint:
         return Silence.NO_SOCKET, rank.endpoint_off or "it has no socket"
     if rank.protocol != wire.PROTOCOL:

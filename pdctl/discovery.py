@@ -37,7 +37,8 @@ class Found:
     """What was found. earlier: dead ranks of earlier starts, left out. problems: files that could not be read.
 
     salts: those of the traces they are from, where names in them are hashed. took_s: how long it took to ask ranks on other
-    hosts who they are.
+    hosts who they are, and to read it of those without an agent. unregistered: scheduler processes that have no agent here
+    and were not looked at.
     """
 
     ranks: tuple[FoundRank, ...] = ()
@@ -46,6 +47,7 @@ class Found:
     looked_in: tuple[Path, ...] = ()
     salts: tuple[str, ...] = ()
     took_s: float = 0.0
+    unregistered: int = 0
 
     def left(self, timeout_s: float) -> float:
         """Return what is left of a command's time after finding them."""
@@ -63,6 +65,11 @@ class Found:
             return self
         looked = ", ".join(map(str, self.looked_in))
         detail = "".join(f"\n  {problem}" for problem in self.problems)
+        if self.unregistered:
+            raise PdctlError(
+                f"no ranks found in {looked}, but {self.unregistered} scheduler processes run on this host{detail}",
+                "pdctl attach --all shows them; PDCTL_OUTSIDE=all reads them with every command.",
+            )
         raise PdctlError(
             f"no ranks found in {looked}{detail}",
             "Does the engine run with pdctl's agent, as this user, with the same PDCTL_RUN_DIR and PDCTL_RECORD_DIR?",
@@ -70,7 +77,12 @@ class Found:
 
 
 def discover(
-    env: Mapping[str, str], *, source: Path | None = None, every_start: bool = False, timeout_s: float = 2.0
+    env: Mapping[str, str],
+    *,
+    source: Path | None = None,
+    every_start: bool = False,
+    timeout_s: float = 2.0,
+    outside: bool = False,
 ) -> Found:
     """Return the ranks of this host, or those at the endpoints that the environment names.
 
@@ -78,8 +90,11 @@ def discover(
     trace, or the traces and recordings in this directory, only, as if every rank were dead. every_start: also dead ranks of
     earlier starts of a server. timeout_s: how long ranks at endpoints (PDCTL_ENDPOINT) are waited for, all together. With
     those, directories are looked into only where PDCTL_RUN_DIR or PDCTL_RECORD_DIR names them; a rank that is found there as
-    well is reached there. Raises PdctlError (UNREACHABLE) for a directory that is not this user's alone or can't be
-    read, and for a trace that can't be used.
+    well is reached there. outside: read ranks of this host that have no agent, too, within the same time; which,
+    PDCTL_OUTSIDE says (:func:`_outside`).
+
+    Raises PdctlError (UNREACHABLE) for a directory that is not this user's alone or can't be read, and for a trace that
+    can't be used.
     """
     began = time.monotonic()
     problems: list[str] = []
@@ -112,6 +127,12 @@ def discover(
     for trace in traces:
         for rank in _traced(trace, problems):
             ranks.setdefault(_key(rank.identity), rank)
+    strangers: list[FoundRank] = []
+    unregistered = 0
+    if source is None and outside and (not away or env.get("PDCTL_OUTSIDE")):
+        strangers, unregistered = _outside(env, list(ranks.values()), timeout_s - (time.monotonic() - began))
+        for rank in strangers:
+            ranks.setdefault(_key(rank.identity), rank)
     chosen, earlier = (list(ranks.values()), 0) if every_start else _current(list(ranks.values()))
     where = "no agent of this rank registered here" if source is None else f"no recording of this rank in {source}"
     reasons = {_place_of(e.identity): e.reason for t in traces for e in t.manifest.ranks if not e.member}
@@ -119,8 +140,42 @@ def discover(
     chosen += [replace(rank, endpoint_off=reasons.get(_place_of(rank.identity), where)) for rank in absent]
     chosen.sort(key=lambda rank: order(rank.identity))
     salts = tuple(dict.fromkeys(t.manifest.salt for t in traces if t.manifest.salt))
-    took = time.monotonic() - began if away else 0.0
-    return Found(tuple(chosen), earlier, tuple(problems), looked_in, salts, took)
+    took = time.monotonic() - began if away or strangers else 0.0
+    return Found(tuple(chosen), earlier, tuple(problems), looked_in, salts, took, unregistered)
+
+
+def _outside(env: Mapping[str, str], ranks: list[FoundRank], timeout_s: float) -> tuple[list[FoundRank], int]:
+    """Return the ranks that run without an agent, and how many such processes were left alone.
+
+    PDCTL_OUTSIDE: ``all`` of this host, ``off`` for none, or their pids. By default all, but with a run directory given
+    only those that the same servers started as ranks that have an agent there: others are not of this cluster.
+    """
+    wanted = env.get("PDCTL_OUTSIDE", "").strip().lower()
+    pids = {int(pid) for pid in wanted.split(",") if pid.strip().isdecimal()}
+    if wanted in ("off", "no", "0", "none"):
+        return [], 0
+    from pdctl.outside.find import candidates  # /proc only
+
+    known = {(rank.identity.pid, rank.identity.proc_start) for rank in ranks if rank.live}
+    every = candidates()
+    parents = {one.parent for one in every if (one.pid, one.process.start) in known}
+    strangers = [one for one in every if (one.pid, one.process.start) not in known]
+    if pids:
+        chosen = [one for one in strangers if one.pid in pids]
+    elif env.get("PDCTL_RUN_DIR") and wanted != "all":
+        chosen = [one for one in strangers if one.parent in parents]
+    else:
+        chosen = strangers
+    if not chosen:
+        return [], len(strangers)
+    from pdctl.outside.ranks import found_ranks  # loads what knows the engine
+
+    clusters = {_server(rank.identity)[1:]: rank.identity.cluster for rank in ranks if rank.live}
+    found = [
+        replace(r, identity=msgspec.structs.replace(r.identity, cluster=clusters.get(_server(r.identity)[1:], "")))
+        for r in found_ranks(chosen, timeout_s)
+    ]
+    return found, len(strangers) - len(chosen)
 
 
 def _away(env: Mapping[str, str], timeout_s: float) -> list[FoundRank]:
@@ -328,6 +383,8 @@ def _absent(ranks: list[FoundRank], why: str) -> list[FoundRank]:
         servers.setdefault(_server(rank.identity), []).append(rank)
     absent: list[FoundRank] = []
     for members in servers.values():
+        if members[0].identity.role == "unknown":
+            continue  # its place is from its process's title, which tells no sizes
         seen = {_place(rank.identity) for rank in members}
         one = members[0].identity
         sizes = (one.dp_size, one.pp_size, one.cp_size, one.tp_size)
@@ -379,7 +436,7 @@ def refresh(rank: FoundRank) -> FoundRank:
     process = look(rank.identity.pid)
     unseen = not (process.state or rank.process.state)  # in another pid namespace, then as now
     live = rank.live and (process.runs_since(rank.identity.proc_start) or unseen)
-    return replace(rank, process=process, state="live" if live else "dead" if rank.live else rank.state)
+    return replace(rank, process=process, state="dead" if rank.live and not live else rank.state)
 
 
 __all__ = ["Found", "FoundRank", "discover", "order", "refresh", "with_env"]

@@ -47,8 +47,9 @@ class FoundRank:
     """One rank, or a place in a server where a rank should be.
 
     state: ``live`` (its process runs), ``dead`` (registration or recording left behind), ``recorded`` (its recording
-    was given to be read, whatever became of it), ``no agent`` (expected from the sizes of its server, nothing of it is
-    here). For the last, identity holds its coordinates and no process.
+    was given to be read, whatever became of it), ``outside`` (its process runs without an agent here and is read from
+    outside), ``no agent`` (expected from the sizes of its server, nothing of it is here). For the last, identity holds its
+    coordinates and no process.
     protocol: what its agent speaks, 0 unknown. recording: the file, None without one, and why in recording_off.
     member: what that file is called in the trace it was unpacked from. seen_ns: when it was copied into that trace, on
     the monotonic clock of the host it was copied on, 0 where unknown. seen_live: its process ran then.
@@ -82,8 +83,8 @@ class FoundRank:
 
     @property
     def live(self) -> bool:
-        """Whether it can be asked."""
-        return self.state == "live"
+        """Whether it can be asked, itself or from outside."""
+        return self.state in ("live", "outside")
 
 
 @dataclass(frozen=True)

@@ -69,13 +69,15 @@ def find(
     *,
     every_start: bool = False,
     wait_s: float = RANK_TIMEOUT_S,
+    outside: bool = True,
 ) -> Found:
     """Return the ranks these options mean. wait_s: how long those on other hosts are waited for, together.
 
+    outside: also those here that have no agent and are read from outside, within the same time.
     Raises PdctlError (UNREACHABLE) when there are none, or none may be seen.
     """
     from pdctl.contexts import environment
     from pdctl.discovery import discover, with_env
 
     env = with_env(environment(), run_dir, record_dir)
-    return discover(env, source=source, every_start=every_start, timeout_s=wait_s).require()
+    return discover(env, source=source, every_start=every_start, timeout_s=wait_s, outside=outside).require()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pdctl.probes.ranks.judge import RankRow, RanksDocument
 
 _INDENT = (0, 0, 0, 2)
-_STYLE = {"live": "green", "silent": "yellow", "dead": "red", "no agent": "yellow"}
+_STYLE = {"live": "green", "silent": "yellow", "dead": "red", "outside": "cyan", "no agent": "yellow"}
 
 
 def command(

@@ -93,7 +93,7 @@ class MetadataReader:
             rooms, not_read = _rooms_in(tensors[ROOM], everywhere), ""
         else:
             rooms, not_read = self._fetch(everywhere, {ROOM: tensors[ROOM]}, wanted.wait_s, str(device))
-        slots = _chosen(wanted, everywhere, free, held, rooms)
+        slots = chosen(wanted, everywhere, free, held, rooms)
         left_out = max(0, len(slots) - MAX_SLOTS)
         slots = slots[:MAX_SLOTS]
         sums: dict[int, tuple[int, ...]] = {}
@@ -175,9 +175,10 @@ def _since(taken: int | None, now: int) -> float:
     return -1.0 if taken is None else max(0.0, (now - taken) / 1e9)
 
 
-def _chosen(
+def chosen(
     wanted: Wanted, everywhere: range, free: set[int], held: Sequence[Holder], rooms: dict[int, int]
 ) -> list[int]:
+    """Return the slots asked for, of those in ``everywhere``; ``rooms``: those in them."""
     if wanted.slots:
         return [slot for slot in wanted.slots if slot in everywhere]
     if wanted.every:
@@ -227,4 +228,4 @@ def _sums(
     return sums, changing
 
 
-__all__ = ["Buffers", "MetadataReader", "holders", "tensors_of"]
+__all__ = ["Buffers", "MetadataReader", "chosen", "holders", "tensors_of"]

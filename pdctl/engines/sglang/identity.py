@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,48 @@ from pdctl.model import GroupInfo, Identity
 from pdctl.recording.writer import process_start
 
 
+@dataclass(frozen=True)
+class Around:
+    """What the rank's process is, beside its scheduler. :func:`here` is this process; another one is read from outside.
+
+    parent: pid and start of the server that started it, as it sees them itself. world_rank: its number in torch's world.
+    ranks_of, number_of: members of a torch group, and its number in the flight recorder. agreed: the name of this start
+    of a server over several nodes, given its name on this one. reverted: protections taken out of it. modules: what it has
+    loaded, None for this process.
+    """
+
+    host: str
+    pid: int
+    proc_start: int
+    parent: tuple[int, int]
+    world_rank: int
+    ranks_of: Callable[[Any], Iterable[int]]
+    number_of: Callable[[Any], int]
+    agreed: Callable[[str], str]
+    reverted: tuple[str, ...] = ()
+    modules: Mapping[str, Any] | None = None
+
+
+def here() -> Around:
+    """Return what this process is."""
+    pid, parent = os.getpid(), os.getppid()
+    return Around(
+        host=socket.gethostname(),
+        pid=pid,
+        proc_start=process_start(pid),
+        parent=(parent, process_start(parent)),
+        world_rank=_world_rank(),
+        ranks_of=_ranks,
+        number_of=group_number,
+        agreed=_agreed,
+        reverted=revert.wanted()[0],
+    )
+
+
 class Groups:
     """The rank's process groups by torch object: their number in Identity.groups and their kind."""
 
-    def __init__(self, scheduler: Any, world: str) -> None:
+    def __init__(self, scheduler: Any, world: str, around: Around) -> None:
         self.infos: list[GroupInfo] = []
         self._index: dict[int, int] = {}
         self._kinds: dict[int, str] = {}
@@ -29,7 +69,8 @@ class Groups:
             self._index[id(group)] = len(self.infos)
             self._kinds[id(group)] = kind
             self._held.append(group)
-            self.infos.append(GroupInfo(kind=kind, ranks=tuple(_ranks(group)), world=world, fr_id=group_number(group)))
+            members = tuple(around.ranks_of(group))
+            self.infos.append(GroupInfo(kind=kind, ranks=members, world=world, fr_id=around.number_of(group)))
         for kind, path in seams.DEVICE_GROUPS:
             group = seams.follow(scheduler, path)
             if group is not None and id(group) not in self._kinds:
@@ -45,6 +86,10 @@ class Groups:
         number = self._index[id(group)]
         info = self.infos[number]
         return number if info.size > 1 or info.kind == "attn-tp" else -1
+
+    def kinds(self) -> list[tuple[Any, str]]:
+        """Return every group that is known with its kind."""
+        return [(group, self._kinds[id(group)]) for group in self._held]
 
     def kind(self, group: Any) -> str:
         """Return the group's kind, "" for an unknown one."""
@@ -67,34 +112,34 @@ def _world_rank() -> int:
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 
-def identify(scheduler: Any) -> tuple[Identity, Groups]:
-    """Return the identity of the rank that ``scheduler`` runs in, and its groups.
+def identify(scheduler: Any, around: Around | None = None) -> tuple[Identity, Groups]:
+    """Return the identity of the rank that ``scheduler`` runs in, and its groups. around: of its process, this one.
 
     tp and cp are places in the attention-TP and attention-CP groups, which the polls are reduced over. The agent fills
     in what it knows better (pid, start times, ``armed``, ``loaded_by``, the cluster's name).
     """
+    around = around or here()
     role = seams.role_of(scheduler)
     dp_attention = bool(seams.server_arg(scheduler, "enable_dp_attention", False))
     dp = seams.coordinate(scheduler, "dp_rank", seams.coordinate(scheduler, "attn_dp_rank", 0))
     dp_size = max(seams.coordinate(scheduler, "dp_size", 1), int(seams.server_arg(scheduler, "dp_size", 1)))
-    host = socket.gethostname()
-    service = f"{role}@{host}:{seams.server_arg(scheduler, 'port', 0)}"
-    instance = _instance(scheduler, service)
+    service = f"{role}@{around.host}:{seams.server_arg(scheduler, 'port', 0)}"
+    instance = _instance(scheduler, service, around)
     # One torch world serves the whole server, except that dp replicas without dp attention have one each.
     world = instance if dp_attention or dp_size == 1 else f"{instance}/dp{dp}"
-    groups = Groups(scheduler, world)
-    me = _world_rank()
+    groups = Groups(scheduler, world, around)
+    me = around.world_rank
     tp, tp_size = _place(groups, "attn-tp", me, scheduler, "attn_tp_rank", "attn_tp_size")
     cp, cp_size = _place(groups, "attn-cp", me, scheduler, "attn_cp_rank", "attn_cp_size")
     pp, pp_size = _place(groups, "pp", me, scheduler, "pp_rank", "pp_size")
     identity = Identity(
         engine="sglang",
-        engine_version=seams.engine_version(),
+        engine_version=seams.engine_version(around.modules),
         pdctl_version=__version__,
         role=role,
-        host=host,
-        pid=os.getpid(),
-        proc_start=process_start(os.getpid()),
+        host=around.host,
+        pid=around.pid,
+        proc_start=around.proc_start,
         started_wall_ns=0,
         started_mono_ns=0,
         instance=instance,
@@ -114,7 +159,7 @@ def identify(scheduler: Any) -> tuple[Identity, Groups]:
         backend=str(seams.server_arg(scheduler, "disaggregation_transfer_backend", ""))
         if role != seams.UNIFIED
         else "",
-        lacks=seams.lacks(role) or (revert.wanted()[0] if role == "decode" else ()),
+        lacks=seams.lacks(role, around.modules) or (around.reverted if role == "decode" else ()),
         groups=tuple(groups.infos),
     )
     return identity, groups
@@ -127,16 +172,16 @@ def _place(groups: Groups, kind: str, me: int, scheduler: Any, rank: str, size: 
     return seams.coordinate(scheduler, rank, 0), seams.coordinate(scheduler, size, 1)
 
 
-def _instance(scheduler: Any, service: str) -> str:
+def _instance(scheduler: Any, service: str, around: Around) -> str:
     """Name one start of one server.
 
     On one node all its schedulers have one parent process; over several they agree on a name once.
     """
-    parent = os.getppid()
-    mine = f"{service}/{_boot_id()[:8]}.{parent}.{process_start(parent)}"
+    parent, start = around.parent
+    mine = f"{service}/{_boot_id()[:8]}.{parent}.{start}"
     if int(seams.server_arg(scheduler, "nnodes", 1)) <= 1:
         return mine
-    return _agreed(mine)
+    return around.agreed(mine)
 
 
 def _boot_id() -> str:

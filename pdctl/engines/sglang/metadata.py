@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,28 +27,38 @@ class Facts:
     zeroed: bool | None
 
 
-def facts(scheduler: Any, role: str, lacks: tuple[str, ...]) -> Facts:
-    """Return how metadata travels from or to this rank, and what protects it."""
-    aux, why = _aux(scheduler, seams.kv_manager(scheduler))
+def facts(
+    scheduler: Any,
+    role: str,
+    lacks: tuple[str, ...],
+    modules: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Facts:
+    """Return how metadata travels from or to this rank, and what protects it.
+
+    modules, environ: of the rank's process, where that is not this one.
+    """
+    aux, why = _aux(scheduler, seams.kv_manager(scheduler), environ)
     if role != "decode":
         return Facts(aux, why, None, None)
-    return Facts(aux, why, "gate" not in lacks, any(seam.present for seam in seams.zeroes_slots()))
+    return Facts(aux, why, "gate" not in lacks, any(seam.present for seam in seams.zeroes_slots(modules)))
 
 
-def _aux(scheduler: Any, manager: Any) -> tuple[str, str]:
+def _aux(scheduler: Any, manager: Any, environ: Mapping[str, str]) -> tuple[str, str]:
     """Return (``rdma`` or ``tcp`` or "", what that rests on).
 
     ``MooncakeKVManager.send_aux`` sends a message where its own code names the memory pool in use: NVLINK up to
     0.5.23, and INTRA_NODE_NVLINK too in 0.5.11 to 0.5.12.post1; or where SGLANG_MOONCAKE_SEND_AUX_TCP is set.
     """
-    code = getattr(getattr(type(manager), "send_aux", None), "__code__", None)
-    if code is None or not type(manager).__name__.startswith("Mooncake"):
+    kind = manager.__class__  # a manager seen from outside says so of itself
+    code = getattr(getattr(kind, "send_aux", None), "__code__", None)
+    if code is None or not kind.__name__.startswith("Mooncake"):
         backend = seams.server_arg(scheduler, "disaggregation_transfer_backend", "?")
         return "", f"backend {backend}: how it writes metadata is not known"
     pool = getattr(manager, "custom_mem_pool_type", None) if getattr(manager, "enable_custom_mem_pool", False) else None
     if pool is not None and pool in _words(code.co_consts):
         return "tcp", f"memory pool {pool}: send_aux sends a message"
-    if os.environ.get(SEND_AUX_TCP, "").strip().lower() in ("1", "true", "yes", "y") and SEND_AUX_TCP in code.co_names:
+    if environ.get(SEND_AUX_TCP, "").strip().lower() in ("1", "true", "yes", "y") and SEND_AUX_TCP in code.co_names:
         return "tcp", f"{SEND_AUX_TCP} is set: send_aux sends a message"
     where = f"memory pool {pool}" if pool is not None else "no custom memory pool"
     return "rdma", f"{where}: send_aux writes into the row"

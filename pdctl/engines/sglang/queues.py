@@ -29,15 +29,18 @@ def _in_parts(entries: list[Any]) -> Iterator[list[Any]]:
 
 
 class QueueReader:
-    """The queues of one rank: as they are now, and one at a time for the taps (it is their QueueView)."""
+    """The queues of one rank: as they are now, and one at a time for the taps (it is their QueueView).
 
-    def __init__(self, scheduler: Any, role: str) -> None:
+    slots: the rooms in its slots and what was found, where they are not to be looked for (as :func:`seams.slot_view`).
+    """
+
+    def __init__(self, scheduler: Any, role: str, slots: tuple[Any, Seam] | None = None) -> None:
         self._scheduler = scheduler
         self._role = role
         self._paths = [path for path in seams.QUEUE_PATHS if role in path.roles]
         self._path_of = {path.name: path.path for path in self._paths}
         self._manager = seams.kv_manager(scheduler)
-        self._rooms, self.slot_seam = seams.slot_view(scheduler)
+        self._rooms, self.slot_seam = seams.slot_view(scheduler) if slots is None else slots
         self.owners: dict[int, int] = {}
         """Slot → room of the request seen in it last."""
 

@@ -77,8 +77,8 @@ def space(scheduler: Any) -> Space:
         needs=len(head.req.origin_input_ids) + reserve if head is not None else -1,
         page_size=_int(getattr(kv, "page_size", None)),
         protected=max(0, _call(getattr(scheduler, "tree_cache", None), "protected_size")),
-        countable=type(kv).__name__ in _PLAIN_POOLS
-        and type(getattr(scheduler, "tree_cache", None)).__name__ in _PLAIN_CACHES,
+        countable=kv.__class__.__name__ in _PLAIN_POOLS
+        and getattr(scheduler, "tree_cache", None).__class__.__name__ in _PLAIN_CACHES,
     )
 
 
@@ -96,7 +96,7 @@ def _call(owner: Any, name: str) -> int:
         return -1
 
 
-def settings(scheduler: Any) -> Settings:
+def settings(scheduler: Any, environ: Mapping[str, str] = os.environ) -> Settings:
     """Return this rank's settings, by the names of the engine's arguments, and its environment variables."""
     arguments = getattr(scheduler, "server_args", None)
     values = {name: _text(getattr(arguments, name, None)) for name in ARGUMENTS}
@@ -111,7 +111,7 @@ def settings(scheduler: Any) -> Settings:
     values["kv_page_size"] = _text(seams.follow(manager, ("kv_args", "page_size")))
     rooms = seams.follow(scheduler, ("disagg_metadata_buffers", "bootstrap_room"))
     values["metadata_device"] = _text(getattr(rooms, "device", None))
-    return Settings(values, environment(os.environ))
+    return Settings(values, environment(environ))
 
 
 def _text(value: Any) -> str:

@@ -6,7 +6,7 @@ Nothing here (or anywhere else in pdctl) asks for a version number. The comments
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from types import ModuleType
@@ -24,9 +24,12 @@ UNIFIED = "unified"
 """Role of a rank without disaggregation, as ``DisaggregationMode.to_engine_type`` names it."""
 
 
-def module(name: str) -> ModuleType | None:
-    """Return an engine module if the rank has loaded it; pdctl imports none by itself."""
-    return sys.modules.get(name)
+def module(name: str, modules: Mapping[str, Any] | None = None) -> ModuleType | None:
+    """Return an engine module if the rank has loaded it; pdctl imports none by itself.
+
+    modules: what the rank has loaded, where that is another process.
+    """
+    return (sys.modules if modules is None else modules).get(name)
 
 
 # ---- polls -----------------------------------------------------------------------------------------------------------
@@ -76,9 +79,9 @@ GATE = "_apply_metadata_gate"
 """The metadata gate, in ``disaggregation/utils.py`` since 0.5.13.post1."""
 
 
-def lacks(role: str) -> tuple[str, ...]:
+def lacks(role: str, modules: Mapping[str, Any] | None = None) -> tuple[str, ...]:
     """Return which of the engine's protections this rank's code does not have, by the names of their seams."""
-    utils = module(UTILS)
+    utils = module(UTILS, modules)
     return ("gate",) if role == "decode" and utils is not None and not hasattr(utils, GATE) else ()
 
 
@@ -242,10 +245,10 @@ def role_of(scheduler: Any) -> str:
     return role if role in ("prefill", "decode") else UNIFIED
 
 
-def engine_version() -> str:
+def engine_version(modules: Mapping[str, Any] | None = None) -> str:
     """Return the version the engine gives itself, for show only."""
     for name in ("sglang.version", "sglang"):
-        version = getattr(module(name), "__version__", None)
+        version = getattr(module(name, modules), "__version__", None)
         if version is not None:
             return str(version)
     return ""
@@ -279,12 +282,12 @@ def slot_view(scheduler: Any) -> tuple[Any, Seam]:
     return rooms[:, 0].numpy(), Seam("slots", True, f"MetadataBuffers.bootstrap_room, {len(rooms)} slots on cpu")
 
 
-def zeroes_slots() -> list[Seam]:
+def zeroes_slots(modules: Mapping[str, Any] | None = None) -> list[Seam]:
     """Return whether a freed slot is set to 0 (0.5.13.post1 on: ``pop_transferred`` then uses the buffers itself).
 
     Asked before any hook is in: it looks at the engine's own code object.
     """
-    method = getattr(getattr(module(DECODE), "DecodeTransferQueue", None), "pop_transferred", None)
+    method = getattr(getattr(module(DECODE, modules), "DecodeTransferQueue", None), "pop_transferred", None)
     names = getattr(getattr(method, "__code__", None), "co_names", ())
     there = "metadata_buffers" in names
     return [

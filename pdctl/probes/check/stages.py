@@ -69,7 +69,7 @@ def _ranks(looking: Looking) -> Outcome:
     found = looking.found
     document = judge(*collect(found, looking.client), earlier=found.earlier, problems=found.problems)
     there = "recorded" if looking.recorded else "live"
-    silent = [row for row in document.ranks if row.state != there]
+    silent = [row for row in document.ranks if row.state != there and row.source != "outside"]
     failed = [row for row in document.ranks if row.hook_errors or row.hooks_removed]
     findings: list[Finding] = [
         finding("PD112", f"{row.rank}: {row.reason or row.state}.", ranks=(row.rank,)) for row in silent

@@ -406,7 +406,9 @@ def _now(group: Group, splits: Sequence[RoomSplit] = ()) -> Iterable[RankNow]:
             age = max(0.0, (view.status.mono_ns - view.status.tick_mono_ns) / 1e9)
         elif view.recording is not None and view.now_ns is not None and view.recording.tick_mono_ns:
             age = max(0.0, (view.now_ns - view.recording.tick_mono_ns) / 1e9)
-        state = "live" if view.status is not None else "silent" if view.state == "live" else view.state
+        state = view.state
+        if state != "outside":
+            state = "live" if view.status is not None else "silent" if state == "live" else state
         doing = words.doing(view) or view.silence
         batch = [split.room for split in splits if explain.where_now(view, split.room) == "running"]
         if batch:

@@ -16,14 +16,16 @@ if TYPE_CHECKING:
     from pdctl.recording.reader import Recording
 
 NS = 1e9
+OUTSIDE = "no agent is in it: turns and rounds are not known"
 
 
 class RankRow(msgspec.Struct, frozen=True, kw_only=True):
     """One rank.
 
-    state: ``live`` (it answered), ``silent`` (its process runs, it did not answer), ``dead``, ``recorded`` (only its
-    recording was asked for), ``no agent`` (its server should have it, nothing of it is here); reason says more for all
-    but ``live``. source: where the numbers are from, ``agent``, ``recording`` or "". ticks, tick_age_s (seconds since
+    state: ``live`` (it answered), ``silent`` (its process runs, it did not answer), ``outside`` (it has no agent here and
+    is read from outside), ``dead``, ``recorded`` (only its recording was asked for), ``no agent`` (its server should have
+    it, nothing of it is here); reason says more for all but ``live``. source: where the numbers are from, ``agent``,
+    ``outside``, ``recording`` or "". ticks, tick_age_s (seconds since
     its last turn) and rounds (``queue/group kind`` to the ordinal of the last round entered) are None or empty where
     unknown. where: what its main thread does, in words.
     recording: its path, "" when recording_off says why there is none; size in bytes.
@@ -97,16 +99,21 @@ def judge(
         for problem in (recording.problems if recording is not None else ())
     ]
     said = (*problems, *torn)
-    partial = any(r.state != "live" for r in rows) or bool(said)
+    partial = any(r.state != "live" and r.source != "outside" for r in rows) or bool(said)
     return RanksDocument(ranks=rows, earlier=earlier, problems=said, partial=partial)
 
 
 def row(answer: Answer[Status], recording: Recording | None, now_wall_ns: int) -> RankRow:
     """Return the row of one rank: what it said, else what its recording says, else only why there is nothing."""
     common = _common(answer.rank)
+    outside = answer.rank.state == "outside"
     if answer.body is not None:
-        return msgspec.structs.replace(common, state="live", source="agent", **_from_status(answer.body))
-    state = "silent" if answer.rank.live else answer.rank.state
+        state, source, reason = ("outside", "outside", OUTSIDE) if outside else ("live", "agent", "")
+        said = _from_status(answer.body)
+        if outside:
+            said["ticks"] = None  # what is counted there are no turns
+        return msgspec.structs.replace(common, state=state, source=source, reason=reason, **said)
+    state = "silent" if answer.rank.live and not outside else answer.rank.state
     common = msgspec.structs.replace(common, state=state, reason=answer.reason)
     if recording is None:
         return common

@@ -174,7 +174,7 @@ def _others(place: Standing) -> str:
 def _row(view: RankLooks, *, outlier: bool, quiet: bool) -> RankStack:
     last, stack = view.last, _stack(view)
     state = view.state if view.state != "live" or not view.silence else "silent"
-    source = "agent" if last is not None else "outside" if stack else ""
+    source = "agent" if last is not None and view.state != "outside" else "outside" if stack else ""
     return RankStack(
         rank=view.identity.label,
         state=state,
@@ -185,7 +185,7 @@ def _row(view: RankLooks, *, outlier: bool, quiet: bool) -> RankStack:
         outlier=outlier,
         where=call_words(last.call, last.stack) if last is not None else words.predicate(None, stack) if stack else "",
         last_round=last_round_words(view.recording) if view.recording is not None else "",
-        ticks=last.ticks if last is not None else None,
+        ticks=last.ticks if last is not None and view.state != "outside" else None,
         call=last.call if last is not None else None,
         stack=stack,
         pid=view.identity.pid,

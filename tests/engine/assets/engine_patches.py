@@ -1,6 +1,7 @@
 """What some engine versions need to run without a GPU, applied as their modules are imported.
 
-``PDCTL_TEST_PATCHES`` lists the patches by name, comma-separated. None of them touches what pdctl reads or hooks.
+``PDCTL_TEST_PATCHES`` lists the patches by name, comma-separated. None of them touches what pdctl reads or hooks, but for
+``late-metadata``, which stands in for a slow network where there is no pdctl to break anything.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -60,11 +63,28 @@ def _copy_rows(dst: Any, src: Any, dim: int, offset: Any, sz: Any, offset_src: b
         dst[first : first + rows].copy_(src[:rows])
 
 
+def _late_metadata(connection: ModuleType) -> None:
+    """While the file ``PDCTL_TEST_LATE`` exists, metadata gets to decode tp1 as many seconds late as it says."""
+    manager = connection.MooncakeKVManager
+    send_aux, file = manager.send_aux, Path(os.environ["PDCTL_TEST_LATE"])
+
+    def later(self: Any, req: Any, *args: Any) -> Any:
+        if self.decode_kv_args_table[req.mooncake_session_id].dst_tp_rank != 1 or not file.exists():
+            return send_aux(self, req, *args)
+        timer = threading.Timer(float(file.read_text()), send_aux, (self, req, *args))
+        timer.daemon = True
+        timer.start()
+        return 0
+
+    manager.send_aux = later
+
+
 PATCHES: dict[str, dict[str, Patch]] = {
     "no-pinned-memory": {
         "sglang.srt.managers.scheduler": _ignore_pin_memory,
         "sglang.srt.disaggregation.mooncake.conn": _no_host_indices,
     },
+    "late-metadata": {"sglang.srt.disaggregation.mooncake.conn": _late_metadata},
     # Tokens come out wrong with it, all else is as it should be.
     "dp-attention": {
         "sglang.srt.layers.attention.torch_native_backend": _pad_value,

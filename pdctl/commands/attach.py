@@ -1,0 +1,183 @@
+"""``pdctl attach``: what can be read of schedulers that run without an agent, from outside and without changing them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import msgspec
+import typer
+
+from pdctl.commands.options import (
+    RANK_TIMEOUT_S,
+    TIMEOUT_S,
+    OutputOption,
+    RankTimeoutOption,
+    TimeoutOption,
+)
+from pdctl.documents import Document
+from pdctl.errors import Exit, PdctlError
+from pdctl.output import Format, Output
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from pdctl.outside.find import Candidate
+
+
+class AttachRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One process.
+
+    rank: its label, "" where it can't be read: reason says why, next_step what helps. python: its version. reads: what can
+    be read of it. lacks: what can't, each with the reason. requests: how many it holds. slots: how many metadata slots.
+    stopped_ms: how long its main thread stood for a reading, at most; 0 where nothing had to stop.
+    """
+
+    pid: int
+    title: str
+    rank: str = ""
+    service: str = ""
+    engine_version: str = ""
+    python: str = ""
+    reads: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
+    requests: int = 0
+    slots: int = 0
+    stopped_ms: float = 0.0
+    where: str = ""
+    reason: str = ""
+    next_step: str = ""
+
+
+class AttachDocument(Document, frozen=True, kw_only=True, tag="pdctl.attach"):
+    """Answer of ``pdctl attach``."""
+
+    processes: tuple[AttachRow, ...]
+
+
+def command(
+    pids: Annotated[
+        Optional[list[int]],  # noqa: UP045  # typer evaluates annotations
+        typer.Argument(metavar="[PID]...", help="Processes to read, whatever they call themselves."),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="All scheduler processes of this host.")] = False,
+    output: OutputOption = Format.TABLE,
+    timeout: TimeoutOption = TIMEOUT_S,
+    rank_timeout: RankTimeoutOption = RANK_TIMEOUT_S,
+) -> int:
+    """Read ranks that run without an agent, from outside: who they are, and what can be known of them.
+
+    Nothing is started in them. Other commands read such ranks by themselves, as far as this one can.
+
+    Exit code: 0 when all could be read, 3 when some could not, 4 when none could.
+    """
+    from pdctl.outside.find import candidate, candidates
+
+    if bool(pids) == every:
+        raise typer.BadParameter("name processes, or --all")
+    chosen = candidates() if every else [candidate(pid) for pid in dict.fromkeys(pids or ())]
+    if not chosen:
+        raise PdctlError(
+            "no process here calls itself sglang::scheduler",
+            "Is pdctl in the engine's pid namespace? From a sidecar that needs shareProcessNamespace, on the host nothing.",
+        )
+    rows = read(chosen, timeout_s=timeout, rank_timeout_s=rank_timeout)
+    out = Output(output)
+    out.document(AttachDocument(processes=rows), rows, lambda console: draw(rows, console))
+    unread = [row for row in rows if row.reason]
+    if not unread:
+        return int(Exit.CLEAN)
+    return int(Exit.UNREACHABLE if len(unread) == len(rows) else Exit.PARTIAL)
+
+
+def read(chosen: Sequence[Candidate], *, timeout_s: float, rank_timeout_s: float) -> tuple[AttachRow, ...]:
+    """Return a row for every process, in their order, within ``timeout_s``."""
+    from pdctl.client import Client
+    from pdctl.metadata import Metadata
+    from pdctl.model import Snapshot, Status
+    from pdctl.outside.ranks import found_ranks, identity_of, python_of, stops
+    from pdctl.probes.ranks.judge import call_words
+
+    began = time.monotonic()
+    ranks = found_ranks(chosen, min(rank_timeout_s, timeout_s / 2))
+    left_s = max(0.0, timeout_s - (time.monotonic() - began))
+    with Client(timeout_s=left_s, rank_timeout_s=rank_timeout_s) as client:
+        statuses = client.ask(ranks, "status", Status)
+        snapshots = client.ask(ranks, "queues", Snapshot)
+        rows = client.ask(ranks, "metadata", Metadata, {"sums": False})
+    stopped = stops(ranks)
+    found = []
+    for one, status, snapshot, metadata in zip(chosen, statuses, snapshots, rows, strict=True):
+        if snapshot.body is None:
+            known = AttachRow(pid=one.pid, title=one.title, reason=snapshot.reason, next_step=snapshot.next_step)
+            found.append(msgspec.structs.replace(known, python=python_of(one)))
+            continue
+        lacks = [f"{name}: {why}" for name, why in snapshot.body.missing.items()]
+        reads = ["queues"]
+        if status.body is not None:
+            reads.append("stack")
+        else:
+            lacks.append(f"stack: {status.reason}")
+        if metadata.body is not None and not metadata.body.not_read:
+            reads.append("metadata")
+        i = identity_of(one) or status.rank.identity
+        found.append(
+            AttachRow(
+                pid=one.pid,
+                title=one.title,
+                rank=i.label,
+                service=i.service,
+                engine_version=i.engine_version,
+                python=python_of(one),
+                reads=tuple(reads),
+                lacks=(*lacks, "rounds: no agent counts them"),
+                requests=sum(map(len, snapshot.body.queues.values())),
+                slots=metadata.body.slots if metadata.body is not None else 0,
+                stopped_ms=round(stopped.get(one.pid, 0.0), 3),
+                where=call_words(status.body.call, status.body.stack) if status.body is not None else "",
+            )
+        )
+    return tuple(found)
+
+
+# ---- for people ------------------------------------------------------------------------------------------------------
+
+
+def draw(rows: Sequence[AttachRow], console: Console) -> None:
+    """Draw a line a process, and below it why those that can't be read can't be."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("rank", "pid", "engine", "python", "requests", "slots", "stopped", "main thread"):
+        table.add_column(name, no_wrap=name != "main thread", justify="right" if name in _RIGHT else "left")
+    for row in rows:
+        read = not row.reason
+        table.add_row(
+            row.rank or "?",
+            str(row.pid),
+            row.engine_version or "-",
+            row.python or "-",
+            str(row.requests) if read else "-",
+            str(row.slots) if read else "-",
+            f"{row.stopped_ms:.1f} ms" if row.stopped_ms else "no" if read else "-",
+            row.where or ("-" if read else "can't be read"),
+        )
+    console.print(table)
+    for row in rows:
+        who = row.rank or f"pid {row.pid}"
+        if row.reason:
+            console.print(
+                f"  {who}: {row.reason}" + (f"\n    {row.next_step}" if row.next_step else ""), soft_wrap=True
+            )
+        for lack in row.lacks:
+            if not lack.startswith("rounds:"):
+                console.print(f"  {who}: not known: {lack}", soft_wrap=True)
+    if any(not row.reason for row in rows):
+        console.print(
+            "  Rounds are not known without an agent: what differs is SKEWED until it has lasted (--confirm)."
+        )
+
+
+_RIGHT = ("pid", "requests", "slots", "stopped")
