@@ -16,6 +16,7 @@ KINDS = {
     paths.REGISTRATION_SUFFIX: "registration",
     paths.SOCKET_SUFFIX: "socket",
     paths.RECORDING_SUFFIX: "recording",
+    paths.STACKS_SUFFIX: "stacks",
     ".part": "unfinished",
 }
 RECENT_S = 60.0

@@ -30,6 +30,7 @@ from pdctl.wire import PROTOCOL
 
 if TYPE_CHECKING:
     from pdctl.agent.server import Server
+    from pdctl.agent.visible import Stacks
 
 log = logging.getLogger("pdctl")
 
@@ -59,6 +60,7 @@ class Agent:
         self._install()
         self.server: Server | None = None
         self.registration = self._serve(env)
+        self.stacks = self._be_seen(env)
 
     @classmethod
     def start(cls, adapter: Adapter, loaded_by: str = "") -> Agent | None:
@@ -84,7 +86,8 @@ class Agent:
         socket = " and ".join(filter(None, (r.endpoint, r.tcp, r.tcp_off))) or f"socket off ({r.endpoint_off})"
         recording = r.recording or f"recording off ({r.recording_off})"
         armed = ", faults can be injected (PDCTL_ARM=1)" if self.identity.armed else ""
-        return f"pdctl agent {pdctl.__version__} in {self.identity.label}: {socket}, {recording}{armed}"
+        seen = f", stacks on {self.stacks.name}" if self.stacks is not None and not self.stacks.off else ""
+        return f"pdctl agent {pdctl.__version__} in {self.identity.label}: {socket}, {recording}{seen}{armed}"
 
     def stop(self) -> None:
         """End the agent: faults healed, hooks out, socket and registration gone, recording closed. Idempotent."""
@@ -97,6 +100,8 @@ class Agent:
         if self.server is not None:
             self.server.stop()
             self.server = None
+        if self.stacks is not None:
+            self.stacks.stop()
         if self.registration.endpoint:
             socket = Path(self.registration.endpoint.removeprefix("ipc://"))
             socket.unlink(missing_ok=True)
@@ -119,6 +124,19 @@ class Agent:
             log.warning("pdctl agent of %s has ended: %s; what is recorded goes on", self.identity.label, why)
         except Exception:  # noqa: S110  # it ends either way
             pass
+
+    def _be_seen(self, env: Mapping[str, str]) -> Stacks | None:
+        """Let others see in where the agent can't answer; nothing that goes wrong here matters to anything else."""
+        try:
+            from pdctl.agent.visible import Stacks, allow_readers
+
+            allow_readers(env)
+            if self.registration.endpoint:
+                socket = Path(self.registration.endpoint.removeprefix("ipc://"))
+                return Stacks(socket.with_suffix(paths.STACKS_SUFFIX), env)
+        except Exception:  # noqa: S110  # it was only a help
+            pass
+        return None
 
     # ---- parts ------------------------------------------------------------------------------------------------------
 

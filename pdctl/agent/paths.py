@@ -2,6 +2,7 @@
 
     run directory     <pid>-<start>.json   who the rank is and how to reach it, written atomically
                       <pid>-<start>.sock   its control socket
+                      <pid>-<start>.stacks  its stacks, from when it was asked for them by a signal
     record directory  <pid>-<start>.pdrec  its recording
 
 ``start`` is the process's start time in clock ticks since boot, so that a pid used again is not taken for the rank.
@@ -22,6 +23,7 @@ from pdctl.model import Identity
 REGISTRATION_SUFFIX = ".json"
 SOCKET_SUFFIX = ".sock"
 RECORDING_SUFFIX = ".pdrec"
+STACKS_SUFFIX = ".stacks"
 SOCKET_PATH_MAX = 107
 """Bytes that fit into ``sun_path`` of a Unix socket address, without its closing zero byte."""
 

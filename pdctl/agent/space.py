@@ -15,6 +15,7 @@ from pdctl.recording.writer import process_start
 SHARE = 8
 """A recording takes at most one eighth of what is free: NCCL and torch need shared memory too, and ranks are many."""
 
+_SUFFIXES = (paths.REGISTRATION_SUFFIX, paths.SOCKET_SUFFIX, paths.RECORDING_SUFFIX, paths.STACKS_SUFFIX)
 KEEP_STARTS = 2
 """Earlier starts of a server whose recordings are kept."""
 
@@ -67,7 +68,7 @@ def make_way(folders: list[Path], own: Identity) -> int:
     gone = [r for r in left.values() if r.identity.instance not in kept[:KEEP_STARTS]]
     for rank in gone:
         for folder in folders:
-            for suffix in (paths.REGISTRATION_SUFFIX, paths.SOCKET_SUFFIX, paths.RECORDING_SUFFIX):
+            for suffix in _SUFFIXES:
                 try:
                     (folder / f"{rank.stem}{suffix}").unlink(missing_ok=True)
                 except OSError:

@@ -135,7 +135,7 @@ def remove_files(config: LabConfig, ended: Iterable[Process]) -> None:
     """Remove sockets, registrations and recordings of the lab's processes, and its directory."""
     for process in ended:
         stem = paths.stem(process.pid, process.start)
-        for suffix in (paths.REGISTRATION_SUFFIX, paths.SOCKET_SUFFIX):
+        for suffix in (paths.REGISTRATION_SUFFIX, paths.SOCKET_SUFFIX, paths.STACKS_SUFFIX):
             (Path(config.run_dir) / f"{stem}{suffix}").unlink(missing_ok=True)
         (Path(config.record_dir) / f"{stem}{paths.RECORDING_SUFFIX}").unlink(missing_ok=True)
     shutil.rmtree(config.state_dir, ignore_errors=True)

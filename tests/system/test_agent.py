@@ -38,7 +38,7 @@ def test_what_it_leaves_is_closed_to_others_whatever_the_umask(ranks: TinyRanks)
         ranks.start()
     finally:
         os.umask(old)
-    assert modes(ranks.run_dir) == {".json": 0o600, ".sock": 0o600}
+    assert modes(ranks.run_dir) == {".json": 0o600, ".sock": 0o600, ".stacks": 0o600}
     assert modes(ranks.record_dir) == {".pdrec": 0o600}
     assert stat.S_IMODE(ranks.run_dir.stat().st_mode) == stat.S_IMODE(ranks.record_dir.stat().st_mode) == 0o700
 

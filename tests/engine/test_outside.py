@@ -1,0 +1,109 @@
+"""A real pair that was started without pdctl, hung by late metadata, is read from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pdctl.outside.find import candidates
+from tests.engine.env import ROOT, EngineNotInstalledError, Namespace, engine_env
+from tests.engine.harness import Pair, wait_for
+
+MOST_STOPPED_MS = 5.0
+PATIENT = ("--timeout", "240", "--rank-timeout", "100")
+
+
+@pytest.fixture
+def pair(namespace: Namespace, tmp_path: Path) -> Iterator[Pair]:
+    try:
+        env = engine_env("0.5.12.post1").with_patches("late-metadata")
+    except EngineNotInstalledError as error:
+        pytest.skip(str(error))
+    find = [str(env.python), "-c", "import importlib.util; print(importlib.util.find_spec('pdctl'))"]
+    there = subprocess.run(find, env=env.process_environ(), capture_output=True, text=True, check=True)
+    assert there.stdout == "None\n", "the engine shall not know pdctl"
+    late = {"PDCTL_TEST_LATE": str(tmp_path / "late")}
+    with Pair.start(env, namespace, tmp_path, environ=late) as started:
+        yield started
+
+
+def schedulers(pair: Pair) -> dict[int, str]:
+    """Return pid → title of the pair's scheduler processes."""
+    family = {child.pid for s in pair.servers for child in psutil.Process(s.process.pid).children(recursive=True)}
+    return {one.pid: one.title for one in candidates() if one.pid in family}
+
+
+def asked(pids: dict[int, str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Run a command on these processes, with no directory of agents named."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PDCTL_")}
+    env |= {"PDCTL_OUTSIDE": ",".join(map(str, pids)), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "pdctl.cli", *arguments, "-o", "json", *PATIENT]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def attached(pids: dict[int, str]) -> dict[str, dict[str, Any]]:
+    """Return label → row of these processes, as ``pdctl attach --all`` shows them among all of this host."""
+    _, seen = asked(pids, "attach", "--all")
+    return {row["rank"]: row for row in seen["processes"] if row["pid"] in pids}
+
+
+def test_a_pair_without_pdctl_is_diagnosed_from_outside(pair: Pair, tmp_path: Path) -> None:
+    assert all(pair.one_by_one(2))
+    pids = schedulers(pair)
+    assert sorted(pids.values()) == ["sglang::scheduler", "sglang::scheduler_TP0", "sglang::scheduler_TP1"]
+    busy = pair.begin(4, tokens=64)
+    for _ in range(3):  # while they work
+        rows = attached(pids)
+        assert set(rows) == {"prefill dp0 pp0 tp0", "decode dp0 pp0 tp0", "decode dp0 pp0 tp1"}
+        for row in rows.values():
+            assert (row["reason"], row["engine_version"], row["slots"]) == ("", "0.5.12.post1", 64)
+            assert row["lacks"] == ["rounds: no agent counts them"]
+            assert row["stopped_ms"] <= MOST_STOPPED_MS
+    assert all(outcome().tokens for outcome in busy)
+
+    (tmp_path / "late").write_text("6")
+    pair.begin(1, limit_s=300)
+    room = pair.rooms[-1]
+
+    def parted() -> dict[str, Any] | None:
+        status, seen = asked(pids, "diff-queues")
+        doing = {(g["role"], now["rank"]): now["doing"] for g in seen["groups"] for now in g["now"]}
+        hung = "all_reduce" in doing.get(("decode", "tp0"), "") and "broadcast" in doing.get(("decode", "tp1"), "")
+        return seen if status == 1 and hung else None
+
+    seen = wait_for("diff-queues names the room and where both ranks hang", parted, 300, 1.0)
+    [group] = [group for group in seen["groups"] if group["role"] == "decode"]
+    assert (group["verdict"], group["ranks"]) == ("SKEWED", ["tp0", "tp1"])
+    assert {now["state"] for now in group["now"]} == {"outside"}
+    lengths = {row["queue"]: row["lengths"] for row in group["queues"]}
+    assert lengths["decode.transfer"] == [0, 1]
+    [finding] = [finding for finding in seen["findings"] if finding["code"] == "PD111"]
+    assert f"tp0 has nothing, tp1 has room {room}" in finding["summary"]
+    assert finding["ranks"] == ["tp0", "tp1"]
+
+    rows = attached(pids)
+    decode = [rows[f"decode dp0 pp0 tp{tp}"] for tp in range(2)]
+    assert [row["requests"] for row in decode] == [1, 1]  # tp0 computes with it, tp1 still waits for its metadata
+    assert [row["stopped_ms"] for row in decode] == [0.0, 0.0], "a rank that hangs needs not be stopped"
+    assert "all_reduce" in decode[0]["where"]
+    assert "broadcast" in decode[1]["where"]
+    assert rows["prefill dp0 pp0 tp0"]["stopped_ms"] <= MOST_STOPPED_MS
+
+    # What each other command knows of the hang: rows, state, stacks; the late row has landed since.
+    _, slots = asked(pids, "dump", "metadata")
+    of_room = [slot for slot in slots["slots"] if slot["expected"] == room and slot["rank"] == "decode dp0 pp0 tp1"]
+    assert [(slot["found"], slot["where"]) for slot in of_room] == [(room, "decode.transfer")]
+    _, stacks = asked(pids, "stacks")
+    moves = {row["rank"]: row["moves"] for row in stacks["ranks"]}
+    assert moves["decode dp0 pp0 tp0"] == moves["decode dp0 pp0 tp1"] == "stuck"
+    assert not list(pair.run_dir.iterdir()), "an agent was there after all"
