@@ -137,6 +137,14 @@ def _options(
             "--endpoint", metavar="tcp://HOST:PORT", help="A rank on another host; repeatable [PDCTL_ENDPOINT]."
         ),
     ] = None,
+    store: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            "--store",
+            metavar="HOST:PORT|env",
+            help="The job's TCPStore, where its ranks publish themselves [PDCTL_STORE].",
+        ),
+    ] = None,
     server_key: Annotated[
         str, typer.Option("--server-key", metavar="KEY", help="The public key ranks have there [PDCTL_SERVER_KEY].")
     ] = "",
@@ -147,6 +155,7 @@ def _options(
     given = {
         "PDCTL_CONTEXT": context,
         "PDCTL_ENDPOINT": " ".join(endpoint or ()),
+        "PDCTL_STORE": " ".join(store or ()),
         "PDCTL_SERVER_KEY": server_key,
         "PDCTL_KEY": key,
     }

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 10.0
 RANK_TIMEOUT_S = 2.0
 CHUNK = 512 * 1024
+_CUT_OFF = "connected, but nothing comes back: its host is cut off, its process is stopped, or something holds the GIL"
 
 T = TypeVar("T")
 
@@ -69,8 +70,8 @@ class Client:
 
     def close(self) -> None:
         """Drop all connections; what was asked and not answered is forgotten."""
-        for endpoint in list(self._sockets):
-            self._drop(endpoint)
+        for connection in list(self._sockets):
+            self._drop(connection)
         self._context.destroy(linger=0)
 
     def restart(self) -> None:
@@ -108,8 +109,8 @@ class Client:
         for index, (rank, args) in enumerate(questions):
             if rank.state == "outside":
                 continue
-            if self._given_up and rank.endpoint in self._given_up:
-                answers[index] = self._given_up[rank.endpoint]
+            if self._given_up and rank.connection in self._given_up:
+                answers[index] = self._given_up[rank.connection]
                 continue
             silent = unreachable(rank)
             if silent is not None:
@@ -195,22 +196,22 @@ class Client:
             return Answer(rank, None, Silence.GARBAGE, f"its recording can't be read: {error}")
 
     def _socket(self, rank: FoundRank) -> zmq.Socket[bytes]:
-        sock = self._sockets.get(rank.endpoint)
+        sock = self._sockets.get(rank.connection)
         if sock is None:
-            sock = self._sockets[rank.endpoint] = self._context.socket(zmq.DEALER)
+            sock = self._sockets[rank.connection] = self._context.socket(zmq.DEALER)
             sock.setsockopt(zmq.LINGER, 0)
             sock.setsockopt(zmq.MAXMSGSIZE, wire.MAX_MESSAGE)
             sock.setsockopt(zmq.SNDHWM, 64)
             if rank.access is not None:
                 from pdctl.remote import Watch  # only where something is remote
 
-                self._watches[rank.endpoint] = Watch(sock, rank.access)
+                self._watches[rank.connection] = Watch(sock, rank.access)
             sock.connect(rank.endpoint)
         return sock
 
-    def _drop(self, endpoint: str) -> str:
+    def _drop(self, connection: str) -> str:
         """Close a connection; returns why it did not get through, "" where it did or is one to this host."""
-        sock, watch = self._sockets.pop(endpoint, None), self._watches.pop(endpoint, None)
+        sock, watch = self._sockets.pop(connection, None), self._watches.pop(connection, None)
         why = watch.close() if watch is not None else ""
         if sock is not None:
             sock.close(linger=0)
@@ -218,11 +219,9 @@ class Client:
 
     def _timed_out(self, rank: FoundRank) -> Answer[Any]:
         # A late answer to this question must not meet the next one on a full queue: the connection is made anew.
-        not_through = self._drop(rank.endpoint)
+        not_through = self._drop(rank.connection)
         if rank.access is not None:
-            return self._without_answer(
-                rank, not_through or "it is connected, but its agent does not answer", not_through
-            )
+            return self._without_answer(rank, not_through or _CUT_OFF, not_through)
         process = look(rank.identity.pid)
         ended = _ended(rank, process)
         if ended:
@@ -235,7 +234,7 @@ class Client:
             return Answer(rank, None, silence, f"no answer within {self._timeout_s:g} s overall: {why}")
         answer = Answer[Any](rank, None, silence, f"no answer within {self._rank_timeout_s:g} s: {why}")
         if self._given_up is not None:
-            self._given_up[rank.endpoint] = answer
+            self._given_up[rank.connection] = answer
         return answer
 
 
@@ -276,6 +275,8 @@ def _refusal(error: OSError) -> Silence:
 
 def unreachable(rank: FoundRank) -> tuple[Silence, str] | None:
     """Return why it is no use to ask ``rank``, None when it may answer. Tries its socket, sends nothing."""
+    if rank.silent:
+        return rank.silent, rank.silent_why
     if rank.state == "no agent":
         return Silence.NO_AGENT, rank.endpoint_off
     if rank.state == "dead":
@@ -288,8 +289,6 @@ def unreachable(rank: FoundRank) -> tuple[Silence, str] | None:
         return Silence.NO_SOCKET, rank.endpoint_off or "it has no socket"
     if rank.protocol != wire.PROTOCOL:
         return Silence.PROTOCOL, f"its agent speaks protocol {rank.protocol}, this pdctl speaks {wire.PROTOCOL}"
-    if rank.silent:
-        return rank.silent, rank.silent_why
     if rank.access is not None:
         return None  # its connection tells, once it has been tried
     path = rank.endpoint.removeprefix("ipc://")

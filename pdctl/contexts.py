@@ -16,7 +16,7 @@ Kept in ``$XDG_CONFIG_HOME/pdctl/contexts.toml`` (``~/.config`` where unset), on
 
 ``--context NAME`` and ``PDCTL_CONTEXT`` choose one for a single command, in this order, before ``current``. Directories
 given by ``--run-dir``, ``--record-dir`` or the environment of the command win over those of a context, and so do
-``--endpoint``, ``--server-key`` and ``--key``.
+``--endpoint``, ``--store``, ``--server-key`` and ``--key``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 class Context(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One saved target. run_dir, record_dir: as the options of that name, "" for the usual place. inject: INJECT.
 
-    endpoints: where ranks listen for other hosts. server_key: the public key that agents there have. key: the name of the
+    endpoints: where ranks listen for other hosts. store: the job's TCPStore, where they publish themselves.
+    server_key: the public key that agents there have. key: the name of the
     pair that is shown to them.
     """
 
@@ -50,6 +51,7 @@ class Context(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     record_dir: str = ""
     inject: str = "allow"
     endpoints: tuple[str, ...] = ()
+    store: str = ""
     server_key: str = ""
     key: str = ""
 
@@ -120,6 +122,7 @@ def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         "PDCTL_RUN_DIR": context.run_dir,
         "PDCTL_RECORD_DIR": context.record_dir,
         "PDCTL_ENDPOINT": " ".join(context.endpoints),
+        "PDCTL_STORE": context.store,
         "PDCTL_SERVER_KEY": context.server_key,
         "PDCTL_KEY": context.key,
     }

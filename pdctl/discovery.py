@@ -36,9 +36,9 @@ MAX_ABSENT = 4096
 class Found:
     """What was found. earlier: dead ranks of earlier starts, left out. problems: files that could not be read.
 
-    salts: those of the traces they are from, where names in them are hashed. took_s: how long it took to ask ranks on other
-    hosts who they are, and to read it of those without an agent. unregistered: scheduler processes that have no agent here
-    and were not looked at.
+    salts: those of the traces they are from, where names in them are hashed. elsewhere: endpoints and stores that
+    were asked as well. took_s: how long that took, and reading ranks without an agent. unregistered: scheduler processes
+    that have no agent here and were not looked at.
     """
 
     ranks: tuple[FoundRank, ...] = ()
@@ -46,6 +46,7 @@ class Found:
     problems: tuple[str, ...] = ()
     looked_in: tuple[Path, ...] = ()
     salts: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
     took_s: float = 0.0
     unregistered: int = 0
 
@@ -63,7 +64,7 @@ class Found:
         """Return self; raises PdctlError (UNREACHABLE) when there is no rank at all."""
         if self.ranks:
             return self
-        looked = ", ".join(map(str, self.looked_in))
+        looked = ", ".join([*self.elsewhere, *map(str, self.looked_in)])
         detail = "".join(f"\n  {problem}" for problem in self.problems)
         if self.unregistered:
             raise PdctlError(
@@ -72,7 +73,9 @@ class Found:
             )
         raise PdctlError(
             f"no ranks found in {looked}{detail}",
-            "Does the engine run with pdctl's agent, as this user, with the same PDCTL_RUN_DIR and PDCTL_RECORD_DIR?",
+            "Does the engine run with pdctl's agent, and with PDCTL_LISTEN?"
+            if self.elsewhere and not self.looked_in
+            else "Does the engine run with pdctl's agent, as this user, with the same PDCTL_RUN_DIR and PDCTL_RECORD_DIR?",
         )
 
 
@@ -81,17 +84,18 @@ def discover(
     *,
     source: Path | None = None,
     every_start: bool = False,
-    timeout_s: float = 2.0,
+    timeout_s: float = 10.0,
+    rank_timeout_s: float = 2.0,
     outside: bool = False,
 ) -> Found:
-    """Return the ranks of this host, or those at the endpoints that the environment names.
+    """Return the ranks of this host, or those at the endpoints and in the stores that the environment names.
 
     env: PDCTL_RUN_DIR, PDCTL_RECORD_DIR and XDG_RUNTIME_DIR are used as the agents use them. source: read this
     trace, or the traces and recordings in this directory, only, as if every rank were dead. every_start: also dead ranks of
-    earlier starts of a server. timeout_s: how long ranks at endpoints (PDCTL_ENDPOINT) are waited for, all together. With
-    those, directories are looked into only where PDCTL_RUN_DIR or PDCTL_RECORD_DIR names them; a rank that is found there as
-    well is reached there. outside: read ranks of this host that have no agent, too, within the same time; which,
-    PDCTL_OUTSIDE says (:func:`_outside`).
+    earlier starts of a server. Ranks at endpoints (PDCTL_ENDPOINT) and in stores (PDCTL_STORE) are waited for, all together,
+    for rank_timeout_s, stores for half of timeout_s. With those, directories are looked into only where PDCTL_RUN_DIR or
+    PDCTL_RECORD_DIR names them; a rank that is found there as well is reached there. outside: read ranks of this host that
+    have no agent, too, within rank_timeout_s; which, PDCTL_OUTSIDE says (:func:`_outside`).
 
     Raises PdctlError (UNREACHABLE) for a directory that is not this user's alone or can't be read, and for a trace that
     can't be used.
@@ -100,7 +104,7 @@ def discover(
     problems: list[str] = []
     ranks: dict[str, FoundRank] = {}
     traces: list[Trace] = []
-    away: list[FoundRank] = []
+    elsewhere: tuple[str, ...] = ()
     if source is not None and not source.is_dir():
         from pdctl.trace.container import held  # loads what reads ZIP files
 
@@ -108,8 +112,9 @@ def discover(
         looked_in: tuple[Path, ...] = (source,)
         recordings = None
     elif source is None:
-        away = _away(env, timeout_s)
-        folders, recordings = _folders(env, away)
+        away = _away(env, timeout_s, rank_timeout_s, problems)
+        elsewhere = tuple(_elsewhere(env))
+        folders, recordings = _folders(env, elsewhere)
         for folder in folders:
             _check(folder)
             for rank in _registered(folder, problems):
@@ -129,8 +134,8 @@ def discover(
             ranks.setdefault(_key(rank.identity), rank)
     strangers: list[FoundRank] = []
     unregistered = 0
-    if source is None and outside and (not away or env.get("PDCTL_OUTSIDE")):
-        strangers, unregistered = _outside(env, list(ranks.values()), timeout_s - (time.monotonic() - began))
+    if source is None and outside and (not elsewhere or env.get("PDCTL_OUTSIDE")):
+        strangers, unregistered = _outside(env, list(ranks.values()), rank_timeout_s)
         for rank in strangers:
             ranks.setdefault(_key(rank.identity), rank)
     chosen, earlier = (list(ranks.values()), 0) if every_start else _current(list(ranks.values()))
@@ -140,8 +145,8 @@ def discover(
     chosen += [replace(rank, endpoint_off=reasons.get(_place_of(rank.identity), where)) for rank in absent]
     chosen.sort(key=lambda rank: order(rank.identity))
     salts = tuple(dict.fromkeys(t.manifest.salt for t in traces if t.manifest.salt))
-    took = time.monotonic() - began if away or strangers else 0.0
-    return Found(tuple(chosen), earlier, tuple(problems), looked_in, salts, took, unregistered)
+    took = time.monotonic() - began if elsewhere or strangers else 0.0
+    return Found(tuple(chosen), earlier, tuple(problems), looked_in, salts, elsewhere, took, unregistered)
 
 
 def _outside(env: Mapping[str, str], ranks: list[FoundRank], timeout_s: float) -> tuple[list[FoundRank], int]:
@@ -178,16 +183,23 @@ def _outside(env: Mapping[str, str], ranks: list[FoundRank], timeout_s: float) -
     return found, len(strangers) - len(chosen)
 
 
-def _away(env: Mapping[str, str], timeout_s: float) -> list[FoundRank]:
-    """Return the ranks at the endpoints that the environment names."""
-    if not env.get("PDCTL_ENDPOINT"):
+def _away(env: Mapping[str, str], timeout_s: float, rank_timeout_s: float, problems: list[str]) -> list[FoundRank]:
+    """Return the ranks on other hosts that the environment names."""
+    if not _elsewhere(env):
         return []
     from pdctl import remote  # only where something is remote
 
-    return remote.ask(remote.targets(env), env, timeout_s)
+    return remote.find(env, timeout_s, rank_timeout_s, problems)
 
 
-def _folders(env: Mapping[str, str], away: Sequence[FoundRank]) -> tuple[list[Path], Path | None]:
+def _elsewhere(env: Mapping[str, str]) -> list[str]:
+    """Return the endpoints and stores that the environment names, as they are written."""
+    named = env.get("PDCTL_STORE", "").replace(",", " ").split()
+    stores = [f"store {word}" for word in named if word.lower() != "off"]
+    return [*env.get("PDCTL_ENDPOINT", "").replace(",", " ").split(), *stores]
+
+
+def _folders(env: Mapping[str, str], away: Sequence[str]) -> tuple[list[Path], Path | None]:
     """Return the run directories and the record directory to look into: none of the usual ones where ranks are elsewhere."""
     run = paths.run_dirs(env) if not away or env.get("PDCTL_RUN_DIR") else []
     record = paths.record_dir(env) if not away or env.get("PDCTL_RECORD_DIR") else None

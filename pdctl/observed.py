@@ -82,6 +82,11 @@ class FoundRank:
         return self.member or str(self.recording or "")
 
     @property
+    def connection(self) -> str:
+        """What names a connection to it: its endpoint, and the key that is expected there."""
+        return self.endpoint if self.access is None else f"{self.endpoint} {self.access.server_key}"
+
+    @property
     def live(self) -> bool:
         """Whether it can be asked, itself or from outside."""
         return self.state in ("live", "outside")

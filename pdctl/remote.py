@@ -1,13 +1,19 @@
 """Ranks of other hosts: reached over TCP, each known by its agent's key, asked who they are before anything else.
 
-PDCTL_ENDPOINT (``--endpoint``, a context's ``endpoints``) names addresses, PDCTL_SERVER_KEY the key that agents there
-have. Which key a command shows is PDCTL_KEY, or the only one there is (:mod:`pdctl.keys`).
+PDCTL_ENDPOINT (``--endpoint``, a context's ``endpoints``) names addresses, PDCTL_STORE a job's store in which agents
+have published theirs, PDCTL_SERVER_KEY the key that agents have there.
+Which key a command shows is PDCTL_KEY, or the only one there is (:mod:`pdctl.keys`).
 """
 
 from __future__ import annotations
 
+import errno
+import ipaddress
 import re
-from collections.abc import Iterable, Mapping
+import select
+import socket
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -21,9 +27,12 @@ from pdctl.observed import Access, FoundRank, Silence
 
 if TYPE_CHECKING:
     from pdctl.agent.paths import Registration
+    from pdctl.published import Beat
 
 _ENDPOINT = re.compile(r"(tcp://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})", re.ASCII)
 MAX_ENDPOINTS = 8192
+REFUSED_S = 0.3
+"""How long hosts of ranks that did not answer have to say that nobody listens there."""
 
 
 @dataclass(frozen=True)
@@ -59,23 +68,118 @@ def access(target: Target, env: Mapping[str, str]) -> Access:
     return Access(target.server_key, own.public, own.secret)
 
 
-def ask(wanted: Iterable[Target], env: Mapping[str, str], timeout_s: float) -> list[FoundRank]:
-    """Return a rank for each target, in order: who it says it is, or a row of an unknown one with the reason.
+def find(env: Mapping[str, str], timeout_s: float, rank_timeout_s: float, problems: list[str]) -> list[FoundRank]:
+    """Return the ranks at the endpoints and in the stores that the environment names, each asked who it is.
 
-    Takes ``timeout_s`` at most, for all together. Raises PdctlError where there is no key to use.
+    Those that do not answer are among them, with the reason. Takes half of ``timeout_s`` at most for the stores, and
+    rank_timeout_s, at most a quarter of ``timeout_s``, for all ranks together: the rest is for what is to be asked.
+    A store that can't be read is one of ``problems``. Raises PdctlError for what makes
+    no sense, and where a rank takes a key and there is none to show.
     """
-    from pdctl.agent.paths import Registration
-    from pdctl.client import Client
+    ranks = [stranger(target.endpoint, access(target, env)) for target in targets(env)]
+    beats: list[Beat | None] = [None] * len(ranks)
+    published = 0
+    if env.get("PDCTL_STORE"):
+        from pdctl import stores
 
-    unknown = [stranger(target.endpoint, access(target, env)) for target in wanted]
+        wanted, pinned = stores.stores(env), stores.server_key(env)
+        for store, answer in zip(wanted, stores.read(wanted, timeout_s / 2), strict=True):
+            if answer.error:
+                problems.append(f"store {store}: {answer.error}")
+            elif not answer.entries:
+                problems.append(f"store {store}: no agent has published itself there")
+            for entry, beat in stores.entries(answer.entries, problems):
+                rank = stores.claimed(entry, beat, pinned)
+                if not rank.silent:
+                    target = Target(rank.endpoint, entry.registration.server_key)
+                    rank = replace(rank, access=access(target, env))
+                ranks.append(rank if rank.access is not None else replace(rank, access=Access()))
+                beats.append(beat)
+                published += 1
+    return _asked(ranks, beats, min(rank_timeout_s, timeout_s / 4), len(ranks) - published)
+
+
+def _asked(
+    ranks: Sequence[FoundRank], beats: Sequence[Beat | None], timeout_s: float, strangers: int
+) -> list[FoundRank]:
+    """Return the same ranks as they say they are; strangers: how many of the first were named by their address alone."""
+    from pdctl.agent.paths import Registration
+    from pdctl.client import Answer, Client
+
     with Client(timeout_s=timeout_s + 1.0, rank_timeout_s=timeout_s) as client:
-        answers = client.ask(unknown, "hello", Registration)
-    return [
-        told(answer.rank, answer.body)
-        if answer.body is not None
-        else replace(answer.rank, silent=answer.silence, silent_why=answer.reason)
-        for answer in answers
+        each = {rank.connection: rank for rank in ranks if not rank.silent}
+        heard = dict(zip(each, client.ask(each.values(), "hello", Registration), strict=True))
+    answers = [
+        Answer[Registration](rank, None, rank.silent, rank.silent_why)
+        if rank.silent
+        else replace(heard[rank.connection], rank=rank)
+        for rank in ranks
     ]
+    quiet = [a.rank.endpoint for a in answers if a.body is None and not a.rank.silent]
+    nobody = refused(quiet, REFUSED_S)
+    found: list[FoundRank] = []
+    for number, (answer, beat) in enumerate(zip(answers, beats, strict=True)):
+        rank = answer.rank
+        if answer.body is not None and (number < strangers or _same(rank.identity, answer.body.identity)):
+            found.append(told(rank, answer.body))
+        elif answer.body is not None:
+            other = answer.body.identity
+            why = f"another process is at its endpoint now: {other.label}, pid {other.pid} on {other.host}"
+            found.append(replace(rank, state="dead", silent=Silence.DEAD, silent_why=why))
+        elif rank.silent:
+            found.append(rank)
+        else:
+            gone = rank.endpoint in nobody
+            why = f"not authorised or not reachable: nobody listens at {rank.endpoint}" if gone else answer.reason
+            rank = replace(rank, silent=Silence.REFUSED if gone else answer.silence, silent_why=why)
+            if number >= strangers:
+                from pdctl import stores
+
+                rank = stores.unheard(rank, beat, refused=gone, now_ns=time.time_ns())
+            found.append(rank)
+    return found
+
+
+def _same(one: Identity, other: Identity) -> bool:
+    return (one.host, one.pid, one.proc_start, one.instance) == (
+        other.host,
+        other.pid,
+        other.proc_start,
+        other.instance,
+    )
+
+
+def refused(endpoints: Iterable[str], wait_s: float) -> set[str]:
+    """Return those of ``endpoints`` whose host says at once that nobody listens there; names of hosts are not looked up."""
+    tried: dict[socket.socket, str] = {}
+    found: set[str] = set()
+    try:
+        for where in dict.fromkeys(endpoints):
+            host, _, port = where.removeprefix("tcp://").rpartition(":")
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            probe = socket.socket(family, socket.SOCK_STREAM)
+            tried[probe] = where
+            probe.setblocking(False)
+            try:
+                code = probe.connect_ex((str(ipaddress.ip_address(host.strip("[]"))), int(port)))
+            except ValueError:
+                del tried[probe]
+                probe.close()
+            else:
+                if code == errno.ECONNREFUSED:
+                    found.add(where)
+        end = time.monotonic() + wait_s
+        waiting = [probe for probe, where in tried.items() if where not in found]
+        while waiting and time.monotonic() < end:
+            _, ready, _ = select.select([], waiting, [], max(0.0, end - time.monotonic()))
+            for probe in ready:
+                waiting.remove(probe)
+                if probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED:
+                    found.add(tried[probe])
+    finally:
+        for probe in tried:
+            probe.close()
+    return found
 
 
 def stranger(where: str, how: Access) -> FoundRank:
@@ -96,6 +200,7 @@ def told(rank: FoundRank, said: Registration) -> FoundRank:
         recording_size=said.recording_size if said.recording else 0,
         recording_off=said.recording_off,
         tcp=said.tcp,
+        tcp_off=said.tcp_off,
         silent=Silence.NONE,
         silent_why="",
     )
@@ -134,4 +239,4 @@ class Watch:
         return "not authorised or not reachable: no connection"
 
 
-__all__ = ["Target", "Watch", "access", "ask", "endpoint", "stranger", "targets", "told"]
+__all__ = ["Target", "Watch", "access", "endpoint", "find", "refused", "stranger", "targets", "told"]

@@ -29,6 +29,7 @@ from pdctl.recording.writer import RecordingWriter, process_start
 from pdctl.wire import PROTOCOL
 
 if TYPE_CHECKING:
+    from pdctl.agent.publish import Publisher
     from pdctl.agent.server import Server
     from pdctl.agent.visible import Stacks
 
@@ -61,6 +62,7 @@ class Agent:
         self.server: Server | None = None
         self.registration = self._serve(env)
         self.stacks = self._be_seen(env)
+        self.publisher: Publisher | None = self._publish(env)
 
     @classmethod
     def start(cls, adapter: Adapter, loaded_by: str = "") -> Agent | None:
@@ -97,6 +99,8 @@ class Agent:
             return
         self.faults.heal(why="agent stopped")
         self.adapter.hooks.remove_all()
+        if self.publisher is not None:
+            self.publisher.stop()
         if self.server is not None:
             self.server.stop()
             self.server = None
@@ -214,6 +218,18 @@ class Agent:
             self.server = None
             raise
         return r
+
+    def _publish(self, env: Mapping[str, str]) -> Publisher | None:
+        """Publish where the agent is to be reached, where it was asked to listen for other hosts."""
+        if not (self.registration.tcp or self.registration.tcp_off):
+            return None
+        try:
+            from pdctl.agent.publish import Publisher
+
+            return Publisher(self.registration, env, self.note)
+        except Exception as error:  # no thread to be had: the rank can still be reached where one knows its address
+            self.note(f"not published: {error}")
+            return None
 
     def _fault_event(self, what: str, fault: Fault, room: int, text: str) -> None:
         kind = _FAULT_EVENTS.get(what, EventKind.NOTE)

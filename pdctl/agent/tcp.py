@@ -180,9 +180,11 @@ class TcpSocket:
                 self._connections.add(event["value"])
             elif event["event"] == zmq.EVENT_DISCONNECTED:
                 self._connections.discard(event["value"])
+            elif event["event"] == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                why = "a client did not get through: no CURVE, or made for another server key than this agent's"
+                self._once("handshake", f"{why} (further ones are not noted)")
             else:
-                what = "a client did not get through: no CURVE, or made for another server key than this agent's"
-                self._once("handshake", f"{what} (further ones are not noted)")
+                self._once("no handshake", "a connection ended without a handshake (further ones are not noted)")
         self._cap()
 
     def _cap(self) -> None:

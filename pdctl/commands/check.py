@@ -80,7 +80,7 @@ def command(
         raise typer.BadParameter(str(error), param_hint="--suppress") from None
     if source is None:
         within(watch, timeout)
-    found = find(run_dir, record_dir, source, wait_s=min(timeout, rank_timeout))
+    found = find(run_dir, record_dir, source, timeout=timeout, rank_timeout=rank_timeout)
     from pdctl.client import Client
     from pdctl.probes.check.stages import Looking, run
 

@@ -27,7 +27,8 @@ app = typer.Typer(
 class ContextRow(msgspec.Struct, frozen=True):
     """One saved target. used: commands of this environment take it. inject: allow, or never.
 
-    endpoints: where its ranks listen for other hosts; server_key: the key they have there; key: the pair shown to them.
+    endpoints: where its ranks listen for other hosts; store: where they publish themselves;
+    server_key: the key they have there; key: the pair shown to them.
     """
 
     context: str
@@ -36,6 +37,7 @@ class ContextRow(msgspec.Struct, frozen=True):
     record_dir: str
     inject: str
     endpoints: tuple[str, ...] = ()
+    store: str = ""
     server_key: str = ""
     key: str = ""
 
@@ -65,13 +67,17 @@ def add(
         Optional[list[str]],  # noqa: UP045
         typer.Option("--endpoint", metavar="tcp://HOST:PORT", help="Where one of its ranks listens; repeatable."),
     ] = None,
+    store: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--store", metavar="HOST:PORT", help="The TCPStore of a job of it; repeatable."),
+    ] = None,
     server_key: Annotated[
         str, typer.Option("--server-key", metavar="KEY", help="The public key that its ranks have there.")
     ] = "",
     key: Annotated[str, typer.Option("--key", metavar="NAME", help="The key of pdctl keys to show them.")] = "",
 ) -> int:
     """Save a target, or change it."""
-    from pdctl import keys, remote
+    from pdctl import keys, remote, stores
 
     if inject not in contexts.INJECT:
         raise typer.BadParameter("allow or never", param_hint="--inject")
@@ -81,6 +87,7 @@ def add(
         record_dir=record,
         inject=inject,
         endpoints=tuple(map(remote.endpoint, endpoint or ())),
+        store=" ".join(map(str, stores.stores({"PDCTL_STORE": " ".join(store or ())}))),
         server_key=keys.parse_public(server_key) if server_key else "",
         key=keys.check_name(key) if key else "",
     )
@@ -111,6 +118,7 @@ def show(output: OutputOption = Format.TABLE) -> int:
             record_dir=one.record_dir,
             inject=one.inject,
             endpoints=one.endpoints,
+            store=one.store,
             server_key=one.server_key,
             key=one.key,
         )
@@ -127,7 +135,7 @@ def show(output: OutputOption = Format.TABLE) -> int:
         for title in ("", "CONTEXT", "INJECT", "RUN DIR", "RECORD DIR", "ENDPOINTS", "KEY"):
             table.add_column(title, overflow="fold")
         for row in rows:
-            where = "\n".join(row.endpoints)
+            where = "\n".join([*row.endpoints, *(f"store {one}" for one in row.store.split())])
             table.add_row(
                 "used" if row.used else "", row.context, row.inject, row.run_dir, row.record_dir, where, row.key
             )

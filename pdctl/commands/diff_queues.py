@@ -59,7 +59,7 @@ def command(
     """
     if through not in ("", "sockets", "recordings"):
         raise typer.BadParameter("sockets or recordings", param_hint="--through")
-    found = find(run_dir, record_dir, source, every_start=every_start, wait_s=min(timeout, rank_timeout))
+    found = find(run_dir, record_dir, source, every_start=every_start, timeout=timeout, rank_timeout=rank_timeout)
     # Not before there is something to compare: judging loads numpy.
     import msgspec
 

@@ -78,7 +78,7 @@ def metadata(
     from pdctl.probes.metadata.collect import collect
     from pdctl.probes.metadata.judge import judge
 
-    found = find(run_dir, record_dir, source, wait_s=min(timeout, rank_timeout))
+    found = find(run_dir, record_dir, source, timeout=timeout, rank_timeout=rank_timeout)
     ranks = chosen(found, rank)
     with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
         views = collect(found, client, ranks=ranks, slots=slot or (), rooms=room or (), every=all_slots)
@@ -112,7 +112,7 @@ def queues(
     from pdctl.commands.dump_tables import draw_queues
     from pdctl.probes.dump import collect
 
-    found = find(run_dir, record_dir, wait_s=min(timeout, rank_timeout))
+    found = find(run_dir, record_dir, timeout=timeout, rank_timeout=rank_timeout)
     with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
         document = collect.queues(chosen(found, rank), client)
     if room:
@@ -169,7 +169,7 @@ def config(
     from pdctl.probes.config.collect import collect
     from pdctl.probes.config.judge import judge
 
-    found = find(run_dir, record_dir, wait_s=min(timeout, rank_timeout))
+    found = find(run_dir, record_dir, timeout=timeout, rank_timeout=rank_timeout)
     with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
         views = collect(chosen(found, rank), client)
     document = judge(views)
@@ -204,7 +204,7 @@ def leaks(
     from pdctl.probes.leaks.judge import judge
 
     within(watch, timeout)
-    found = find(run_dir, record_dir, wait_s=min(timeout, rank_timeout))
+    found = find(run_dir, record_dir, timeout=timeout, rank_timeout=rank_timeout)
     with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
         views = collect(found, client, watch_s=watch)
     document = judge(views, watch_s=watch)

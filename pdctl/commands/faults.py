@@ -103,7 +103,7 @@ def command(
     from pdctl.client import Client
 
     out = Output(output)
-    there = find(run_dir, record_dir, wait_s=min(timeout, rank_timeout), outside=False)
+    there = find(run_dir, record_dir, timeout=timeout, rank_timeout=rank_timeout, outside=False)
     found = there.ranks
     with Client(timeout_s=there.left(timeout), rank_timeout_s=rank_timeout) as client:
         if available:

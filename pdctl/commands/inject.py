@@ -199,7 +199,7 @@ def command(
     )  # fmt: skip
     out = Output(output)
     with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
-        everything = find(run_dir, record_dir, wait_s=min(timeout, rank_timeout), outside=False)
+        everything = find(run_dir, record_dir, timeout=timeout, rank_timeout=rank_timeout, outside=False)
         planned = plan(know(client, everything.ranks), _with_room(wish, client, everything))
         for note in (*planned.notes, *_others(planned)):
             out.note(f"Note: {note}")

@@ -68,10 +68,11 @@ def find(
     source: Path | None = None,
     *,
     every_start: bool = False,
-    wait_s: float = RANK_TIMEOUT_S,
+    timeout: float = TIMEOUT_S,
+    rank_timeout: float = RANK_TIMEOUT_S,
     outside: bool = True,
 ) -> Found:
-    """Return the ranks these options mean. wait_s: how long those on other hosts are waited for, together.
+    """Return the ranks these options mean. timeout, rank_timeout: as the options, for ranks on other hosts.
 
     outside: also those here that have no agent and are read from outside, within the same time.
     Raises PdctlError (UNREACHABLE) when there are none, or none may be seen.
@@ -80,4 +81,12 @@ def find(
     from pdctl.discovery import discover, with_env
 
     env = with_env(environment(), run_dir, record_dir)
-    return discover(env, source=source, every_start=every_start, timeout_s=wait_s, outside=outside).require()
+    found = discover(
+        env,
+        source=source,
+        every_start=every_start,
+        timeout_s=timeout,
+        rank_timeout_s=min(timeout, rank_timeout),
+        outside=outside,
+    )
+    return found.require()

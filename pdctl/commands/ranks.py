@@ -50,7 +50,7 @@ def command(
     from pdctl.probes.ranks.collect import collect
     from pdctl.probes.ranks.judge import judge
 
-    found = find(run_dir, record_dir, source, every_start=every_start, wait_s=min(timeout, rank_timeout))
+    found = find(run_dir, record_dir, source, every_start=every_start, timeout=timeout, rank_timeout=rank_timeout)
     with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
         document = judge(*collect(found, client), earlier=found.earlier, problems=found.problems)
     out = Output(output)

@@ -122,7 +122,7 @@ def command(
 
     container.check_target(file, force=force)
     started = time.time_ns()
-    found = find(run_dir, record_dir, source, every_start=every_start, wait_s=min(timeout, rank_timeout))
+    found = find(run_dir, record_dir, source, every_start=every_start, timeout=timeout, rank_timeout=rank_timeout)
     names, salt = _names(found, words, keep=keep_names)
     from pdctl.client import Client
 

@@ -72,7 +72,8 @@ def command(
     if (samples - 1) * every >= timeout:
         raise typer.BadParameter(f"{samples} looks take longer than --timeout", param_hint="--samples")
     found = _chosen(
-        find(run_dir, record_dir, source, every_start=every_start, wait_s=min(timeout, rank_timeout)), rank or []
+        find(run_dir, record_dir, source, every_start=every_start, timeout=timeout, rank_timeout=rank_timeout),
+        rank or [],
     )
     from pdctl.client import Client
     from pdctl.probes.stacks.collect import collect

@@ -85,7 +85,7 @@ def command(
         raise typer.BadParameter("--perfetto and --plot name one file", param_hint="--plot")
     if plot is not None:
         _plottable(plot)
-    found = find(run_dir, record_dir, source, every_start=every_start, wait_s=min(timeout, rank_timeout))
+    found = find(run_dir, record_dir, source, every_start=every_start, timeout=timeout, rank_timeout=rank_timeout)
     pasts = _pasts(found, "recordings" if source is not None else through, timeout, rank_timeout)
     document = _document(asked, found, pasts)
     out = Output(output)

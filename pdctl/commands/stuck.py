@@ -70,7 +70,7 @@ def command(
         raise typer.BadParameter(", ".join(ORDER), param_hint="--by")
     if source is None:
         within(watch, timeout)
-    found = find(run_dir, record_dir, source, wait_s=min(timeout, rank_timeout))
+    found = find(run_dir, record_dir, source, timeout=timeout, rank_timeout=rank_timeout)
     from pdctl.client import Client
     from pdctl.probes.stuck.collect import collect, collect_recorded
 

@@ -84,7 +84,7 @@ def command(
             split(address)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--bootstrap") from None
-    found = find(run_dir, record_dir, source, wait_s=min(timeout, rank_timeout))
+    found = find(run_dir, record_dir, source, timeout=timeout, rank_timeout=rank_timeout)
     with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
         document = look(found, client, rooms=numbers, instead=bootstrap or (), grace_s=grace)
     out = Output(output)
