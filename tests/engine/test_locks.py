@@ -31,14 +31,16 @@ def test_a_prompt_stays_in_the_prefix_cache_until_it_is_sent(
     env = engine(version, site)
     cached = tuple(argument for argument in env.server_args if argument != "--disable-radix-cache")
     assert len(cached) == len(env.server_args) - 1
-    with Pair.start(replace(env, server_args=cached), namespace, tmp_path, decode_tp=1) as pair:
-        # No request before it: 0.5.23 sends a prefix that is cached already with a CUDA event, which a CPU has not.
-        with fault(pair, "--flip-poll", "Transferring", rank="prefill") as placed:
-            [answer] = pair.begin(1, limit_s=300)
-            wait_for("flip-poll has fired", placed.fired, 60, 0.5)
-            held = row(pair, "dump", "queues")
-            assert 0 < held["locked"] <= held["tokens"]
-            assert held["kv"] >= held["tokens"]
-            assert f"a lock on {held['locked']} tokens of the prefix cache" in row(pair, "stuck")["holds"]
-            placed.heal()
-            assert answer().tokens
+    # No request before the one that is held: 0.5.23 sends a cached prefix with a CUDA event, which a CPU has not.
+    with (
+        Pair.start(replace(env, server_args=cached), namespace, tmp_path, decode_tp=1) as pair,
+        fault(pair, "--flip-poll", "Transferring", rank="prefill") as placed,
+    ):
+        [answer] = pair.begin(1, limit_s=300)
+        wait_for("flip-poll has fired", placed.fired, 60, 0.5)
+        held = row(pair, "dump", "queues")
+        assert 0 < held["locked"] <= held["tokens"]
+        assert held["kv"] >= held["tokens"]
+        assert f"a lock on {held['locked']} tokens of the prefix cache" in row(pair, "stuck")["holds"]
+        placed.heal()
+        assert answer().tokens
