@@ -6,6 +6,7 @@ millisecond that way, a walk over the engine's objects a hundred times as much.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from pdctl.agent import flight
+from pdctl.agent.injected import LOADED_BY
 from pdctl.agent.paths import Registration
 from pdctl.agent.stack import call_of, counts, frames_of, thread_frame
 from pdctl.errors import Exit, PdctlError
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from pdctl.agent.core import Agent
 
 MAX_CHUNK = 1 << 20
+_ANSWER_S = 0.1
+"""How long an agent that is told to leave gives its answer to go out."""
 _FAULT_OPS = frozenset(("inject", "renew", "heal", "faults"))
 
 
@@ -43,6 +47,7 @@ class Answers:
             "metadata": lambda args: self._agent.adapter.metadata(msgspec.convert(args, Wanted)),
             "recording": self._recording,
             "flight_recorder": self._flight_recorder,
+            "leave": self._leave,
         }
 
     def answer(self, op: str, args: dict[str, Any]) -> Any:
@@ -93,6 +98,19 @@ class Answers:
             raise PdctlError(f"recording is off: {recorder.reason}")
         span = msgspec.convert(args, _Span)
         return recorder.read(span.offset, min(span.length, MAX_CHUNK))
+
+    def _leave(self, _: dict[str, Any]) -> str:
+        """End an agent that was put into a running rank: its hooks, socket and thread go, as if it had never been there."""
+        if self.registration.identity.loaded_by != LOADED_BY:
+            raise PdctlError(
+                "this agent came with the engine and goes with it", "PDCTL_AGENT=off leaves it out.", Exit.REFUSED
+            )
+        threading.Thread(target=self._gone, daemon=True, name="pdctl-leaves").start()
+        return "leaves"
+
+    def _gone(self) -> None:
+        time.sleep(_ANSWER_S)
+        self._agent.stop()
 
     def _flight_recorder(self, _: dict[str, Any]) -> list[FlightEntry]:
         try:

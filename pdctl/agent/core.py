@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ import msgspec
 
 import pdctl
 from pdctl.agent import paths
+from pdctl.agent.injected import LOADED_BY
 from pdctl.agent.space import make_way, recording_size
 from pdctl.engines.base import MAX_ERRORS, Adapter, Site
 from pdctl.inject.faults import Fault
@@ -65,21 +66,28 @@ class Agent:
         self.publisher: Publisher | None = self._publish(env)
 
     @classmethod
-    def start(cls, adapter: Adapter, loaded_by: str = "") -> Agent | None:
+    def start(
+        cls,
+        adapter: Adapter,
+        loaded_by: str = "",
+        *,
+        env: Mapping[str, str] = os.environ,
+        says: Callable[[str], None] = log.info,
+    ) -> Agent | None:
         """Start the agent of this process and return it, or the one that is already there. Never raises.
 
-        None when it is switched off (PDCTL_AGENT=off) or could not start; the reason is logged, in one line.
+        None when it is switched off (PDCTL_AGENT=off) or could not start; the reason is said, in one line.
         """
         with cls._starting:
-            if cls.current is not None or _off(os.environ, "PDCTL_AGENT"):
+            if cls.current is not None or _off(env, "PDCTL_AGENT"):
                 return cls.current
             try:
-                agent = cls(adapter, os.environ, loaded_by)
+                agent = cls(adapter, env, loaded_by)
                 cls.current = agent
                 _stop_at_exit(agent)
-                log.info("%s", agent.start_line())
+                says(agent.start_line())
             except Exception as error:  # the engine must not notice
-                log.info("pdctl agent is off: %s: %s", type(error).__name__, error)
+                says(f"pdctl agent is off: {type(error).__name__}: {error}")
             return cls.current
 
     def start_line(self) -> str:
@@ -165,6 +173,8 @@ class Agent:
     def _recorder(self, env: Mapping[str, str]) -> RecordingWriter | NullRecorder:
         if _off(env, "PDCTL_RECORD"):
             return NullRecorder("switched off (PDCTL_RECORD=off)")
+        if self.identity.loaded_by == LOADED_BY:
+            return NullRecorder("its agent came while it ran: its rounds would have other numbers than its peers'")
         try:
             folder = paths.private_dir(paths.record_dir(env))
             make_way([folder, *paths.run_dirs(env)], self.identity)

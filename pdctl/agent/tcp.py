@@ -32,7 +32,7 @@ _MAX_FRAMES = 4
 _HANDSHAKE_MS = 5000
 _MAX_NOTES = 64
 _ZAP_DOMAIN = b"pdctl"
-_CHANGES = frozenset(("inject", "renew", "heal"))
+_CHANGES = frozenset(("inject", "renew", "heal", "leave"))
 
 
 class TcpSocket:

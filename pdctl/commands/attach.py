@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import msgspec
 import typer
 
+from pdctl import contexts
 from pdctl.commands.options import (
     RANK_TIMEOUT_S,
     TIMEOUT_S,
     OutputOption,
     RankTimeoutOption,
+    RecordDirOption,
+    RunDirOption,
     TimeoutOption,
 )
+from pdctl.discovery import with_env
 from pdctl.documents import Document
 from pdctl.errors import Exit, PdctlError
 from pdctl.output import Format, Output
@@ -63,26 +67,50 @@ def command(
         typer.Argument(metavar="[PID]...", help="Processes to read, whatever they call themselves."),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="All scheduler processes of this host.")] = False,
+    inject_agent: Annotated[
+        bool, typer.Option("--inject-agent", help="Start pdctl's agent in them, on a thread of its own.")
+    ] = False,
+    arm: Annotated[bool, typer.Option("--arm", help="With --inject-agent: let it take faults.")] = False,
+    remove_agent: Annotated[
+        bool, typer.Option("--remove-agent", help="Take an agent out again that --inject-agent put in.")
+    ] = False,
+    run_dir: RunDirOption = None,
+    record_dir: RecordDirOption = None,
     output: OutputOption = Format.TABLE,
     timeout: TimeoutOption = TIMEOUT_S,
     rank_timeout: RankTimeoutOption = RANK_TIMEOUT_S,
 ) -> int:
     """Read ranks that run without an agent, from outside: who they are, and what can be known of them.
 
-    Nothing is started in them. Other commands read such ranks by themselves, as far as this one can.
+    Nothing is started in them without --inject-agent. Other commands read such ranks by themselves, as far as this one can.
 
-    Exit code: 0 when all could be read, 3 when some could not, 4 when none could.
+    Exit code: 0 when all could be read, 3 when some could not, 4 when none could; with --inject-agent 3 also while an agent
+    waits for the GIL.
     """
     from pdctl.outside.find import candidate, candidates
 
     if bool(pids) == every:
         raise typer.BadParameter("name processes, or --all")
+    if arm and not inject_agent:
+        raise typer.BadParameter("it says what an agent that is put in may do: --inject-agent", param_hint="--arm")
+    if inject_agent and remove_agent:
+        raise typer.BadParameter("--inject-agent puts one in", param_hint="--remove-agent")
     chosen = candidates() if every else [candidate(pid) for pid in dict.fromkeys(pids or ())]
     if not chosen:
         raise PdctlError(
             "no process here calls itself sglang::scheduler",
             "Is pdctl in the engine's pid namespace? From a sidecar that needs shareProcessNamespace, on the host nothing.",
         )
+    if inject_agent or remove_agent:
+        from pdctl.commands.attach_agent import put_in, take_out
+
+        env = with_env(contexts.environment(), run_dir, record_dir)
+        numbers = [one.pid for one in chosen]
+        if remove_agent:
+            return take_out(numbers, env, Output(output), timeout, rank_timeout)
+        if arm:
+            contexts.forbid_faults()
+        return put_in(numbers, env, Output(output), arm=arm, timeout_s=timeout)
     rows = read(chosen, timeout_s=timeout, rank_timeout_s=rank_timeout)
     out = Output(output)
     out.document(AttachDocument(processes=rows), rows, lambda console: draw(rows, console))

@@ -1,0 +1,87 @@
+"""``pdctl attach --inject-agent`` and ``--remove-agent``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from pdctl.client import Client
+from pdctl.discovery import discover
+from pdctl.documents import Document
+from pdctl.errors import Exit, PdctlError
+from pdctl.outside.inject import Injected, inject
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pdctl.output import Output
+
+_AT_ONCE = 8
+
+
+class InjectedDocument(Document, frozen=True, kw_only=True, tag="pdctl.attached"):
+    """Answer of ``pdctl attach --inject-agent``: what came of each process, in the order given."""
+
+    processes: tuple[Injected, ...]
+
+
+class Left(msgspec.Struct, frozen=True):
+    """What came of one rank's agent. kept: why it is still there, "" where it has left."""
+
+    rank: str
+    pid: int
+    kept: str = ""
+
+
+class LeftDocument(Document, frozen=True, kw_only=True, tag="pdctl.detached"):
+    """Answer of ``pdctl attach --remove-agent``."""
+
+    ranks: tuple[Left, ...]
+
+
+def put_in(pids: Sequence[int], env: Mapping[str, str], out: Output, *, arm: bool, timeout_s: float) -> int:
+    """Put an agent into each process and say what came of it."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        found = tuple(pool.map(lambda pid: inject(pid, env, arm=arm, wait_s=timeout_s), pids))
+    document = InjectedDocument(processes=found)
+    out.document(document, found, lambda console: _draw(found, console))
+    running = sum(one.state == "running" for one in found)
+    if running == len(found):
+        return int(Exit.CLEAN)
+    return int(Exit.PARTIAL if running or any(one.state == "pending" for one in found) else Exit.UNREACHABLE)
+
+
+def _draw(found: Sequence[Injected], console: Console) -> None:
+    for one in found:
+        stood = f"; thread {one.thread} stood {one.stopped_ms:.1f} ms" if one.thread else ""
+        if one.state == "running":
+            console.print(f"pid {one.pid}: agent of {one.rank} runs at {one.endpoint}{stood}", soft_wrap=True)
+            continue
+        console.print(f"pid {one.pid}: {one.state}: {one.reason}{stood}", soft_wrap=True)
+        if one.next_step:
+            console.print(f"  {one.next_step}", soft_wrap=True)
+    if any(one.state == "running" for one in found):
+        console.print("Such an agent records no rounds. pdctl attach PID --remove-agent takes it out again.")
+
+
+def take_out(pids: Sequence[int], env: Mapping[str, str], out: Output, timeout_s: float, rank_timeout_s: float) -> int:
+    """Tell agents that were put in to leave. Raises PdctlError (UNREACHABLE) where none of these has an agent."""
+    ranks = [rank for rank in discover(env).ranks if rank.identity.pid in pids and rank.endpoint and rank.live]
+    if not ranks:
+        raise PdctlError("no agent answers in these processes", "pdctl ranks lists those that have one.")
+    with Client(timeout_s=timeout_s, rank_timeout_s=rank_timeout_s) as client:
+        answers = client.ask(ranks, "leave", str)
+    rows = tuple(
+        Left(a.rank.identity.label, a.rank.identity.pid, "" if a.body is not None else a.reason) for a in answers
+    )
+
+    def draw(console: Console) -> None:
+        for row in rows:
+            console.print(f"{row.rank}: {row.kept or 'its agent has left'}", soft_wrap=True)
+
+    out.document(LeftDocument(ranks=rows), rows, draw)
+    kept = sum(bool(row.kept) for row in rows)
+    return int(Exit.CLEAN if not kept else Exit.REFUSED if kept == len(rows) else Exit.PARTIAL)

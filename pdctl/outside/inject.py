@@ -1,0 +1,139 @@
+"""Puts pdctl's agent into a process that runs without one, and takes it out again."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+import pdctl
+from pdctl.agent import paths
+from pdctl.agent.injected import REFUSAL_SUFFIX
+from pdctl.outside import borrow, permissions, pyspy
+from pdctl.outside.memory import GoneError, NotPermittedError
+from pdctl.processes import look
+
+_SOURCE = """
+try:
+    import importlib.util as u, sys
+    if u.find_spec("pdctl") is None:
+        s = u.spec_from_file_location("pdctl", {package!r} + "/__init__.py", submodule_search_locations=[{package!r}])
+        m = sys.modules["pdctl"] = u.module_from_spec(s)
+        s.loader.exec_module(m)
+    from pdctl.agent.injected import start
+    start({options!r})
+except BaseException as e:
+    open({refused!r}, "w").write(f"{{type(e).__name__}}: {{e}}")
+"""
+_LOOK_S = 0.02
+
+
+class Injected(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of it for one process.
+
+    state: ``running`` (the agent answers), ``pending`` (it starts by itself once it gets the GIL) or ``refused``. rank: its
+    label, endpoint: its socket; "" unless it runs. thread: that was borrowed, 0 for none; stopped_ms: how long that stood.
+    """
+
+    pid: int
+    state: str
+    rank: str = ""
+    endpoint: str = ""
+    thread: int = 0
+    stopped_ms: float = 0.0
+    reason: str = ""
+    next_step: str = ""
+
+
+def inject(pid: int, env: Mapping[str, str], *, arm: bool, wait_s: float) -> Injected:
+    """Start an agent in ``pid``, which must be a rank of this user in this container, and wait until it answers.
+
+    env: PDCTL_RUN_DIR and PDCTL_RECORD_DIR are those the agent uses. arm: it takes faults.
+    """
+    why, cure = _unfit(pid)
+    if why:
+        return Injected(pid=pid, state="refused", reason=why, next_step=cure)
+    start = look(pid).start
+    try:
+        folder = paths.private_dir(paths.run_dirs(env)[0])
+    except OSError as error:
+        return Injected(pid=pid, state="refused", reason=f"no run directory for its socket: {error}")
+    refused = folder / f"{paths.stem(pid, start)}{REFUSAL_SUFFIX}"
+    refused.unlink(missing_ok=True)
+    options = {"PDCTL_RUN_DIR": str(folder), "refused": str(refused), "PDCTL_ARM": "1" if arm else "0"}
+    if env.get("PDCTL_RECORD_DIR"):
+        options["PDCTL_RECORD_DIR"] = env["PDCTL_RECORD_DIR"]
+    text = _SOURCE.format(package=str(Path(pdctl.__file__).parent), options=options, refused=str(refused))
+    try:
+        borrowed = borrow.start_thread(pid, f"exec({text!r}, {{}})")
+    except NotPermittedError:
+        refusal = permissions.explain(pid)
+        reason = f"not permitted ({refusal.what}): {refusal.why}"
+        return Injected(pid=pid, state="refused", reason=reason, next_step=refusal.cure)
+    except (borrow.NoThreadError, borrow.NotFoundError, GoneError, OSError) as error:
+        return Injected(pid=pid, state="refused", reason=str(error), next_step="Nothing was changed in it.")
+    found = Injected(pid=pid, state="pending", thread=borrowed.tid, stopped_ms=round(borrowed.ms, 3))
+    return _wait(found, folder / f"{paths.stem(pid, start)}{paths.REGISTRATION_SUFFIX}", refused, wait_s)
+
+
+def _unfit(pid: int) -> tuple[str, str]:
+    """Return why no agent can be put into a process, and what helps; ("", "") where nothing is known against it."""
+    unsupported = borrow.unsupported()
+    if unsupported:
+        return unsupported, "pdctl attach without --inject-agent reads it from outside."
+    process = look(pid)
+    if not process.state or process.state in "ZX":
+        return process.words, ""
+    try:
+        mount, owner = Path(f"/proc/{pid}/ns/mnt").readlink(), Path(f"/proc/{pid}").stat().st_uid
+    except PermissionError:
+        refusal = permissions.explain(pid)
+        return f"not permitted ({refusal.what}): {refusal.why}", refusal.cure
+    except OSError:
+        return "process has ended", ""
+    if mount != Path("/proc/self/ns/mnt").readlink():
+        return "it is in another container: it would not find pdctl's files", "Run pdctl in its container."
+    if owner != os.geteuid():
+        return f"it runs as uid {owner}: its socket would not be this user's", f"Run pdctl as uid {owner}."
+    return "", ""
+
+
+def _wait(found: Injected, registration: Path, refused: Path, wait_s: float) -> Injected:
+    """Wait for the agent's registration, or for its reason to give up, and return what came of it."""
+    end = time.monotonic() + wait_s
+    while time.monotonic() < end:
+        try:
+            r = paths.read_registration(registration)
+            return msgspec.structs.replace(found, state="running", rank=r.identity.label, endpoint=r.endpoint)
+        except (OSError, ValueError):
+            pass
+        try:
+            why = refused.read_text()
+        except OSError:
+            why = ""
+        if why:
+            refused.unlink(missing_ok=True)
+            return msgspec.structs.replace(found, state="refused", reason=f"its agent did not start: {why}")
+        if not look(found.pid).state:
+            return msgspec.structs.replace(found, state="refused", reason="process has ended")
+        time.sleep(_LOOK_S)
+    return msgspec.structs.replace(
+        found,
+        reason=f"its agent waits for the GIL{_owner(found.pid)}, and starts by itself once it gets it",
+        next_step="Until then pdctl reads it from outside.",
+    )
+
+
+def _owner(pid: int) -> str:
+    """Return who has the GIL, in words that go on from *the GIL*; "" where that can't be told."""
+    try:
+        stack = pyspy.main_thread(pyspy.find(pid), pid, 2.0)
+    except pyspy.PySpyError:
+        return ""
+    if not stack.holds_gil:
+        return ", which another thread than the main one has"
+    where = stack.frames[0]
+    return f", which its main thread has in {where.function} ({where.file}:{where.line})"
