@@ -61,6 +61,12 @@ def inject(pid: int, env: Mapping[str, str], *, arm: bool, wait_s: float) -> Inj
         folder = paths.private_dir(paths.run_dirs(env)[0])
     except OSError as error:
         return Injected(pid=pid, state="refused", reason=f"no run directory for its socket: {error}")
+    registration = folder / f"{paths.stem(pid, start)}{paths.REGISTRATION_SUFFIX}"
+    try:
+        how = paths.read_registration(registration).identity.loaded_by
+        return Injected(pid=pid, state="refused", reason=f"it has an agent already ({how})", next_step="pdctl ranks")
+    except (OSError, ValueError):
+        pass
     refused = folder / f"{paths.stem(pid, start)}{REFUSAL_SUFFIX}"
     refused.unlink(missing_ok=True)
     options = {"PDCTL_RUN_DIR": str(folder), "refused": str(refused), "PDCTL_ARM": "1" if arm else "0"}
@@ -76,7 +82,7 @@ def inject(pid: int, env: Mapping[str, str], *, arm: bool, wait_s: float) -> Inj
     except (borrow.NoThreadError, borrow.NotFoundError, GoneError, OSError) as error:
         return Injected(pid=pid, state="refused", reason=str(error), next_step="Nothing was changed in it.")
     found = Injected(pid=pid, state="pending", thread=borrowed.tid, stopped_ms=round(borrowed.ms, 3))
-    return _wait(found, folder / f"{paths.stem(pid, start)}{paths.REGISTRATION_SUFFIX}", refused, wait_s)
+    return _wait(found, registration, refused, wait_s)
 
 
 def _unfit(pid: int) -> tuple[str, str]:

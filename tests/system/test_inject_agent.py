@@ -1,0 +1,182 @@
+"""An agent put into a process that runs: the process never notices, whatever becomes of pdctl meanwhile."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdctl.outside import borrow
+from tests.system.labs import Labs, wait_for
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1800, method="signal")]
+if borrow.unsupported():
+    pytest.skip(borrow.unsupported(), allow_module_level=True)
+
+TARGET = Path(__file__).with_name("targets") / "busy.py"
+INJECTIONS = int(os.environ.get("PDCTL_TEST_INJECTIONS", "40"))
+"""300 for the record."""
+KILLS = int(os.environ.get("PDCTL_TEST_INJECT_KILLS", "25"))
+WAITERS = ("main", "sleep", "futex", "select", "poll", "epoll")
+
+
+class Busy:
+    def __init__(self, folder: Path, *words: str) -> None:
+        self.folder = folder
+        self.process = subprocess.Popen([sys.executable, str(TARGET), str(folder), *words])
+        wait_for((folder / "up").exists)
+
+    def turns(self) -> dict[str, int]:
+        return {name: int((self.folder / name).read_text() or 0) for name in WAITERS if (self.folder / name).exists()}
+
+    def goes_on(self) -> None:
+        """All its threads still take turns, those that were borrowed as well."""
+        assert self.process.poll() is None, f"it ended with {self.process.returncode}"
+        before = self.turns()
+        wait_for(lambda: all(now > before.get(name, 0) for name, now in self.turns().items()))
+        assert set(before) == set(WAITERS)
+
+
+@pytest.fixture
+def busy(tmp_path: Path) -> Iterator[Busy]:
+    target = Busy(tmp_path)
+    wait_for(lambda: set(target.turns()) == set(WAITERS))
+    yield target
+    target.process.kill()
+    target.process.wait()
+
+
+def made_to_run(pid: int) -> tuple[int, bytes]:
+    """Return how many pages of code belong to no file, and what is in the last page of each library's code."""
+    parts = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    of_no_file = [part for part in parts if part[1] == "r-xp" and len(part) == 5]
+    ends = [int(part[0].partition("-")[2], 16) for part in parts if part[1] == "r-xp" and part[-1].startswith("/")]
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        return len(of_no_file), b"".join(os.pread(memory.fileno(), 4096, end - 4096) for end in ends)
+
+
+def test_many_threads_started_in_a_process_that_allocates(busy: Busy, tmp_path: Path) -> None:
+    pid = busy.process.pid
+    before = made_to_run(pid)
+    for number in range(INJECTIONS):
+        file = tmp_path / f"done.{number}"
+        borrow.start_thread(pid, f"open({str(file)!r}, 'w').close()")
+        wait_for(file.exists)
+    busy.goes_on()
+    # Nothing is left: no thread, no page of code, and no code behind any library's.
+    wait_for(lambda: len(list(Path(f"/proc/{pid}/task").iterdir())) == 8)
+    wait_for(lambda: made_to_run(pid) == before)
+
+
+def test_pdctl_is_killed_at_any_moment_of_it(busy: Busy, tmp_path: Path) -> None:
+    pid, choose = busy.process.pid, random.Random(int(os.environ.get("PDCTL_TEST_SEED", "7")))
+    code = (
+        "import sys\nfrom pdctl.outside import borrow\nprint(flush=True)\n"
+        "while True:\n    borrow.start_thread(int(sys.argv[1]), 'pass')"
+    )
+    for _ in range(KILLS):
+        tool = subprocess.Popen([sys.executable, "-c", code, str(pid)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert tool.stdout is not None
+        assert tool.stderr is not None
+        tool.stdout.readline()
+        time.sleep(choose.uniform(0, 0.1))
+        tool.kill()
+        _, said = tool.communicate()
+        assert tool.returncode == -signal.SIGKILL, said.decode()
+    busy.goes_on()
+    file = tmp_path / "after"
+    borrow.start_thread(pid, f"open({str(file)!r}, 'w').close()")
+    wait_for(file.exists)
+    busy.goes_on()
+
+
+def attach(labs: Labs, *words: object, code: int | None = 0) -> dict[str, Any]:
+    done = labs.cli("attach", *words, "-o", "json", code=code)
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def test_who_has_the_gil_is_told_while_the_agent_waits_for_it(tmp_path: Path) -> None:
+    target = Busy(tmp_path, "gil")
+    try:
+        with Labs() as labs:
+            [found] = attach(labs, target.process.pid, "--inject-agent", "--timeout", "1s", code=3)["processes"]
+            assert found["state"] == "pending"
+            assert "waits for the GIL, which its main thread has in main (targets/busy.py:" in found["reason"]
+            assert not (tmp_path / "free").exists(), "it was so until after the answer"
+            # It gets its turn when the GIL is free, and finds that this is no rank.
+            [refusal] = wait_for(lambda: list((labs.folder / "run").glob("*.refused")))
+            wait_for(refusal.read_text)
+            assert refusal.read_text().startswith("no scheduler was found on its main thread")
+            wait_for(lambda: len(target.turns()) == len(WAITERS))
+            target.goes_on()
+    finally:
+        target.process.kill()
+        target.process.wait()
+
+
+def test_what_is_no_rank_is_refused(busy: Busy) -> None:
+    with Labs() as labs:
+        [found] = attach(labs, busy.process.pid, "--inject-agent", code=4)["processes"]
+        assert found["state"] == "refused"
+        assert "no scheduler was found" in found["reason"]
+        [found] = attach(labs, 4_000_000, "--inject-agent", code=4)["processes"]
+        assert (found["state"], found["reason"]) == ("refused", "no such process")
+        shell = subprocess.Popen(["sleep", "60"])
+        [found] = attach(labs, shell.pid, "--inject-agent", code=4)["processes"]
+        shell.kill()
+        shell.wait()
+        assert found["state"] == "refused"
+        assert "do not show where" in found["reason"]
+        assert labs.cli("attach", busy.process.pid, "--arm", code=2).returncode == 2
+    busy.goes_on()
+
+
+def test_an_agent_that_was_put_in_answers_takes_faults_and_leaves() -> None:
+    with Labs() as labs:
+        labs.env["PDCTL_AGENT"] = "off"
+        lab = labs.up()
+        del labs.env["PDCTL_AGENT"]
+        before = labs.files()
+        ranks = {process.label: process.pid for process in lab.processes if "tp" in process.label}
+        found = attach(labs, *ranks.values(), "--inject-agent", "--arm")["processes"]
+        assert {one["rank"]: one["pid"] for one in found} == ranks
+        assert {one["state"] for one in found} == {"running"}
+        assert not set(itertools.chain(ranks.values())) & {one["thread"] for one in found}, "never the main thread"
+        rows = json.loads(labs.cli("ranks", "-o", "json").stdout)["ranks"]
+        assert {row["rank"]: (row["state"], row["armed"]) for row in rows} == dict.fromkeys(ranks, ("live", True))
+        assert lab.load(requests=8).good
+        again = attach(labs, *ranks.values(), "--inject-agent", code=4)["processes"]
+        assert all("has an agent already (attach)" in one["reason"] for one in again)
+        lab.inject_late_metadata(delay="1s")
+        outcome = lab.load(requests=2)
+        assert outcome.good
+        assert outcome.latency_max_s >= 1.0, "the fault has fired"
+        assert {row["kept"] for row in attach(labs, *ranks.values(), "--remove-agent")["ranks"]} == {""}
+        wait_for(lambda: labs.files() == before)
+        assert lab.load(requests=8).good
+        assert "no agent answers" in labs.cli("attach", *ranks.values(), "--remove-agent", code=4).stderr
+        # And once more, unarmed.
+        attach(labs, *ranks.values(), "--inject-agent")
+        done = labs.cli("inject", "--delay-metadata", "1s", "--rank", "decode:tp1", "--detach", code=5)
+        assert "armed" in done.stderr
+
+
+def test_an_agent_that_came_with_its_rank_does_not_leave() -> None:
+    with Labs() as labs:
+        lab = labs.up()
+        pid = lab.process("decode dp0 pp0 tp0").pid
+        [row] = attach(labs, pid, "--remove-agent", code=5)["ranks"]
+        assert "came with the engine" in row["kept"]
+        [found] = attach(labs, pid, "--inject-agent", code=4)["processes"]
+        assert "has an agent already (lab)" in found["reason"]
