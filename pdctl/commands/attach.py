@@ -125,7 +125,7 @@ def read(chosen: Sequence[Candidate], *, timeout_s: float, rank_timeout_s: float
     from pdctl.client import Client
     from pdctl.metadata import Metadata
     from pdctl.model import Snapshot, Status
-    from pdctl.outside.ranks import found_ranks, identity_of, python_of, stops
+    from pdctl.outside.ranks import found_ranks, identity_of, python_of, refusal_of, stops
     from pdctl.probes.ranks.judge import call_words
 
     began = time.monotonic()
@@ -139,8 +139,9 @@ def read(chosen: Sequence[Candidate], *, timeout_s: float, rank_timeout_s: float
     found = []
     for one, status, snapshot, metadata in zip(chosen, statuses, snapshots, rows, strict=True):
         if snapshot.body is None:
-            known = AttachRow(pid=one.pid, title=one.title, reason=snapshot.reason, next_step=snapshot.next_step)
-            found.append(msgspec.structs.replace(known, python=python_of(one)))
+            why = refusal_of(one)
+            reason, step = (why.reason, why.next_step) if why else (snapshot.reason, snapshot.next_step)
+            found.append(AttachRow(pid=one.pid, title=one.title, python=python_of(one), reason=reason, next_step=step))
             continue
         lacks = [f"{name}: {why}" for name, why in snapshot.body.missing.items()]
         reads = ["queues"]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 PAGE = 4096
 MAX_READ = 64 << 20
 """No object that is read here is larger; what says so has been read wrongly."""
-_LOWEST, _HIGHEST = 1 << 16, 1 << 47
+_LOWEST, _HIGHEST = 1 << 16, 1 << 56
 _AT_ONCE = 1024  # the kernel's UIO_MAXIOV
 
 

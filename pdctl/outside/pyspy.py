@@ -28,6 +28,10 @@ class PySpyError(Exception):
         self.next_step = next_step
 
 
+class TornError(PySpyError):
+    """py-spy was there, and what it read made no sense: the process may have moved meanwhile."""
+
+
 class Local(msgspec.Struct):
     """A local variable and where its object is; 0 unknown."""
 
@@ -103,7 +107,7 @@ def main_thread(command: str, pid: int, timeout_s: float, *, with_locals: bool =
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
         reason = next((line for line in said if line.startswith("Error:")), said[0]).removeprefix("Error: ")
-        raise PySpyError(f"py-spy can't read it: {reason[:200]}")
+        raise TornError(f"py-spy can't read it: {reason[:200]}")
     try:
         return parse(done.stdout, pid)
     except ValueError as error:

@@ -99,10 +99,7 @@ def _answer(rank: FoundRank, args: dict[str, Any], op: str, end: float) -> Answe
     begun = time.monotonic()
     pid, start = rank.identity.pid, rank.identity.proc_start
     if rank.silent is not Silence.NONE:  # nobody could say who it is, so what it holds can't be judged
-        why = _opened.get((pid, start))
-        return Answer(
-            rank, None, rank.silent, rank.silent_why, why.next_step if isinstance(why, UnreadableError) else ""
-        )
+        return Answer(rank, None, rank.silent, rank.silent_why)
     lock = _locks.setdefault((pid, start), threading.Lock())
     if not lock.acquire(timeout=max(0.0, end - begun)):
         return Answer(rank, None, Silence.TIMED_OUT, "the last look at it is not over yet")
@@ -179,6 +176,12 @@ class _Work:
 
 def _at_once(inputs: Sequence[T], function: Callable[[T], U], timeout_s: float) -> list[U | None]:
     return _Work(inputs, function).wait(timeout_s)
+
+
+def refusal_of(one: Candidate) -> UnreadableError | None:
+    """Return why a process could not be read, None where it could, or where only time was short."""
+    opened = _opened.get((one.pid, one.process.start))
+    return opened if isinstance(opened, UnreadableError) else None
 
 
 def identity_of(one: Candidate) -> Identity | None:

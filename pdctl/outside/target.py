@@ -47,8 +47,8 @@ class Look:
 class Target:
     """A process that can be read. Raises UnreadableError where it can't.
 
-    python: ``3.11``. stack: the main thread's, as py-spy saw it at opening, with locals; opened_ns and opened_runs: when
-    that was, and :meth:`runs` then. longest_stop_ms: of all looks.
+    python: ``3.11``. stack: the main thread's, as py-spy saw it when :meth:`root` looked, with locals; opened_ns and
+    opened_runs: when that was, and :meth:`runs` then. longest_stop_ms: of all looks.
     checked: whether the layout was held against this interpreter, which can only be where both are of one version.
     """
 
@@ -56,7 +56,7 @@ class Target:
         self.pid = pid
         self.process = _running(pid)
         self.longest_stop_ms = 0.0
-        end = time.monotonic() + timeout_s
+        self._end = time.monotonic() + timeout_s
         try:
             self.files = interpreter.mapped_files(pid)
             self.layout = interpreter.layout_of(self.files)
@@ -70,8 +70,7 @@ class Target:
             raise self._failed(error) from None
         self.checked = _checked(self.layout)
         self._objects = Objects(self._memory, self.layout)
-        self.opened_ns, self.opened_runs = time.monotonic_ns(), self.runs()
-        self.stack = self.look_at_stack(end - time.monotonic(), with_locals=True)
+        self.opened_ns, self.opened_runs, self.stack = 0, 0, pyspy.Stack((), (), ())
 
     @property
     def python(self) -> str:
@@ -89,15 +88,33 @@ class Target:
 
     def look_at_stack(self, timeout_s: float, *, with_locals: bool = False) -> pyspy.Stack:
         """Return the main thread's stack as it is now. Raises UnreadableError."""
+        end = time.monotonic() + timeout_s
         try:
             command = pyspy.find(self.pid, interpreter.environments(self.files))
-            return pyspy.main_thread(command, self.pid, timeout_s, with_locals=with_locals)
+            for _ in range(_TRIES - 1):
+                try:
+                    return pyspy.main_thread(command, self.pid, end - time.monotonic(), with_locals=with_locals)
+                except pyspy.TornError:
+                    continue  # the stack changed under it
+            return pyspy.main_thread(command, self.pid, end - time.monotonic(), with_locals=with_locals)
         except pyspy.PySpyError as error:
             raise self._failed(error, error.next_step) from None
 
     def root(self, accept: Callable[[Mirror], bool]) -> int:
         """Return the address of the first object that ``accept`` takes among the locals of the main thread, the outermost
-        frame first; ``self`` and ``scheduler`` are tried. 0 where there is none."""
+        frame first; ``self`` and ``scheduler`` are tried. 0 where there is none. Raises UnreadableError.
+
+        A stack that changes while py-spy reads it may come without its end: it is looked at again then.
+        """
+        for _ in range(_TRIES):
+            self.opened_ns, self.opened_runs = time.monotonic_ns(), self.runs()
+            self.stack = self.look_at_stack(self._end - time.monotonic(), with_locals=True)
+            found = self._root(accept)
+            if found or self.opened_runs == self.runs() or time.monotonic() > self._end:
+                return found
+        return 0
+
+    def _root(self, accept: Callable[[Mirror], bool]) -> int:
         self._memory.forget()
         world = World(self._objects)
         for local in (v for frame in reversed(self.stack.locals) for v in frame if v.name in ("scheduler", "self")):

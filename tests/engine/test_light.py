@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import pytest
 
 from pdctl.client import Client
 from pdctl.discovery import discover
 from pdctl.metadata import Metadata
 from pdctl.model import Action, EventKind, KVPoll, Phase, Snapshot, Status
+from pdctl.outside.sglang import OutsideRank
+from pdctl.outside.target import Target
 from pdctl.probes.leaks.collect import collect as collect_leaks
 from pdctl.probes.leaks.judge import judge as judge_leaks
 from pdctl.probes.metadata.collect import collect as collect_rows
@@ -314,6 +317,42 @@ def test_slots_of_live_ranks(version: str, host: LightHost, tmp_path: Path) -> N
         assert all(row.judged for row in leaks.ranks), leaks.problems
     finally:
         run.kill()
+
+
+STEADY = {
+    "decode": [
+        {"room": 7001, "polls": [[TRANSFERRING]], "lands": [0, 10_000_000]},
+        {"room": 7003, "polls": [[BOOTSTRAPPING]], "queue": "prealloc"},
+    ],
+    "prefill": [{"room": room, "polls": [[BOOTSTRAPPING]]} for room in (7001, 7003)],
+}
+
+
+@pytest.mark.parametrize("role", ["decode", "prefill"])
+def test_read_from_outside_it_is_what_the_agent_says(version: str, host: LightHost, tmp_path: Path, role: str) -> None:
+    run = host.run({"turns": 10_000_000, "requests": STEADY[role]}, role, tmp_path)
+    try:
+        inside = wait_for("both ranks hold their requests", lambda: holding(run), 120)
+        for rank in run.ranks():
+            opened = OutsideRank(Target(rank.identity.pid, 60))
+            own = {"pdctl_version": "", "started_wall_ns": 0, "started_mono_ns": 0, "armed": False, "loaded_by": ""}
+            assert msgspec.structs.replace(opened.identity, **own) == msgspec.structs.replace(rank.identity, **own)
+            assert opened.identity.engine_version == version
+            assert plain(opened.queues()) == plain(inside[rank.identity.tp])
+            assert opened.target.longest_stop_ms < 5.0
+    finally:
+        run.kill()
+
+
+def holding(run: LightRun) -> list[Snapshot] | None:
+    found = asked(run, "queues", Snapshot)
+    ready = found is not None and len(found) == 2 and all(sum(map(len, s.queues.values())) == 2 for s in found)
+    return found if ready else None
+
+
+def plain(snapshot: Snapshot) -> dict[str, list[tuple[int, str, int, int]]]:
+    """Queues without ages, which go on between two looks."""
+    return {name: [(e.room, e.rid, e.slot, e.state) for e in entries] for name, entries in snapshot.queues.items()}
 
 
 def rows(run: LightRun, *wanted: str):  # type: ignore[no-untyped-def]

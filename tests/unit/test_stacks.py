@@ -16,9 +16,9 @@ from pdctl.errors import Exit
 from pdctl.fold import Place, unfold
 from pdctl.model import Call, FlightEntry, Frame, GroupCount, Status
 from pdctl.output import Format, Output
+from pdctl.outside.pyspy import parse
 from pdctl.probes.stacks.judge import anything_stuck, judge, worth_a_longer_look
 from pdctl.probes.stacks.model import RankLooks, StacksDocument, TreeNode
-from pdctl.probes.stacks.outside import main_thread
 from tests.unit.identities import identity
 
 OUTER = (Frame("event_loop", "managers/scheduler.py", 10), Frame("main", "sglang/server.py", 1))
@@ -329,7 +329,7 @@ def test_what_py_spy_writes() -> None:
      {"pid": 41, "thread_id": 2, "thread_name": "MainThread", "os_thread_id": 41, "active": true, "owns_gil": true,
       "frames": [{"name": "Poller.sleep", "filename": "/a/b/c.py", "module": null, "short_filename": "c.py", "line": 7,
                   "locals": null, "is_entry": true}]}]"""
-    assert main_thread(text, 41) == (Frame("sleep", "b/c.py", 7),)
-    assert main_thread(b"[]", 41) == ()
+    assert parse(text, 41).frames == (Frame("sleep", "b/c.py", 7),)
+    assert parse(b"[]", 41).frames == ()
     with pytest.raises(ValueError, match="JSON"):
-        main_thread(b"Error: permission denied", 41)
+        parse(b"Error: permission denied", 41)
