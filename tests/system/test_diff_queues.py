@@ -144,8 +144,9 @@ def test_one_rank_lost_its_only_request(labs: Labs) -> None:
     report = group(document)
     [finding] = serious(document)
     assert (finding["code"], finding["ranks"], finding["rooms"]) == ("PD103", ["tp0"], [91])
-    assert (report["verdict"], report["queue"]) == ("DIVERGED", "decode.prealloc")
-    [row] = [row for row in report["queues"] if row["queue"] == "decode.prealloc"]
+    assert report["verdict"] == "DIVERGED"
+    assert report["queue"] in ("decode.prealloc", "decode.transfer"), "how far it had come when it was lost"
+    [row] = [row for row in report["queues"] if row["queue"] == report["queue"]]
     assert row["lengths"] == [0, 1]
     now = {rank["rank"]: rank["doing"] for rank in report["now"]}
     assert "broadcast" in now["tp0"]

@@ -137,8 +137,10 @@ def test_c7_a_request_that_one_rank_lost(labs: Labs, earlier: int) -> None:
         assert lab.load(requests=earlier).good
     lab.load(requests=1, to="decode", room=91, lost_on=0, seconds=1)
     wait_for(lambda: "PD103" in labs.cli("diff-queues", code=None).stdout)
-    document = replay(recorded(labs, "c7"), "--queue", "decode.prealloc", "--round-timeout", "3s", code=1)
-    [found] = group(document, "decode.prealloc")["runs"]
+    groups = json.loads(labs.cli("diff-queues", "-o", "json", code=1).stdout)["groups"]
+    [queue] = [one["queue"] for one in groups if one["verdict"] == "DIVERGED"]  # how far it had come when it was lost
+    document = replay(recorded(labs, "c7"), "--queue", queue, "--round-timeout", "3s", code=1)
+    found = group(document, queue)["runs"][-1]
     assert (found["verdict"], found["rooms"]) == ("DIVERGES", [91])
     assert {end["rank"]: end["how"] for end in found["ends"]} == {"tp0": "done", "tp1": "hung"}
     assert "tp1 in round" in found["text"]
