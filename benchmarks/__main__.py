@@ -64,6 +64,7 @@ def results(quick: bool) -> Iterator[dict[str, Any]]:
         yield from run(found[0], "poll_overhead", "--chunks", chunks, "--sites", env=found[1])
     yield from run(python, "agent", *(("--runs", "2", "--seconds", "5") if quick else ()))
     yield from run(python, "judges", *(("--requests", "1000", "--times", "2") if quick else ()))
+    yield from run(python, "fan_out", *(("--ranks", "64", "--times", "2") if quick else ()))
     yield from run(python, "load_trace", "--runs", "3" if quick else "15")
     yield from run(python, "read_recording", "--runs", "3" if quick else "15")
     few = ("--schedules", "300", "--seconds", "0.1") if quick else ()

@@ -17,7 +17,8 @@ from pdctl.outside.find import candidates
 from tests.engine.env import ROOT, EngineNotInstalledError, Namespace, engine_env
 from tests.engine.harness import Pair, wait_for
 
-MOST_STOPPED_MS = 5.0
+MOST_STOPPED_MS = 500.0
+"""Far more than a stop takes, for a busy machine; docs/track-record.md has what was measured."""
 PATIENT = ("--timeout", "240", "--rank-timeout", "100")
 
 
@@ -107,3 +108,21 @@ def test_a_pair_without_pdctl_is_diagnosed_from_outside(pair: Pair, tmp_path: Pa
     moves = {row["rank"]: row["moves"] for row in stacks["ranks"]}
     assert moves["decode dp0 pp0 tp0"] == moves["decode dp0 pp0 tp1"] == "stuck"
     assert not list(pair.run_dir.iterdir()), "an agent was there after all"
+
+    # An agent into both hung ranks: it answers what the outside could not tell, and leaves again.
+    hung = [str(row["pid"]) for row in decode]
+    where = ("--run-dir", str(pair.run_dir), "--record-dir", str(pair.record_dir))
+    status, document = asked(pids, "attach", *hung, "--inject-agent", *where)
+    assert status == 0, document
+    assert [one["rank"] for one in document["processes"]] == ["decode dp0 pp0 tp0", "decode dp0 pp0 tp1"]
+    assert max(one["stopped_ms"] for one in document["processes"]) < 200
+    assert not set(map(int, hung)) & {one["thread"] for one in document["processes"]}, "never the main thread"
+    _, document = asked({int(pid): "" for pid in hung}, "ranks", *where)
+    live = {row["rank"]: row for row in document["ranks"] if row["state"] == "live"}
+    assert set(live) == {"decode dp0 pp0 tp0", "decode dp0 pp0 tp1"}
+    assert {row["loaded_by"] for row in live.values()} == {"attach"}
+    _, document = asked(pids, "dump", "queues", *where)
+    assert [r["room"] for r in document["requests"] if r["queue"] == "decode.transfer"] == [room]
+    status, document = asked(pids, "attach", *hung, "--remove-agent", *where)
+    assert (status, [row["kept"] for row in document["ranks"]]) == (0, ["", ""])
+    wait_for("nothing is left of them", lambda: not list(pair.run_dir.iterdir()), 30)
