@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -53,14 +53,15 @@ def inject(pid: int, env: Mapping[str, str], *, arm: bool, wait_s: float) -> Inj
 
     env: PDCTL_RUN_DIR and PDCTL_RECORD_DIR are those the agent uses. arm: it takes faults.
     """
-    why, cure = _unfit(pid)
-    if why:
-        return Injected(pid=pid, state="refused", reason=why, next_step=cure)
-    start = look(pid).start
+    package = Path(pdctl.__file__).parent
     try:
         folder = paths.private_dir(paths.run_dirs(env)[0])
     except OSError as error:
         return Injected(pid=pid, state="refused", reason=f"no run directory for its socket: {error}")
+    why, cure = _unfit(pid, (package, folder))
+    if why:
+        return Injected(pid=pid, state="refused", reason=why, next_step=cure)
+    start = look(pid).start
     registration = folder / f"{paths.stem(pid, start)}{paths.REGISTRATION_SUFFIX}"
     try:
         how = paths.read_registration(registration).identity.loaded_by
@@ -72,7 +73,7 @@ def inject(pid: int, env: Mapping[str, str], *, arm: bool, wait_s: float) -> Inj
     options = {"PDCTL_RUN_DIR": str(folder), "refused": str(refused), "PDCTL_ARM": "1" if arm else "0"}
     if env.get("PDCTL_RECORD_DIR"):
         options["PDCTL_RECORD_DIR"] = env["PDCTL_RECORD_DIR"]
-    text = _SOURCE.format(package=str(Path(pdctl.__file__).parent), options=options, refused=str(refused))
+    text = _SOURCE.format(package=str(package), options=options, refused=str(refused))
     try:
         borrowed = borrow.start_thread(pid, f"exec({text!r}, {{}})")
     except NotPermittedError:
@@ -85,8 +86,11 @@ def inject(pid: int, env: Mapping[str, str], *, arm: bool, wait_s: float) -> Inj
     return _wait(found, registration, refused, wait_s)
 
 
-def _unfit(pid: int) -> tuple[str, str]:
-    """Return why no agent can be put into a process, and what helps; ("", "") where nothing is known against it."""
+def _unfit(pid: int, needed: Sequence[Path]) -> tuple[str, str]:
+    """Return why no agent can be put into a process, and what helps; ("", "") where nothing is known against it.
+
+    needed: directories that the agent must find where pdctl has them.
+    """
     unsupported = borrow.unsupported()
     if unsupported:
         return unsupported, "pdctl attach without --inject-agent reads it from outside."
@@ -94,17 +98,27 @@ def _unfit(pid: int) -> tuple[str, str]:
     if not process.state or process.state in "ZX":
         return process.words, ""
     try:
-        mount, owner = Path(f"/proc/{pid}/ns/mnt").readlink(), Path(f"/proc/{pid}").stat().st_uid
+        owner = Path(f"/proc/{pid}").stat().st_uid
+        elsewhere = [path for path in needed if not _same(path, Path(f"/proc/{pid}/root{path}"))]
     except PermissionError:
         refusal = permissions.explain(pid)
         return f"not permitted ({refusal.what}): {refusal.why}", refusal.cure
     except OSError:
         return "process has ended", ""
-    if mount != Path("/proc/self/ns/mnt").readlink():
-        return "it is in another container: it would not find pdctl's files", "Run pdctl in its container."
+    if elsewhere:
+        return f"it is in another container: it does not see {elsewhere[0]}", "Run pdctl in its container."
     if owner != os.geteuid():
         return f"it runs as uid {owner}: its socket would not be this user's", f"Run pdctl as uid {owner}."
     return "", ""
+
+
+def _same(here: Path, there: Path) -> bool:
+    """Return whether both are one directory. Raises PermissionError, and OSError where the process has ended."""
+    try:
+        mine, its = here.stat(), there.stat()
+    except FileNotFoundError:
+        return False
+    return (mine.st_dev, mine.st_ino) == (its.st_dev, its.st_ino)
 
 
 def _wait(found: Injected, registration: Path, refused: Path, wait_s: float) -> Injected:

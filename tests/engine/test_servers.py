@@ -29,6 +29,7 @@ from tests.engine import stories
 from tests.engine.conftest import engine
 from tests.engine.env import ROOT, EngineEnv, Namespace
 from tests.engine.harness import Pair, wait_for
+from tests.engine.test_outside import schedulers
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -79,7 +80,7 @@ def is_healthy(pair: Pair, loaded_by: str) -> None:
         assert answer.body.identity.engine_version == pair.env.version
         assert not answer.body.hook_errors
         assert not answer.body.hooks_removed
-        assert not answer.body.recording_off
+        assert bool(answer.body.recording_off) == (loaded_by == "attach"), "it numbers no rounds"
         absent = {seam.name for seam in answer.body.seams if not seam.present}
         assert absent <= MAY_LACK, absent
     with ThreadPoolExecutor(1) as pool:
@@ -328,3 +329,23 @@ def test_before_plugins(
         dumps_are_clean(pair)
         hangs_and_is_diagnosed(pair)
     assert "pdctl run:" in (tmp_path / "prefill.log").read_text().splitlines()[0]
+
+
+def test_agents_put_into_running_ranks(
+    site: Path, namespace: Namespace, tmp_path: Path, right_tokens: Callable[[EngineEnv], list[list[int] | None]]
+) -> None:
+    """They do what those do that came with the engine, but for the rounds; and the engine is as it was when they have left."""
+    env = engine("0.5.13.post1", site)
+    right = right_tokens(env)
+    with Pair.start(env, namespace, tmp_path, environ={"PDCTL_AGENT": "off"}) as pair:
+        assert pair.one_by_one(PROMPTS) == right
+        assert not list(pair.run_dir.iterdir())
+        pids = [str(pid) for pid in schedulers(pair)]
+        done = pair.pdctl("attach", *pids, "--inject-agent", "--timeout", "60s")
+        assert done.returncode == 0, done.stdout + done.stderr
+        is_healthy(pair, "attach")
+        dumps_are_clean(pair)
+        done = pair.pdctl("attach", *pids, "--remove-agent")
+        assert done.returncode == 0, done.stdout + done.stderr
+        wait_for("they have left", lambda: not list(pair.run_dir.iterdir()), 30)
+        assert pair.one_by_one(PROMPTS) == right
