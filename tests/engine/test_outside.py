@@ -100,10 +100,14 @@ def test_a_pair_without_pdctl_is_diagnosed_from_outside(pair: Pair, tmp_path: Pa
     assert "broadcast" in decode[1]["where"]
     assert rows["prefill dp0 pp0 tp0"]["stopped_ms"] <= MOST_STOPPED_MS
 
-    # What each other command knows of the hang: rows, state, stacks; the late row has landed since.
-    _, slots = asked(pids, "dump", "metadata")
-    of_room = [slot for slot in slots["slots"] if slot["expected"] == room and slot["rank"] == "decode dp0 pp0 tp1"]
-    assert [(slot["found"], slot["where"]) for slot in of_room] == [(room, "decode.transfer")]
+    # What each other command knows of the hang: where the row is, and that both stand.
+    def landed() -> bool:
+        _, seen = asked(pids, "dump", "metadata")
+        rows = [slot for slot in seen["slots"] if slot["expected"] == room and slot["rank"] == "decode dp0 pp0 tp1"]
+        assert [slot["where"] for slot in rows] == ["decode.transfer"]
+        return bool(rows[0]["found"] == room)  # 0 before: not written
+
+    wait_for("the late row lands, long after both ranks hang", landed, 120, 0.5)
     _, stacks = asked(pids, "stacks")
     moves = {row["rank"]: row["moves"] for row in stacks["ranks"]}
     assert moves["decode dp0 pp0 tp0"] == moves["decode dp0 pp0 tp1"] == "stuck"
