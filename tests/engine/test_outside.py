@@ -63,9 +63,16 @@ def test_a_pair_without_pdctl_is_diagnosed_from_outside(pair: Pair, tmp_path: Pa
     pids = schedulers(pair)
     assert sorted(pids.values()) == ["sglang::scheduler", "sglang::scheduler_TP0", "sglang::scheduler_TP1"]
     busy = pair.begin(4, tokens=64)
-    for _ in range(3):  # while they work
-        rows = attached(pids)
-        assert set(rows) == {"prefill dp0 pp0 tp0", "decode dp0 pp0 tp0", "decode dp0 pp0 tp1"}
+    labels = {"prefill dp0 pp0 tp0", "decode dp0 pp0 tp0", "decode dp0 pp0 tp1"}
+
+    def read() -> dict[str, dict[str, Any]] | None:
+        found = attached(pids)
+        unread = [row["reason"] for label, row in found.items() if not label]
+        assert all(unread), "a row that could not be read says why"
+        return found if set(found) == labels else None
+
+    for _ in range(3):  # while they work: a look may come in a bad moment, and says so
+        rows = wait_for("all three are read", read, 120, 0.5)
         for row in rows.values():
             assert (row["reason"], row["engine_version"], row["slots"]) == ("", "0.5.12.post1", 64)
             assert row["lacks"] == ["rounds: no agent counts them"]
