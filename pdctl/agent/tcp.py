@@ -88,9 +88,10 @@ class TcpSocket:
 
     def _options(self, listen: Listen, pair: keys.Pair | None) -> None:
         options = {
-            zmq.LINGER: 0, zmq.MAXMSGSIZE: wire.MAX_REQUEST, zmq.RCVHWM: 64, zmq.SNDHWM: 4, zmq.BACKLOG: 64,
-            zmq.HANDSHAKE_IVL: _HANDSHAKE_MS, zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 30,
-            zmq.TCP_KEEPALIVE_INTVL: 10, zmq.TCP_KEEPALIVE_CNT: 3, zmq.IPV6: int(listen.host.startswith("[")),
+            zmq.LINGER: 0, zmq.MAXMSGSIZE: wire.MAX_REQUEST, zmq.RCVHWM: 64, zmq.SNDHWM: 8,
+            zmq.ROUTER_MANDATORY: 1, zmq.BACKLOG: 64, zmq.HANDSHAKE_IVL: _HANDSHAKE_MS, zmq.TCP_KEEPALIVE: 1,
+            zmq.TCP_KEEPALIVE_IDLE: 30, zmq.TCP_KEEPALIVE_INTVL: 10, zmq.TCP_KEEPALIVE_CNT: 3,
+            zmq.IPV6: int(listen.host.startswith("[")),
         }  # fmt: skip
         for option, value in options.items():
             self.router.setsockopt(option, value)
@@ -231,10 +232,18 @@ class TcpSocket:
         return True
 
     def _send(self, frames: list[zmq.Frame], answer: bytes) -> None:
-        try:
-            self.router.send_multipart([*(frame.bytes for frame in frames[:-1]), answer], zmq.NOBLOCK)
-        except zmq.ZMQError:
-            self.dropped += 1  # the client is gone or doesn't read
+        parts = [*(frame.bytes for frame in frames[:-1]), answer]
+        for _ in range(2):
+            try:
+                self.router.send_multipart(parts, zmq.NOBLOCK)
+            except zmq.Again:
+                # Full, as far as is known here: a client that was quick may have read it all by now. This takes in the news.
+                self.router.getsockopt(zmq.EVENTS)
+            except zmq.ZMQError:
+                break  # the client is gone
+            else:
+                return
+        self.dropped += 1
 
     @staticmethod
     def _user(frame: zmq.Frame) -> str:

@@ -18,6 +18,7 @@ from pdctl.errors import Exit
 from pdctl.model import Snapshot
 from tests.system.curve import Curve, Keyring, endpoint_of, notes
 from tests.system.labs import wait_for
+from tests.system.test_inject import Cluster
 from tests.system.tiny_ranks import PATIENT, TinyRanks, free_port
 
 pytestmark = pytest.mark.system
@@ -244,3 +245,30 @@ def test_keys_are_made_once_and_kept_closed(ranks: TinyRanks, tmp_path: Path) ->
     done = ranks.pdctl(*use, **env)
     assert done.returncode == 4, done
     assert "0640" in done.stderr
+
+
+def test_a_fault_from_afar_takes_a_key_that_may_inject(tmp_path: Path, ring: Keyring) -> None:
+    cluster = Cluster(tmp_path)
+    try:
+        cluster.env |= {"PDCTL_LISTEN": ANYWHERE, **ring.env}
+        cluster.pair()
+        registered = (tmp_path / "run").glob("*.json")
+        where = [json.loads(path.read_text())["tcp"] for path in registered]
+        for name in ("PDCTL_RUN_DIR", "PDCTL_RECORD_DIR"):
+            del cluster.env[name]
+        fault = ("--rank", "decode:tp1", "--delay-metadata", "10m", "--for", "15m", "--detach")
+
+        refused = cluster.run(*options(ring, *where), "inject", *fault)
+        assert refused.returncode == 4, refused
+        assert "alice" in refused.stderr
+        assert "role observe" in refused.stderr
+        bob = options(ring, *where, key="bob")
+        assert cluster.run(*bob, "inject", *fault).returncode == 0
+        seen = cluster.run(*options(ring, *where), "faults", "-o", "json")
+        assert [row["kind"] for row in json.loads(seen.stdout)["faults"]] == ["delay-metadata"]
+        assert cluster.run(*options(ring, *where), "heal", "--all").returncode == 6, (
+            "it may still be there, for all alice knows"
+        )
+        assert cluster.run(*bob, "heal", "--all").returncode == 0
+    finally:
+        cluster.close()

@@ -38,7 +38,9 @@ def free_port() -> int:
 class TinyRanks:
     """Ranks with directories of their own; all of them end with the ``with`` block."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, prefix: tuple[str, ...] = ()) -> None:
+        self.prefix = prefix
+        """Before every command: what runs it on another host, say."""
         self.run_dir = folder / "run"
         self.record_dir = folder / "record"
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("PDCTL_", "TORCH_FR", "XDG_RUNTIME"))}
@@ -57,7 +59,7 @@ class TinyRanks:
     def begin(self, *args: object, **env: str) -> subprocess.Popen[str]:
         """Start a rank and return at once."""
         child = subprocess.Popen(
-            [sys.executable, "-m", "tests.system.targets.tiny", *map(str, args)],
+            [*self.prefix, sys.executable, "-m", "tests.system.targets.tiny", *map(str, args)],
             cwd=ROOT,
             env=self.env | env,
             stdin=subprocess.PIPE,
@@ -97,7 +99,7 @@ class TinyRanks:
     def pdctl(self, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Run the command line program as a user would."""
         return subprocess.run(
-            [sys.executable, "-m", "pdctl.cli", *args],
+            [*self.prefix, sys.executable, "-m", "pdctl.cli", *args],
             cwd=ROOT,
             env=self.env | {"COLUMNS": "80", **env},
             capture_output=True,

@@ -1,6 +1,6 @@
 """A rank of a tiny engine: a real process with the real agent, and an adapter over real lists and a real Gloo group.
 
-usage: python -m tests.system.targets.tiny [--rank R --size N --port P] [--count K] [--then WHAT]
+usage: python -m tests.system.targets.tiny [--rank R --size N --port P --host H] [--count K] [--then WHAT]
 
 It prints ``ready`` when its agent is up and then does WHAT:
   loop        turns of a scheduler: a reduced poll of the transfer queue, ten a second
@@ -123,12 +123,12 @@ class TinyAdapter:
         tap.leave(self.requests)
 
 
-def _group(rank: int, size: int, port: int) -> Any:
+def _group(rank: int, size: int, port: int, host: str) -> Any:
     import torch.distributed as dist
 
     dist.init_process_group(
         "gloo",
-        init_method=f"tcp://127.0.0.1:{port}",
+        init_method=f"tcp://{host}:{port}",
         rank=rank,
         world_size=size,
         timeout=datetime.timedelta(minutes=5),
@@ -141,8 +141,9 @@ def main() -> None:
     for name, default in (("rank", 0), ("size", 1), ("port", 0), ("count", 7)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--then", default="exit")
+    parser.add_argument("--host", default="127.0.0.1")
     args = parser.parse_args()
-    group = _group(args.rank, args.size, args.port) if args.port else None
+    group = _group(args.rank, args.size, args.port, args.host) if args.port else None
     adapter = TinyAdapter(args.rank, args.size, args.count, group)
     agent = Agent.start(adapter, loaded_by="test")
     print("ready", agent.start_line() if agent else "without an agent", flush=True)
