@@ -87,6 +87,11 @@ def is_healthy(pair: Pair, loaded_by: str) -> None:
         load = pool.submit(lambda: [pair.generate(3) for _ in range(4)])
         reads = 0
         while reads < READS or not load.done():
+            if loaded_by == "attach":  # without rounds a difference must last, which the command looks for
+                _, told = document(pair)
+                assert not [finding for finding in told["findings"] if finding["level"] != "info"], told["findings"]
+                reads += READS // 5
+                continue
             with Client() as client:
                 seen = judge(collect(discover(pair.agent_environ), client))
             assert not [finding for finding in seen.findings if finding.level != "info"], seen.findings
