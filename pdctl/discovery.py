@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from pdctl import containers
 from pdctl.agent import paths
 from pdctl.errors import PdctlError
 from pdctl.model import Identity
@@ -119,7 +120,7 @@ def discover(
             _check(folder)
             for rank in _registered(folder, problems):
                 ranks.setdefault(_key(rank.identity), rank)
-        for rank in away:
+        for rank in (*away, *(containers.find(env, problems) if not elsewhere else ())):
             ranks.setdefault(_key(rank.identity), rank)
         if recordings is not None:
             _check(recordings)
