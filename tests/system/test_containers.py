@@ -55,11 +55,11 @@ class Contained:
         self.process.communicate()
 
 
-@pytest.fixture
-def contained() -> Iterator[Contained]:
+@pytest.fixture(params=BOXES)
+def contained(request: pytest.FixtureRequest) -> Iterator[Contained]:
     if (
         shutil.which("unshare") is None
-        or subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode
+        or subprocess.run([*BOXES[request.param], "true"], capture_output=True, check=False).returncode
     ):
         pytest.skip("this user may not make namespaces")
     made = Contained("in-a-box", BOXES[request.param])
