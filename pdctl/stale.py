@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdctl.agent import paths
+from pdctl.agent.injected import RESULT_SUFFIX
 from pdctl.discovery import FoundRank, discover
 from pdctl.processes import look
 
@@ -18,6 +19,7 @@ KINDS = {
     paths.RECORDING_SUFFIX: "recording",
     paths.STACKS_SUFFIX: "stacks",
     ".part": "unfinished",
+    RESULT_SUFFIX: "unfinished",
 }
 RECENT_S = 60.0
 """A recording that was written to within this time is somebody's who can't be seen from here: another pid namespace."""
@@ -96,7 +98,7 @@ def _look_at(path: Path, ranks: Mapping[str, FoundRank], newest: set[str], every
     except OSError:
         return None
     kind = KINDS[path.suffix]
-    if kind == "unfinished" and look(_writer(path)).state:
+    if path.suffix == ".part" and look(_writer(path)).state:
         return None
     earlier = rank is not None and stem not in newest
     kept = _why_kept(path, earlier, every) if kind == "recording" else ""

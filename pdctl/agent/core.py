@@ -226,6 +226,7 @@ class Agent:
         except BaseException:
             self.server.stop()
             self.server = None
+            socket.unlink(missing_ok=True)
             raise
         return r
 

@@ -1,6 +1,7 @@
 """How the agent gets into a rank that runs already: on a thread started from outside (``pdctl attach --inject-agent``).
 
-What goes wrong is left in a file for whoever started the thread; the engine's own output gets no word of it.
+What came of it is left in a file for whoever started the thread; the engine's own output gets no word of it. Whoever takes
+that file away before the agent has started takes it back.
 """
 
 from __future__ import annotations
@@ -11,29 +12,39 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pdctl.agent.paths import Registration
 
 LOADED_BY = "attach"
-REFUSAL_SUFFIX = ".refused"
-"""File in the run directory with the reason why no agent started: ``<pid>-<start>.refused``."""
+RESULT_SUFFIX = ".attach"
+"""File in the run directory that says what came of it, ``<pid>-<start>.<token>.attach``: blank until then, then STARTED or the
+reason why no agent started."""
+STARTED = "started"
+ROOM = 2000
+"""Characters in it: its place is taken before anything is done, for a disk may be full."""
 _SCHEDULERS = {"sglang.srt.managers.scheduler": "sglang", "pdctl.lab.engine.scheduler": "lab"}
 
 
 def start(options: Mapping[str, str]) -> None:
     """Start the agent of this process for the scheduler on its main thread. Never raises.
 
-    options: variables of pdctl's (PDCTL_RUN_DIR, PDCTL_ARM, …) that hold instead of this process's own, and ``refused``: the
-    file to write to when no agent starts.
+    options: variables of pdctl's (PDCTL_RUN_DIR, PDCTL_ARM, …) that hold instead of this process's own, and ``result``: the
+    file to write to, without which nothing is started.
     """
     try:
-        why = _start({**os.environ, "PDCTL_AGENT": "on", **options})
+        result = Path(options["result"])
+        if not result.exists():
+            return
+        why = _start({**os.environ, "PDCTL_AGENT": "on", **options}) or STARTED
     except Exception as error:  # the engine must not notice
         why = f"{type(error).__name__}: {error}"
-    if why:
-        try:
-            Path(options["refused"]).write_text(why)
-        except (OSError, KeyError):
-            pass
+    try:
+        with result.open("r+") as file:  # its place on the disk was taken before
+            file.write(why.ljust(ROOM)[:ROOM])
+    except OSError:
+        pass
 
 
 def _start(env: Mapping[str, str]) -> str:
@@ -41,13 +52,25 @@ def _start(env: Mapping[str, str]) -> str:
 
     before = Agent.current
     if before is not None:
-        return f"it has an agent already ({before.identity.loaded_by})"
+        return already(before.registration)
     scheduler = find_scheduler()
     if scheduler is None:
         return "no scheduler was found on its main thread: it is starting, ending, or no SGLang scheduler"
     said: list[str] = []
     agent = Agent.start(_adapter(scheduler), loaded_by=LOADED_BY, env=env, says=said.append)
-    return "" if agent is not None else (said or ["it did not start"])[-1]
+    if agent is None:
+        return (said or ["it did not start"])[-1]
+    if not agent.registration.endpoint:  # nobody could ask it, nor take it out
+        agent.stop()
+        return agent.registration.endpoint_off
+    return ""
+
+
+def already(registration: Registration) -> str:
+    """Say that a process has an agent, where it is, and whether it takes faults."""
+    i = registration.identity
+    armed = "armed" if i.armed else "not armed"
+    return f"it has an agent already ({i.loaded_by}, {armed}) at {registration.endpoint or registration.endpoint_off}"
 
 
 def find_scheduler() -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,7 +14,8 @@ from pdctl.client import Client
 from pdctl.discovery import discover
 from pdctl.documents import Document
 from pdctl.errors import Exit, PdctlError
-from pdctl.outside.inject import Injected, inject
+from pdctl.observed import Answer
+from pdctl.outside.inject import Injected, inject, take_back
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from pdctl.output import Output
 
 _AT_ONCE = 8
+_GOES_S = 5.0
 
 
 class InjectedDocument(Document, frozen=True, kw_only=True, tag="pdctl.attached"):
@@ -29,7 +33,7 @@ class InjectedDocument(Document, frozen=True, kw_only=True, tag="pdctl.attached"
 
 
 class Left(msgspec.Struct, frozen=True):
-    """What came of one rank's agent. kept: why it is still there, "" where it has left."""
+    """What came of one process's agent. rank: "" without one. kept: why there is none to leave, or why it is still there."""
 
     rank: str
     pid: int
@@ -68,20 +72,36 @@ def _draw(found: Sequence[Injected], console: Console) -> None:
 
 
 def take_out(pids: Sequence[int], env: Mapping[str, str], out: Output, timeout_s: float, rank_timeout_s: float) -> int:
-    """Tell agents that were put in to leave. Raises PdctlError (UNREACHABLE) where none of these has an agent."""
+    """Tell agents that were put in to leave, wait until they have, and take back those that wait for the GIL.
+
+    Raises PdctlError (UNREACHABLE) where none of these has an agent.
+    """
     ranks = [rank for rank in discover(env).ranks if rank.identity.pid in pids and rank.endpoint and rank.live]
-    if not ranks:
+    waiting = {pid for pid in pids if take_back(pid, env)}
+    if not ranks and not waiting:
         raise PdctlError("no agent answers in these processes", "pdctl ranks lists those that have one.")
     with Client(timeout_s=timeout_s, rank_timeout_s=rank_timeout_s) as client:
-        answers = client.ask(ranks, "leave", str)
-    rows = tuple(
-        Left(a.rank.identity.label, a.rank.identity.pid, "" if a.body is not None else a.reason) for a in answers
-    )
+        answers = {a.rank.identity.pid: a for a in client.ask(ranks, "leave", str)}
+    rows = tuple(_left(pid, answers.get(pid), taken=pid in waiting) for pid in pids)
 
     def draw(console: Console) -> None:
         for row in rows:
-            console.print(f"{row.rank}: {row.kept or 'its agent has left'}", soft_wrap=True)
+            console.print(f"{row.rank or f'pid {row.pid}'}: {row.kept or 'its agent has left'}", soft_wrap=True)
 
     out.document(LeftDocument(ranks=rows), rows, draw)
     kept = sum(bool(row.kept) for row in rows)
     return int(Exit.CLEAN if not kept else Exit.REFUSED if kept == len(rows) else Exit.PARTIAL)
+
+
+def _left(pid: int, answer: Answer[str] | None, *, taken: bool) -> Left:
+    if answer is None:
+        return Left("", pid, "" if taken else "no agent answers in it")
+    label = answer.rank.identity.label
+    if answer.body is None:
+        return Left(label, pid, answer.reason)
+    socket = Path(answer.rank.endpoint.removeprefix("ipc://"))
+    end = time.monotonic() + _GOES_S
+    while any(socket.with_suffix(suffix).exists() for suffix in (".json", ".sock")) and time.monotonic() < end:
+        time.sleep(0.02)
+    gone = not socket.with_suffix(".json").exists()
+    return Left(label, pid, "" if gone else f"it is told to leave, and has not within {_GOES_S:g} s")

@@ -31,7 +31,7 @@ _RED_ZONE = 128
 _FIRST_IN_LINE = 1
 _STOP_S = 0.2
 _TRIES_S = 1.0
-_BACK_S = 0.3
+_BACK_S = 2.0
 
 # A thread that waits in one of these holds no lock of malloc's or the loader's. First those that are never told of it.
 _FUTEX, _FUTEX_WAIT_BITSET = 202, 9

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import msgspec
 
 import pdctl
 from pdctl.agent import paths
-from pdctl.agent.injected import REFUSAL_SUFFIX
+from pdctl.agent.injected import RESULT_SUFFIX, ROOM, STARTED, already
 from pdctl.outside import borrow, permissions, pyspy
 from pdctl.outside.memory import GoneError, NotPermittedError
 from pdctl.processes import look
@@ -26,7 +27,8 @@ try:
     from pdctl.agent.injected import start
     start({options!r})
 except BaseException as e:
-    open({refused!r}, "w").write(f"{{type(e).__name__}}: {{e}}")
+    with open({result!r}, "r+") as f:
+        f.write(f"{{type(e).__name__}}: {{e}}"[:2000])
 """
 _LOOK_S = 0.02
 
@@ -61,19 +63,46 @@ def inject(pid: int, env: Mapping[str, str], *, arm: bool, wait_s: float) -> Inj
     why, cure = _unfit(pid, (package, folder))
     if why:
         return Injected(pid=pid, state="refused", reason=why, next_step=cure)
-    start = look(pid).start
-    registration = folder / f"{paths.stem(pid, start)}{paths.REGISTRATION_SUFFIX}"
+    stem = paths.stem(pid, look(pid).start)
+    registration = folder / f"{stem}{paths.REGISTRATION_SUFFIX}"
     try:
-        how = paths.read_registration(registration).identity.loaded_by
-        return Injected(pid=pid, state="refused", reason=f"it has an agent already ({how})", next_step="pdctl ranks")
+        known = paths.read_registration(registration)
+        return Injected(pid=pid, state="refused", reason=already(known), next_step="pdctl ranks shows it.")
     except (OSError, ValueError):
         pass
-    refused = folder / f"{paths.stem(pid, start)}{REFUSAL_SUFFIX}"
-    refused.unlink(missing_ok=True)
-    options = {"PDCTL_RUN_DIR": str(folder), "refused": str(refused), "PDCTL_ARM": "1" if arm else "0"}
+    result = folder / f"{stem}.{secrets.token_hex(4)}{RESULT_SUFFIX}"
+    try:
+        paths.write_private(result, b" " * ROOM)
+    except OSError as error:
+        reason = f"{folder} can't be written: {error.strerror}"
+        return Injected(pid=pid, state="refused", reason=reason, next_step="Nothing was changed in the process.")
+    try:
+        found = _begin(pid, env, package, folder, result, arm=arm)
+        if found.state == "pending":
+            found = _wait(found, registration, result, wait_s)
+    except BaseException:
+        result.unlink(missing_ok=True)  # so that an agent that waits for the GIL does not start behind everybody's back
+        raise
+    if found.state != "pending":
+        result.unlink(missing_ok=True)
+    return found
+
+
+def take_back(pid: int, env: Mapping[str, str]) -> bool:
+    """Keep agents that were put into ``pid`` and wait for the GIL from starting; returns whether there were any."""
+    stem = paths.stem(pid, look(pid).start)
+    found = [path for folder in paths.run_dirs(env)[:1] for path in folder.glob(f"{stem}.*{RESULT_SUFFIX}")]
+    waiting = [path for path in found if not path.read_text().strip()]
+    for path in found:
+        path.unlink(missing_ok=True)
+    return bool(waiting)
+
+
+def _begin(pid: int, env: Mapping[str, str], package: Path, folder: Path, result: Path, *, arm: bool) -> Injected:
+    options = {"PDCTL_RUN_DIR": str(folder), "result": str(result), "PDCTL_ARM": "1" if arm else "0"}
     if env.get("PDCTL_RECORD_DIR"):
         options["PDCTL_RECORD_DIR"] = env["PDCTL_RECORD_DIR"]
-    text = _SOURCE.format(package=str(package), options=options, refused=str(refused))
+    text = _SOURCE.format(package=str(package), options=options, result=str(result))
     try:
         borrowed = borrow.start_thread(pid, f"exec({text!r}, {{}})")
     except NotPermittedError:
@@ -82,8 +111,7 @@ def inject(pid: int, env: Mapping[str, str], *, arm: bool, wait_s: float) -> Inj
         return Injected(pid=pid, state="refused", reason=reason, next_step=refusal.cure)
     except (borrow.NoThreadError, borrow.NotFoundError, GoneError, OSError) as error:
         return Injected(pid=pid, state="refused", reason=str(error), next_step="Nothing was changed in it.")
-    found = Injected(pid=pid, state="pending", thread=borrowed.tid, stopped_ms=round(borrowed.ms, 3))
-    return _wait(found, registration, refused, wait_s)
+    return Injected(pid=pid, state="pending", thread=borrowed.tid, stopped_ms=round(borrowed.ms, 3))
 
 
 def _unfit(pid: int, needed: Sequence[Path]) -> tuple[str, str]:
@@ -121,39 +149,39 @@ def _same(here: Path, there: Path) -> bool:
     return (mine.st_dev, mine.st_ino) == (its.st_dev, its.st_ino)
 
 
-def _wait(found: Injected, registration: Path, refused: Path, wait_s: float) -> Injected:
-    """Wait for the agent's registration, or for its reason to give up, and return what came of it."""
+def _wait(found: Injected, registration: Path, result: Path, wait_s: float) -> Injected:
+    """Wait for what the agent says of its start, and return what came of it."""
     end = time.monotonic() + wait_s
     while time.monotonic() < end:
         try:
+            said = result.read_text().strip()
+        except OSError:
+            return msgspec.structs.replace(found, state="refused", reason="it was taken back (--remove-agent)")
+        if said == STARTED:
             r = paths.read_registration(registration)
             return msgspec.structs.replace(found, state="running", rank=r.identity.label, endpoint=r.endpoint)
-        except (OSError, ValueError):
-            pass
-        try:
-            why = refused.read_text()
-        except OSError:
-            why = ""
-        if why:
-            refused.unlink(missing_ok=True)
-            return msgspec.structs.replace(found, state="refused", reason=f"its agent did not start: {why}")
+        if said:
+            return msgspec.structs.replace(found, state="refused", reason=f"its agent did not start: {said}")
         if not look(found.pid).state:
             return msgspec.structs.replace(found, state="refused", reason="process has ended")
         time.sleep(_LOOK_S)
     return msgspec.structs.replace(
         found,
-        reason=f"its agent waits for the GIL{_owner(found.pid)}, and starts by itself once it gets it",
-        next_step="Until then pdctl reads it from outside.",
+        reason=f"{_why_not_yet(found.pid)}; its agent starts by itself then",
+        next_step="pdctl attach PID --remove-agent takes it back. Until then pdctl reads the process from outside.",
     )
 
 
-def _owner(pid: int) -> str:
-    """Return who has the GIL, in words that go on from *the GIL*; "" where that can't be told."""
+def _why_not_yet(pid: int) -> str:
+    """Return what an agent waits for, in words."""
+    process = look(pid)
+    if process.state in ("T", "t"):
+        return f"{process.words}: it must go on"
     try:
         stack = pyspy.main_thread(pyspy.find(pid), pid, 2.0)
     except pyspy.PySpyError:
-        return ""
+        return "its agent waits for the GIL"
     if not stack.holds_gil:
-        return ", which another thread than the main one has"
+        return "its agent has not had the GIL in that time"
     where = stack.frames[0]
-    return f", which its main thread has in {where.function} ({where.file}:{where.line})"
+    return f"its agent waits for the GIL, which its main thread has in {where.function} ({where.file}:{where.line})"

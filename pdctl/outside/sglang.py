@@ -249,6 +249,13 @@ def _parent(pid: int) -> tuple[int, int]:
     """Return pid and start of the process's parent, the pid as the process itself sees it."""
     fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     parent = int(fields[1])
+    if (
+        parent == 1
+        and int(fields[3]) != 1
+        and fields[3] != Path("/proc/1/stat").read_bytes().rpartition(b")")[2].split()[3]
+    ):
+        # An orphan: what started it has ended. Ranks that were started together still have one session.
+        return int(fields[3]), 0
     inside = parent
     if parent:
         lines = Path(f"/proc/{parent}/status").read_text().splitlines()

@@ -62,6 +62,8 @@ def addresses(pid: int, wanted: Iterable[str]) -> dict[str, int]:
         missing = [name for name in missing if name not in found]
         if not missing:
             return found
+    if not any(name.startswith("Py") for name in found):
+        raise NotFoundError("it is no Python process, or one that does not show where its functions are")
     raise NotFoundError(f"its Python and its C library do not show where {', '.join(missing)} is")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -115,14 +116,59 @@ def test_who_has_the_gil_is_told_while_the_agent_waits_for_it(tmp_path: Path) ->
             assert "waits for the GIL, which its main thread has in main (targets/busy.py:" in found["reason"]
             assert not (tmp_path / "free").exists(), "it was so until after the answer"
             # It gets its turn when the GIL is free, and finds that this is no rank.
-            [refusal] = wait_for(lambda: list((labs.folder / "run").glob("*.refused")))
-            wait_for(refusal.read_text)
-            assert refusal.read_text().startswith("no scheduler was found on its main thread")
+            [result] = (labs.folder / "run").glob("*.attach")
+            wait_for(lambda: result.read_text().strip())
+            assert result.read_text().startswith("no scheduler was found on its main thread")
             wait_for(lambda: len(target.turns()) == len(WAITERS))
             target.goes_on()
     finally:
         target.process.kill()
         target.process.wait()
+
+
+def test_an_agent_that_has_not_started_yet_can_be_taken_back() -> None:
+    with Labs() as labs:
+        labs.env["PDCTL_AGENT"] = "off"
+        lab = labs.up()
+        process = lab.process("decode dp0 pp0 tp0")
+        before = labs.files()
+        os.kill(process.pid, signal.SIGSTOP)
+        [found] = attach(labs, process.pid, "--inject-agent", "--arm", "--timeout", "1s", code=None)["processes"]
+        if found["state"] == "pending":  # else no thread of a stopped process could be borrowed, which is said
+            assert "process is stopped" in found["reason"]
+            [row] = attach(labs, process.pid, "--remove-agent")["ranks"]
+            assert (row["pid"], row["kept"]) == (process.pid, "")
+        else:
+            assert found["state"] == "refused"
+        os.kill(process.pid, signal.SIGCONT)
+        assert lab.load(requests=4).good
+        assert labs.files() == before, "no agent has started since"
+
+
+def test_a_run_directory_that_takes_nothing() -> None:
+    """A full disk: nothing is done to the rank, and once there is room all is well."""
+    with Labs() as labs:
+        labs.env["PDCTL_AGENT"] = "off"
+        lab = labs.up()
+        pids = [process.pid for process in lab.processes if "tp" in process.label]
+        full = labs.folder / "full"
+        full.mkdir(mode=0o700)
+        mount = ["mount", "-t", "tmpfs", "-o", "size=8k,mode=0700", "tmpfs", str(full)]
+        if subprocess.run(mount, capture_output=True, check=False).returncode:
+            pytest.skip("this user may not mount")
+        try:
+            with (full / "fill").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+                while True:
+                    file.write(b"x" * 4096)
+            found = attach(labs, *pids, "--inject-agent", "--run-dir", full, code=4)["processes"]
+            assert [one["pid"] for one in found] == pids
+            assert all("No space left" in one["reason"] for one in found), found
+            (full / "fill").unlink()
+        finally:
+            subprocess.run(["umount", str(full)], check=True)
+        assert {one["state"] for one in attach(labs, *pids, "--inject-agent")["processes"]} == {"running"}
+        rows = attach(labs, pids[0], 999_999, "--remove-agent", code=3)["ranks"]
+        assert [(row["pid"], row["kept"]) for row in rows] == [(pids[0], ""), (999_999, "no agent answers in it")]
 
 
 def test_what_is_no_rank_is_refused(busy: Busy) -> None:
@@ -137,7 +183,7 @@ def test_what_is_no_rank_is_refused(busy: Busy) -> None:
         shell.kill()
         shell.wait()
         assert found["state"] == "refused"
-        assert "do not show where" in found["reason"]
+        assert "no Python process" in found["reason"]
         assert labs.cli("attach", busy.process.pid, "--arm", code=2).returncode == 2
     busy.goes_on()
 
@@ -157,12 +203,13 @@ def test_an_agent_that_was_put_in_answers_takes_faults_and_leaves() -> None:
         assert {row["rank"]: (row["state"], row["armed"]) for row in rows} == dict.fromkeys(ranks, ("live", True))
         assert lab.load(requests=8).good
         again = attach(labs, *ranks.values(), "--inject-agent", code=4)["processes"]
-        assert all("has an agent already (attach)" in one["reason"] for one in again)
+        assert all("has an agent already (attach, armed) at ipc://" in one["reason"] for one in again)
         lab.inject_late_metadata(delay="1s")
         outcome = lab.load(requests=2)
         assert outcome.good
         assert outcome.latency_max_s >= 1.0, "the fault has fired"
         assert {row["kept"] for row in attach(labs, *ranks.values(), "--remove-agent")["ranks"]} == {""}
+        assert not [file for file in labs.files() if file.endswith((".json", ".sock")) and file not in before]
         wait_for(lambda: labs.files() == before)
         assert lab.load(requests=8).good
         assert "no agent answers" in labs.cli("attach", *ranks.values(), "--remove-agent", code=4).stderr
@@ -179,4 +226,4 @@ def test_an_agent_that_came_with_its_rank_does_not_leave() -> None:
         [row] = attach(labs, pid, "--remove-agent", code=5)["ranks"]
         assert "came with the engine" in row["kept"]
         [found] = attach(labs, pid, "--inject-agent", code=4)["processes"]
-        assert "has an agent already (lab)" in found["reason"]
+        assert "has an agent already (lab, armed) at ipc://" in found["reason"]
