@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 10.0
 RANK_TIMEOUT_S = 2.0
 CHUNK = 512 * 1024
+_TICK_S = 0.002
 _CUT_OFF = "connected, but nothing comes back: its host is cut off, its process is stopped, or something holds the GIL"
 
 T = TypeVar("T")
@@ -230,7 +231,7 @@ class Client:
 
     def _without_answer(self, rank: FoundRank, why: str, not_through: str = "") -> Answer[Any]:
         silence = Silence.NOT_AUTHORISED if not_through else Silence.TIMED_OUT
-        if self.deadline.left(1.0) == 0.0:
+        if self.deadline.left(1.0) < _TICK_S:  # what a poll that counts milliseconds may have left
             return Answer(rank, None, silence, f"no answer within {self._timeout_s:g} s overall: {why}")
         answer = Answer[Any](rank, None, silence, f"no answer within {self._rank_timeout_s:g} s: {why}")
         if self._given_up is not None:

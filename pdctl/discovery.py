@@ -141,6 +141,8 @@ def discover(
             ranks.setdefault(_key(rank.identity), rank)
     chosen, earlier = (list(ranks.values()), 0) if every_start else _current(list(ranks.values()))
     where = "no agent of this rank registered here" if source is None else f"no recording of this rank in {source}"
+    if elsewhere:
+        where = "it is at none of the endpoints that answered, nor in the store"
     reasons = {_place_of(e.identity): e.reason for t in traces for e in t.manifest.ranks if not e.member}
     absent = _absent(chosen, where)
     chosen += [replace(rank, endpoint_off=reasons.get(_place_of(rank.identity), where)) for rank in absent]

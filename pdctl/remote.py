@@ -235,7 +235,7 @@ class Watch:
         if zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL in seen or zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL in seen:
             return "not authorised or not reachable: no handshake; another server key, or no agent of pdctl"
         if zmq.EVENT_CONNECTED in seen:
-            return "not authorised or not reachable: connected, but no handshake"
+            return "not authorised or not reachable: nobody shakes hands: its process is stopped, or no agent"
         return "not authorised or not reachable: no connection"
 
 
