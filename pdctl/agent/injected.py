@@ -33,10 +33,10 @@ def start(options: Mapping[str, str]) -> None:
     options: variables of pdctl's (PDCTL_RUN_DIR, PDCTL_ARM, …) that hold instead of this process's own, and ``result``: the
     file to write to, without which nothing is started.
     """
+    result = Path(options["result"])
+    if not result.exists():
+        return
     try:
-        result = Path(options["result"])
-        if not result.exists():
-            return
         why = _start({**os.environ, "PDCTL_AGENT": "on", **options}) or STARTED
     except Exception as error:  # the engine must not notice
         why = f"{type(error).__name__}: {error}"

@@ -11,24 +11,20 @@ import ctypes
 import errno
 import os
 import platform
-import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from pdctl.outside import tracing
 from pdctl.outside.memory import BadAddressError, GoneError, Memory, NotPermittedError
 from pdctl.outside.shellcode import FUNCTIONS, STACK, build
 from pdctl.outside.symbols import NotFoundError, addresses, room
 from pdctl.processes import look
 
-_GETREGS, _SETREGS, _DETACH, _SEIZE, _INTERRUPT = 12, 13, 17, 0x4206, 0x4207
-_WALL, _EVENT_STOP = 0x40000000, 128
 _RED_ZONE = 128
-_FIRST_IN_LINE = 1
 _STOP_S = 0.2
 _TRIES_S = 1.0
 _BACK_S = 2.0
@@ -101,7 +97,8 @@ def _start(pid: int, source: bytes) -> Borrowed:
     while True:
         for tid in _parked(pid):
             try:
-                return _borrow(_Plan(pid, tid, functions, source, room(pid, length), vectors))
+                plan = _Plan(pid, tid, functions, source, room(pid, length), vectors)
+                return tracing.on_a_tracer(lambda plan=plan: _trace(plan))  # type: ignore[misc]
             except NoThreadError as error:
                 why = str(error)
         if time.monotonic() > end:
@@ -139,19 +136,11 @@ def _rank(call: list[str]) -> int | None:
     return _POLLS.get(number) or _SLEEPS.get(number)
 
 
-# These keep the GIL: no other thread of pdctl may take it while the thread stands.
-_libc = ctypes.PyDLL(None, use_errno=True)
-_ptrace = _libc.ptrace
-_ptrace.restype = ctypes.c_long
-_ptrace.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
-_waitpid = _libc.waitpid
-_waitpid.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_int), ctypes.c_int]
-
-
 def _call(request: int, tid: int, data: object = None) -> None:
-    if _ptrace(request, tid, None, data) < 0:
+    code = tracing.ask(request, tid, data)
+    if code:
         # The kernel has let its memory be opened already: what it says now is about this thread.
-        gone = ctypes.get_errno() == errno.ESRCH
+        gone = code == errno.ESRCH
         raise NoThreadError(
             f"the thread that was to be borrowed {'has ended' if gone else 'ends, or is traced by another'}"
         )
@@ -169,30 +158,8 @@ class _Plan:
     vectors: bool
 
 
-def _borrow(plan: _Plan) -> Borrowed:
-    done: list[Borrowed | Exception] = []
-
-    def work() -> None:
-        try:
-            done.append(_trace(plan))
-        except Exception as error:  # noqa: BLE001  # handed to the thread that waits
-            done.append(error)
-
-    # It is the tracer: its end lets the borrowed thread go, also one that did not stop in time.
-    thread = threading.Thread(target=work, daemon=True, name="pdctl-borrow")
-    thread.start()
-    thread.join()
-    if isinstance(done[0], Exception):
-        raise done[0]
-    return done[0]
-
-
 def _trace(plan: _Plan) -> Borrowed:
     pid, tid, place = plan.pid, plan.tid, plan.place
-    try:  # on a busy machine the borrowed thread would stand until it is this thread's turn
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_FIRST_IN_LINE))
-    except OSError:
-        pass
     try:
         memory = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
     except PermissionError as error:
@@ -200,29 +167,30 @@ def _trace(plan: _Plan) -> Borrowed:
     except OSError:
         raise GoneError("process has ended") from None
     try:
-        _call(_SEIZE, tid)
+        _call(tracing.SEIZE, tid)
         started = time.perf_counter()
         handed_on = 0
         try:
             handed_on = _stop(tid)
+            if handed_on:
+                raise NoThreadError("a thread got a signal in the moment in which it was to be borrowed")
             registers = _Registers()
-            _call(_GETREGS, tid, ctypes.byref(registers))
+            _call(tracing.GETREGS, tid, ctypes.byref(registers))
             stack = int(registers.rsp)
             goes_on = _goes_on(registers)
-            _has_room(pid, registers.rsp)
-            code = build(plan.functions, plan.source, rip=goes_on, rsp=registers.rsp, vectors=plan.vectors)
+            _has_room(pid, stack)
+            code = build(plan.functions, plan.source, rip=goes_on, rsp=stack, vectors=plan.vectors)
             os.pwrite(memory, code, place)  # its pages are copied on this write: no other process sees it
             if os.pread(memory, len(code), place) != code:
                 raise NoThreadError("the kernel does not let its code be written to")
             registers.rip = place
-            registers.rsp = (registers.rsp - _RED_ZONE) & ~0xF
+            registers.rsp = (stack - _RED_ZONE) & ~0xF
             registers.orig_rax = (1 << 64) - 1  # in no system call
-            _call(_SETREGS, tid, ctypes.byref(registers))
+            _call(tracing.SETREGS, tid, ctypes.byref(registers))
         finally:
-            _ptrace(_DETACH, tid, None, handed_on or None)
+            tracing.ask(tracing.DETACH, tid, handed_on or None)
             stood_ms = (time.perf_counter() - started) * 1000
-        if _is_back(pid, tid, stack):
-            os.pwrite(memory, bytes(len(code)), place)
+        _wipe(memory, plan, len(code), stack)
         return Borrowed(tid, stood_ms)
     except OSError as error:
         raise NoThreadError(f"its memory can't be written: {error.strerror}") from None
@@ -230,34 +198,36 @@ def _trace(plan: _Plan) -> Borrowed:
         os.close(memory)
 
 
+def _wipe(memory: int, plan: _Plan, length: int, stack: int) -> None:
+    """Take the code away again once its thread is through with it; where that is not seen it stays, and harms nobody."""
+    try:
+        if _is_back(plan, length, stack):
+            os.pwrite(memory, bytes(length), plan.place)
+    except OSError:
+        pass  # the process has ended; its thread was started all the same
+
+
 def _stop(tid: int) -> int:
-    """Wait for the stop that was asked for; returns a signal that came in the same moment, to be handed on."""
-    _call(_INTERRUPT, tid)
-    status = ctypes.c_int()
-    end = time.perf_counter() + _STOP_S
-    while (got := _waitpid(tid, ctypes.byref(status), _WALL | os.WNOHANG)) == 0:
-        if time.perf_counter() > end:
-            raise NoThreadError(f"a thread did not stop within {_STOP_S * 1000:.0f} ms")
-        _libc.usleep(20)
-    if got < 0 or not os.WIFSTOPPED(status.value):
-        raise NoThreadError("the thread that was to be borrowed has ended")
-    if status.value >> 16 != _EVENT_STOP:
-        number = os.WSTOPSIG(status.value)
-        _ptrace(_DETACH, tid, None, number)
-        raise NoThreadError(f"a thread got {signal.Signals(number).name} in that moment")
-    return 0
+    """Stop the thread; returns a signal that it got in that moment, to be handed on, 0 for none."""
+    _call(tracing.INTERRUPT, tid)
+    try:
+        return tracing.stop(tid, _STOP_S)[0]
+    except (tracing.StillRunningError, tracing.EndedError) as error:
+        raise NoThreadError(f"a thread that was to be borrowed: {error}") from None
 
 
-def _is_back(pid: int, tid: int, stack: int) -> bool:
+def _is_back(plan: _Plan, length: int, stack: int) -> bool:
     """Wait until a borrowed thread is where it was: in the code its stack is lower. False where that is not seen."""
     end = time.monotonic() + _BACK_S
     while time.monotonic() < end:
         try:
-            call = Path(f"/proc/{pid}/task/{tid}/syscall").read_text().split()
-        except OSError:
-            return False
-        if len(call) >= 2 and call[0] != "running" and int(call[-2], 16) >= stack:
-            return True
+            call = Path(f"/proc/{plan.pid}/task/{plan.tid}/syscall").read_text().split()
+        except (FileNotFoundError, ProcessLookupError):
+            return True  # it has ended since, as one that had only waited for the GIL does
+        if len(call) >= 2 and call[0] != "running":
+            sp, pc = int(call[-2], 16), int(call[-1], 16)
+            if sp >= stack and not plan.place <= pc < plan.place + length:
+                return True
         time.sleep(0.001)
     return False
 

@@ -6,28 +6,15 @@ other process go on. A stop makes ``epoll_wait`` of that thread return EINTR; al
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
-import threading
 import time
 from dataclasses import dataclass
 
+from pdctl.outside import tracing
 from pdctl.outside.memory import Bulk, GoneError, NotPermittedError
 
-_SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
-_WALL, _EVENT_STOP = 0x40000000, 128
 _PATIENCE_S = 0.05
-_LOOK_EVERY_US = 20
-_FIRST_IN_LINE = 1
-
-# These keep the GIL: no other thread of pdctl may take it while the rank stands.
-_libc = ctypes.PyDLL(None, use_errno=True)
-_ptrace = _libc.ptrace
-_ptrace.restype = ctypes.c_long
-_ptrace.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
-_waitpid = _libc.waitpid
-_waitpid.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_int), ctypes.c_int]
 
 
 class NotStoppedError(Exception):
@@ -47,55 +34,31 @@ def copy(pid: int, bulk: Bulk) -> Stop:
 
     Raises NotStoppedError, NotPermittedError (also where a debugger has the process), GoneError.
     """
-    done: list[Stop | Exception] = []
-
-    def work() -> None:
-        try:
-            done.append(_copy(pid, bulk))
-        except Exception as error:  # noqa: BLE001  # handed to the thread that waits
-            done.append(error)
-
-    # A thread of its own: it is the tracer, and its end lets the other process go whatever happened in between.
-    thread = threading.Thread(target=work, daemon=True, name="pdctl-frozen-copy")
-    thread.start()
-    thread.join(10 * _PATIENCE_S + 5)
-    if not done:
-        raise NotStoppedError("the copy took too long")
-    if isinstance(done[0], Exception):
-        raise done[0]
-    return done[0]
+    try:
+        return tracing.on_a_tracer(lambda: _copy(pid, bulk), 10 * _PATIENCE_S + 5)
+    except tracing.StillRunningError as error:
+        raise NotStoppedError(f"its main thread: {error}") from None
+    except tracing.EndedError:
+        raise GoneError("process has ended") from None
 
 
 def _copy(pid: int, bulk: Bulk) -> Stop:
-    try:  # on a busy machine a stopped process would stand until it is this thread's turn
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_FIRST_IN_LINE))
-    except OSError:
-        pass
-    status = ctypes.c_int()
-    by_reference = ctypes.byref(status)
-    if _ptrace(_SEIZE, pid, None, None) < 0:
-        _raise(ctypes.get_errno())
+    _asked(tracing.ask(tracing.SEIZE, pid))
     time.sleep(0)  # a thread that has just got the GIL keeps it for a while
-    clock = time.perf_counter
-    end = clock() + _PATIENCE_S
-    asked = running = clock()
-    if _ptrace(_INTERRUPT, pid, None, None) < 0:
-        _raise(ctypes.get_errno())
-    while (got := _waitpid(pid, by_reference, _WALL | os.WNOHANG)) == 0:
-        running = clock()
-        if running > end:
-            raise NotStoppedError(f"its main thread did not stop within {_PATIENCE_S * 1000:.0f} ms")
-        _libc.usleep(_LOOK_EVERY_US)
-    if got < 0 or not os.WIFSTOPPED(status.value):
-        raise GoneError("process has ended")
+    asked = time.perf_counter()
+    _asked(tracing.ask(tracing.INTERRUPT, pid))
+    signal, running = tracing.stop(pid, _PATIENCE_S)
     try:
         pages = bulk.read(pid, keep_gil=True)
     finally:
-        # A signal that arrived in the same moment is handed on; a stop of our own has none.
-        signal = 0 if status.value >> 16 == _EVENT_STOP else os.WSTOPSIG(status.value)
-        _ptrace(_DETACH, pid, None, signal or None)
-        ended = clock()
+        tracing.ask(tracing.DETACH, pid, signal or None)
+        ended = time.perf_counter()
     return Stop((ended - max(asked, running)) * 1000, pages)
+
+
+def _asked(code: int) -> None:
+    if code:
+        _raise(code)
 
 
 def _raise(code: int) -> None:

@@ -367,13 +367,12 @@ def test_thirty_two_at_once(started: Ranks) -> None:
 
 
 HOLDS = """
-import ctypes, os, sys, time
-from pdctl.outside import frozen
+import sys, time
+from pdctl.outside import tracing
 pid = int(sys.argv[1])
-status = ctypes.c_int()
-assert frozen._ptrace(frozen._SEIZE, pid, None, None) == 0
-assert frozen._ptrace(frozen._INTERRUPT, pid, None, None) == 0
-assert frozen._waitpid(pid, ctypes.byref(status), frozen._WALL) == pid
+assert tracing.ask(tracing.SEIZE, pid) == 0
+assert tracing.ask(tracing.INTERRUPT, pid) == 0
+assert tracing.stop(pid, 60.0)[0] == 0
 print("held", flush=True)
 time.sleep(600)
 """
