@@ -149,7 +149,9 @@ def read(chosen: Sequence[Candidate], *, timeout_s: float, rank_timeout_s: float
             reads.append("stack")
         else:
             lacks.append(f"stack: {status.reason}")
-        if metadata.body is not None and not metadata.body.not_read:
+        if metadata.body is None:
+            lacks.append(f"metadata: {metadata.reason}")
+        elif not metadata.body.not_read:
             reads.append("metadata")
         i = identity_of(one) or status.rank.identity
         found.append(
