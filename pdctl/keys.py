@@ -156,20 +156,25 @@ def read_authorized(path: Path) -> tuple[dict[str, Client], list[str]]:
     return clients, problems
 
 
-def make(path: Path, name: str) -> Pair:
-    """Make a pair of keys in ``path``/NAME.key. Raises PdctlError where the name is taken or the file can't be written."""
+def make(path: Path, name: str, *, replace: bool = False) -> Pair:
+    """Make a pair of keys in ``path``/NAME.key. Raises PdctlError where the name is taken or the file can't be written.
+
+    replace: let it take the place of the pair of that name, which is gone then; there must be one.
+    """
     import zmq
     from zmq.utils import z85
 
     pair = Pair(*(z85.decode(key).hex() for key in zmq.curve_keypair()))
     with changing(path):
         file = path / f"{check_name(name)}{KEY_SUFFIX}"
-        if file.exists():
+        if file.exists() and not replace:
             raise PdctlError(
                 f"there is a key {name!r} already",
-                f"another name, or remove {file}: it can't be made again",
+                "another name, or --replace: the one that is there can't be made again",
                 Exit.USAGE,
             )
+        if replace and not file.exists():
+            raise PdctlError(f"there is no key {name!r} to replace", f"in {path}", Exit.USAGE)
         text = f"# pdctl key {name}: whoever has this file is {name}\npublic {pair.public}\nsecret {pair.secret}\n"
         paths.write_private(file, text.encode())
     return pair

@@ -117,9 +117,16 @@ class Agent:
         if self.registration.endpoint:
             socket = Path(self.registration.endpoint.removeprefix("ipc://"))
             socket.unlink(missing_ok=True)
-            socket.with_suffix(paths.REGISTRATION_SUFFIX).unlink(missing_ok=True)
+            _registration_file(self.registration).unlink(missing_ok=True)
         if isinstance(self.recorder, RecordingWriter):
             self.recorder.stop()
+
+    def registered(self, r: paths.Registration) -> None:
+        """Say of this agent what ``r`` says, from now on, where it is registered and published."""
+        self.registration = r
+        paths.write_private(_registration_file(r), msgspec.json.encode(r))
+        if self.publisher is not None:
+            self.publisher.registration = r
 
     def note(self, text: str) -> None:
         """Say something in the recording and in the engine's log. Never raises."""
@@ -222,7 +229,7 @@ class Agent:
         self.server = Server(self, r)
         r = self.server.start(socket, env)
         try:
-            paths.write_private(socket.with_suffix(paths.REGISTRATION_SUFFIX), msgspec.json.encode(r))
+            paths.write_private(_registration_file(r), msgspec.json.encode(r))
         except BaseException:
             self.server.stop()
             self.server = None
@@ -251,6 +258,10 @@ class Agent:
         self.recorder.event(kind, room=room, a=fault.number, b=fault.target_tp, text=text)
         if what in ("armed", "ended"):  # a deliberate fault is the one thing an engine's log must show
             log.warning("pdctl fault %s (%s, %s) %s: %s", fault.id, fault.kind, fault.target, what, text)
+
+
+def _registration_file(r: paths.Registration) -> Path:
+    return Path(r.endpoint.removeprefix("ipc://")).with_suffix(paths.REGISTRATION_SUFFIX)
 
 
 def _stop_at_exit(agent: Agent) -> None:

@@ -72,11 +72,7 @@ class Authorised:
         return self._clients
 
     def _now(self) -> tuple[int, ...]:
-        try:
-            found = self._path.stat()
-        except OSError as error:
-            return (error.errno or -1,)
-        return (found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
+        return _stamp(self._path)
 
     def _read(self) -> None:
         self._stamp, self._looked = self._now(), time.monotonic()
@@ -91,9 +87,49 @@ class Authorised:
             self._note(problem, problem)
 
 
-def server_pair(folder: Path) -> keys.Pair:
-    """Return the agents' own pair of keys. Raises ValueError with the reason where there is none that can be used."""
-    path = folder / f"{keys.SERVER}{keys.KEY_SUFFIX}"
+class OwnKeys:
+    """The agents' own pair, and whether another one has taken its place in its file: looked at once a second at most."""
+
+    def __init__(self, folder: Path, note: Callable[[str, str], None]) -> None:
+        """Read it. Raises ValueError with the reason where there is none that can be used."""
+        self._path = _server_file(folder)
+        self._note = note
+        self._stamp, self._looked = _stamp(self._path), time.monotonic()
+        self.pair = _server_pair(self._path)
+
+    def changed(self) -> bool:
+        """Return whether ``pair`` is another one now. What can't be used changes nothing, and is noted."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_AGAIN_S:
+            return False
+        self._looked = now
+        stamp = _stamp(self._path)
+        if stamp == self._stamp:
+            return False
+        self._stamp = stamp
+        try:
+            pair = _server_pair(self._path)
+        except ValueError as error:
+            self._note(f"own key {stamp}", f"goes on with the key it has: {error}")
+            return False
+        before, self.pair = self.pair, pair
+        return pair != before
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Return what changes whenever the file does."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        return (error.errno or -1,)
+    return (found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
+
+
+def _server_file(folder: Path) -> Path:
+    return folder / f"{keys.SERVER}{keys.KEY_SUFFIX}"
+
+
+def _server_pair(path: Path) -> keys.Pair:
     try:
         return keys.read_pair(path)
     except FileNotFoundError:

@@ -86,10 +86,13 @@ def _from_here(other: str) -> str:
 
 
 class Publisher:
-    """One daemon thread. note: told once why nothing is published."""
+    """One daemon thread. note: told once why nothing is published.
+
+    registration: what is published; another one is taken with the next sign of life.
+    """
 
     def __init__(self, registration: Registration, env: Mapping[str, str], note: Callable[[str], None]) -> None:
-        self._registration = registration
+        self.registration = registration
         self._env = dict(env)
         self._note = note
         self._noted = False
@@ -128,12 +131,20 @@ class Publisher:
 
         timeout = datetime.timedelta(seconds=TIMEOUT_S)
         store = TCPStore(host, port, None, False, timeout=timeout, wait_for_workers=False)
-        name = published.name(self._registration.identity)
-        entry = Entry(self._registration, reachable(self._registration, host, self._env))
-        store.set(name, msgspec.json.encode(entry).decode())
+        r = self.registration
+        name = published.name(r.identity)
+
+        def put() -> None:
+            entry = Entry(r, reachable(r, host, self._env))
+            store.set(name, msgspec.json.encode(entry).decode())
+
+        put()
         self._beat(store, name)
         store.set(published.index(store.add(published.COUNT, 1)), name)
         while not self._over.wait(BEAT_EVERY_S):
+            if r is not self.registration:
+                r = self.registration
+                put()
             self._beat(store, name)
         self._beat(store, name, ended=True)
 

@@ -85,7 +85,7 @@ class Server:
         try:
             from pdctl.agent.tcp import TcpSocket
 
-            self._tcp = TcpSocket(self._context, env, self._agent.note)
+            self._tcp = TcpSocket(self._context, env, self._agent.note, self._rotated)
         except Exception as error:  # no keys, a port in use, a pyzmq without CURVE: the rank has its other socket
             off = f"no TCP socket: {error}"
             self._registration = msgspec.structs.replace(r, tcp_off=off)
@@ -93,6 +93,14 @@ class Server:
         else:
             self._registration = msgspec.structs.replace(r, tcp=self._tcp.endpoint, server_key=self._tcp.server_key)
         self._answers.registration = self._registration
+
+    def _rotated(self, server_key: str) -> None:
+        self._registration = msgspec.structs.replace(self._registration, server_key=server_key)
+        self._answers.registration = self._registration
+        try:
+            self._agent.registered(self._registration)
+        except OSError as error:
+            self._agent.note(f"its registration still names its former key: {error.strerror or error}")
 
     def stop(self) -> None:
         """End the thread within one poll and close the socket. Called once, from any other thread."""

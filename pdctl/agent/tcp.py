@@ -3,7 +3,8 @@
 CURVE gives encryption and proves both sides' keys; who may come in, and with which role, is asked of this module by
 libzmq (ZAP, RFC 27) before a client's first message can arrive. Without a key of its own and at least one authorised
 client the agent does not listen. What a client may do is looked up anew for each message, so that a key that was taken off the
-list is refused also where it is connected already.
+list is refused also where it is connected already. Where another server.key takes the place of the one it has, it listens
+anew with that. Connections end with the listening socket they came from: who is still there, and knows the key, connects again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from pdctl import keys, wire
 from pdctl.agent.limits import Limits
-from pdctl.agent.listen import Authorised, Listen, parse_listen, server_pair
+from pdctl.agent.listen import Authorised, Listen, OwnKeys, parse_listen
 from pdctl.errors import Exit, PdctlError
 
 MAX_CONNECTIONS = 256
@@ -32,25 +33,38 @@ _MAX_FRAMES = 4
 _HANDSHAKE_MS = 5000
 _MAX_NOTES = 64
 _ZAP_DOMAIN = b"pdctl"
+_BIND_AGAIN_MS = 20
 _CHANGES = frozenset(("inject", "renew", "heal", "leave"))
 
 
 class TcpSocket:
     """One ROUTER socket on TCP, with what decides who comes in. All of it belongs to the agent's thread once it runs."""
 
-    def __init__(self, context: zmq.Context[Any], env: Mapping[str, str], note: Callable[[str], None]) -> None:
-        """Bind. Raises ValueError or OSError with the reason (zmq.ZMQError is an OSError's kin); nothing is bound then."""
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        env: Mapping[str, str],
+        note: Callable[[str], None],
+        rotated: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Bind. Raises ValueError or OSError with the reason (zmq.ZMQError is an OSError's kin); nothing is bound then.
+
+        rotated: told the public key by which clients know the agent from now on.
+        """
         self._tell = note
+        self._rotated = rotated
         self._noted: set[str] = set()
         listen = parse_listen(env.get("PDCTL_LISTEN", ""))
         folder = keys.folder(env)
         self.server_key = ""
         self.open_role = ""
         self._authorised: Authorised | None = None
+        self._own: OwnKeys | None = None
         pair = self._own_keys(listen, folder, env)
         self.limits = Limits()
         self._connections: set[int] = set()
         self._closed = False
+        self._bind_again = False
         self._paused_until = 0.0
         self.dropped = 0
         self._zap: zmq.Socket[bytes] = context.socket(zmq.REP)
@@ -79,7 +93,8 @@ class TcpSocket:
                 raise ValueError(f"PDCTL_LISTEN_OPEN is for loopback addresses only, {listen.host} is none")
             self.open_role = role
             return None
-        pair = server_pair(folder)
+        self._own = OwnKeys(folder, self._once)
+        pair = self._own.pair
         self._authorised = Authorised(folder, self._once)
         if self._authorised.why:
             raise ValueError(f"{self._authorised.why}; pdctl keys authorize adds one")
@@ -130,6 +145,10 @@ class TcpSocket:
 
     def turn(self, poller: zmq.Poller, ready: Mapping[Any, int], reply: Callable[[bytes, str], bytes]) -> None:
         """Serve what is ready. reply: the answer to a request of the client with this public key ("" where all are open)."""
+        if self._own is not None and self._own.changed():
+            self._take(self._own.pair)
+        if self._bind_again:
+            self._listen_again()
         if self._zap in ready:
             self._handshakes()
         if self.monitor in ready:
@@ -142,6 +161,8 @@ class TcpSocket:
 
     def resume(self, poller: zmq.Poller, wait_ms: int) -> int:
         """Return how long the next poll may wait, at most ``wait_ms``; ends a pause that is over."""
+        if self._bind_again:
+            wait_ms = min(wait_ms, _BIND_AGAIN_MS)
         if not self._paused_until:
             return wait_ms
         left = self._paused_until - time.monotonic()
@@ -150,6 +171,24 @@ class TcpSocket:
         self._paused_until = 0.0
         poller.register(self.router, zmq.POLLIN)
         return wait_ms
+
+    def _take(self, pair: keys.Pair) -> None:
+        """Shake hands with ``pair`` from now on: what listens keeps the key it was bound with, so it is bound anew."""
+        self.router.setsockopt(zmq.CURVE_SECRETKEY, bytes.fromhex(pair.secret))
+        self.server_key = pair.public
+        if not self._closed:
+            self.router.unbind(self.endpoint)
+            self._bind_again = True
+        self._once(f"own key {pair.public}", f"has another key now: clients know it by {pair.public}")
+        self._rotated(pair.public)
+
+    def _listen_again(self) -> None:
+        try:
+            self.router.bind(self.endpoint)
+            self._bind_again = False
+        except zmq.ZMQError as error:  # the port is still being let go
+            if error.errno != errno.EADDRINUSE:
+                self._once("again", f"can't listen on {self.endpoint} again: {error.strerror}")
 
     def _handshakes(self) -> None:
         """Answer libzmq, which asks about each client key that has proved itself."""
@@ -192,7 +231,7 @@ class TcpSocket:
         """Take no more connections while there are very many: the engine needs file descriptors too."""
         if self._closed or len(self._connections) >= MAX_CONNECTIONS:
             self._connections = {fd for fd in self._connections if _is_socket(fd)}  # an event may have been lost
-        if not self._closed and len(self._connections) >= MAX_CONNECTIONS:
+        if not (self._closed or self._bind_again) and len(self._connections) >= MAX_CONNECTIONS:
             self.router.unbind(self.endpoint)
             self._closed = True
             self._once("many", f"{MAX_CONNECTIONS} connections: no more are taken until some end")

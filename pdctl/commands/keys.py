@@ -17,6 +17,11 @@ from pdctl.output import Document, Format, Output
 if TYPE_CHECKING:
     from rich.console import Console
 
+_REPLACED_SERVER = (
+    "ranks that use this directory take it within seconds; clients on other hosts need its public half: --server-key"
+)
+_REPLACED = "authorise its public half where the ranks run, and take the former one off: pdctl keys revoke {name}"
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -60,19 +65,24 @@ class KeyDocument(Document, frozen=True, kw_only=True, tag="pdctl.key"):
 @app.command("new")
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="server: the pair of the ranks' agents.")],
+    replace: Annotated[bool, typer.Option("--replace", help="In the place of the pair of that name.")] = False,
     output: OutputOption = Format.TABLE,
 ) -> int:
     """Make a pair of keys and show its public half.
 
+    Ranks that run take another server key within seconds, without a restart.
+
     Exit code: 0 made, 2 when the name is taken or the directory can't be used.
     """
     folder = keys.folder(os.environ)
-    pair = keys.make(folder, name)
+    pair = keys.make(folder, name, replace=replace)
     file = os.fspath(folder / f"{name}{keys.KEY_SUFFIX}")
     Output(output).document(
         KeyDocument(name=name, public=pair.public, file=file),
         draw=lambda console: console.print(pair.public, soft_wrap=True),
     )
+    if replace:
+        Output(output).note(_REPLACED_SERVER if name == keys.SERVER else _REPLACED.format(name=name))
     return int(Exit.CLEAN)
 
 

@@ -19,6 +19,7 @@ from tests.engine.harness import Pair, wait_for
 
 MOST_STOPPED_MS = 500.0
 """Far more than a stop takes, for a busy machine; docs/track-record.md has what was measured."""
+READS = ("queues", "stack", "metadata")
 PATIENT = ("--timeout", "240", "--rank-timeout", "100")
 
 
@@ -69,11 +70,14 @@ def test_a_pair_without_pdctl_is_diagnosed_from_outside(pair: Pair, tmp_path: Pa
         found = attached(pids)
         unread = [row["reason"] for label, row in found.items() if not label]
         assert all(unread), "a row that could not be read says why"
-        return found if set(found) == labels else None
+        for row in found.values():
+            said = {*row["reads"], *(lack.partition(":")[0] for lack in row["lacks"])}
+            assert not row["rank"] or said >= set(READS), f"what could not be read is said: {row}"
+        whole = all(set(row["reads"]) >= set(READS) for row in found.values())
+        return found if set(found) == labels and whole else None
 
     for _ in range(3):  # while they work: a look may come in a bad moment, and says so
-        rows = wait_for("all three are read", read, 120, 0.5)
-        for row in rows.values():
+        for row in wait_for("all three are read", read, 120, 0.5).values():
             assert (row["reason"], row["engine_version"], row["slots"]) == ("", "0.5.12.post1", 64)
             assert row["lacks"] == ["rounds: no agent counts them"]
             assert row["stopped_ms"] <= MOST_STOPPED_MS

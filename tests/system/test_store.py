@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pdctl import published
+from pdctl import keys, published
 from pdctl.agent.publish import reachable, store_address
 from pdctl.model import Status
 from tests.system.curve import Keyring, endpoint_of
@@ -107,6 +107,14 @@ def test_one_address_is_enough_to_find_and_ask_all_ranks(ranks: TinyRanks, ring:
     assert [row["state"] for row in pinned] == ["live", "live"]
     other = job.rows("--server-key", ring.pairs["alice"].public, code=4)
     assert all("not the one" in row["reason"] for row in other)
+
+
+def test_agents_publish_the_other_key_they_took(ranks: TinyRanks, ring: Keyring) -> None:
+    job = Job(ranks, ring)
+    public = keys.make(ring.folder, keys.SERVER, replace=True).public
+    wait_for(lambda: {job.entry(name).registration.server_key for name in job.names()} == {public})
+    rows = job.rows("--server-key", public, code=0)
+    assert [row["state"] for row in rows] == ["live", "live"]
 
 
 def test_entries_of_processes_that_are_gone_are_told_from_live_ones(ranks: TinyRanks, ring: Keyring) -> None:

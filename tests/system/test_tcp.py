@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pdctl import keys, wire
@@ -198,6 +199,41 @@ def test_keys_change_while_the_rank_runs(ranks: TinyRanks, ring: Keyring) -> Non
     wait_for(lambda: not answers("carol", 1.0))
     (ring.folder / keys.AUTHORIZED).chmod(0o600)
     wait_for(lambda: answers("carol", 5.0))
+
+
+def test_the_agents_own_key_changes_while_the_rank_runs(ranks: TinyRanks, ring: Keyring) -> None:
+    child = ranks.start(PDCTL_LISTEN=ANYWHERE, **ring.env)
+    where = endpoint_of(ranks, child.pid)
+    [registered] = ranks.run_dir.glob(f"{child.pid}-*.json")
+
+    def known_by() -> str:
+        return str(json.loads(registered.read_text())["server_key"])
+
+    def answers(server_key: str, wait_ms: int) -> bool:
+        with Curve(where, ring.access("alice", server_key)) as alice:
+            alice.hello()
+            reply = alice.reply(wait_ms)
+        return reply is not None and msgspec.msgpack.decode(reply.body, type=Registration).server_key == server_key
+
+    former = ring.server.public
+    assert asked_from_afar(ranks, ring, "keys", "new", "server").returncode == 2
+    with Curve(where, ring.access("alice")) as alice:
+        assert not alice.ask("queues").error
+        done = asked_from_afar(ranks, ring, "keys", "new", "server", "--replace")
+        assert (done.returncode, "--server-key" in done.stderr) == (0, True), done
+        public = done.stdout.strip()
+        assert public != former
+        wait_for(lambda: answers(public, 5000))
+        assert known_by() == public
+        alice.send(wire.encode(wire.Request("queues", id=2)))
+        assert alice.reply(1000) is None, "connections made with the former key have ended"
+    assert not answers(former, 1000)
+    # What can't be used changes nothing.
+    (ring.folder / "server.key").write_text("public zz\n")
+    wait_for(lambda: any("goes on with the key it has" in note for note in notes(ranks, child.pid)))
+    assert answers(public, 5000)
+    assert known_by() == public
+    assert asked_from_afar(ranks, ring, "keys", "new", "nobody", "--replace").returncode == 2
 
 
 def test_an_agent_of_another_protocol_is_named_over_curve_too(ranks: TinyRanks, ring: Keyring) -> None:
