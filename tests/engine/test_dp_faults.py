@@ -23,6 +23,7 @@ from tests.engine.injecting import fault
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
+TRIES = 3
 TP0, TP1 = "decode dp0 pp0 tp0", "decode dp0 pp0 tp1"
 
 
@@ -66,12 +67,17 @@ def warmed(pair: Pair) -> None:
 
 def routed_elsewhere_is_no_harm(pair: Pair, journal: Path) -> None:
     """The drill for dp routing breaks nothing where decode asks: the pinned request completes. Swapped URLs are refused."""
-    done = pair.pdctl(
-        "drill", "run", "dp-routing", *pair.urls, "--rank-timeout", "10", "--journal", str(journal), "-o", "json",
-        limit_s=300,
-    )  # fmt: skip
-    assert done.returncode == 3, done.stderr
-    assert "none of 1 requests was sent to the wrong prefill dp rank" in json.loads(done.stdout)["reason"], done.stderr
+    for run in range(TRIES):
+        journal = journal.with_suffix(f".{run}")
+        done = pair.pdctl(
+            "drill", "run", "dp-routing", *pair.urls, "--rank-timeout", "10", "--journal", str(journal), "-o", "json",
+            limit_s=300,
+        )  # fmt: skip
+        assert done.returncode == 3, done.stderr
+        reason = json.loads(done.stdout)["reason"]
+        if "no steady state" not in reason:  # a request of a new shape may take a rank half a minute: it is run again
+            break
+    assert "none of 1 requests was sent to the wrong prefill dp rank" in reason, done.stderr
     [during] = [record for record in read(journal) if isinstance(record, LoadLine) and record.step == DURING]
     assert (during.completed, during.misrouted) == (1, 0)
 

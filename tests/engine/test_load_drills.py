@@ -33,8 +33,8 @@ def cases(broken: str, holds: str) -> list[tuple[str, str]]:
     return [(broken, "BROKEN"), (holds, "HOLDS")][: 2 if ALL else 1]
 
 
-def drill(pair: Pair, name: str, verdict: str, journal: Path) -> tuple[Manifest, LoadLine]:
-    """Run a drill with requests of its own; returns its manifest and what came of the load that was the cause."""
+def drill(pair: Pair, name: str, verdict: str, journal: Path) -> tuple[Manifest, LoadLine, str]:
+    """Run a drill with requests of its own; returns its manifest, what came of the load that was the cause, and why."""
     control = ["--control"] if verdict == "BROKEN" else []
     words = ("drill", "run", name, *control, *pair.urls, "--rank-timeout", "10", "-o", "json")
     for run in range(TRIES):
@@ -51,7 +51,7 @@ def drill(pair: Pair, name: str, verdict: str, journal: Path) -> tuple[Manifest,
     records = read(journal)
     [during] = [record for record in records if isinstance(record, LoadLine) and record.step == DURING]
     assert isinstance(records[0], Manifest)
-    return records[0], during
+    return records[0], during, str(told["reason"])
 
 
 @pytest.mark.parametrize(("version", "verdict"), cases(broken="0.5.10.post1", holds="0.5.13.post1"))
@@ -63,7 +63,7 @@ def test_dp_routing(version: str, verdict: str, site: Path, namespace: Namespace
         assert all(
             pair.begin(1, first_room=room)[0]().tokens for room in (8, 9)
         )  # a first request may take half a minute
-        manifest, during = drill(pair, "dp-routing", verdict, tmp_path / "journal")
+        manifest, during, _ = drill(pair, "dp-routing", verdict, tmp_path / "journal")
         assert manifest.servers.endswith("bootstrap 127.0.0.1:30300")
         assert (during.sent, during.misrouted, during.completed) == (1, 1, 0)
         if verdict == "HOLDS":
@@ -82,11 +82,11 @@ def test_pp_orphan(version: str, verdict: str, site: Path, namespace: Namespace,
     arguments = ("--pp-size", "2")
     with Pair.start(engine(version, site), namespace, tmp_path, decode_tp=1, prefill_args=arguments) as pair:
         assert pair.one_by_one(1) != [None]
-        _, during = drill(pair, "pp-orphan", verdict, tmp_path / "journal")
+        _, during, why = drill(pair, "pp-orphan", verdict, tmp_path / "journal")
         # Both requests failed on the first stage, and the client was told.
         assert (during.sent, during.aborted, during.failed) == (2, 2, 2)
         left = pair.queued("prefill.bootstrap")
         assert not left["prefill dp0 pp0 tp0"]
         orphans = left["prefill dp0 pp1 tp0"]
-        assert len(orphans) == (verdict == "BROKEN")
+        assert len(orphans) == (verdict == "BROKEN"), why
         assert orphans <= set(during.rooms)

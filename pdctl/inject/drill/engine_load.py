@@ -90,6 +90,11 @@ class EngineRunning:
         return not self._thread.is_alive()
 
     @property
+    def answered(self) -> int:
+        """Requests answered so far, whatever the answer."""
+        return self._completed + self._failed + self._wrong
+
+    @property
     def failed(self) -> int:
         """Requests that failed so far."""
         return self._failed + self._wrong

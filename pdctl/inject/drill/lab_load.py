@@ -65,6 +65,11 @@ class LabRunning:
         return not self._thread.is_alive()
 
     @property
+    def answered(self) -> int:
+        """Requests answered so far, whatever the answer."""
+        return self._client.sent - len(self._client.waiting)
+
+    @property
     def failed(self) -> int:
         """Requests that failed so far."""
         return self._client.failed + self._client.wrong

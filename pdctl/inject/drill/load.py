@@ -29,6 +29,10 @@ class Running(Protocol):
         """Whether every request has been answered."""
 
     @property
+    def answered(self) -> int:
+        """Requests answered so far, whatever the answer."""
+
+    @property
     def failed(self) -> int:
         """Requests that failed so far."""
 
@@ -65,6 +69,11 @@ class CommandRunning:
         return self._process.poll() is not None
 
     @property
+    def answered(self) -> int:
+        """Requests answered so far, whatever the answer."""
+        return int(self.over)
+
+    @property
     def failed(self) -> int:
         """1 when it has exited with another status than 0."""
         return int(self._process.poll() not in (None, 0))
@@ -81,6 +90,25 @@ class CommandRunning:
             at=at, step=step, ended=ended, sent=1, completed=int(status == 0), failed=self.failed * (status is not None),
             unfinished=int(status is None), errors=errors, harm=harm,
         )  # fmt: skip
+
+
+class Patience:
+    """How long a load is waited for: ``settle_s`` since it was begun with, or since the last request that was answered.
+
+    So a slow machine, or a large load, is not taken for one that hangs.
+    """
+
+    def __init__(self, load: Running | None, settle_s: float, now: float) -> None:
+        self._load, self._settle_s = load, settle_s
+        self._answered = load.answered if load is not None else 0
+        self._end = now + settle_s
+
+    def over(self, now: float) -> bool:
+        """Return whether it has been waited for long enough at ``now`` (``time.monotonic``)."""
+        answered = self._load.answered if self._load is not None else 0
+        if answered != self._answered:
+            self._answered, self._end = answered, now + self._settle_s
+        return now >= self._end
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pdctl.inject import healing
 from pdctl.inject.audit import Audit, owner
 from pdctl.inject.drill.journal import Journal
 from pdctl.inject.drill.judge import judge, means_broken, unsteady
-from pdctl.inject.drill.load import Running, Sender
+from pdctl.inject.drill.load import Patience, Running, Sender
 from pdctl.inject.drill.looks import Looker
 from pdctl.inject.drill.records import (
     AFTER,
@@ -182,11 +182,12 @@ class Run:
         """Return whether the drill may go on: what it judges by is what the verdict is judged by."""
         self._step(STEADY, "every rank answers, no finding, requests complete")
         load = self._send(0, plain=True)
-        end = time.monotonic() + self._settle_s
+        patience = Patience(load, self._settle_s, time.monotonic())
         for number in itertools.count(1):
             over = load is None or load.over
             look = self._look()
-            if look.silent or _findings(look) or time.monotonic() >= end or (over and number >= STEADY_LOOKS):
+            late = patience.over(time.monotonic())
+            if look.silent or _findings(look) or late or (over and number >= STEADY_LOOKS):
                 break
             time.sleep(LOOK_S)
         if load is not None:
@@ -292,12 +293,12 @@ class Run:
             self._look()
 
     def _settle(self, load: Running | None, patience_s: float) -> Look:
-        """Look until ``load`` is over and all is clean, or ``patience_s`` are over; returns the last look."""
-        end = time.monotonic() + patience_s
+        """Look until ``load`` is over and all is clean, or nothing was answered for ``patience_s``; returns the last look."""
+        patience = Patience(load, patience_s, time.monotonic())
         while True:
             over = load is None or load.over
             look = self._look()
-            if (over and _clean(look)) or time.monotonic() >= end:
+            if (over and _clean(look)) or patience.over(time.monotonic()):
                 return look
             time.sleep(LOOK_S)
 
