@@ -158,6 +158,8 @@ def _problems(drill: Drill) -> Iterator[_Problem]:
     if not _NAME.fullmatch(drill.name):
         yield ("name",), f"{drill.name!r}: use lower-case letters, digits and dashes"
     yield from _duration(("for",), drill.for_, MAX_TTL_S)
+    if drill.keep:
+        yield from _duration(("keep",), drill.keep, MAX_TTL_S)
     yield from _duration(("settle",), drill.settle, MAX_TTL_S)
     yield from _duration(("stop", "stalled"), drill.stop.stalled, MAX_TTL_S)
     if drill.stop.failed < 0:

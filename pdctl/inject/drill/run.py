@@ -119,6 +119,7 @@ class Run:
         self._looker = Looker(self.client, self.found)
         self._for_s = durations.parse(self.drill.for_, most_s=MAX_TTL_S)
         self._settle_s = durations.parse(self.drill.settle, most_s=MAX_TTL_S)
+        self._keep_s = durations.parse(self.drill.keep, most_s=MAX_TTL_S) if self.drill.keep else 0.0
         self._stalled_s = durations.parse(self.drill.stop.stalled, most_s=MAX_TTL_S)
         self._step_name, self._broken = STEADY, False
         self._loads: list[Running] = []
@@ -247,9 +248,12 @@ class Run:
         self._step(DURING, "requests, and a look every half second")
         load = self._main = self._send(1, plain=False)
         end = time.monotonic() + self._for_s
+        over_since = 0.0
         while True:
             began = time.monotonic()
-            over = load is not None and load.over  # asked before the look, so that a look follows the end
+            if load is not None and load.over:
+                over_since = over_since or began
+            over = bool(over_since) and began - over_since >= self._keep_s  # before the look: one follows the end
             look = self._look(shown=True)
             if keeper is not None and session is not None:
                 self._count(keeper.counts, session.last_rooms)
@@ -290,7 +294,6 @@ class Run:
         if load is not None:
             self._settle(load, self._settle_s)
             self._finish(load, AFTER, AFTER if load.over else "")
-            self._look()
 
     def _settle(self, load: Running | None, patience_s: float) -> Look:
         """Look until ``load`` is over and all is clean, or nothing was answered for ``patience_s``; returns the last look."""
@@ -305,9 +308,9 @@ class Run:
     # ---- parts -------------------------------------------------------------------------------------------------------
 
     def _look(self, *, shown: bool = False) -> Look:
-        rooms: Sequence[int] = tuple(self._rooms) if self._step_name == AFTER else ()
         for load in self._loads:
             self._rooms.update(dict.fromkeys(load.rooms))
+        rooms: Sequence[int] = tuple(self._rooms) if self._step_name == AFTER else ()
         look = self._looker.look(self.journal.at, self._step_name, rooms)
         self.journal.write(look)
         if shown or _findings(look):

@@ -107,9 +107,9 @@ class Drill(_Strict, frozen=True, kw_only=True, rename={"for_": "for"}):
     """A drill.
 
     fault None: the load itself is the cause (a request sent to the wrong place, or given up). for: how long the fault
-    lives, and how long its requests are waited for. settle: how long after healing, or the last answer, everything may
-    take to be clean. load: ``none`` for the operator's own traffic, ``lab``, or what it is. reference: where the bug is known
-    from.
+    lives, and how long its requests are waited for. keep: how long the fault stays when they are over. settle: how long
+    after healing, or the last answer, everything may take to be clean. load: ``none`` for the operator's own traffic,
+    ``lab``, or what it is. reference: where the bug is known from.
     """
 
     name: str
@@ -119,6 +119,7 @@ class Drill(_Strict, frozen=True, kw_only=True, rename={"for_": "for"}):
     fault: FaultSpec | None = None
     load: str | LoadSpec = "lab"
     for_: str = "20s"
+    keep: str = ""
     settle: str = "30s"
     expect: Expect = Expect()
     stop: Stop = Stop()
