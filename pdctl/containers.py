@@ -14,10 +14,13 @@ from pathlib import Path
 import msgspec
 
 from pdctl.agent import paths
+from pdctl.errors import Exit, PdctlError
 from pdctl.observed import FoundRank
 from pdctl.processes import NO_PROCESS, Process, look
 
+NAME = "PDCTL_CONTAINERS"
 _RUN = "tmp"
+_SAYS = {"": True, "on": True, "yes": True, "1": True, "off": False, "no": False, "0": False, "none": False}
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,22 @@ class Container:
         return (here, process) if process.runs_since(start) else (pid, NO_PROCESS)
 
 
+def wanted(env: Mapping[str, str]) -> bool:
+    """Return whether PDCTL_CONTAINERS lets containers be looked into. Raises PdctlError (USAGE) for what it can't say."""
+    said = env.get(NAME, "").strip()
+    if said.lower() not in _SAYS:
+        raise PdctlError(
+            f"{NAME}={said[:80]!r} is none of: on, off", f"Unset {NAME} to have it as usual, which is on.", Exit.USAGE
+        )
+    return _SAYS[said.lower()]
+
+
 def find(env: Mapping[str, str], problems: list[str]) -> Iterable[FoundRank]:
     """Yield the ranks that registered in the usual directories of containers whose processes this one can see.
 
     Not where ``PDCTL_RUN_DIR`` names a directory, nor with ``PDCTL_CONTAINERS=off``. problems: what could not be read.
     """
-    if env.get("PDCTL_RUN_DIR") or env.get("PDCTL_CONTAINERS", "").strip().lower() in ("off", "no", "0"):
+    if not wanted(env) or env.get("PDCTL_RUN_DIR"):
         return
     for container in _containers():
         for folder in _folders(container.root / _RUN, problems):

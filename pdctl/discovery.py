@@ -24,9 +24,11 @@ from pdctl.model import Identity
 from pdctl.observed import FoundRank
 from pdctl.processes import NO_PROCESS, look
 from pdctl.recording.header import read_header
+from pdctl.strangers import NONE, Strangers, Wanted, choose, put_in, wanted
 from pdctl.wire import PROTOCOL
 
 if TYPE_CHECKING:
+    from pdctl.outside.find import Candidate
     from pdctl.trace.container import Trace
 
 MAX_ABSENT = 4096
@@ -38,8 +40,9 @@ class Found:
     """What was found. earlier: dead ranks of earlier starts, left out. problems: files that could not be read.
 
     salts: those of the traces they are from, where names in them are hashed. elsewhere: endpoints and stores that
-    were asked as well. took_s: how long that took, and reading ranks without an agent. unregistered: scheduler processes
-    that have no agent here and were not looked at.
+    were asked as well. took_s: how long that took, and reading ranks without an agent. strangers: processes of this host
+    that have no agent here, looked for where outside is set, which puts those chosen of them among ranks, or where there is
+    no rank.
     """
 
     ranks: tuple[FoundRank, ...] = ()
@@ -49,7 +52,8 @@ class Found:
     salts: tuple[str, ...] = ()
     elsewhere: tuple[str, ...] = ()
     took_s: float = 0.0
-    unregistered: int = 0
+    strangers: Strangers = NONE
+    outside: bool = False
 
     def left(self, timeout_s: float) -> float:
         """Return what is left of a command's time after finding them."""
@@ -67,10 +71,19 @@ class Found:
             return self
         looked = ", ".join([*self.elsewhere, *map(str, self.looked_in)])
         detail = "".join(f"\n  {problem}" for problem in self.problems)
-        if self.unregistered:
+        there, alone = len(self.strangers.living), self.strangers.left_alone
+        if there:
+            many = "1 rank" if there == 1 else f"{there} ranks"
             raise PdctlError(
-                f"no ranks found in {looked}, but {self.unregistered} scheduler processes run on this host{detail}",
-                "pdctl attach --all shows them; PDCTL_OUTSIDE=all reads them with every command.",
+                f"{many} found on this host, none with pdctl's agent{detail}",
+                put_in(self.strangers.attach),
+            )
+        if alone:
+            many = "1 scheduler process runs" if alone == 1 else f"{alone} scheduler processes run"
+            then = "PDCTL_OUTSIDE=all reads them with every command." if self.outside else put_in("PID")
+            raise PdctlError(
+                f"no ranks found in {looked}, but {many} on this host without an agent there{detail}",
+                f"pdctl attach --all shows them; {then}",
             )
         raise PdctlError(
             f"no ranks found in {looked}{detail}",
@@ -96,12 +109,16 @@ def discover(
     earlier starts of a server. Ranks at endpoints (PDCTL_ENDPOINT) and in stores (PDCTL_STORE) are waited for, all together,
     for rank_timeout_s, stores for half of timeout_s. With those, directories are looked into only where PDCTL_RUN_DIR or
     PDCTL_RECORD_DIR names them; a rank that is found there as well is reached there. outside: read ranks of this host that
-    have no agent, too, within rank_timeout_s; which, PDCTL_OUTSIDE says (:func:`_outside`).
+    have no agent, too, within rank_timeout_s; which, PDCTL_OUTSIDE says (:func:`pdctl.strangers.choose`).
 
-    Raises PdctlError (UNREACHABLE) for a directory that is not this user's alone or can't be read, and for a trace that
-    can't be used.
+    Raises PdctlError: UNREACHABLE for a directory that is not this user's alone or can't be read, and for a trace that
+    can't be used, USAGE for variables that say what they can't say.
     """
     began = time.monotonic()
+    asked = Wanted("off")
+    if source is None:
+        asked = wanted(env)
+        containers.wanted(env)
     problems: list[str] = []
     ranks: dict[str, FoundRank] = {}
     traces: list[Trace] = []
@@ -133,11 +150,11 @@ def discover(
     for trace in traces:
         for rank in _traced(trace, problems):
             ranks.setdefault(_key(rank.identity), rank)
-    strangers: list[FoundRank] = []
-    unregistered = 0
-    if source is None and outside and (not elsewhere or env.get("PDCTL_OUTSIDE")):
-        strangers, unregistered = _outside(env, list(ranks.values()), rank_timeout_s)
-        for rank in strangers:
+    strangers = NONE
+    if source is None and (outside or not ranks) and (not elsewhere or env.get("PDCTL_OUTSIDE")):
+        strangers = choose(asked, list(ranks.values()), run_dir=bool(env.get("PDCTL_RUN_DIR")))
+    if outside:
+        for rank in _outside(strangers.chosen, list(ranks.values()), rank_timeout_s):
             ranks.setdefault(_key(rank.identity), rank)
     chosen, earlier = (list(ranks.values()), 0) if every_start else _current(list(ranks.values()))
     where = "no agent of this rank registered here" if source is None else f"no recording of this rank in {source}"
@@ -148,42 +165,21 @@ def discover(
     chosen += [replace(rank, endpoint_off=reasons.get(_place_of(rank.identity), where)) for rank in absent]
     chosen.sort(key=lambda rank: order(rank.identity))
     salts = tuple(dict.fromkeys(t.manifest.salt for t in traces if t.manifest.salt))
-    took = time.monotonic() - began if elsewhere or strangers else 0.0
-    return Found(tuple(chosen), earlier, tuple(problems), looked_in, salts, elsewhere, took, unregistered)
+    took = time.monotonic() - began if elsewhere or (outside and strangers.chosen) else 0.0
+    return Found(tuple(chosen), earlier, tuple(problems), looked_in, salts, elsewhere, took, strangers, outside)
 
 
-def _outside(env: Mapping[str, str], ranks: list[FoundRank], timeout_s: float) -> tuple[list[FoundRank], int]:
-    """Return the ranks that run without an agent, and how many such processes were left alone.
-
-    PDCTL_OUTSIDE: ``all`` of this host, ``off`` for none, or their pids. By default all, but with a run directory given
-    only those that the same servers started as ranks that have an agent there: others are not of this cluster.
-    """
-    wanted = env.get("PDCTL_OUTSIDE", "").strip().lower()
-    pids = {int(pid) for pid in wanted.split(",") if pid.strip().isdecimal()}
-    if wanted in ("off", "no", "0", "none"):
-        return [], 0
-    from pdctl.outside.find import candidates  # /proc only
-
-    known = {(rank.identity.pid, rank.identity.proc_start) for rank in ranks if rank.live}
-    every = candidates()
-    parents = {one.parent for one in every if (one.pid, one.process.start) in known}
-    strangers = [one for one in every if (one.pid, one.process.start) not in known]
-    if pids:
-        chosen = [one for one in strangers if one.pid in pids]
-    elif env.get("PDCTL_RUN_DIR") and wanted != "all":
-        chosen = [one for one in strangers if one.parent in parents]
-    else:
-        chosen = strangers
+def _outside(chosen: Sequence[Candidate], ranks: Sequence[FoundRank], timeout_s: float) -> list[FoundRank]:
+    """Return these processes as ranks that are read from outside, each in the cluster of its server's ranks."""
     if not chosen:
-        return [], len(strangers)
+        return []
     from pdctl.outside.ranks import found_ranks  # loads what knows the engine
 
     clusters = {_server(rank.identity)[1:]: rank.identity.cluster for rank in ranks if rank.live}
-    found = [
+    return [
         replace(r, identity=msgspec.structs.replace(r.identity, cluster=clusters.get(_server(r.identity)[1:], "")))
         for r in found_ranks(chosen, timeout_s)
     ]
-    return found, len(strangers) - len(chosen)
 
 
 def _away(env: Mapping[str, str], timeout_s: float, rank_timeout_s: float, problems: list[str]) -> list[FoundRank]:

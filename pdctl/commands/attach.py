@@ -141,6 +141,7 @@ def read(chosen: Sequence[Candidate], *, timeout_s: float, rank_timeout_s: float
         if snapshot.body is None:
             why = refusal_of(one)
             reason, step = (why.reason, why.next_step) if why else (snapshot.reason, snapshot.next_step)
+            reason = reason.removeprefix(f"pid {one.pid}: ")  # the row says it
             found.append(AttachRow(pid=one.pid, title=one.title, python=python_of(one), reason=reason, next_step=step))
             continue
         lacks = [f"{name}: {why}" for name, why in snapshot.body.missing.items()]

@@ -27,6 +27,8 @@ from pdctl.inject.limits import LEASE_S
 from pdctl.output import Document, Format, Output
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
     from pdctl.client import Client
@@ -186,8 +188,7 @@ def command(
     from pdctl.client import Client
     from pdctl.contexts import forbid_faults
     from pdctl.inject.audit import owner
-    from pdctl.inject.plan import Wish, plan
-    from pdctl.inject.session import know
+    from pdctl.inject.plan import Wish
     from pdctl.inject.stop import Watch
 
     forbid_faults()
@@ -200,7 +201,7 @@ def command(
     out = Output(output)
     with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
         everything = find(run_dir, record_dir, timeout=timeout, rank_timeout=rank_timeout, outside=False)
-        planned = plan(know(client, everything.ranks), _with_room(wish, client, everything))
+        planned = _planned(everything, client, wish, run_dir)
         for note in (*planned.notes, *_others(planned)):
             out.note(f"Note: {note}")
         ranks = [_found(everything.ranks, identity) for identity in planned.on]
@@ -208,6 +209,28 @@ def command(
             return _dry_run(out, planned, wish, asked)
         watch = Watch(condition, everything) if condition and not detach else None
         return _inject(out, client, ranks, planned, wish, watch, detach=detach, until_hit=until_hit)
+
+
+def _planned(everything: Found, client: Client, wish: Wish, run_dir: Path | None) -> Plan:
+    """Return the plan. Raises PdctlError, which also tells of ranks without an agent where no other one is meant."""
+    from pdctl import strangers
+    from pdctl.contexts import environment
+    from pdctl.discovery import with_env
+    from pdctl.inject.plan import plan
+    from pdctl.inject.session import know
+
+    try:
+        return plan(know(client, everything.ranks), _with_room(wish, client, everything))
+    except PdctlError as error:
+        if error.code is not Exit.PARTIAL or everything.elsewhere:
+            raise
+        env = with_env(environment(), run_dir, None)
+        there = strangers.choose(strangers.wanted(env), everything.ranks, run_dir=bool(env.get("PDCTL_RUN_DIR")))
+        if not there.living:
+            raise
+        pids = ", ".join(str(one.pid) for one in there.living[:8])
+        step = f"{error.next_step}; without an agent: pid {pids}. {strangers.put_in(there.attach)}"
+        raise PdctlError(error.message, step, error.code) from None
 
 
 def _condition(text: str) -> Condition | None:

@@ -199,9 +199,13 @@ def _written(
     """Write the trace and return its manifest. Raises PdctlError (UNREACHABLE) where no rank has a recording."""
     import msgspec
 
+    from pdctl.strangers import unrecorded
     from pdctl.trace import container, manifest
 
     if all(member.data is None for member in members):
+        without = unrecorded(found.ranks)
+        if without is not None:
+            raise without
         why = "; ".join(dict.fromkeys(member.rank.reason for member in members))
         raise PdctlError(f"no recording can be read: {why}", "pdctl ranks says more of each rank.")
     said = names.words if names is not None else str

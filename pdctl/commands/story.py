@@ -120,9 +120,13 @@ def _document(asked: str, found: Found, pasts: list[RankPast]) -> StoryDocument:
     from pdctl.probes.rooms.find import known_rooms, meant, nearest
     from pdctl.probes.rooms.judge import story
     from pdctl.probes.rooms.model import StoryDocument
+    from pdctl.strangers import unrecorded
 
     recordings = [past.recording for past in pasts if past.recording is not None]
     if not recordings:
+        without = unrecorded(found.ranks)
+        if without is not None:
+            raise without
         why = "; ".join(dict.fromkeys(past.why_not for past in pasts if past.why_not))
         raise PdctlError(
             f"no recording can be read: {why or 'no rank has one'}",

@@ -15,8 +15,10 @@ from pathlib import Path
 
 import msgspec
 
+from pdctl import durations
 from pdctl.model import Frame
 
+MORE_TIME = "Give it more: --timeout, --rank-timeout."
 NEXT_STEP = "pip install 'pdctl[attach]', or put a py-spy on PATH."
 
 
@@ -96,12 +98,14 @@ def main_thread(command: str, pid: int, timeout_s: float, *, with_locals: bool =
     arguments = [command, "dump", "--json", "--nonblocking", "--pid", str(pid)]
     if with_locals:
         arguments.append("--locals")
+    if timeout_s <= 0:
+        raise PySpyError("no time was left for py-spy to look at it", MORE_TIME)
     try:
         done = subprocess.run(
             arguments, stdin=subprocess.DEVNULL, capture_output=True, timeout=max(timeout_s, 0.01), check=False
         )
     except subprocess.TimeoutExpired:
-        raise PySpyError(f"py-spy took longer than {timeout_s:.1f} s") from None
+        raise PySpyError(f"py-spy took longer than {durations.show(max(timeout_s, 0.01))}", MORE_TIME) from None
     except OSError as error:
         raise PySpyError(f"{command} can't be run: {error.strerror}", NEXT_STEP) from None
     if done.returncode:

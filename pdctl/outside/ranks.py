@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from pdctl import durations
 from pdctl.metadata import Wanted
 from pdctl.model import Identity
 from pdctl.observed import Answer, FoundRank, Silence
@@ -59,7 +60,7 @@ def found_ranks(candidates: Sequence[Candidate], timeout_s: float) -> list[Found
         return FoundRank(opened.identity, "outside", process=one.process, recording_off="no agent is in it")
 
     found = _at_once(candidates, identify, timeout_s)
-    late = f"could not be read within {timeout_s:g} s (--rank-timeout)"
+    late = _late("read", timeout_s)
     return [
         unknown(one, Silence.TIMED_OUT, late) if rank is None else rank
         for one, rank in zip(candidates, found, strict=True)
@@ -67,14 +68,17 @@ def found_ranks(candidates: Sequence[Candidate], timeout_s: float) -> list[Found
 
 
 def unknown(one: Candidate, silence: Silence, reason: str) -> FoundRank:
-    """Return a rank of which its process's title is all that is known, and why."""
+    """Return a rank of which its process's title is all that is known, and why; a dead one where it has ended."""
     identity = Identity(
         engine="", engine_version="", pdctl_version="", role="unknown", host="", pid=one.pid,
         proc_start=one.process.start, started_wall_ns=0, started_mono_ns=0, instance="", service=f"pid {one.pid}",
         cluster="", world="", world_rank=0, dp=one.place("DP"), pp=one.place("PP"), tp=one.place("TP"),
     )  # fmt: skip
     off = "no agent is in it"
-    return FoundRank(identity, "outside", process=one.process, recording_off=off, silent=silence, silent_why=reason)
+    state = "dead" if silence is Silence.DEAD else "outside"
+    return FoundRank(
+        identity, state, process=one.process, recording_off=off, silent=silence, silent_why=f"pid {one.pid}: {reason}"
+    )
 
 
 class Asking:
@@ -88,11 +92,18 @@ class Asking:
 
     def answers(self) -> list[Answer[Any]]:
         """Return an answer a question, in their order: what was read, or why not, also that time ran out."""
-        late = f"could not be read from outside within {self._timeout_s:g} s"
+        late = _late("read from outside", self._timeout_s)
         return [
             Answer(rank, None, Silence.TIMED_OUT, late) if answer is None else answer
             for (rank, _), answer in zip(self._questions, self._work.wait(self._end - time.monotonic()), strict=True)
         ]
+
+
+def _late(what: str, timeout_s: float) -> str:
+    """Say that there was not time enough, for whoever gave the options that say how much there is."""
+    if timeout_s < 0.001:
+        return f"no time was left for it to be {what} (--timeout, --rank-timeout)"
+    return f"could not be {what} within {durations.show(timeout_s)} (--timeout, --rank-timeout)"
 
 
 def _answer(rank: FoundRank, args: dict[str, Any], op: str, end: float) -> Answer[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -170,6 +171,62 @@ def test_a_missing_rank_of_a_server_read_from_outside_has_a_row(started: Ranks) 
     states = {row["rank"]: row["state"] for row in seen["ranks"]}
     assert states == {"decode dp0 pp0 tp0": "outside", "decode dp0 pp0 tp1": "no agent"}
     assert status == 3
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["inject", "--delay-metadata", "1s", "--rank", "decode:tp1", "--detach"],
+        ["heal", "--all"],
+        ["faults"],
+        ["drill", "run", "metadata-gate"],
+    ],
+    ids=" ".join,
+)
+def test_commands_that_need_an_agent_say_how_many_have_none_and_how_they_get_one(
+    parted: Ranks, command: list[str]
+) -> None:
+    done = parted.pdctl(*command)
+    pids = " ".join(str(child.pid) for child in parted.children)
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "2 ranks found on this host, none with pdctl's agent" in done.stderr
+    assert f"pdctl attach {pids} --inject-agent --arm" in done.stderr
+    parted.env["PDCTL_OUTSIDE"] = "all"
+    done = parted.pdctl(*command)
+    assert "ranks found on this host, none with pdctl's agent" in done.stderr
+    assert "pdctl attach --all --inject-agent --arm" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["record", "story"])
+def test_commands_that_need_recordings_say_that_only_agents_record(parted: Ranks, tmp_path: Path, command: str) -> None:
+    asked = str(tmp_path / "x.pdtrace") if command == "record" else "12"
+    done = parted.pdctl(command, asked, *PATIENT[: 4 if command == "story" else 0])
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "2 ranks found, none with pdctl's agent, and only an agent records" in done.stderr
+    assert not (tmp_path / "x.pdtrace").exists()
+
+
+@pytest.mark.parametrize(
+    "command", [["ranks"], ["dump", "queues"], ["diff-queues"], ["stuck"], ["stacks"]], ids=" ".join
+)
+def test_pids_that_cant_be_read_have_rows_that_say_why(parted: Ranks, command: list[str]) -> None:
+    parted.env["PDCTL_OUTSIDE"] += ",4000000"
+    done = parted.pdctl(*command, "-o", "json", *PATIENT)
+    assert done.returncode in (1, 3), done.stderr
+    assert "no such process" in done.stdout
+    parted.env["PDCTL_OUTSIDE"] = "bogus"
+    done = parted.pdctl(*command)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "PDCTL_OUTSIDE='bogus' is none of: all, off, pids" in done.stderr
+
+
+@pytest.mark.parametrize("time", ["1ms", "20ms", "300ms"])
+def test_no_time_is_said_in_words_that_make_sense(parted: Ranks, time: str) -> None:
+    pids = [str(child.pid) for child in parted.children]
+    done = parted.pdctl("attach", *pids, "--timeout", time, "-o", "json")
+    for row in json.loads(done.stdout)["processes"]:
+        assert not re.search(r"-\d|\b0(\.0+)? ?m?s\b", row["reason"] + " ".join(row["lacks"])), row
+        assert time != "1ms" or "no time was left for it to be read (--timeout" in row["reason"]
 
 
 def test_strangers_are_left_alone_where_a_run_directory_is_named(started: Ranks) -> None:

@@ -207,3 +207,56 @@ def test_directories_that_do_not_exist_hold_no_ranks(tmp_path: Path) -> None:
 def test_absurd_sizes_in_a_file_do_not_make_absurd_answers(host: Host) -> None:
     host.dead(tp_size=10**9, dp_size=10**9, pp_size=10**9)
     assert len(discover(host.env).ranks) < 10_000
+
+
+# ---- what the environment may say, and ranks without an agent --------------------------------------------------------
+
+
+@pytest.mark.parametrize("said", ["bogus", "12,x", "all,12", "-1", "0,12", ",", "99999999999", "٣"])
+def test_what_pdctl_outside_cant_say_is_an_error(host: Host, said: str) -> None:
+    with pytest.raises(PdctlError, match=r"PDCTL_OUTSIDE=.* is none of: all, off, pids") as caught:
+        discover({**host.env, "PDCTL_OUTSIDE": said})
+    assert caught.value.code is Exit.USAGE
+
+
+@pytest.mark.parametrize("said", ["bogus", "true", "off,on"])
+def test_what_pdctl_containers_cant_say_is_an_error(host: Host, said: str) -> None:
+    with pytest.raises(PdctlError, match=r"PDCTL_CONTAINERS=.* is none of: on, off") as caught:
+        discover({**host.env, "PDCTL_CONTAINERS": said})
+    assert caught.value.code is Exit.USAGE
+
+
+@pytest.mark.parametrize("said", ["", " ", "all", "OFF", "no", "0", "12", " 12 , 13,"])
+def test_what_they_can_say_is_none(host: Host, said: str) -> None:
+    host.dead()
+    containers = said if said.strip().lower() in ("off", "no", "0") else "on"
+    assert seen(discover({**host.env, "PDCTL_OUTSIDE": said, "PDCTL_CONTAINERS": containers}))
+
+
+def test_a_trace_is_read_whatever_they_say(host: Host) -> None:
+    host.dead()
+    env = {**host.env, "PDCTL_OUTSIDE": "bogus", "PDCTL_CONTAINERS": "bogus"}
+    assert seen(discover(env, source=host.record)) == [("recorded", "first", 0)]
+
+
+def test_pids_that_are_named_have_rows_that_say_why_they_cant_be_read(host: Host) -> None:
+    pid, _ = host.process()
+    env = {**host.env, "PDCTL_OUTSIDE": f"{pid},{GONE}"}
+    found = {r.identity.pid: r for r in discover(env, outside=True, rank_timeout_s=60).ranks}
+    assert {number: rank.state for number, rank in found.items()} == {pid: "outside", GONE: "dead"}
+    assert "no Python process" in found[pid].silent_why
+    assert found[GONE].silent_why == f"pid {GONE}: no such process"
+
+
+def test_a_pid_that_is_named_and_left_a_registration_has_one_row(host: Host) -> None:
+    host.dead()  # its pid is GONE
+    env = {**host.env, "PDCTL_OUTSIDE": str(GONE)}
+    assert seen(discover(env, outside=True)) == [("dead", "first", 0)]
+
+
+def test_where_agents_are_needed_processes_without_one_are_counted(host: Host) -> None:
+    pid, _ = host.process()
+    with pytest.raises(PdctlError, match="1 rank found on this host, none with pdctl's agent") as caught:
+        discover({**host.env, "PDCTL_OUTSIDE": f"{pid},{GONE}"}).require()
+    assert caught.value.code is Exit.UNREACHABLE
+    assert f"pdctl attach {pid} --inject-agent --arm" in caught.value.next_step

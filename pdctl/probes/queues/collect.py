@@ -72,7 +72,7 @@ def flights(found: Found, client: Client, views: Sequence[RankView]) -> list[Ran
 def _silence(rank: FoundRank, reason: str, *, sockets: bool) -> str:
     if not sockets:
         return "" if rank.recording is not None else "no recording"
-    return reason or ("" if rank.live else rank.state)
+    return reason or ("" if rank.live else rank.silent_why or rank.state)
 
 
 def _recording(rank: FoundRank, client: Client, *, files: bool, sockets: bool) -> tuple[Recording | None, str]:
