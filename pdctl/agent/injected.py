@@ -6,6 +6,7 @@ that file away before the agent has started takes it back.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import threading
@@ -22,6 +23,10 @@ RESULT_SUFFIX = ".attach"
 """File in the run directory that says what came of it, ``<pid>-<start>.<token>.attach``: blank until then, then STARTED or the
 reason why no agent started."""
 STARTED = "started"
+LACKS = "lacks"
+"""How it begins where a module is missing: then come its name and, in a second line, this process's Python."""
+NEEDS = ("msgspec", "pyzmq", "numpy")
+"""Packages that an agent needs in the process's own Python, besides pdctl."""
 ROOM = 2000
 """Characters in it: its place is taken before anything is done, for a disk may be full."""
 _SCHEDULERS = {"sglang.srt.managers.scheduler": "sglang", "pdctl.lab.engine.scheduler": "lab"}
@@ -37,7 +42,10 @@ def start(options: Mapping[str, str]) -> None:
     if not result.exists():
         return
     try:
+        importlib.invalidate_caches()  # what was missing the last time may be there now
         why = _start({**os.environ, "PDCTL_AGENT": "on", **options}) or STARTED
+    except ModuleNotFoundError as error:
+        why = f"{LACKS} {error.name}\n{sys.executable or ''}"
     except Exception as error:  # the engine must not notice
         why = f"{type(error).__name__}: {error}"
     try:

@@ -24,7 +24,7 @@ from pdctl.errors import Exit, PdctlError
 from pdctl.output import Format, Output
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.console import Console
 
@@ -84,8 +84,9 @@ def command(
 
     Nothing is started in them without --inject-agent. Other commands read such ranks by themselves, as far as this one can.
 
-    Exit code: 0 when all could be read, 3 when some could not, 4 when none could; with --inject-agent 3 also while an agent
-    waits for the GIL.
+    Exit code: 0 when all could be read, 3 when some could not, 4 when none could. With --inject-agent: 0 when all have an
+    agent now, as asked for, also one that was there before; 3 when some have, or one waits for the GIL; 5 when --arm was given
+    and the agents there take no faults.
     """
     from pdctl.outside.find import candidate, candidates
 
@@ -101,17 +102,21 @@ def command(
             "no process here calls itself sglang::scheduler",
             "Is pdctl in the engine's pid namespace? From a sidecar that needs shareProcessNamespace, on the host nothing.",
         )
+    # Processes of this host are meant, whatever else a context names.
+    here = {
+        name: value for name, value in contexts.environment().items() if name not in ("PDCTL_ENDPOINT", "PDCTL_STORE")
+    }
+    env = with_env(here, run_dir, record_dir)
     if inject_agent or remove_agent:
         from pdctl.commands.attach_agent import put_in, take_out
 
-        env = with_env(contexts.environment(), run_dir, record_dir)
         numbers = [one.pid for one in chosen]
         if remove_agent:
             return take_out(numbers, env, Output(output), timeout, rank_timeout)
         if arm:
             contexts.forbid_faults()
-        return put_in(numbers, env, Output(output), arm=arm, timeout_s=timeout)
-    rows = read(chosen, timeout_s=timeout, rank_timeout_s=rank_timeout)
+        return put_in(numbers, env, Output(output), arm=arm, timeout_s=timeout, rank_timeout_s=rank_timeout)
+    rows = read(chosen, timeout_s=timeout, rank_timeout_s=rank_timeout, agents=_agents(env))
     out = Output(output)
     out.document(AttachDocument(processes=rows), rows, lambda console: draw(rows, console))
     unread = [row for row in rows if row.reason]
@@ -120,8 +125,31 @@ def command(
     return int(Exit.UNREACHABLE if len(unread) == len(rows) else Exit.PARTIAL)
 
 
-def read(chosen: Sequence[Candidate], *, timeout_s: float, rank_timeout_s: float) -> tuple[AttachRow, ...]:
-    """Return a row for every process, in their order, within ``timeout_s``."""
+def _agents(env: Mapping[str, str]) -> dict[tuple[int, int], str]:
+    """Return the processes here that have an agent, by pid and start: which one, in words."""
+    from pdctl.discovery import discover
+
+    try:
+        found = discover(env).ranks
+    except PdctlError as error:
+        if error.code is Exit.USAGE:
+            raise
+        return {}  # a directory that can't be used hides nothing that is read from outside
+    return {
+        (rank.identity.pid, rank.process.start): f"{rank.identity.label}, loaded by {rank.identity.loaded_by}"
+        for rank in found
+        if rank.live and rank.access is None and rank.protocol and rank.endpoint
+    }
+
+
+def read(
+    chosen: Sequence[Candidate],
+    *,
+    timeout_s: float,
+    rank_timeout_s: float,
+    agents: Mapping[tuple[int, int], str] | None = None,
+) -> tuple[AttachRow, ...]:
+    """Return a row for every process, in their order, within ``timeout_s``. agents: what is said of those that have one."""
     from pdctl.client import Client
     from pdctl.metadata import Metadata
     from pdctl.model import Snapshot, Status
@@ -142,6 +170,10 @@ def read(chosen: Sequence[Candidate], *, timeout_s: float, rank_timeout_s: float
             why = refusal_of(one)
             reason, step = (why.reason, why.next_step) if why else (snapshot.reason, snapshot.next_step)
             reason = reason.removeprefix(f"pid {one.pid}: ")  # the row says it
+            agent = (agents or {}).get((one.pid, one.process.start))
+            if agent:
+                reason = f"it has pdctl's agent ({agent}), and can't be read from outside: {reason}"
+                step = "Other commands ask its agent: pdctl ranks."
             found.append(AttachRow(pid=one.pid, title=one.title, python=python_of(one), reason=reason, next_step=step))
             continue
         lacks = [f"{name}: {why}" for name, why in snapshot.body.missing.items()]

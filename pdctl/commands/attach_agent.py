@@ -14,6 +14,7 @@ from pdctl.client import Client
 from pdctl.discovery import discover
 from pdctl.documents import Document
 from pdctl.errors import Exit, PdctlError
+from pdctl.model import Status
 from pdctl.observed import Answer
 from pdctl.outside.inject import Injected, inject, take_back
 
@@ -46,16 +47,46 @@ class LeftDocument(Document, frozen=True, kw_only=True, tag="pdctl.detached"):
     ranks: tuple[Left, ...]
 
 
-def put_in(pids: Sequence[int], env: Mapping[str, str], out: Output, *, arm: bool, timeout_s: float) -> int:
+def put_in(
+    pids: Sequence[int], env: Mapping[str, str], out: Output, *, arm: bool, timeout_s: float, rank_timeout_s: float
+) -> int:
     """Put an agent into each process and say what came of it."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         found = tuple(pool.map(lambda pid: inject(pid, env, arm=arm, wait_s=timeout_s), pids))
+    if any(one.state == "there" for one in found):
+        found = _answering(found, env, timeout_s, rank_timeout_s)
     document = InjectedDocument(processes=found)
     out.document(document, found, lambda console: _draw(found, console))
-    running = sum(one.state == "running" for one in found)
-    if running == len(found):
-        return int(Exit.CLEAN)
-    return int(Exit.PARTIAL if running or any(one.state == "pending" for one in found) else Exit.UNREACHABLE)
+    return int(exit_code(found))
+
+
+def exit_code(found: Sequence[Injected]) -> Exit:
+    """Return what the command exits with: see its help."""
+    done = sum(one.state in ("running", "there") for one in found)
+    if done == len(found):
+        return Exit.CLEAN
+    if done or any(one.state == "pending" for one in found):
+        return Exit.PARTIAL
+    return Exit.REFUSED if all(one.unarmed for one in found) else Exit.UNREACHABLE
+
+
+def _answering(
+    found: Sequence[Injected], env: Mapping[str, str], timeout_s: float, rank_timeout_s: float
+) -> tuple[Injected, ...]:
+    """Return the same, an agent that was there before and does not answer as refused."""
+    ranks = [rank for rank in discover(env).ranks if rank.identity.pid in {one.pid for one in found if not one.thread}]
+    with Client(timeout_s=timeout_s, rank_timeout_s=rank_timeout_s) as client:
+        answers = {answer.rank.identity.pid: answer for answer in client.ask(ranks, "status", Status)}
+
+    def asked(one: Injected) -> Injected:
+        answer = answers.get(one.pid)
+        if one.state != "there" or (answer is not None and answer.body is not None):
+            return one
+        why = answer.reason if answer is not None else "its registration has gone"
+        step = "No second one is started beside it. pdctl ranks says more."
+        return msgspec.structs.replace(one, state="refused", reason=f"{one.reason}: {why}", next_step=step)
+
+    return tuple(asked(one) for one in found)
 
 
 def _draw(found: Sequence[Injected], console: Console) -> None:

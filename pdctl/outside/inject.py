@@ -12,7 +12,7 @@ import msgspec
 
 import pdctl
 from pdctl.agent import paths
-from pdctl.agent.injected import RESULT_SUFFIX, ROOM, STARTED, already
+from pdctl.agent.injected import LACKS, LOADED_BY, NEEDS, RESULT_SUFFIX, ROOM, STARTED, already
 from pdctl.outside import borrow, permissions, pyspy
 from pdctl.outside.memory import GoneError, NotPermittedError
 from pdctl.processes import look
@@ -36,8 +36,9 @@ _LOOK_S = 0.02
 class Injected(msgspec.Struct, frozen=True, kw_only=True):
     """What came of it for one process.
 
-    state: ``running`` (the agent answers), ``pending`` (it starts by itself once it gets the GIL) or ``refused``. rank: its
-    label, endpoint: its socket; "" unless it runs. thread: that was borrowed, 0 for none; stopped_ms: how long that stood.
+    state: ``running`` (the agent answers), ``there`` (it has had one before, as it was asked for), ``pending`` (it starts by
+    itself once it gets the GIL) or ``refused``. rank: its label, endpoint: its socket; "" without an agent. thread: that was
+    borrowed, 0 for none; stopped_ms: how long that stood. unarmed: refused since its agent takes no faults and shall.
     """
 
     pid: int
@@ -46,6 +47,7 @@ class Injected(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str = ""
     thread: int = 0
     stopped_ms: float = 0.0
+    unarmed: bool = False
     reason: str = ""
     next_step: str = ""
 
@@ -63,13 +65,11 @@ def inject(pid: int, env: Mapping[str, str], *, arm: bool, wait_s: float) -> Inj
     why, cure = _unfit(pid, (package, folder))
     if why:
         return Injected(pid=pid, state="refused", reason=why, next_step=cure)
+    known = registered(pid, env)
+    if known is not None:
+        return _there(pid, known, arm=arm)
     stem = paths.stem(pid, look(pid).start)
     registration = folder / f"{stem}{paths.REGISTRATION_SUFFIX}"
-    try:
-        known = paths.read_registration(registration)
-        return Injected(pid=pid, state="refused", reason=already(known), next_step="pdctl ranks shows it.")
-    except (OSError, ValueError):
-        pass
     result = folder / f"{stem}.{secrets.token_hex(4)}{RESULT_SUFFIX}"
     try:
         paths.write_private(result, b" " * ROOM)
@@ -86,6 +86,28 @@ def inject(pid: int, env: Mapping[str, str], *, arm: bool, wait_s: float) -> Inj
     if found.state != "pending":
         result.unlink(missing_ok=True)
     return found
+
+
+def registered(pid: int, env: Mapping[str, str]) -> paths.Registration | None:
+    """Return what the agent of ``pid`` has registered in the run directories of ``env``, None without one."""
+    name = f"{paths.stem(pid, look(pid).start)}{paths.REGISTRATION_SUFFIX}"
+    for folder in paths.run_dirs(env):
+        try:
+            return paths.read_registration(folder / name)
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _there(pid: int, known: paths.Registration, *, arm: bool) -> Injected:
+    i = known.identity
+    found = Injected(pid=pid, state="there", rank=i.label, endpoint=known.endpoint, reason=already(known))
+    if i.armed or not arm:
+        return found
+    cure = "One that came with the engine is armed at the engine's start: PDCTL_ARM=1."
+    if i.loaded_by == LOADED_BY:
+        cure = f"pdctl attach {pid} --remove-agent, and then --inject-agent --arm."
+    return msgspec.structs.replace(found, state="refused", unarmed=True, next_step=cure)
 
 
 def take_back(pid: int, env: Mapping[str, str]) -> bool:
@@ -161,7 +183,8 @@ def _wait(found: Injected, registration: Path, result: Path, wait_s: float) -> I
             r = paths.read_registration(registration)
             return msgspec.structs.replace(found, state="running", rank=r.identity.label, endpoint=r.endpoint)
         if said:
-            return msgspec.structs.replace(found, state="refused", reason=f"its agent did not start: {said}")
+            reason, cure = _not_started(found.pid, said)
+            return msgspec.structs.replace(found, state="refused", reason=reason, next_step=cure)
         if not look(found.pid).state:
             return msgspec.structs.replace(found, state="refused", reason="process has ended")
         time.sleep(_LOOK_S)
@@ -170,6 +193,16 @@ def _wait(found: Injected, registration: Path, result: Path, wait_s: float) -> I
         reason=f"{_why_not_yet(found.pid)}; its agent starts by itself then",
         next_step="pdctl attach PID --remove-agent takes it back. Until then pdctl reads the process from outside.",
     )
+
+
+def _not_started(pid: int, said: str) -> tuple[str, str]:
+    """Return why an agent did not start, and what helps, from what it left."""
+    if not said.startswith(LACKS):
+        return f"its agent did not start: {said}", ""
+    module, _, python = said.removeprefix(LACKS).strip().partition("\n")
+    python = python or str(Path(f"/proc/{pid}/exe"))
+    reason = f"its Python has no module {module}, which the agent needs"
+    return reason, f"{python} -m pip install {' '.join(NEEDS)}, and then again: the process need not be started anew."
 
 
 def _why_not_yet(pid: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import itertools
 import json
 import os
@@ -32,9 +33,9 @@ WAITERS = ("main", "sleep", "futex", "select", "poll", "epoll")
 
 
 class Busy:
-    def __init__(self, folder: Path, *words: str) -> None:
+    def __init__(self, folder: Path, *words: str, python: str | Path = sys.executable) -> None:
         self.folder = folder
-        self.process = subprocess.Popen([sys.executable, str(TARGET), str(folder), *words])
+        self.process = subprocess.Popen([str(python), str(TARGET), str(folder), *words])
         wait_for((folder / "up").exists)
 
     def turns(self) -> dict[str, int]:
@@ -202,8 +203,10 @@ def test_an_agent_that_was_put_in_answers_takes_faults_and_leaves() -> None:
         rows = json.loads(labs.cli("ranks", "-o", "json").stdout)["ranks"]
         assert {row["rank"]: (row["state"], row["armed"]) for row in rows} == dict.fromkeys(ranks, ("live", True))
         assert lab.load(requests=8).good
-        again = attach(labs, *ranks.values(), "--inject-agent", code=4)["processes"]
-        assert all("has an agent already (attach, armed) at ipc://" in one["reason"] for one in again)
+        for wish in ((), ("--arm",)):  # it is fulfilled already
+            again = attach(labs, *ranks.values(), "--inject-agent", *wish)["processes"]
+            assert {(one["rank"], one["state"]) for one in again} == {(label, "there") for label in ranks}
+            assert all("has an agent already (attach, armed) at ipc://" in one["reason"] for one in again)
         lab.inject_late_metadata(delay="1s")
         outcome = lab.load(requests=2)
         assert outcome.good
@@ -217,6 +220,63 @@ def test_an_agent_that_was_put_in_answers_takes_faults_and_leaves() -> None:
         attach(labs, *ranks.values(), "--inject-agent")
         done = labs.cli("inject", "--delay-metadata", "1s", "--rank", "decode:tp1", "--detach", code=5)
         assert "armed" in done.stderr
+        pids = list(ranks.values())
+        assert {one["state"] for one in attach(labs, *pids, "--inject-agent")["processes"]} == {"there"}
+        for one in attach(labs, *pids, "--inject-agent", "--arm", code=5)["processes"]:
+            assert (one["state"], one["unarmed"]) == ("refused", True)
+            assert "has an agent already (attach, not armed)" in one["reason"]
+            assert one["next_step"] == f"pdctl attach {one['pid']} --remove-agent, and then --inject-agent --arm."
+        attach(labs, pids[0], "--remove-agent")
+        mixed = attach(labs, *pids, "--inject-agent", "--arm", code=3)["processes"]
+        assert [one["state"] for one in mixed] == ["running", *["refused"] * (len(pids) - 1)]
+
+
+def test_an_agent_that_is_there_and_does_not_answer_fulfils_no_wish() -> None:
+    with Labs() as labs:
+        lab = labs.up()
+        pid = lab.process("decode dp0 pp0 tp0").pid
+        [socket] = (labs.folder / "run").glob(f"{pid}-*.sock")
+        socket.unlink()
+        [found] = attach(labs, pid, "--inject-agent", code=4)["processes"]
+        assert (found["state"], found["rank"]) == ("refused", "decode dp0 pp0 tp0")
+        assert f"its socket {socket} is gone" in found["reason"]
+
+
+def test_a_rank_with_an_agent_that_cant_be_read_from_outside() -> None:
+    with Labs() as labs:
+        pid = labs.up().process("decode dp0 pp0 tp0").pid
+        [row] = attach(labs, pid, code=4)["processes"]
+        assert row["reason"].startswith(
+            "it has pdctl's agent (decode dp0 pp0 tp0, loaded by lab), and can't be read from"
+        )
+        assert row["next_step"] == "Other commands ask its agent: pdctl ranks."
+
+
+def test_a_python_without_what_the_agent_needs(tmp_path: Path) -> None:
+    """It is said what to install, and once that is there the same process takes the agent's code."""
+    place = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True)
+    folder = tmp_path / "busy"
+    folder.mkdir()
+    target = Busy(folder, python=place / "bin/python")
+    try:
+        with Labs() as labs:
+            [found] = attach(labs, target.process.pid, "--inject-agent", code=4)["processes"]
+            assert found["state"] == "refused"
+            assert found["reason"] == "its Python has no module msgspec, which the agent needs"
+            assert f"{place}/bin/python -m pip install msgspec pyzmq numpy" in found["next_step"]
+            [site] = place.glob("lib/python3*/site-packages")
+            for name in ("msgspec", "zmq", "numpy"):
+                there = Path(importlib.util.find_spec(name).origin or "").parent  # type: ignore[union-attr]
+                for each in {there, *there.parent.glob(f"{name}.libs"), *there.parent.glob("pyzmq.libs")}:
+                    if not (site / each.name).exists():
+                        (site / each.name).symlink_to(each)
+            [found] = attach(labs, target.process.pid, "--inject-agent", code=4)["processes"]
+            assert "no scheduler was found on its main thread" in found["reason"]
+        target.goes_on()
+    finally:
+        target.process.kill()
+        target.process.wait()
 
 
 def test_an_agent_that_came_with_its_rank_does_not_leave() -> None:
@@ -225,5 +285,6 @@ def test_an_agent_that_came_with_its_rank_does_not_leave() -> None:
         pid = lab.process("decode dp0 pp0 tp0").pid
         [row] = attach(labs, pid, "--remove-agent", code=5)["ranks"]
         assert "came with the engine" in row["kept"]
-        [found] = attach(labs, pid, "--inject-agent", code=4)["processes"]
+        [found] = attach(labs, pid, "--inject-agent", "--arm")["processes"]
+        assert found["state"] == "there"
         assert "has an agent already (lab, armed) at ipc://" in found["reason"]
