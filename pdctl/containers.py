@@ -8,11 +8,12 @@ and is told here in this process's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
+from pdctl import registered
 from pdctl.agent import paths
 from pdctl.errors import Exit, PdctlError
 from pdctl.observed import FoundRank
@@ -96,22 +97,10 @@ def _rank(container: Container, path: Path, problems: list[str]) -> FoundRank | 
         problems.append(f"{path}: {error}")
         return None
     pid, process = container.process(r.identity.pid, r.identity.proc_start)
-    recording = _inside(container, r.recording)
-    there = recording is not None and recording.exists()
     socket = _inside(container, r.endpoint.removeprefix("ipc://"))
-    return FoundRank(
-        identity=msgspec.structs.replace(r.identity, pid=pid),
-        state="live" if process.state else "dead",
-        endpoint=f"ipc://{socket}" if socket is not None else "",
-        endpoint_off=r.endpoint_off,
-        protocol=r.protocol,
-        recording=recording if there else None,
-        recording_size=r.recording_size if there else 0,
-        recording_off=r.recording_off if there or not r.recording else f"{recording} is gone",
-        process=process,
-        tcp=r.tcp,
-        tcp_off=r.tcp_off,
-    )
+    rank = registered.found(r, "live" if process.state else "dead", _inside(container, r.recording), process)
+    endpoint = f"ipc://{socket}" if socket is not None else ""
+    return replace(rank, identity=msgspec.structs.replace(r.identity, pid=pid), endpoint=endpoint)
 
 
 def _inside(container: Container, path: str) -> Path | None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pdctl import containers
+from pdctl import containers, registered
 from pdctl.agent import paths
 from pdctl.errors import PdctlError
 from pdctl.model import Identity
@@ -25,7 +25,6 @@ from pdctl.observed import FoundRank
 from pdctl.processes import NO_PROCESS, look
 from pdctl.recording.header import read_header
 from pdctl.strangers import NONE, Strangers, Wanted, choose, put_in, wanted
-from pdctl.wire import PROTOCOL
 
 if TYPE_CHECKING:
     from pdctl.outside.find import Candidate
@@ -160,6 +159,9 @@ def discover(
     where = "no agent of this rank registered here" if source is None else f"no recording of this rank in {source}"
     if elsewhere:
         where = "it is at none of the endpoints that answered, nor in the store"
+        quiet = [rank.endpoint for rank in chosen if rank.identity.tp < 0 and rank.endpoint.startswith("tcp://")]
+        if quiet:
+            where += f"; {', '.join(quiet[:4])}{' …' if len(quiet) > 4 else ''} did not answer"
     reasons = {_place_of(e.identity): e.reason for t in traces for e in t.manifest.ranks if not e.member}
     absent = _absent(chosen, where)
     chosen += [replace(rank, endpoint_off=reasons.get(_place_of(rank.identity), where)) for rank in absent]
@@ -282,55 +284,19 @@ def _registered(folder: Path, problems: list[str]) -> Iterable[FoundRank]:
 
 
 def _registration(path: Path, raw: bytes, problems: list[str]) -> FoundRank | None:
-    stem = paths.parse_stem(path.name)
     try:
         r = msgspec.json.decode(raw, type=paths.Registration)
     except msgspec.MsgspecError as error:
-        protocol = _protocol_of(raw)
-        if protocol in (0, PROTOCOL) or stem is None:
+        other = registered.of_another_protocol(path, raw)
+        if other is None:
             problems.append(f"{path}: not a registration this pdctl reads: {error}")
             return None
-        r = paths.Registration(protocol, _unknown(*stem), endpoint=f"ipc://{path.with_suffix(paths.SOCKET_SUFFIX)}")
+        r = other
     process = look(r.identity.pid)
     live = process.runs_since(r.identity.proc_start)
     if not live and process.state == "" and r.endpoint:
         live = _listens(r.endpoint)  # its process is in another pid namespace
-    recording = Path(r.recording) if r.recording else None
-    if recording is not None and not recording.exists():
-        recording, off = None, f"{r.recording} is gone"
-    else:
-        off = r.recording_off
-    return FoundRank(
-        identity=r.identity,
-        state="live" if live else "dead",
-        endpoint=r.endpoint,
-        endpoint_off=r.endpoint_off,
-        protocol=r.protocol,
-        recording=recording,
-        recording_size=r.recording_size if recording else 0,
-        recording_off=off,
-        process=process,
-        tcp=r.tcp,
-        tcp_off=r.tcp_off,
-    )
-
-
-def _protocol_of(raw: bytes) -> int:
-    class Protocol(msgspec.Struct):
-        protocol: int = 0
-
-    try:
-        return msgspec.json.decode(raw, type=Protocol).protocol
-    except msgspec.MsgspecError:
-        return 0
-
-
-def _unknown(pid: int, proc_start: int) -> Identity:
-    """A rank whose registration is of another protocol: nothing but its process is known."""
-    return Identity(
-        engine="", engine_version="", pdctl_version="", role="unknown", host="", pid=pid, proc_start=proc_start,
-        started_wall_ns=0, started_mono_ns=0, instance="", service=f"pid {pid}", cluster="", world="", world_rank=0,
-    )  # fmt: skip
+    return registered.found(r, "live" if live else "dead", Path(r.recording) if r.recording else None, process)
 
 
 def _listens(endpoint: str) -> bool:

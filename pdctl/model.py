@@ -118,7 +118,7 @@ class GroupInfo(msgspec.Struct, frozen=True):
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Who a rank is. Sizes are those of its server; ranks count from 0.
+    """Who a rank is. Sizes are those of its server; ranks count from 0, and are -1 where they are not known.
 
     tp / cp are the attention-TP and attention-CP coordinates, because the polls are reduced over those groups.
     instance: one start of one server: equal for all its ranks, different after a restart.
@@ -158,14 +158,19 @@ class Identity(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """``decode dp0 pp0 tp1``: role and coordinates, cp only where there is more than one."""
+        """``decode dp0 pp0 tp1``: role and coordinates, cp only where there is more than one.
+
+        Where they are not known (-1) what it is reached by: its endpoint, or its process.
+        """
+        if self.tp < 0:
+            return self.service
         cp = f" cp{self.cp}" if self.cp_size > 1 else ""
         return f"{self.role} dp{self.dp} pp{self.pp}{cp} tp{self.tp}"
 
     @property
     def selector(self) -> str:
-        """``decode:dp0:pp0:tp1``: the label as ``--rank`` takes it."""
-        return self.label.replace(" ", ":")
+        """``decode:dp0:pp0:tp1``: the label as ``--rank`` takes it; the label itself where it has no place."""
+        return self.label if self.tp < 0 else self.label.replace(" ", ":")
 
 
 class Seam(msgspec.Struct, frozen=True):

@@ -54,8 +54,9 @@ class FoundRank:
     member: what that file is called in the trace it was unpacked from. seen_ns: when it was copied into that trace, on
     the monotonic clock of the host it was copied on, 0 where unknown. seen_live: its process ran then.
     access: set for a rank that is reached over TCP: nothing of it is looked for in /proc or in files here. tcp: where it
-    listens for other hosts, "" where it does not, and why in tcp_off where it was asked to. silent: why it is not worth
-    asking, found out already, and in words.
+    listens for other hosts, "" where it does not, and why in tcp_off where it was asked to. store: the address of its job's
+    TCPStore, "" where it has none. remembered: it does not answer, and its identity is of whoever was at its endpoint when
+    that last answered. silent: why it is not worth asking, found out already, and in words.
     """
 
     identity: Identity
@@ -73,6 +74,8 @@ class FoundRank:
     access: Access | None = None
     tcp: str = ""
     tcp_off: str = ""
+    store: str = ""
+    remembered: bool = False
     silent: Silence = Silence.NONE
     silent_why: str = ""
 

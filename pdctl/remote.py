@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from pdctl import keys
+from pdctl import keys, reached, registered
 from pdctl.errors import Exit, PdctlError
 from pdctl.model import Identity
 from pdctl.observed import Access, FoundRank, Silence
+from pdctl.resolve import host_of, unresolved
 
 if TYPE_CHECKING:
-    from pdctl.agent.paths import Registration
     from pdctl.published import Beat
 
 _ENDPOINT = re.compile(r"(tcp://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})", re.ASCII)
@@ -96,7 +96,8 @@ def find(env: Mapping[str, str], timeout_s: float, rank_timeout_s: float, proble
                 ranks.append(rank if rank.access is not None else replace(rank, access=Access()))
                 beats.append(beat)
                 published += 1
-    return _asked(ranks, beats, min(rank_timeout_s, timeout_s / 4), len(ranks) - published)
+    found = _asked(ranks, beats, min(rank_timeout_s, timeout_s / 4), len(ranks) - published)
+    return reached.named(env, found)
 
 
 def _asked(
@@ -106,6 +107,12 @@ def _asked(
     from pdctl.agent.paths import Registration
     from pdctl.client import Answer, Client
 
+    # Before anything connects: the connection would look the name up again and again, and never say that it fails.
+    began = time.monotonic()
+    nowhere = unresolved((host_of(rank.endpoint) for rank in ranks if not rank.silent), timeout_s / 2)
+    ranks = [_nowhere(rank, nowhere) for rank in ranks]
+    spent = time.monotonic() - began
+    timeout_s = round(max(timeout_s / 2, timeout_s - spent), 2) if spent > 0.05 else timeout_s
     with Client(timeout_s=timeout_s + 1.0, rank_timeout_s=timeout_s) as client:
         each = {rank.connection: rank for rank in ranks if not rank.silent}
         heard = dict(zip(each, client.ask(each.values(), "hello", Registration), strict=True))
@@ -121,7 +128,7 @@ def _asked(
     for number, (answer, beat) in enumerate(zip(answers, beats, strict=True)):
         rank = answer.rank
         if answer.body is not None and (number < strangers or _same(rank.identity, answer.body.identity)):
-            found.append(told(rank, answer.body))
+            found.append(replace(registered.told(rank, answer.body), silent=Silence.NONE, silent_why=""))
         elif answer.body is not None:
             other = answer.body.identity
             why = f"another process is at its endpoint now: {other.label}, pid {other.pid} on {other.host}"
@@ -138,6 +145,12 @@ def _asked(
                 rank = stores.unheard(rank, beat, refused=gone, now_ns=time.time_ns())
             found.append(rank)
     return found
+
+
+def _nowhere(rank: FoundRank, unresolved: Mapping[str, str]) -> FoundRank:
+    """Return ``rank``, not to be asked where the name of its host leads nowhere."""
+    why = "" if rank.silent else unresolved.get(host_of(rank.endpoint), "")
+    return replace(rank, silent=Silence.NOT_AUTHORISED, silent_why=f"not reachable: {why}") if why else rank
 
 
 def _same(one: Identity, other: Identity) -> bool:
@@ -184,26 +197,7 @@ def refused(endpoints: Iterable[str], wait_s: float) -> set[str]:
 
 def stranger(where: str, how: Access) -> FoundRank:
     """Return a rank of which only the address is known."""
-    identity = Identity(
-        engine="", engine_version="", pdctl_version="", role="unknown", host="", pid=0, proc_start=0,
-        started_wall_ns=0, started_mono_ns=0, instance="", service=where, cluster="", world="", world_rank=-1,
-    )  # fmt: skip
-    return FoundRank(identity, "live", endpoint=where, access=how)
-
-
-def told(rank: FoundRank, said: Registration) -> FoundRank:
-    """Return ``rank`` with what its agent said of itself. Its recording is on its host: it comes through the socket."""
-    return replace(
-        rank,
-        identity=said.identity,
-        protocol=said.protocol,
-        recording_size=said.recording_size if said.recording else 0,
-        recording_off=said.recording_off,
-        tcp=said.tcp,
-        tcp_off=said.tcp_off,
-        silent=Silence.NONE,
-        silent_why="",
-    )
+    return FoundRank(registered.nameless(where), "live", endpoint=where, access=how)
 
 
 class Watch:
@@ -239,4 +233,4 @@ class Watch:
         return "not authorised or not reachable: no connection"
 
 
-__all__ = ["Target", "Watch", "access", "endpoint", "find", "refused", "stranger", "targets", "told"]
+__all__ = ["Target", "Watch", "access", "endpoint", "find", "refused", "stranger", "targets"]

@@ -47,6 +47,8 @@ def leftovers(env: Mapping[str, str], *, every: bool = False) -> list[Leftover]:
     every: recordings of each server's newest start may go, too; they are the only evidence of why it ended. Raises
     PdctlError (UNREACHABLE) for a directory that is not this user's alone, or can't be read.
     """
+    # Nothing here is on another host: ranks at endpoints and in stores are not waited for.
+    env = {name: value for name, value in env.items() if name not in ("PDCTL_ENDPOINT", "PDCTL_STORE")}
     starts = discover(env, every_start=True).ranks
     newest = {_stem(rank) for rank in discover(env).ranks}
     by_stem = {_stem(rank): rank for rank in starts if rank.identity.pid}
@@ -125,7 +127,11 @@ def _why_kept(path: Path, earlier: bool, every: bool) -> str:
         return f"it is of host {host}: whether its rank has ended can't be seen from here"
     wrote_s = (time.time_ns() - last_sign_ns(recording) - recording.start_wall_ns + recording.start_mono_ns) / 1e9
     if recording.state == "writing" and 0 <= wrote_s < RECENT_S:
-        return f"it was written to {wrote_s:.0f} s ago: if no process here did, one of another container may have"
+        return (
+            f"it was written to {wrote_s:.0f} s ago: if no process here did, one of another container may have; "
+            f"{'it may go' if earlier or every else '--all removes it'} when that is {RECENT_S:.0f} s ago, "
+            f"in {RECENT_S - wrote_s:.0f} s"
+        )
     if not earlier and not every:
         return "it is of its server's newest start, and may tell why that ended; --all removes it"
     return ""

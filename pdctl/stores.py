@@ -21,10 +21,11 @@ from types import TracebackType
 
 import msgspec
 
-from pdctl import keys
+from pdctl import keys, registered
 from pdctl.errors import Exit, PdctlError
 from pdctl.observed import FoundRank, Silence
 from pdctl.published import STALE_S, Beat, Entry, Found, Read
+from pdctl.resolve import unresolved
 
 _ADDRESS = re.compile(r"(tcp://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})", re.ASCII)
 
@@ -65,7 +66,8 @@ def stores(env: Mapping[str, str]) -> list[Store]:
 def read(wanted: Sequence[Store], timeout_s: float) -> list[Read]:
     """Return what is in each store, or why that can't be told, all within ``timeout_s`` together."""
     end = time.monotonic() + timeout_s
-    answers = {store: Read(error=_nobody(store, min(1.0, timeout_s))) for store in wanted}
+    nowhere = unresolved((store.host for store in wanted), timeout_s / 2)
+    answers = {store: Read(error=nowhere.get(store.host) or _nobody(store, min(1.0, timeout_s))) for store in wanted}
     with ExitStack() as stack:
         children = {
             store: stack.enter_context(_Child(store, timeout_s)) for store in wanted if not answers[store].error
@@ -149,16 +151,7 @@ def claimed(entry: Entry, beat: Beat | None, pinned: str) -> FoundRank:
     silent is set where it is not to be asked.
     """
     r = entry.registration
-    rank = FoundRank(
-        r.identity,
-        "live",
-        endpoint=entry.endpoint,
-        protocol=r.protocol,
-        recording_size=r.recording_size if r.recording else 0,
-        recording_off=r.recording_off,
-        tcp=r.tcp,
-        tcp_off=r.tcp_off,
-    )
+    rank = registered.told(FoundRank(r.identity, "live", endpoint=entry.endpoint), r)
     if beat is not None and beat.ended:
         why = "its agent said in the store that it ended"
         return replace(rank, state="dead", silent=Silence.DEAD, silent_why=why)

@@ -209,6 +209,7 @@ class Agent:
             recording=str(self.recorder.path) if isinstance(self.recorder, RecordingWriter) else "",
             recording_size=self.recorder.size if isinstance(self.recorder, RecordingWriter) else 0,
             recording_off="" if written else self.recorder.reason,  # type: ignore[union-attr]
+            store=self._store(env),
         )
         reasons: list[str] = []
         for folder in paths.run_dirs(env):
@@ -217,6 +218,19 @@ class Agent:
             except Exception as error:  # zmq missing, directory refused: said in the log line
                 reasons.append(str(error))
         return msgspec.structs.replace(r, endpoint_off="; ".join(reasons))
+
+    def _store(self, env: Mapping[str, str]) -> str:
+        """Return HOST:PORT of the job's TCPStore, "" without one."""
+        from pdctl.agent.publish import store_address
+
+        try:
+            address = store_address(env)
+        except Exception:  # an odd store of the engine's own
+            return ""
+        if address is None:
+            return ""
+        host, port = address
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def _bind(self, folder: Path, r: paths.Registration, env: Mapping[str, str]) -> paths.Registration:
         from pdctl.agent.server import Server

@@ -33,7 +33,8 @@ class Registration(msgspec.Struct, frozen=True):
 
     endpoint: the control socket as ZeroMQ writes it, "" where there is none and ``endpoint_off`` says why.
     tcp: the socket for other hosts, "" where none was asked for, or ``tcp_off`` says why it is not there. server_key: the
-    agent's public key there, "" where it is open to everybody of the host.
+    agent's public key there, "" where it is open to everybody of the host. store: HOST:PORT of the job's TCPStore, as this
+    rank reaches it, "" where it has none or is not to use it.
     recording: path of the recording, "" where there is none and ``recording_off`` says why; its size in bytes.
     """
 
@@ -47,6 +48,7 @@ class Registration(msgspec.Struct, frozen=True):
     tcp: str = ""
     tcp_off: str = ""
     server_key: str = ""
+    store: str = ""
 
 
 def read_registration(path: Path) -> Registration:

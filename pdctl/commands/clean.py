@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class CleanRow(msgspec.Struct, frozen=True):
-    """One file. kind: registration, socket, recording or unfinished. size: bytes it takes. age_s: since it was changed.
+    """One file. kind: registration, socket, recording, stacks or unfinished. size: bytes it takes. age_s: since it was changed.
 
     went: ``removed``, ``would go``, ``kept`` or ``failed``; why says why for the last two.
     """
@@ -51,10 +51,11 @@ def clean(
     record_dir: RecordDirOption = None,
     output: OutputOption = Format.TABLE,
 ) -> int:
-    """Remove sockets, registrations and recordings of ranks that have ended; what a rank still uses is never touched.
+    """Remove sockets, registrations, stacks and recordings of ranks that have ended; what a rank still uses stays.
 
-    Recordings of the newest start of each server stay: they may tell why it ended. Exit code: 0, 3 when a file could not
-    be removed.
+    Recordings of the newest start of each server stay, too: they may tell why it ended. One that was written to within the
+    last minute stays even with --all, until that is over: its rank may run where it can't be seen from here.
+    Exit code: 0, 3 when a file could not be removed.
     """
     out = Output(output)
     found = leftovers(with_env(contexts.environment(), run_dir, record_dir), every=every)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pdctl.probes.config.model import ConfigDocument
-    from pdctl.probes.dump.model import GroupsDump, QueuesDump
+    from pdctl.probes.dump.model import GroupsDump, QueuedRequest, QueuesDump, RankQueues
     from pdctl.probes.leaks.model import LeaksDocument
     from pdctl.probes.metadata.model import MetadataDocument, RankReport, SlotReport
 
@@ -107,19 +107,24 @@ def _draw_slots(rows: list[SlotReport], console: Console, *, wide: bool) -> None
 # ---- queues and groups -----------------------------------------------------------------------------------------------
 
 
+def _server_rank(of: RankQueues | QueuedRequest) -> tuple[str, str, str, str]:
+    return of.cluster, of.service, of.instance, of.rank
+
+
 def draw_queues(document: QueuesDump, console: Console) -> None:
     """Draw each rank's queues."""
-    requests = {key: list(rows) for key, rows in groupby(document.requests, key=lambda r: (r.service, r.rank))}
+    requests = {key: list(rows) for key, rows in groupby(document.requests, key=_server_rank)}
     for number, rank in enumerate(document.ranks):
         if number:
             console.print()
-        line = Text(rank.rank + (f" · cluster {rank.cluster}" if rank.cluster else ""), style="bold")
+        more = [*([rank.server] if rank.server else []), *([f"cluster {rank.cluster}"] if rank.cluster else [])]
+        line = Text(" · ".join([rank.rank, *more]), style="bold")
         if rank.silence:
             line.append(f"   {rank.silence}", style="yellow")
         console.print(line)
         for queue, why in rank.missing.items():
             console.print(f"  {queue}: not readable: {why}")
-        rows = requests.get((rank.service, rank.rank), [])
+        rows = requests.get(_server_rank(rank), [])
         if not rows:
             if not rank.silence:
                 console.print("  no requests")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,6 +44,20 @@ class ClientRow(msgspec.Struct, frozen=True):
     name: str
     role: str
     public: str
+
+
+class KeyLine(msgspec.Struct, frozen=True):
+    """A line of the list: a pair of keys here, a client, or both where a client's key is of a pair here.
+
+    name: of the pair, "" where it is not here. authorized: what the client is called, "" where the key is no client's; role:
+    what that may do.
+    """
+
+    name: str
+    authorized: str
+    role: str
+    public: str
+    problem: str = ""
 
 
 class KeysDocument(Document, frozen=True, kw_only=True, tag="pdctl.keys"):
@@ -102,7 +117,8 @@ def show(output: OutputOption = Format.TABLE) -> int:
         problems=tuple(problems),
     )
     out = Output(output)
-    out.document(document, rows, lambda console: _draw(document, console))
+    lines = _lines(rows, clients)
+    out.document(document, lines, lambda console: _draw(document, lines, console), row=KeyLine)
     if output.drawn:
         for problem in [*(row.problem for row in rows if row.problem), *problems]:
             out.note(problem)
@@ -192,7 +208,17 @@ def _listed(folder: Path) -> dict[str, keys.Client]:
     return clients
 
 
-def _draw(document: KeysDocument, console: Console) -> None:
+def _lines(rows: Sequence[KeyRow], clients: Mapping[str, keys.Client]) -> list[KeyLine]:
+    """Return the pairs here, then the clients whose keys are not here. clients: by public key."""
+    here = [(row, clients.get(row.public)) for row in rows]
+    known = {row.public for row in rows}
+    return [
+        *(KeyLine(row.name, c.name if c else "", c.role if c else "", row.public, row.problem) for row, c in here),
+        *(KeyLine("", c.name, c.role, c.public) for c in clients.values() if c.public not in known),
+    ]
+
+
+def _draw(document: KeysDocument, lines: Sequence[KeyLine], console: Console) -> None:
     from rich.table import Table
 
     if not document.keys and not document.authorized:
@@ -201,12 +227,6 @@ def _draw(document: KeysDocument, console: Console) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for title in ("key here", "authorised as", "role", "public key"):
         table.add_column(title, no_wrap=True)
-    clients = {client.public: client for client in document.authorized}
-    for row in document.keys:
-        client = clients.pop(row.public, None)
-        table.add_row(
-            row.name, client.name if client else "-", client.role if client else "-", row.public or "not used"
-        )
-    for client in clients.values():
-        table.add_row("-", client.name, client.role, client.public)
+    for line in lines:
+        table.add_row(line.name or "-", line.authorized or "-", line.role or "-", line.public or "not used")
     console.print(table)

@@ -38,7 +38,7 @@ _FIXES_HELP = "\n\n".join(
 
 class LabProcess(Document, frozen=True, kw_only=True, tag="pdctl.lab.process"):
     """One process of a lab. state: ``ready``, ``starting``, ``stopped`` (by a signal), ``failed``, ``ended`` or ``gone``
-    (without a word).
+    (without a word). tcp: where a rank listens for other hosts, "" where it was not asked to, or tcp_off says why it does not.
     """
 
     process: str
@@ -47,6 +47,8 @@ class LabProcess(Document, frozen=True, kw_only=True, tag="pdctl.lab.process"):
     detail: str
     transport: str
     endpoint: str
+    tcp: str = ""
+    tcp_off: str = ""
 
 
 class LabStatus(Document, frozen=True, kw_only=True, tag="pdctl.lab.status"):
@@ -154,7 +156,8 @@ def up(
 ) -> int:
     """Start a lab and wait until it is ready; it runs on until `pdctl lab down`.
 
-    Exit code: 0 ready, 2 wrong options, 4 a process did not start, 5 the name is in use, 124 not ready in time.
+    Exit code: 0 ready, 2 wrong options, 3 ready, but a rank does not listen as --listen asks, 4 a process did not start,
+    5 the name is in use, 124 not ready in time.
     """
     from pdctl.agent import paths
     from pdctl.discovery import with_env
@@ -187,8 +190,7 @@ def up(
             record_dir=str(paths.record_dir(env)),
         )
     )
-    _show(config, launch.up(config, timeout), Output(output))
-    return int(Exit.CLEAN)
+    return int(Exit.CLEAN if _show(config, launch.up(config, timeout), Output(output)) else Exit.PARTIAL)
 
 
 @app.command()
@@ -199,14 +201,15 @@ def status(
 ) -> int:
     """Show a lab's processes, what moves its KV, and its network.
 
-    Exit code: 0 when all its processes are there, 3 when some are not, 4 when there is no such lab.
+    Exit code: 0 when all its processes are there, 3 when some are not, or do not listen as asked, 4 when there is no such
+    lab.
     """
     config, processes = _find(name, _env(run_dir))
-    _show(config, processes, Output(output))
+    listen = _show(config, processes, Output(output))
     from pdctl.lab.launch import expected
 
     there = {process.label for process in processes if process.alive}
-    return int(Exit.CLEAN if there >= {"supervisor", *expected(config)} else Exit.PARTIAL)
+    return int(Exit.CLEAN if listen and there >= {"supervisor", *expected(config)} else Exit.PARTIAL)
 
 
 @app.command()
@@ -335,10 +338,13 @@ def _one_of(value: str, known: tuple[str, ...], what: str) -> str:
     return value
 
 
-def _show(config: LabConfig, processes: list[Process], out: Output) -> None:
+def _show(config: LabConfig, processes: list[Process], out: Output) -> bool:
+    """Write the lab; returns whether its ranks listen as they were asked to, and says so where they do not."""
+    from pdctl.lab.listening import complaints
+
     by_label = {process.label: process for process in processes}
     supervisor, bootstrap = by_label.get("supervisor"), by_label.get("bootstrap")
-    rows = [_row(process) for process in sorted(processes, key=_order)]
+    rows = [_row(config, process) for process in sorted(processes, key=_order)]
     document = LabStatus(
         name=config.name,
         prefill=str(config.prefill),
@@ -353,6 +359,10 @@ def _show(config: LabConfig, processes: list[Process], out: Output) -> None:
         processes=rows,
     )
     out.document(document, rows, lambda console: _draw(document, console))
+    asked = {row.process: row.tcp_off for row in rows if row.tcp or row.tcp_off}
+    for said in complaints(asked, config.name):
+        out.note(said)
+    return not any(asked.values())
 
 
 def _order(process: Process) -> tuple[int, str]:
@@ -360,12 +370,14 @@ def _order(process: Process) -> tuple[int, str]:
     return roles.index(process.label.split()[0]), process.label
 
 
-def _row(process: Process) -> LabProcess:
+def _row(config: LabConfig, process: Process) -> LabProcess:
+    from pdctl.lab.listening import listening
     from pdctl.processes import look
 
     state = process.state if process.alive or process.state in ("failed", "ended") else "gone"
     if process.alive and look(process.pid).state in ("T", "t"):
         state = "stopped"  # by a signal or a debugger: it has been ready, and does nothing now
+    tcp, tcp_off = listening(config, process)
     return LabProcess(
         process=process.label,
         pid=process.pid,
@@ -373,6 +385,8 @@ def _row(process: Process) -> LabProcess:
         detail=process.detail,
         transport=process.transport,
         endpoint=process.endpoint,
+        tcp=tcp,
+        tcp_off=tcp_off,
     )
 
 
@@ -383,11 +397,19 @@ def _draw(document: LabStatus, console: Console) -> None:
     armed = "armed" if document.armed else "not armed"
     console.print(f"lab {document.name} · prefill {document.prefill} · decode {document.decode} · {without} · {armed}")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for column in ("process", "pid", "state", "KV moved by", "detail"):
+    listen = any(row.tcp or row.tcp_off for row in document.processes)
+    for column in ("process", "pid", "state", "KV moved by", *(("listens on",) if listen else ()), "detail"):
         table.add_column(column)
     for row in document.processes:
         detail = f"http://{row.endpoint}" if row.process == "bootstrap" and not row.detail else row.detail
-        table.add_row(row.process, str(row.pid), row.state, row.transport or "-", detail or "-")
+        table.add_row(
+            row.process,
+            str(row.pid),
+            row.state,
+            row.transport or "-",
+            *([row.tcp or "-"] if listen else []),
+            detail or "-",
+        )
     console.print(table)
 
 

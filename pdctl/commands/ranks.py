@@ -153,7 +153,7 @@ def _troubles(row: RankRow) -> Iterable[str]:
 
 
 def _wide(rows: list[RankRow]) -> Table:
-    table = _table(["rank", "host", "instance", "loaded by", "pdctl", "agent CPU", "endpoint", "recording"])
+    table = _table(["rank", "host", "instance", "loaded by", "pdctl", "agent CPU", "endpoint", "store", "recording"])
     for row in rows:
         cpu = "-" if row.agent_cpu_s is None else f"{row.agent_cpu_s:.2f} s"
         if row.agent_cpu_share is not None:
@@ -168,6 +168,7 @@ def _wide(rows: list[RankRow]) -> Table:
             row.pdctl_version or "-",
             cpu,
             row.endpoint or "-",
+            row.store or "-",
             recording,
         )
     return table

@@ -96,7 +96,7 @@ def may_hold(answer: Answer[HealBody] | Answer[FaultsBody], *, recorded: bool = 
     known = answer.rank.identity
     if _gone(answer):
         return ""
-    if known.role != "unknown" and not known.armed:
+    if known.role != "unknown" and not answer.rank.remembered and not known.armed:
         return ""
     why = answer.reason or answer.silence.value
     seen = _recorded(answer.rank) if recorded else ""

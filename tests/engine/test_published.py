@@ -20,27 +20,34 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 STORE = "127.0.0.1:31987"
 
 
-@pytest.mark.parametrize("version", ["0.5.12.post1", "0.5.23"])
-def test_a_server_is_found_by_its_dist_init_addr(
-    version: str, site: Path, namespace: Namespace, tmp_path: Path
+@pytest.mark.parametrize(("version", "given"), [("0.5.12.post1", True), ("0.5.23", False)])
+def test_a_server_is_found_by_its_store(
+    version: str, given: bool, site: Path, namespace: Namespace, tmp_path: Path
 ) -> None:
+    """given: by --dist-init-addr. Without, SGLang takes a port that nothing but its ranks tells."""
     env = engine(version, site)
     ring = Keyring(tmp_path, alice="observe")
     environ = {"PDCTL_LISTEN": "tcp://127.0.0.1", **ring.env}
     away = {"PDCTL_RUN_DIR": "", "PDCTL_RECORD_DIR": "", "PYTHONPATH": str(ROOT), **ring.env}
-    command = (sys.executable, "-m", "pdctl.cli", "--store", STORE, "ranks", "-o", "json", "--timeout", "40")
-    with Pair.start(
-        env, namespace, tmp_path, decode_tp=1, prefill_args=("--dist-init-addr", STORE), environ=environ
-    ) as pair:
+    away["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+    command = (sys.executable, "-m", "pdctl.cli", "ranks", "-o", "json", "--timeout", "40")
+    prefill_args = ("--dist-init-addr", STORE) if given else ()
+    with Pair.start(env, namespace, tmp_path, decode_tp=1, prefill_args=prefill_args, environ=environ) as pair:
+        here = json.loads(pair.pdctl("ranks", "-o", "json", "--timeout", "40", "--rank-timeout", "40").stdout)["ranks"]
+        stores = {row["role"]: row["store"] for row in here}
+        assert given == (stores["prefill"] == STORE)
+        assert stores["prefill"] != stores["decode"], "a store a server"
 
-        def found() -> list[dict[str, object]]:
-            done = subprocess.run(
-                pair.ns.argv(command), env={**os.environ, **away}, capture_output=True, text=True, check=False
-            )
-            return json.loads(done.stdout)["ranks"] if done.returncode == 0 else []
+        for role in ("prefill",) if given else ("prefill", "decode"):
+            named = {**os.environ, **away, "PDCTL_STORE": stores[role]}
 
-        rows = wait_for("the prefill rank is published", found, 120, 1.0)
-        assert [(row["role"], row["state"], row["engine_version"]) for row in rows] == [("prefill", "live", version)]
-        assert str(rows[0]["endpoint"]).startswith("tcp://127.0.0.1:")
+            def found(named: dict[str, str] = named) -> list[dict[str, object]]:
+                done = subprocess.run(pair.ns.argv(command), env=named, capture_output=True, text=True, check=False)
+                return json.loads(done.stdout)["ranks"] if done.returncode == 0 else []
+
+            rows = wait_for(f"the {role} rank is published", found, 120, 1.0)
+            assert [(row["role"], row["state"], row["engine_version"]) for row in rows] == [(role, "live", version)]
+            assert str(rows[0]["endpoint"]).startswith("tcp://127.0.0.1:")
+            assert rows[0]["store"] == stores[role]
         [answer] = pair.begin(1, limit_s=300)
         assert answer().tokens

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ def test_only_what_nobody_uses_goes(monkeypatch: pytest.MonkeyPatch) -> None:
         os.kill(process.pid, signal.SIGKILL)
         wait_for(lambda: not process.alive)
         (labs.folder / "run" / f".{name}.json.{process.pid}.part").write_bytes(b"{")
+        (labs.folder / "run" / f"{name}.stacks").write_text("File where it was asked\n")
         live = lab.process(TP0)
         foreign = labs.folder / "run" / "notes.json"
         foreign.write_text("somebody's")
@@ -44,6 +47,7 @@ def test_only_what_nobody_uses_goes(monkeypatch: pytest.MonkeyPatch) -> None:
         expected = {
             f"{name}.json": "would go",
             f"{name}.sock": "would go",
+            f"{name}.stacks": "would go",
             f".{name}.json.{process.pid}.part": "would go",
         }
         assert {**expected, f"{name}.pdrec": "kept"}.items() <= went(document).items()
@@ -53,6 +57,7 @@ def test_only_what_nobody_uses_goes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert {went(document)[file] for file in expected} == {"removed"}
         [kept] = [row for row in document["files"] if row["path"].endswith(f"{name}.pdrec")]
         assert "written to" in kept["why"] or "newest start" in kept["why"]
+        assert {row["kind"] for row in document["files"] if row["path"].endswith(".stacks")} == {"stacks"}
         assert not (labs.folder / "run" / f"{name}.sock").exists()
         assert foreign.exists()
         # The recording alone still tells that there was such a rank, and how it ended.
@@ -64,6 +69,37 @@ def test_only_what_nobody_uses_goes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not last.kept
         assert dict(stale.remove([last])) == {last: ""}
         assert not last.path.exists()
+
+
+def test_a_recording_written_a_moment_ago_stays_and_is_said_until_when(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stale, "RECENT_S", 3600.0)  # however busy the machine is
+    with Labs() as labs:
+        names = killed(labs)
+        for every, then in ((True, "it may go when that is 3600 s ago, in "), (False, "--all removes it when that is")):
+            found = {one.path.name: one.kept for one in stale.leftovers(labs.env, every=every)}
+            assert all(then in found[name] for name in names), found
+
+
+def accepted(server: socket.socket) -> int:
+    """Return how many connections wait to be accepted, and take them."""
+    server.setblocking(False)
+    count = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            server.accept()[0].close()
+            count += 1
+    return count
+
+
+def test_ranks_elsewhere_are_not_waited_for() -> None:
+    """An endpoint that accepts and never answers is not even connected to."""
+    with Labs() as labs, socket.create_server(("127.0.0.1", 0)) as mute:
+        port = mute.getsockname()[1]
+        seen = labs.cli("--endpoint", f"tcp://127.0.0.1:{port}", "ranks", "--rank-timeout", "1", code=4)
+        assert accepted(mute) > 0, seen
+        where = ("--endpoint", f"tcp://127.0.0.1:{port}", "--store", f"127.0.0.1:{port}")
+        assert labs.cli(*where, "clean").stdout.strip() == "nothing is left of ranks that have ended"
+        assert accepted(mute) == 0
 
 
 def killed(labs: Labs) -> set[str]:

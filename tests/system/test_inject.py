@@ -43,6 +43,7 @@ class Cluster:
             "PDCTL_RECORD_DIR": str(folder / "rec"),
             "PDCTL_RECORD_SIZE": str(1 << 20),
             "XDG_STATE_HOME": str(folder / "state"),
+            "XDG_CACHE_HOME": str(folder / "cache"),
             "COLUMNS": "200",
         }
         self.log = folder / "rows"

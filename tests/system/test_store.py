@@ -117,6 +117,19 @@ def test_agents_publish_the_other_key_they_took(ranks: TinyRanks, ring: Keyring)
     assert [row["state"] for row in rows] == ["live", "live"]
 
 
+def test_ranks_say_which_store_they_are_in(ranks: TinyRanks) -> None:
+    """Also those that publish nothing: whoever is on their host knows what to give to --store elsewhere."""
+    port = free_port()
+    children = [ranks.begin("--rank", n, "--size", 2, "--port", port) for n in (0, 1)]
+    for child in children:
+        ranks.ready(child)
+    assert [row["store"] for row in ranks.rows(code=0)] == [f"127.0.0.1:{port}"] * 2
+    wide = ranks.pdctl("ranks", "-o", "wide", *PATIENT, COLUMNS="300")
+    assert f"127.0.0.1:{port}" in wide.stdout
+    alone = ranks.start(TINY_INSTANCE="alone", TINY_SERVICE="alone")
+    assert {row["store"] for row in ranks.rows(code=0) if row["pid"] == alone.pid} == {""}
+
+
 def test_entries_of_processes_that_are_gone_are_told_from_live_ones(ranks: TinyRanks, ring: Keyring) -> None:
     job = Job(ranks, ring)
     second = job.children[1]

@@ -45,6 +45,7 @@ class TinyRanks:
         self.record_dir = folder / "record"
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("PDCTL_", "TORCH_FR", "XDG_RUNTIME"))}
         self.env |= {"PDCTL_RUN_DIR": str(self.run_dir), "PDCTL_RECORD_DIR": str(self.record_dir)}
+        self.env["XDG_CACHE_HOME"] = str(folder / "cache")
         self.children: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> TinyRanks:  # noqa: PYI034

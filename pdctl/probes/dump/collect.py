@@ -8,6 +8,7 @@ from pdctl.client import Client
 from pdctl.model import Identity, poll_name
 from pdctl.observed import Answer, FoundRank
 from pdctl.probes.dump.model import GroupRow, GroupsDump, QueuedRequest, QueuesDump, RankQueues
+from pdctl.probes.servers import told_apart
 from pdctl.rooms import Rooms
 
 
@@ -19,7 +20,9 @@ def queues(ranks: Sequence[FoundRank], client: Client) -> QueuesDump:
 def queues_of(answers: Sequence[Answer[Rooms]]) -> QueuesDump:
     """Return the document of these answers."""
     rows, requests = [], []
-    for answer in answers:
+    identities = [answer.rank.identity for answer in answers]
+    apart = told_apart(identities, [f"{i.label} {i.cluster}" for i in identities])
+    for answer, server in zip(answers, apart, strict=True):
         i, body = answer.rank.identity, answer.body
         lengths: dict[str, int] = {}
         for entry in body.rooms if body is not None else ():
@@ -40,6 +43,7 @@ def queues_of(answers: Sequence[Answer[Rooms]]) -> QueuesDump:
                     dp=entry.dp,
                     cluster=i.cluster,
                     service=i.service,
+                    instance=i.instance,
                 )
             )
         rows.append(
@@ -48,6 +52,8 @@ def queues_of(answers: Sequence[Answer[Rooms]]) -> QueuesDump:
                 cluster=i.cluster,
                 service=i.service,
                 state=answer.rank.state,
+                instance=i.instance,
+                server=server,
                 silence="" if body is not None else answer.reason or answer.rank.state,
                 lengths=lengths,
                 missing=body.missing if body is not None else {},

@@ -11,7 +11,7 @@ class QueuedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request in a queue of a rank. slot, tokens, kv, locked, dp: -1 without one, or unknown. age_s: None unknown.
 
     clock_s: how long the time-out that may end it has been running, None where none runs. locked: tokens of the prefix
-    cache that it keeps from eviction.
+    cache that it keeps from eviction. service, instance: the server, and the start of it, that the rank is of.
     """
 
     rank: str
@@ -28,15 +28,21 @@ class QueuedRequest(msgspec.Struct, frozen=True, kw_only=True):
     dp: int = -1
     cluster: str = ""
     service: str = ""
+    instance: str = ""
 
 
 class RankQueues(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's queues and their lengths. missing: queues that can't be read, with the reason."""
+    """A rank's queues and their lengths. missing: queues that can't be read, with the reason.
+
+    server: what tells its server from another one that has a rank of this name, "" where none has.
+    """
 
     rank: str
     cluster: str
     service: str
     state: str
+    instance: str = ""
+    server: str = ""
     silence: str = ""
     lengths: dict[str, int] = {}
     missing: dict[str, str] = {}

@@ -6,7 +6,6 @@ rounds, snapshots are compared, and a difference counts only after it has lasted
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +17,7 @@ from pdctl.probes.queues.gate import Held, holding
 from pdctl.probes.queues.model import GroupReport, QueueRow, QueuesDocument, RankNow, RankView, RoomSplit
 from pdctl.probes.queues.pairing import pairing
 from pdctl.probes.recorded import last_sign_ns
+from pdctl.probes.servers import told_apart
 
 """How long a rank may keep its group waiting before that is a finding."""
 
@@ -68,10 +68,9 @@ def groups_of(views: Iterable[RankView]) -> list[Group]:
             if view.identity.world_rank in info.ranks:
                 group.members[info.ranks.index(view.identity.world_rank)] = view
     groups = [group for group in found.values() if group.known]
-    titles = Counter(group.title for group in groups)
-    for group in groups:
-        if titles[group.title] > 1:
-            group.of = group.known[0].identity.service
+    apart = told_apart([group.known[0].identity for group in groups], [group.title for group in groups])
+    for group, server in zip(groups, apart, strict=True):
+        group.of = server
     return groups
 
 

@@ -30,7 +30,8 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True):
     unknown. where: what its main thread does, in words.
     recording: its path, "" when recording_off says why there is none; size in bytes.
     agent_cpu_s: CPU seconds the agent used so far, agent_cpu_share of the time since it started. tcp: where it listens for
-    other hosts, "" where it was not asked to, or tcp_off says why it does not.
+    other hosts, "" where it was not asked to, or tcp_off says why it does not. store: HOST:PORT of its job's TCPStore, as it
+    reaches that, "" where it has none. dp, pp, cp and tp are -1 where nothing is known of it but how it is reached.
     """
 
     rank: str
@@ -71,6 +72,7 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str = ""
     tcp: str = ""
     tcp_off: str = ""
+    store: str = ""
 
 
 class RanksDocument(Document, frozen=True, kw_only=True, tag="pdctl.ranks"):
@@ -130,6 +132,7 @@ def _common(rank: FoundRank) -> RankRow:
         service=i.service, instance=i.instance, started_wall_ns=i.started_wall_ns, armed=i.armed, loaded_by=i.loaded_by,
         backend=i.backend, recording=rank.recording_name, recording_size=rank.recording_size,
         recording_off=rank.recording_off, endpoint=rank.endpoint, tcp=rank.tcp, tcp_off=rank.tcp_off,
+        store=rank.store,
     )  # fmt: skip
 
 

@@ -1,0 +1,85 @@
+"""What a rank that registered is to whoever looks: one way from its registration to a row, wherever that was found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from pdctl.agent.paths import SOCKET_SUFFIX, Registration, parse_stem
+from pdctl.model import Identity
+from pdctl.observed import FoundRank
+from pdctl.processes import Process
+from pdctl.wire import PROTOCOL
+
+
+def found(r: Registration, state: str, recording: Path | None, process: Process) -> FoundRank:
+    """Return the rank of a registration whose files can be seen from here.
+
+    state: as FoundRank has it. recording: where its recording is, as seen from here, None without one.
+    """
+    there = recording is not None and recording.exists()
+    return FoundRank(
+        identity=r.identity,
+        state=state,
+        endpoint=r.endpoint,
+        endpoint_off=r.endpoint_off,
+        protocol=r.protocol,
+        recording=recording if there else None,
+        recording_size=r.recording_size if there else 0,
+        recording_off=r.recording_off if there or not r.recording else f"{recording or r.recording} is gone",
+        process=process,
+        tcp=r.tcp,
+        tcp_off=r.tcp_off,
+        store=r.store,
+    )
+
+
+def told(rank: FoundRank, r: Registration) -> FoundRank:
+    """Return ``rank`` as its registration says it is, which came from another host; how to reach it stays as it was.
+
+    Its recording is on its host: it comes through the socket.
+    """
+    return replace(
+        rank,
+        identity=r.identity,
+        protocol=r.protocol,
+        recording_size=r.recording_size if r.recording else 0,
+        recording_off=r.recording_off,
+        tcp=r.tcp,
+        tcp_off=r.tcp_off,
+        store=r.store,
+    )
+
+
+def of_another_protocol(path: Path, raw: bytes) -> Registration | None:
+    """Return what can be said of a registration that is not understood because its agent speaks another protocol.
+
+    path: the file. None where it is of this protocol, or no registration at all.
+    """
+    stem, protocol = parse_stem(path.name), _protocol_of(raw)
+    if protocol in (0, PROTOCOL) or stem is None:
+        return None
+    return Registration(
+        protocol, nameless(f"pid {stem[0]}", *stem), endpoint=f"ipc://{path.with_suffix(SOCKET_SUFFIX)}"
+    )
+
+
+def nameless(name: str, pid: int = 0, proc_start: int = 0) -> Identity:
+    """Return the identity of a rank of which neither server nor place is known: it is called ``name``."""
+    return Identity(
+        engine="", engine_version="", pdctl_version="", role="unknown", host="", pid=pid, proc_start=proc_start,
+        started_wall_ns=0, started_mono_ns=0, instance="", service=name, cluster="", world="", world_rank=-1,
+        dp=-1, pp=-1, cp=-1, tp=-1,
+    )  # fmt: skip
+
+
+def _protocol_of(raw: bytes) -> int:
+    class Protocol(msgspec.Struct):
+        protocol: int = 0
+
+    try:
+        return msgspec.json.decode(raw, type=Protocol).protocol
+    except msgspec.MsgspecError:
+        return 0
