@@ -49,8 +49,8 @@ def parse_numbers(text: str) -> set[int]:
 def terms(places: Iterable[Place], axes: Collection[str] = AXES, *, named: bool = True) -> list[str]:
     """Return what ``places`` are, each once, in few terms: ``decode dp0-1 tp0-6,8-63``.
 
-    axes: those to be named; a place's coordinate on another axis is not said, so :func:`unfold` takes it for 0.
-    named: begin each term with the name.
+    axes: those to be named; a place's coordinate on another axis is not said, so :func:`unfold` takes it for 0, nor is one
+    that is not known (-1). named: begin each term with the name.
     """
     # tp of each (name, dp, pp, cp); then one axis after another, places that differ on that axis only become one.
     folded: dict[tuple[Any, ...], set[int]] = {}
@@ -64,7 +64,11 @@ def terms(places: Iterable[Place], axes: Collection[str] = AXES, *, named: bool 
         rows = [(*key[:at], frozenset(values), *key[at:]) for key, values in merged.items()]
     found = []
     for name, *sets in sorted(rows, key=lambda row: (row[0], [sorted(values) for values in row[1:]])):
-        parts = [f"{axis}{numbers(values)}" for axis, values in zip(AXES, sets, strict=True) if axis in axes]
+        parts = [
+            f"{axis}{numbers(values)}"
+            for axis, values in zip(AXES, sets, strict=True)
+            if axis in axes and min(values) >= 0
+        ]
         found.append(" ".join([name, *parts] if named and name else parts))
     return list(dict.fromkeys(found))
 
@@ -95,7 +99,10 @@ def together(texts: Collection[str]) -> str:
 def shown_axes(identities: Iterable[Identity]) -> tuple[str, ...]:
     """Return the axes worth naming: dp and tp always, the others where a server has more than one on them."""
     many = {
-        axis for one in identities for axis in ("pp", "cp") if getattr(one, f"{axis}_size") > 1 or getattr(one, axis)
+        axis
+        for one in identities
+        for axis in ("pp", "cp")
+        if getattr(one, f"{axis}_size") > 1 or getattr(one, axis) > 0
     }
     return tuple(axis for axis in AXES if axis in ("dp", "tp") or axis in many)
 
@@ -109,9 +116,14 @@ def server(one: Identity) -> Server:
 
 
 def server_names(identities: Iterable[Identity]) -> Mapping[Server, str]:
-    """Return a short name of each server start: its role, else its service, else with the end of its instance."""
-    servers = sorted({server(one) for one in identities})
-    names: dict[Server, str] = {}
+    """Return a short name of each server start: its role, else its service, else with the end of its instance.
+
+    A rank of which neither server nor place is known stands for itself: its service is its endpoint, or its process.
+    """
+    among = list(identities)
+    alone = {server(one) for one in among if one.tp < 0}
+    servers = sorted({server(one) for one in among} - alone)
+    names: dict[Server, str] = {one: one[2] for one in alone}
     for one in servers:
         role, cluster, service, instance = one
         if sum(other[0] == role for other in servers) == 1:

@@ -142,7 +142,7 @@ def _by_memory(rank: FoundRank, then: Reached | None, answered: Iterable[FoundRa
                 return None
     age = max(0.0, (time.time_ns() - then.wall_ns) / 1e9)
     said = f"{age:.0f} s" if age < 600 else f"{age / 60:.0f} min" if age < 36000 else f"{age / 3600:.0f} h"
-    why = f"{rank.silent_why}; who it is was known {said} ago, when it was last reached: pid {who.pid} on {who.host}"
+    why = f"{rank.silent_why}; last reached {said} ago: pid {who.pid} on {who.host}"
     return replace(rank, identity=who, silent_why=why, remembered=True)
 
 

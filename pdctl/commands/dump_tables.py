@@ -61,7 +61,8 @@ def draw_metadata(document: MetadataDocument, console: Console, *, wide: bool) -
 
 def _draw_rank(rank: RankReport, console: Console) -> None:
     cluster = f" · cluster {rank.cluster}" if rank.cluster else ""
-    line = Text(f"{rank.rank}{cluster} · {rank.engine} {rank.version}", style="bold")
+    engine = f" · {rank.engine} {rank.version}" if rank.engine else ""
+    line = Text(f"{rank.rank}{cluster}{engine}", style="bold")
     if rank.silence:
         line.append(f"   {rank.silence}", style="yellow")
         console.print(line)

@@ -159,11 +159,13 @@ def _names(found: Found, words: str, *, keep: bool) -> tuple[Names | None, str]:
         return None, "".join(found.salts)
     import socket
 
+    from pdctl.resolve import host_of
     from pdctl.trace.manifest import new_salt
     from pdctl.trace.redact import Names
 
     salt = new_salt(words)
-    return Names(salt, [socket.gethostname(), *(rank.identity.host for rank in found.ranks)]), salt
+    away = [host_of(rank.endpoint) for rank in found.ranks if rank.endpoint.startswith("tcp://")]
+    return Names(salt, [socket.gethostname(), *(rank.identity.host for rank in found.ranks), *away]), salt
 
 
 def _copied(found: Found, client: Client, names: Names | None, *, sockets: bool) -> list[Member]:

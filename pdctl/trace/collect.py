@@ -85,12 +85,13 @@ def member(copy: Copy, names: Names | None) -> Member:
             data, reason = None, f"names can't be taken out of it: {error}"
     kept = MISSING if data is None else PARTIAL if problems else WHOLE
     said = names.words if names is not None else str
+    who = names.who(rank.identity) if names is not None else rank.identity
     return Member(
         TraceRank(
-            rank=rank.identity.label,
+            rank=who.label,
             state=rank.state,
             kept=kept,
-            identity=names.who(rank.identity) if names is not None else rank.identity,
+            identity=who,
             reason=said(reason or (problems[0] if problems else "")),
             writer=writer,
             through=copy.through if data is not None else "",

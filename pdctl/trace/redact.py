@@ -114,7 +114,7 @@ class Names:
         # A lab's server is called decode@lab:NAME: that is no host.
         if not isinstance(name, str) or (own and _SERVER.findall(name) == ["lab"]):
             return name
-        return self.server(name)
+        return self.address(name) if "://" in name else self.server(name)  # the first: only its endpoint is known
 
     def _hash(self, kind: str, text: str, size: int) -> str:
         sum_ = blake2b(text.encode("utf-8", "replace"), digest_size=size, key=self._key, person=kind.encode())

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,17 @@ def test_a_stopped_rank_is_one_row_by_the_name_it_had_when_it_was_reached(ranks:
     assert (strange["rank"], strange["dp"], strange["pp"], strange["tp"]) == (where[1], -1, -1, -1)
     assert (missed["rank"], answers["rank"]) == ("decode dp0 pp0 tp1", "decode dp0 pp0 tp0")
     assert where[1] in missed["reason"], "it may be the one that is missed"
+    for other in (("stacks",), ("check",), ("faults",), ("stuck",), ("dump", "metadata")):
+        said = away(ranks, *at(ring, *where), *other, **ring.env)
+        assert where[1] in said.stdout + said.stderr, said
+        assert "-1" not in said.stdout + said.stderr
+        assert "unknown dp" not in said.stdout + said.stderr
+    trace = ranks.run_dir.parent / "one.pdtrace"
+    assert away(ranks, *at(ring, *where), "record", str(trace), **ring.env).returncode == 3
+    with zipfile.ZipFile(trace) as held:
+        manifest = held.read("manifest.json").decode()
+    assert where[1].rpartition(":")[2] in manifest
+    assert "127.0.0.1" not in manifest, "names are taken out, addresses too"
 
     children[1].send_signal(signal.SIGCONT)
     assert [row["state"] for row in rows(away(ranks, *command, *PATIENT, **ring.env), 0)] == ["live", "live"]
@@ -123,7 +135,7 @@ def test_a_stopped_rank_is_one_row_by_the_name_it_had_when_it_was_reached(ranks:
         ("decode dp0 pp0 tp1", "silent", children[1].pid),
     ]
     assert "nobody shakes hands" in seen[1]["reason"]
-    assert "when it was last reached" in seen[1]["reason"]
+    assert "last reached" in seen[1]["reason"]
     kept = ranks.run_dir.parent / "cache/pdctl/reached.json"
     assert kept.stat().st_mode & 0o777 == 0o600
     assert ring.pairs["alice"].secret not in kept.read_text()
@@ -149,7 +161,7 @@ def test_what_was_there_once_is_not_taken_for_what_is_there_now(ranks: TinyRanks
     # With nobody to contradict it the old name is told, as what it is; that it was not armed then clears nothing now.
     done = away(ranks, *at(ring, where, key="bob"), "ranks", "-o", "json", **ring.env)
     [row] = rows(done, 4)
-    assert "when it was last reached" in row["reason"]
+    assert "last reached" in row["reason"]
     done = away(ranks, *at(ring, where, key="bob"), "heal", "--all", **ring.env)
     assert done.returncode == 6, done
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdctl.fold import Place, fold, numbers, parse_numbers, place, server_names, shown_axes, terms, unfold
+from pdctl.registered import nameless
 from tests.unit.identities import identity
 
 small = st.integers(0, 9)
@@ -48,3 +49,9 @@ def test_servers_are_named_as_far_as_needed() -> None:
     assert place(one, server_names([one, other, alone])).name == "d@h:1"
     assert place(restarted, server_names([one, restarted])).name == "d@h:1 (8.2)"
     assert shown_axes([one, identity(pp_size=2)]) == ("dp", "pp", "tp")
+
+
+def test_ranks_of_which_only_the_endpoint_is_known_are_called_by_it() -> None:
+    among = [nameless("tcp://a:1"), nameless("tcp://b:1"), identity(tp=1)]
+    names, axes = server_names(among), shown_axes(among)
+    assert [fold([place(one, names)], axes) for one in among] == ["tcp://a:1", "tcp://b:1", "decode dp0 tp1"]
