@@ -40,12 +40,12 @@ def _age(value: float | None) -> str:
 
 def draw_metadata(document: MetadataDocument, console: Console, *, wide: bool) -> None:
     """Draw each rank with its slots, then the findings."""
-    slots = {rank: list(rows) for rank, rows in groupby(document.slots, key=lambda s: (s.service, s.rank))}
+    slots = {rank: list(rows) for rank, rows in groupby(document.slots, key=_server_rank)}
     for number, rank in enumerate(document.ranks):
         if number:
             console.print()
         _draw_rank(rank, console)
-        rows = slots.get((rank.service, rank.rank), [])
+        rows = slots.get(_server_rank(rank), [])
         owned = rows if wide else [row for row in rows if row.verdict != "free" or len(rows) == 1]
         if owned:
             _draw_slots(owned, console, wide=wide)
@@ -62,7 +62,8 @@ def draw_metadata(document: MetadataDocument, console: Console, *, wide: bool) -
 def _draw_rank(rank: RankReport, console: Console) -> None:
     cluster = f" · cluster {rank.cluster}" if rank.cluster else ""
     engine = f" · {rank.engine} {rank.version}" if rank.engine else ""
-    line = Text(f"{rank.rank}{cluster}{engine}", style="bold")
+    server = f" · {rank.server}" if rank.server else ""
+    line = Text(f"{rank.rank}{server}{cluster}{engine}", style="bold")
     if rank.silence:
         line.append(f"   {rank.silence}", style="yellow")
         console.print(line)
@@ -108,7 +109,7 @@ def _draw_slots(rows: list[SlotReport], console: Console, *, wide: bool) -> None
 # ---- queues and groups -----------------------------------------------------------------------------------------------
 
 
-def _server_rank(of: RankQueues | QueuedRequest) -> tuple[str, str, str, str]:
+def _server_rank(of: RankQueues | QueuedRequest | RankReport | SlotReport) -> tuple[str, str, str, str]:
     return of.cluster, of.service, of.instance, of.rank
 
 

@@ -43,6 +43,11 @@ def test_two_starts_of_one_server(ranks: TinyRanks) -> None:
     assert {(row["instance"], row["server"]) for row in document["ranks"]} == {("sooner", "#1"), ("later", "#2")}
     held = [row["instance"] for row in document["requests"]]
     assert (held.count("sooner"), held.count("later")) == (3, 2)
+    rows = ranks.pdctl("dump", "metadata", *PATIENT).stdout
+    assert sorted(line for line in rows.splitlines() if line.startswith("decode")) == [
+        "decode dp0 pp0 tp0 · #1 · tiny 1",
+        "decode dp0 pp0 tp0 · #2 · tiny 1",
+    ]
     compared = json.loads(ranks.pdctl("diff-queues", "-o", "json", *PATIENT).stdout)
     assert sorted(group["title"].rpartition(" · ")[2] for group in compared["groups"]) == ["#1", "#2"]
 

@@ -21,6 +21,7 @@ from pdctl.probes.metadata.model import (
 )
 from pdctl.probes.metadata.safety import safety
 from pdctl.probes.queues.words import seconds
+from pdctl.probes.servers import told_apart
 
 RECENT_S = 900.0
 """How far back a recorded mismatch is still a finding."""
@@ -49,10 +50,11 @@ def judge(
     """
     reports, slots, findings, problems = [], [], [], []
     sent = _sent(views) if every else {}
-    for view in views:
+    apart = told_apart([v.identity for v in views], [f"{v.identity.label} {v.identity.cluster}" for v in views])
+    for view, server in zip(views, apart, strict=True):
         if view.silence == "not asked":
             continue
-        reports.append(_rank(view))
+        reports.append(msgspec.structs.replace(_rank(view), server=server))
         findings += _unsafe(reports[-1])
         findings += _recorded(view, views, now_s, recent_s)
         if _silent(view):
@@ -133,6 +135,7 @@ def _rank(view: RankRows) -> RankReport:
         version=i.engine_version,
         state=view.state,
         service=i.service,
+        instance=i.instance,
         silence=view.silence,
     )
     if body is None:
@@ -213,6 +216,7 @@ def _slot(
         sums={t.name: f"{crc:08x}" for t, crc in zip(body.tensors, row.sums, strict=False)},
         cluster=view.identity.cluster,
         service=view.identity.service,
+        instance=view.identity.instance,
     )
 
 

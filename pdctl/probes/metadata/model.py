@@ -90,6 +90,7 @@ class SlotReport(msgspec.Struct, frozen=True, kw_only=True):
     sums: dict[str, str] = {}
     cluster: str = ""
     service: str = ""
+    instance: str = ""
 
 
 class TensorReport(msgspec.Struct, frozen=True):
@@ -104,6 +105,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     """How metadata reaches a rank, and whether that is safe there.
 
     safe: ``yes``, ``partly``, ``no``, ``unknown``, ``-`` on prefill, and why. taken: slots taken now.
+    server: what tells its server from another one that has a rank of this name, "" where none has.
     """
 
     rank: str
@@ -113,6 +115,8 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     state: str
     service: str = ""
+    instance: str = ""
+    server: str = ""
     silence: str = ""
     device: str = ""
     aux: str = ""
