@@ -7,7 +7,6 @@ seen, as from outside a container).
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -134,7 +133,7 @@ def discover(
         folders, recordings = _folders(env, elsewhere)
         for folder in folders:
             _check(folder)
-            for rank in _registered(folder, problems):
+            for rank in registered.read(_files(folder, paths.REGISTRATION_SUFFIX), problems):
                 ranks.setdefault(_key(rank.identity), rank)
         for rank in (*away, *(containers.find(env, problems) if not elsewhere else ())):
             ranks.setdefault(_key(rank.identity), rank)
@@ -267,48 +266,6 @@ def _files(folder: Path, suffix: str) -> list[Path]:
         raise PdctlError(
             f"{folder} can't be read: {error.strerror}", "Run pdctl as the user the engine runs as."
         ) from None
-
-
-def _registered(folder: Path, problems: list[str]) -> Iterable[FoundRank]:
-    for path in _files(folder, paths.REGISTRATION_SUFFIX):
-        try:
-            raw = path.read_bytes()
-        except FileNotFoundError:
-            continue  # the rank ended while we looked
-        except OSError as error:
-            problems.append(f"{path}: {error.strerror}")
-            continue
-        rank = _registration(path, raw, problems)
-        if rank is not None:
-            yield rank
-
-
-def _registration(path: Path, raw: bytes, problems: list[str]) -> FoundRank | None:
-    try:
-        r = msgspec.json.decode(raw, type=paths.Registration)
-    except msgspec.MsgspecError as error:
-        other = registered.of_another_protocol(path, raw)
-        if other is None:
-            problems.append(f"{path}: not a registration this pdctl reads: {error}")
-            return None
-        r = other
-    process = look(r.identity.pid)
-    live = process.runs_since(r.identity.proc_start)
-    if not live and process.state == "" and r.endpoint:
-        live = _listens(r.endpoint)  # its process is in another pid namespace
-    return registered.found(r, "live" if live else "dead", Path(r.recording) if r.recording else None, process)
-
-
-def _listens(endpoint: str) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(endpoint.removeprefix("ipc://"))
-        except BlockingIOError:
-            return True  # somebody listens, and is behind
-        except OSError:
-            return False
-    return True
 
 
 def _recorded(folder: Path, problems: list[str], here: bool) -> Iterable[FoundRank]:

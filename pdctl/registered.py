@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +12,51 @@ import msgspec
 from pdctl.agent.paths import SOCKET_SUFFIX, Registration, parse_stem
 from pdctl.model import Identity
 from pdctl.observed import FoundRank
-from pdctl.processes import Process
+from pdctl.processes import Process, look
 from pdctl.wire import PROTOCOL
+
+
+def read(files: Iterable[Path], problems: list[str]) -> Iterable[FoundRank]:
+    """Yield the ranks that registered in ``files`` of this host. problems: what could not be read, or is not understood."""
+    for path in files:
+        try:
+            raw = path.read_bytes()
+        except FileNotFoundError:
+            continue  # the rank ended while we looked
+        except OSError as error:
+            problems.append(f"{path}: {error.strerror}")
+            continue
+        rank = _rank(path, raw, problems)
+        if rank is not None:
+            yield rank
+
+
+def _rank(path: Path, raw: bytes, problems: list[str]) -> FoundRank | None:
+    try:
+        r = msgspec.json.decode(raw, type=Registration)
+    except msgspec.MsgspecError as error:
+        other = _of_another_protocol(path, raw)
+        if other is None:
+            problems.append(f"{path}: not a registration this pdctl reads: {error}")
+            return None
+        r = other
+    process = look(r.identity.pid)
+    live = process.runs_since(r.identity.proc_start)
+    if not live and process.state == "" and r.endpoint:
+        live = _listens(r.endpoint)  # its process is in another pid namespace
+    return found(r, "live" if live else "dead", Path(r.recording) if r.recording else None, process)
+
+
+def _listens(endpoint: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(endpoint.removeprefix("ipc://"))
+        except BlockingIOError:
+            return True  # somebody listens, and is behind
+        except OSError:
+            return False
+    return True
 
 
 def found(r: Registration, state: str, recording: Path | None, process: Process) -> FoundRank:
@@ -53,7 +98,7 @@ def told(rank: FoundRank, r: Registration) -> FoundRank:
     )
 
 
-def of_another_protocol(path: Path, raw: bytes) -> Registration | None:
+def _of_another_protocol(path: Path, raw: bytes) -> Registration | None:
     """Return what can be said of a registration that is not understood because its agent speaks another protocol.
 
     path: the file. None where it is of this protocol, or no registration at all.
