@@ -23,7 +23,7 @@ from pdctl.model import Identity
 from pdctl.observed import FoundRank
 from pdctl.processes import NO_PROCESS, look
 from pdctl.recording.header import read_header
-from pdctl.strangers import NONE, Strangers, Wanted, choose, put_in, wanted
+from pdctl.strangers import NONE, OFF, Strangers, Wanted, choose, put_in, wanted
 
 if TYPE_CHECKING:
     from pdctl.outside.find import Candidate
@@ -40,7 +40,7 @@ class Found:
     salts: those of the traces they are from, where names in them are hashed. elsewhere: endpoints and stores that
     were asked as well. took_s: how long that took, and reading ranks without an agent. strangers: processes of this host
     that have no agent here, looked for where outside is set, which puts those chosen of them among ranks, or where there is
-    no rank.
+    no rank. asked: what PDCTL_OUTSIDE says, for those that have an agent which is silent (:mod:`pdctl.standing_in`).
     """
 
     ranks: tuple[FoundRank, ...] = ()
@@ -52,6 +52,7 @@ class Found:
     took_s: float = 0.0
     strangers: Strangers = NONE
     outside: bool = False
+    asked: Wanted = OFF
 
     def left(self, timeout_s: float) -> float:
         """Return what is left of a command's time after finding them."""
@@ -113,7 +114,7 @@ def discover(
     can't be used, USAGE for variables that say what they can't say.
     """
     began = time.monotonic()
-    asked = Wanted("off")
+    asked = OFF
     if source is None:
         asked = wanted(env)
         containers.wanted(env)
@@ -167,7 +168,7 @@ def discover(
     chosen.sort(key=lambda rank: order(rank.identity))
     salts = tuple(dict.fromkeys(t.manifest.salt for t in traces if t.manifest.salt))
     took = time.monotonic() - began if elsewhere or (outside and strangers.chosen) else 0.0
-    return Found(tuple(chosen), earlier, tuple(problems), looked_in, salts, elsewhere, took, strangers, outside)
+    return Found(tuple(chosen), earlier, tuple(problems), looked_in, salts, elsewhere, took, strangers, outside, asked)
 
 
 def _outside(chosen: Sequence[Candidate], ranks: Sequence[FoundRank], timeout_s: float) -> list[FoundRank]:

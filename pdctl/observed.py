@@ -56,7 +56,8 @@ class FoundRank:
     access: set for a rank that is reached over TCP: nothing of it is looked for in /proc or in files here. tcp: where it
     listens for other hosts, "" where it does not, and why in tcp_off where it was asked to. store: the address of its job's
     TCPStore, "" where it has none. remembered: it does not answer, and its identity is of whoever was at its endpoint when
-    that last answered. silent: why it is not worth asking, found out already, and in words.
+    that last answered. silent: why it is not worth asking, found out already, and in words. agent_off: set for one
+    that has an agent, which is silent, and why, where it is read from outside in the agent's place (state ``outside``).
     """
 
     identity: Identity
@@ -78,6 +79,7 @@ class FoundRank:
     remembered: bool = False
     silent: Silence = Silence.NONE
     silent_why: str = ""
+    agent_off: str = ""
 
     @property
     def recording_name(self) -> str:

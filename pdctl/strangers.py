@@ -24,6 +24,10 @@ class Wanted:
     how: str = "near"
     pids: tuple[int, ...] = ()
 
+    def means(self, pid: int) -> bool:
+        """Whether a process that is known to be a rank of this cluster may be read from outside."""
+        return pid in self.pids if self.how == "pids" else self.how != "off"
+
 
 @dataclass(frozen=True)
 class Strangers:
@@ -48,6 +52,7 @@ class Strangers:
 
 
 NONE = Strangers()
+OFF = Wanted("off")
 
 
 def wanted(env: Mapping[str, str]) -> Wanted:
@@ -57,7 +62,7 @@ def wanted(env: Mapping[str, str]) -> Wanted:
     if not word:
         return Wanted()
     if word in _OFF:
-        return Wanted("off")
+        return OFF
     if word == "all":
         return Wanted("all")
     parts = [part.strip() for part in said.split(",") if part.strip()]

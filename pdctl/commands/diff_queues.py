@@ -65,9 +65,11 @@ def command(
 
     from pdctl.client import Client
     from pdctl.probes.queues.look import look
+    from pdctl.standing_in import stand_in
 
     sockets = through != "recordings" and source is None
     with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
+        found = stand_in(found, client) if sockets else found
         document = look(found, client, stalled_s=stalled, confirm=confirm, sockets=sockets, files=through != "sockets")
     document = msgspec.structs.replace(document, earlier=found.earlier)
     out = Output(output)

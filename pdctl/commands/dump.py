@@ -106,15 +106,19 @@ def queues(
 
     Exit code: 0 all ranks answered, 3 when some did not or a room is unknown, 4 when none did.
     """
+    from dataclasses import replace
+
     import msgspec
 
     from pdctl.client import Client
     from pdctl.commands.dump_tables import draw_queues
     from pdctl.probes.dump import collect
+    from pdctl.standing_in import stand_in
 
     found = find(run_dir, record_dir, timeout=timeout, rank_timeout=rank_timeout)
     with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
-        document = collect.queues(chosen(found, rank), client)
+        found = replace(found, ranks=tuple(chosen(found, rank)))
+        document = collect.queues(stand_in(found, client).ranks, client)
     if room:
         known = {request.room for request in document.requests}
         _unknown(set(room) - known, known, "is in no queue of these ranks")

@@ -49,9 +49,11 @@ def command(
     from pdctl.client import Client
     from pdctl.probes.ranks.collect import collect
     from pdctl.probes.ranks.judge import judge
+    from pdctl.standing_in import stand_in
 
     found = find(run_dir, record_dir, source, every_start=every_start, timeout=timeout, rank_timeout=rank_timeout)
     with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
+        found = stand_in(found, client)
         document = judge(*collect(found, client), earlier=found.earlier, problems=found.problems)
     out = Output(output)
     out.document(document, document.ranks, lambda console: draw(document, console, wide=output is Format.WIDE))

@@ -201,17 +201,22 @@ def _instead(kind: Kind) -> str:
     return f"{kind.name} sits in {kind.carrier} ranks: name one"
 
 
+_PUT_IN = "put agents in: pdctl attach PID --inject-agent --arm"
+
+
 def _check(rank: Known, wish: Wish, kind: Kind) -> None:
     what = rank.identity.selector
     if rank.state == "no agent":
         why = ", and it may write the row as well" if kind.aim is Aim.AIMED_AT else ""
-        raise PdctlError(f"{what} has no agent{why}", "start all of it with PDCTL_ARM=1", Exit.REFUSED)
+        raise PdctlError(f"{what} has no agent{why}", f"start all of it with PDCTL_ARM=1, or {_PUT_IN}", Exit.REFUSED)
     if rank.faults is None:
         raise PdctlError(f"{what} must be told and does not answer: {rank.silent}", "pdctl ranks shows all of them")
     if not rank.faults.armed:
         raise PdctlError(
             f"{what} was not armed when it started",
-            "faults are possible only on ranks started with PDCTL_ARM=1",
+            f"pdctl attach {rank.identity.pid} --remove-agent, and then --inject-agent --arm"
+            if rank.identity.loaded_by == "attach"
+            else "faults are possible only on ranks started with PDCTL_ARM=1",
             Exit.REFUSED,
         )
     check_site(wish.kind, rank.faults.sites, what, rank.identity.role)

@@ -11,7 +11,7 @@ import msgspec
 
 from pdctl import durations
 from pdctl.metadata import Wanted
-from pdctl.model import Identity
+from pdctl.model import Identity, Status
 from pdctl.observed import Answer, FoundRank, Silence
 from pdctl.outside.find import Candidate
 from pdctl.outside.sglang import OutsideRank
@@ -67,6 +67,20 @@ def found_ranks(candidates: Sequence[Candidate], timeout_s: float) -> list[Found
     ]
 
 
+def readable(ranks: Sequence[FoundRank], timeout_s: float) -> list[bool]:
+    """Return of every rank whether it can be read from outside, found out within ``timeout_s``."""
+    end = time.monotonic() + timeout_s
+
+    def can(rank: FoundRank) -> bool:
+        who = rank.identity
+        try:
+            return open_rank(who.pid, who.proc_start, end - time.monotonic()).target.process.start == who.proc_start
+        except Exception:  # noqa: BLE001  # then it is as silent as it was
+            return False
+
+    return [bool(one) for one in _at_once(ranks, can, timeout_s)]
+
+
 def unknown(one: Candidate, silence: Silence, reason: str) -> FoundRank:
     """Return a rank of which its process's title is all that is known, and why; a dead one where it has ended."""
     identity = Identity(
@@ -119,9 +133,16 @@ def _answer(rank: FoundRank, args: dict[str, Any], op: str, end: float) -> Answe
         read = _OPS.get(op)
         if read is None:
             return Answer(
-                rank, None, Silence.NO_AGENT, f"no agent is in it: {_WORDS.get(op, op)} can't be had from outside"
+                rank,
+                None,
+                Silence.NO_AGENT,
+                f"{rank.agent_off or 'no agent is in it'}: {_WORDS.get(op, op)} can't be had from outside",
             )
         body = read(opened, args, end - time.monotonic())
+        if rank.agent_off and isinstance(body, Status):  # what its agent registered of it still holds
+            body = msgspec.structs.replace(
+                body, identity=rank.identity, recording=str(rank.recording or ""), recording_off=rank.recording_off
+            )
     except UnreadableError as error:
         return Answer(rank, None, error.silence, error.reason, error.next_step)
     except (OSError, ValueError, TypeError, AttributeError, LookupError) as error:

@@ -6,10 +6,14 @@ What ends is given minutes, since the machine may be busy; what hangs is known t
 from __future__ import annotations
 
 import itertools
+import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -342,6 +346,44 @@ def test_read_from_outside_it_is_what_the_agent_says(version: str, host: LightHo
             assert opened.target.longest_stop_ms < 5.0
     finally:
         run.kill()
+
+
+def test_a_rank_whose_agent_is_silent_is_read_from_outside_in_its_group(
+    version: str, host: LightHost, tmp_path: Path
+) -> None:
+    run = host.run({"turns": 10_000_000, "requests": STEADY["decode"]}, "decode", tmp_path)
+    try:
+        inside = wait_for("both ranks hold their requests", lambda: holding(run), 120)
+        [silent] = [rank for rank in run.ranks() if rank.identity.tp == 1]
+        Path(silent.endpoint.removeprefix("ipc://")).unlink()
+        seen = pdctl(run, "ranks")
+        rows = {row["tp"]: (row["state"], row["source"]) for row in seen["ranks"]}
+        assert rows == {0: ("live", "agent"), 1: ("silent", "outside")}
+        [row] = [row for row in seen["ranks"] if row["tp"] == 1]
+        assert "is gone; read from outside" in row["reason"]
+        assert row["engine_version"] == version
+        assert row["rounds"], "its recording goes on, and is still read"
+        seen = pdctl(run, "dump", "queues")
+        rooms = sorted((r["queue"], r["room"]) for r in seen["requests"] if r["rank"] == silent.identity.label)
+        assert rooms == sorted((name, e.room) for name, entries in inside[1].queues.items() for e in entries)
+        seen = pdctl(run, "diff-queues")
+        assert [group["ranks"] for group in seen["groups"]] == [["tp0", "tp1"]]
+        assert {now["rank"]: now["state"] for now in seen["groups"][0]["now"]} == {"tp0": "live", "tp1": "outside"}
+        assert sum(seen["groups"][0]["compared"].values()) > 0, "rounds are compared as before"
+        assert not seen["findings"]
+        seen = pdctl(run, "stuck", "--watch", "100ms")
+        assert [problem for problem in seen["problems"] if "read from outside, its agent is silent" in problem]
+    finally:
+        run.kill()
+
+
+def pdctl(run: LightRun, *command: str) -> Any:
+    """Return the document of a command on these ranks."""
+    words = [sys.executable, "-m", "pdctl.cli", *command, "-o", "json", "--timeout", "100", "--rank-timeout", "30"]
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("PDCTL_")}
+    done = subprocess.run(words, env={**kept, **run.environ}, capture_output=True, text=True, timeout=200, check=False)
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout)
 
 
 def holding(run: LightRun) -> list[Snapshot] | None:

@@ -56,7 +56,7 @@ def queues_of(answers: Sequence[Answer[Rooms]]) -> QueuesDump:
                 server=server,
                 silence="" if body is not None else answer.reason or answer.rank.state,
                 lengths=lengths,
-                missing=body.missing if body is not None else {},
+                missing={**body.missing, **_agent(answer.rank)} if body is not None else {},
             )
         )
     return QueuesDump(
@@ -84,6 +84,10 @@ def groups_of(ranks: Sequence[FoundRank], every: Sequence[FoundRank]) -> GroupsD
     ]
     silent = {rank.identity.label: _why(rank, rank.identity) for rank in ranks if not rank.identity.groups}
     return GroupsDump(groups=tuple(rows), silent=silent, partial=bool(silent))
+
+
+def _agent(rank: FoundRank) -> dict[str, str]:
+    return {"agent": f"{rank.agent_off}; read from outside instead"} if rank.agent_off else {}
 
 
 def _why(rank: FoundRank, identity: Identity) -> str:

@@ -38,6 +38,7 @@ def collect(found: Found, client: Client, *, sockets: bool = True, files: bool =
                 identity=status.body.identity if status and status.body else rank.identity,
                 state=rank.state,
                 silence=_silence(rank, status.reason if status else "", sockets=sockets),
+                agent_off=rank.agent_off,
                 ended=rank.state == "dead" or bool(rank.seen_ns and not rank.seen_live),
                 status=status.body if status else None,
                 snapshot=snapshots.get(id(rank)),

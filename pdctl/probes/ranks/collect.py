@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def collect(found: Found, client: Client) -> tuple[list[Answer[Status]], list[Recording | None]]:
-    """Ask every rank for its status and read the recording of each that gives none; both in found.ranks' order."""
+    """Ask every rank for its status and read the recording of each whose agent gives none; both in found.ranks' order."""
     answers = client.ask(found.ranks, "status", Status)
-    recordings = [None if answer.body is not None else recording_file(answer.rank).body for answer in answers]
+    recordings = [
+        None if answer.body is not None and not answer.rank.agent_off else recording_file(answer.rank).body
+        for answer in answers
+    ]
     return answers, recordings

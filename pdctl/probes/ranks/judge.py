@@ -22,10 +22,10 @@ OUTSIDE = "no agent is in it: turns and rounds are not known"
 class RankRow(msgspec.Struct, frozen=True, kw_only=True):
     """One rank.
 
-    state: ``live`` (it answered), ``silent`` (its process runs, it did not answer), ``outside`` (it has no agent here and
-    is read from outside), ``dead``, ``recorded`` (only its recording was asked for), ``no agent`` (its server should have
-    it, nothing of it is here); reason says more for all but ``live``. source: where the numbers are from, ``agent``,
-    ``outside``, ``recording`` or "". ticks, tick_age_s (seconds since
+    state: ``live`` (it answered), ``silent`` (its process runs, its agent did not answer), ``outside`` (it has no agent here
+    and is read from outside), ``dead``, ``recorded`` (only its recording was asked for), ``no agent`` (its server should
+    have it, nothing of it is here); reason says more for all but ``live``. source: where the numbers are from, ``agent``,
+    ``outside`` (also of a silent one), ``recording`` or "". ticks, tick_age_s (seconds since
     its last turn) and rounds (``queue/group kind`` to the ordinal of the last round entered) are None or empty where
     unknown. where: what its main thread does, in words.
     recording: its path, "" when recording_off says why there is none; size in bytes.
@@ -101,7 +101,7 @@ def judge(
         for problem in (recording.problems if recording is not None else ())
     ]
     said = (*problems, *torn)
-    partial = any(r.state != "live" and r.source != "outside" for r in rows) or bool(said)
+    partial = any(r.state != "live" and not (r.state == r.source == "outside") for r in rows) or bool(said)
     return RanksDocument(ranks=rows, earlier=earlier, problems=said, partial=partial)
 
 
@@ -114,6 +114,11 @@ def row(answer: Answer[Status], recording: Recording | None, now_wall_ns: int) -
         said = _from_status(answer.body)
         if outside:
             said["ticks"] = None  # what is counted there are no turns
+        if answer.rank.agent_off:
+            state, reason = "silent", f"{answer.rank.agent_off}; read from outside in its agent's place"
+            if recording is not None:
+                counted = _from_recording(recording, now_wall_ns, answer.rank.seen_ns)
+                said |= {name: counted[name] for name in ("ticks", "tick_age_s", "rounds")}
         return msgspec.structs.replace(common, state=state, source=source, reason=reason, **said)
     state = "silent" if answer.rank.live and not outside else answer.rank.state
     common = msgspec.structs.replace(common, state=state, reason=answer.reason)

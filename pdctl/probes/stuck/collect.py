@@ -34,6 +34,7 @@ def collect(found: Found, client: Client, *, pause_s: float) -> list[RankLooks]:
                 identity=rank.identity,
                 state=rank.state,
                 silence="" if after.body is not None else after.reason or rank.state,
+                agent_off=rank.agent_off,
                 first=before.body,
                 second=after.body,
                 last=last,
