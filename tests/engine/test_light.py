@@ -343,7 +343,6 @@ def test_read_from_outside_it_is_what_the_agent_says(version: str, host: LightHo
             assert msgspec.structs.replace(opened.identity, **own) == msgspec.structs.replace(rank.identity, **own)
             assert opened.identity.engine_version == version
             assert plain(opened.queues()) == plain(inside[rank.identity.tp])
-            assert opened.target.longest_stop_ms < 5.0
     finally:
         run.kill()
 

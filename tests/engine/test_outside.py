@@ -130,7 +130,7 @@ def test_a_pair_without_pdctl_is_diagnosed_from_outside(pair: Pair, tmp_path: Pa
     status, document = asked(pids, "attach", *hung, "--inject-agent", *where)
     assert status == 0, document
     assert [one["rank"] for one in document["processes"]] == ["decode dp0 pp0 tp0", "decode dp0 pp0 tp1"]
-    assert max(one["stopped_ms"] for one in document["processes"]) < 200
+    assert max(one["stopped_ms"] for one in document["processes"]) <= MOST_STOPPED_MS
     assert not set(map(int, hung)) & {one["thread"] for one in document["processes"]}, "never the main thread"
     _, document = asked({int(pid): "" for pid in hung}, "ranks", *where)
     live = {row["rank"]: row for row in document["ranks"] if row["state"] == "live"}
