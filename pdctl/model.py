@@ -172,6 +172,11 @@ class Identity(msgspec.Struct, frozen=True):
         """``decode:dp0:pp0:tp1``: the label as ``--rank`` takes it; the label itself where it has no place."""
         return self.label if self.tp < 0 else self.label.replace(" ", ":")
 
+    @property
+    def who(self) -> str:
+        """``decode:dp0:pp0:tp1 (pid 7)``; without a pid where no process is known."""
+        return f"{self.selector} (pid {self.pid})" if self.pid else self.selector
+
 
 class Seam(msgspec.Struct, frozen=True):
     """A place in the engine pdctl reads or hooks; found by looking at the rank's own code, never by its version."""

@@ -89,7 +89,8 @@ def exit_code(document: QueuesDocument, *, found_problems: bool = False) -> Exit
     if any(f.level is not Level.INFO for f in document.findings):
         return Exit.FINDING
     seen = any(now.state == "outside" for group in document.groups for now in group.now)
-    if document.groups and not seen and all(not g.compared and g.verdict == "UNKNOWN" for g in document.groups):
+    unjudged = all(not group.compared and group.verdict == "UNKNOWN" for group in document.groups)
+    if unjudged and not seen and (document.groups or document.partial):
         return Exit.UNREACHABLE
     return Exit.PARTIAL if document.partial or found_problems or not document.groups else Exit.CLEAN
 

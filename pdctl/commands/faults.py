@@ -132,7 +132,7 @@ def _silent(answers: Sequence[Answer[FaultsBody]]) -> list[str]:
     from pdctl.inject.healing import may_hold
 
     reasons = ((answer.rank.identity, may_hold(answer, recorded=True)) for answer in answers if answer.body is None)
-    return [f"{identity.selector} (pid {identity.pid}): {why}" for identity, why in reasons if why]
+    return [f"{identity.who}: {why}" for identity, why in reasons if why]
 
 
 def _rows(answers: Sequence[Answer[FaultsBody]], *, past: bool) -> list[FaultRow]:

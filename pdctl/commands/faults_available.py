@@ -76,9 +76,7 @@ def show(out: Output, answers: Sequence[Answer[FaultsBody]]) -> Exit:
     """Print it and return the exit code: PARTIAL where some ranks did not answer, UNREACHABLE where none did."""
     rows = rows_of(answers)
     silent = [
-        answer.rank.identity.selector
-        + (f" (pid {answer.rank.identity.pid})" if answer.rank.identity.pid else "")  # none where a rank should be
-        + f": {answer.reason or answer.silence.value}"
+        f"{answer.rank.identity.who}: {answer.reason or answer.silence.value}"
         for answer in answers
         if answer.body is None and answer.rank.state != "dead"
     ]

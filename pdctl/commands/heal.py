@@ -108,7 +108,7 @@ def command(
     for result in results:
         if result.gone:
             rank = result.rank.identity
-            out.note(f"{rank.selector} (pid {rank.pid}) was not reached, and holds nothing: its process has ended")
+            out.note(f"{rank.who} was not reached, and holds nothing: its process has ended")
     return code
 
 

@@ -134,7 +134,7 @@ def lines(results: Sequence[Healed]) -> list[str]:
     """Return one sentence a rank that is not clean."""
     said = []
     for result in results:
-        name = f"{result.rank.identity.selector} (pid {result.rank.identity.pid})"
+        name = result.rank.identity.who
         if result.unsure:
             said.append(
                 f"{name} may hold a fault: {result.unsure}. It ends by itself when its lease (3 s) or its TTL (at most "

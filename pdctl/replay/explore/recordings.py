@@ -44,13 +44,13 @@ class _Request:
 
 
 class _Rank:
-    def __init__(self, policy: Policy, schedule: Schedule, number: int, folder: Path) -> None:
+    def __init__(self, policy: Policy, schedule: Schedule, number: int, folder: Path, world: str) -> None:
         self.policy, self.number = policy, number
         self.cells = schedule.cells[number]
         self.requests = [_Request(n, room, n) for n, room in enumerate(schedule.rooms)]
         self.slots = {n: FORMER + n if cell.flag else 0 for n, cell in enumerate(self.cells)}
         self.queue: list[_Request] = []
-        identity = _identity(policy, schedule.ranks, number)
+        identity = _identity(policy, schedule.ranks, number, world)
         path = folder / f"{identity.selector.replace(':', '-')}.pdrec"
         self.writer = RecordingWriter.create(path, msgspec.json.encode(identity), size=f.MIN_SIZE)
         streams = itertools.count()
@@ -143,10 +143,9 @@ class _Rank:
         self.tap.leave(stays)
 
 
-def _identity(policy: Policy, ranks: int, number: int) -> Identity:
+def _identity(policy: Policy, ranks: int, number: int, world: str) -> Identity:
     stages = policy.machine == "pipeline"
     role = "prefill" if stages else "decode"
-    world = f"explored {policy.name} {os.getpid()} {time.time_ns() // 10**9}"
     kinds = [("attn-tp", (number,)), ("pp", tuple(range(ranks)))] if stages else [("attn-tp", tuple(range(ranks)))]
     return Identity(
         engine="model",
@@ -177,9 +176,10 @@ def write(policy: Policy, schedule: Schedule, folder: Path) -> Outcome:
 
     Raises PdctlError (USAGE) where that directory exists or can't be made, or there is no room in it.
     """
+    world = f"explored {policy.name} {os.getpid()} {time.time_ns()}"
     try:
         folder.mkdir(mode=0o700, parents=True)
-        ranks = [_Rank(policy, schedule, number, folder) for number in range(schedule.ranks)]
+        ranks = [_Rank(policy, schedule, number, folder, world) for number in range(schedule.ranks)]
     except FileExistsError:
         raise PdctlError(f"{folder} exists", "Name a directory that does not exist yet.", Exit.USAGE) from None
     except OSError as error:
