@@ -26,6 +26,7 @@ TIMEOUT_S = 10.0
 RANK_TIMEOUT_S = 2.0
 CHUNK = 512 * 1024
 _TICK_S = 0.002
+"""What a poll that counts milliseconds may leave of a deadline that it waited for: none."""
 _CUT_OFF = "connected, but nothing comes back: its host is cut off, its process is stopped, or something holds the GIL"
 
 T = TypeVar("T")
@@ -86,7 +87,7 @@ class Client:
     @property
     def over(self) -> str:
         """Say that the deadline has passed, "" while there is time left."""
-        return "" if self.deadline.left(1.0) else f"no time left of {self._timeout_s:g} s (--timeout)"
+        return "" if self.deadline.left(1.0) >= _TICK_S else f"no time left of {self._timeout_s:g} s (--timeout)"
 
     def give_up_on_silent(self) -> None:
         """From now on wait only once for a rank that does not answer; questions after that get the same reason at once."""
@@ -231,7 +232,7 @@ class Client:
 
     def _without_answer(self, rank: FoundRank, why: str, not_through: str = "") -> Answer[Any]:
         silence = Silence.NOT_AUTHORISED if not_through else Silence.TIMED_OUT
-        if self.deadline.left(1.0) < _TICK_S:  # what a poll that counts milliseconds may have left
+        if self.over:
             return Answer(rank, None, silence, f"no answer within {self._timeout_s:g} s overall: {why}")
         answer = Answer[Any](rank, None, silence, f"no answer within {self._rank_timeout_s:g} s: {why}")
         if self._given_up is not None:
