@@ -152,6 +152,9 @@ def _options(
         str, typer.Option("--key", metavar="NAME", help="The key of pdctl keys to show them [PDCTL_KEY].")
     ] = "",
 ) -> None:
+    for name, words in (("--endpoint", endpoint), ("--store", store)):
+        if not all(word.strip() for word in words or ()):  # an unset variable: not this host's ranks instead
+            raise typer.BadParameter("it is empty", param_hint=name)
     given = {
         "PDCTL_CONTEXT": context,
         "PDCTL_ENDPOINT": " ".join(endpoint or ()),

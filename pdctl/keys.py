@@ -138,7 +138,20 @@ def read_pair(path: Path) -> Pair:
     public, secret = found.get("public", ""), found.get("secret", "")
     if not (_HEX.fullmatch(public) and _HEX.fullmatch(secret)):
         raise ValueError(f"{path} holds no pair of keys: it needs lines `public HEX` and `secret HEX`")
+    if _public_of(secret) != public:
+        raise ValueError(f"{path} holds no pair of keys: its public key is not that of its secret one")
     return Pair(public, secret)
+
+
+def _public_of(secret: str) -> str:
+    """Return the public key of a secret one, both hexadecimal. Raises ValueError where this pyzmq has no CURVE."""
+    import zmq
+    from zmq.utils import z85
+
+    try:
+        return z85.decode(zmq.curve_public(z85.encode(bytes.fromhex(secret)))).hex()
+    except zmq.ZMQError as error:
+        raise ValueError(f"pyzmq can't use keys: {error.strerror}") from None
 
 
 def read_authorized(path: Path) -> tuple[dict[str, Client], list[str]]:
@@ -181,11 +194,18 @@ def make(path: Path, name: str, *, replace: bool = False) -> Pair:
 
 
 def names(path: Path) -> list[str]:
-    """Return the names of the pairs in ``path``, sorted; none where there is no such directory."""
+    """Return the names of the pairs in ``path``, sorted; none where there is no such directory.
+
+    Raises PdctlError (USAGE) where it can't be read.
+    """
     try:
         files = [file.name for file in path.iterdir() if file.suffix == KEY_SUFFIX and _NAME.fullmatch(file.name)]
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise PdctlError(
+            f"{path} holds no keys: {error.strerror or error}", "PDCTL_KEYS names a directory", Exit.USAGE
+        ) from None
     return sorted(file.removesuffix(KEY_SUFFIX) for file in files)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+import stat
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -26,6 +27,7 @@ from pdctl.processes import look
 from pdctl.resolve import host_of
 
 MAX_KEPT = 8192
+MAX_FILE = 32 << 20
 REFRESH_S = 3600.0
 KEEP_S = 30 * 86400.0
 """How long an endpoint that was not reached any more is remembered."""
@@ -50,10 +52,12 @@ def path(env: Mapping[str, str]) -> Path:
 def load(env: Mapping[str, str]) -> dict[tuple[str, str], Reached]:
     """Return what is kept, by endpoint and key; nothing where it can't be read."""
     try:
-        file = path(env)
-        if file.stat().st_uid != os.geteuid():
-            return {}
-        kept = msgspec.json.decode(file.read_bytes(), type=list[Reached])
+        fd = os.open(path(env), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would wait for its writer
+        with os.fdopen(fd, "rb") as file:
+            found = os.fstat(fd)
+            if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode) or found.st_size > MAX_FILE:
+                return {}
+            kept = msgspec.json.decode(file.read(MAX_FILE), type=list[Reached])
     except (OSError, ValueError, RuntimeError):
         return {}
     return {(one.endpoint, one.server_key): one for one in kept}

@@ -210,6 +210,7 @@ class Watch:
             socket.setsockopt(zmq.CURVE_SECRETKEY, bytes.fromhex(how.secret))
         socket.setsockopt(zmq.IPV6, 1)  # where the endpoint's host has an address of that kind; IPv4 goes on working
         self._socket = socket
+        self._other = "another server key" if how.server_key else "it takes a key, and none was given (--server-key)"
         self._monitor = socket.get_monitor_socket(
             zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
             | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_DISCONNECTED
@@ -227,7 +228,7 @@ class Watch:
             lost = max(n for n, event in enumerate(seen) if event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
             return "not reachable: the connection broke" if zmq.EVENT_DISCONNECTED in seen[lost:] else ""
         if zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL in seen or zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL in seen:
-            return "not authorised or not reachable: no handshake; another server key, or no agent of pdctl"
+            return f"not authorised or not reachable: no handshake; {self._other}, or no agent of pdctl"
         if zmq.EVENT_CONNECTED in seen:
             return "not authorised or not reachable: nobody shakes hands: its process is stopped, or no agent"
         return "not authorised or not reachable: no connection"

@@ -15,6 +15,8 @@ import msgspec
 
 from pdctl.published import COUNT, MAX_ENTRIES, MAX_VALUE, Found, Read, beat, index
 
+LOADED = "\n"
+"""Written when torch is loaded, before the store is asked: what is missing then is the store's answer."""
 _AT_ONCE = 256
 
 
@@ -22,6 +24,8 @@ def read(host: str, port: int, seconds: float) -> Read:
     """Return the entries in a store. Raises what torch's client raises."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+    sys.stdout.write(LOADED)
+    sys.stdout.flush()
     timeout = datetime.timedelta(seconds=seconds)
     store = TCPStore(host, port, None, False, timeout=timeout, wait_for_workers=False)
     if not store.check([COUNT]):

@@ -104,6 +104,10 @@ class _Child:
     def answer(self, timeout_s: float) -> Read:
         """Return what it read, or why nothing: it has not ended, or not well."""
         if not self.done:
+            if not os.fstat(self._out.fileno()).st_size:
+                return Read(
+                    error=f"not asked: torch was not loaded within {timeout_s:.3g} s here; give it more --timeout"
+                )
             return Read(error=f"no answer within {timeout_s:.3g} s: it is busy, stopped, or no TCPStore")
         self._out.seek(0)
         try:

@@ -23,6 +23,7 @@ RESULT_SUFFIX = ".attach"
 """File in the run directory that says what came of it, ``<pid>-<start>.<token>.attach``: blank until then, then STARTED or the
 reason why no agent started."""
 STARTED = "started"
+ALREADY = "it has an agent already"
 LACKS = "lacks"
 """How it begins where a module is missing: then come its name and, in a second line, this process's Python."""
 NEEDS = ("msgspec", "pyzmq", "numpy")
@@ -65,9 +66,12 @@ def _start(env: Mapping[str, str]) -> str:
     if scheduler is None:
         return "no scheduler was found on its main thread: it is starting, ending, or no SGLang scheduler"
     said: list[str] = []
-    agent = Agent.start(_adapter(scheduler), loaded_by=LOADED_BY, env=env, says=said.append)
+    adapter = _adapter(scheduler)
+    agent = Agent.start(adapter, loaded_by=LOADED_BY, env=env, says=said.append)
     if agent is None:
         return (said or ["it did not start"])[-1]
+    if agent.adapter is not adapter:  # another one was quicker
+        return already(agent.registration)
     if not agent.registration.endpoint:  # nobody could ask it, nor take it out
         agent.stop()
         return agent.registration.endpoint_off
@@ -78,7 +82,7 @@ def already(registration: Registration) -> str:
     """Say that a process has an agent, where it is, and whether it takes faults."""
     i = registration.identity
     armed = "armed" if i.armed else "not armed"
-    return f"it has an agent already ({i.loaded_by}, {armed}) at {registration.endpoint or registration.endpoint_off}"
+    return f"{ALREADY} ({i.loaded_by}, {armed}) at {registration.endpoint or registration.endpoint_off}"
 
 
 def find_scheduler() -> Any:

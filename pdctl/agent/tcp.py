@@ -65,6 +65,7 @@ class TcpSocket:
         self._connections: set[int] = set()
         self._closed = False
         self._bind_again = False
+        self._rotations = 0
         self._paused_until = 0.0
         self.dropped = 0
         self._zap: zmq.Socket[bytes] = context.socket(zmq.REP)
@@ -121,7 +122,8 @@ class TcpSocket:
                 self.router.bind(f"tcp://{listen.host}:{port or '*'}")
             except zmq.ZMQError as error:
                 if error.errno != errno.EADDRINUSE or port == listen.ports[-1]:
-                    raise OSError(f"can't listen on tcp://{listen.host}:{port}: {error.strerror}") from None
+                    first = "" if error.errno != errno.EADDRINUSE or len(listen.ports) == 1 else f"{listen.ports[0]}-"
+                    raise OSError(f"can't listen on tcp://{listen.host}:{first}{port}: {error.strerror}") from None
             else:
                 bound = self.router.getsockopt(zmq.LAST_ENDPOINT)
                 assert isinstance(bound, bytes)
@@ -179,7 +181,8 @@ class TcpSocket:
         if not self._closed:
             self.router.unbind(self.endpoint)
             self._bind_again = True
-        self._once(f"own key {pair.public}", f"has another key now: clients know it by {pair.public}")
+        self._rotations += 1
+        self._once(f"own key {self._rotations}", f"has another key now: clients know it by {pair.public}")
         self._rotated(pair.public)
 
     def _listen_again(self) -> None:

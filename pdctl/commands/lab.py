@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
@@ -119,12 +119,12 @@ def up(
     ] = "auto",
     netns: Annotated[bool, typer.Option(help="A network namespace of its own, where the machine allows it.")] = True,
     listen: Annotated[
-        str,
+        Optional[str],  # noqa: UP045  # typer evaluates annotations
         typer.Option(
             metavar="tcp://ADDRESS[:PORTS]",
             help="Ranks also listen there, with the keys of pdctl keys; implies --no-netns.",
         ),
-    ] = "",
+    ] = None,
     slots: Annotated[int, typer.Option(min=1, max=4096, help="Metadata slots of each rank.")] = 64,
     kv_tokens: Annotated[int, typer.Option(min=64, max=1 << 20, help="Token places in each rank's KV pool.")] = 4096,
     bootstrap_timeout: Annotated[
@@ -176,7 +176,7 @@ def up(
             load_balance=_one_of(load_balance, LOAD_BALANCE, "load balancing method"),
             force_query=parse_names(force_query or [], SIDES, "side"),
             armed=armed,
-            netns=netns and not listen,
+            netns=netns and listen is None,
             listen=_listen(listen),
             slots=slots,
             kv_tokens=kv_tokens,
@@ -301,14 +301,15 @@ def down(
 # ---- parts -----------------------------------------------------------------------------------------------------------
 
 
-def _listen(text: str) -> str:
+def _listen(text: str | None) -> str:
     from pdctl.agent.listen import parse_listen
 
-    if text:
-        try:
-            parse_listen(text)
-        except ValueError as error:
-            raise typer.BadParameter(str(error).partition(": ")[2], param_hint="--listen") from None
+    if text is None:
+        return ""
+    try:
+        parse_listen(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error).partition(": ")[2], param_hint="--listen") from None
     return text
 
 

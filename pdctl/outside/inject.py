@@ -12,8 +12,8 @@ import msgspec
 
 import pdctl
 from pdctl.agent import paths
-from pdctl.agent.injected import LACKS, LOADED_BY, NEEDS, RESULT_SUFFIX, ROOM, STARTED, already
-from pdctl.outside import borrow, permissions, pyspy
+from pdctl.agent.injected import ALREADY, LACKS, LOADED_BY, NEEDS, RESULT_SUFFIX, ROOM, STARTED, already
+from pdctl.outside import borrow, permissions, pyspy, waiting
 from pdctl.outside.memory import GoneError, NotPermittedError
 from pdctl.processes import look
 
@@ -30,7 +30,6 @@ except BaseException as e:
     with open({result!r}, "r+") as f:
         f.write(f"{{type(e).__name__}}: {{e}}"[:2000])
 """
-_LOOK_S = 0.02
 
 
 class Injected(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,26 +64,39 @@ def inject(pid: int, env: Mapping[str, str], *, arm: bool, wait_s: float) -> Inj
     why, cure = _unfit(pid, (package, folder))
     if why:
         return Injected(pid=pid, state="refused", reason=why, next_step=cure)
-    known = registered(pid, env)
-    if known is not None:
-        return _there(pid, known, arm=arm)
     stem = paths.stem(pid, look(pid).start)
-    registration = folder / f"{stem}{paths.REGISTRATION_SUFFIX}"
+    end = time.monotonic() + wait_s
     result = folder / f"{stem}.{secrets.token_hex(4)}{RESULT_SUFFIX}"
     try:
-        paths.write_private(result, b" " * ROOM)
+        with waiting.alone(folder, stem, wait_s) as mine:
+            if not mine:
+                return Injected(pid=pid, state="refused", reason="another pdctl is about to put an agent into it")
+            known = registered(pid, env)
+            if known is not None:
+                return _there(pid, known, arm=arm)
+            before = waiting.waiting(folder, stem)
+            if before is None:
+                try:
+                    paths.write_private(result, b" " * ROOM)
+                    found = _begin(pid, env, package, folder, result, arm=arm)
+                    if found.state == "pending":
+                        waiting.waits(result, armed=arm)
+                except BaseException:
+                    waiting.forget(result)
+                    raise
     except OSError as error:
         reason = f"{folder} can't be written: {error.strerror}"
         return Injected(pid=pid, state="refused", reason=reason, next_step="Nothing was changed in the process.")
+    if before is not None:
+        return _behind(pid, before, env, arm=arm, end=end)
     try:
-        found = _begin(pid, env, package, folder, result, arm=arm)
         if found.state == "pending":
-            found = _wait(found, registration, result, wait_s)
+            found = _wait(found, env, waiting.Waiting(result, arm), arm=arm, end=end)
     except BaseException:
-        result.unlink(missing_ok=True)  # so that an agent that waits for the GIL does not start behind everybody's back
+        waiting.forget(result)  # so that an agent that waits for the GIL does not start behind everybody's back
         raise
     if found.state != "pending":
-        result.unlink(missing_ok=True)
+        waiting.forget(result)
     return found
 
 
@@ -113,11 +125,11 @@ def _there(pid: int, known: paths.Registration, *, arm: bool) -> Injected:
 def take_back(pid: int, env: Mapping[str, str]) -> bool:
     """Keep agents that were put into ``pid`` and wait for the GIL from starting; returns whether there were any."""
     stem = paths.stem(pid, look(pid).start)
-    found = [path for folder in paths.run_dirs(env)[:1] for path in folder.glob(f"{stem}.*{RESULT_SUFFIX}")]
-    waiting = [path for path in found if not path.read_text().strip()]
+    found = [path for folder in paths.run_dirs(env)[:1] for path in waiting.results(folder, stem)]
+    blank = [path for path in found if not path.read_text().strip()]
     for path in found:
-        path.unlink(missing_ok=True)
-    return bool(waiting)
+        waiting.forget(path)
+    return bool(blank)
 
 
 def _begin(pid: int, env: Mapping[str, str], package: Path, folder: Path, result: Path, *, arm: bool) -> Injected:
@@ -171,23 +183,42 @@ def _same(here: Path, there: Path) -> bool:
     return (mine.st_dev, mine.st_ino) == (its.st_dev, its.st_ino)
 
 
-def _wait(found: Injected, registration: Path, result: Path, wait_s: float) -> Injected:
+def _behind(pid: int, before: waiting.Waiting, env: Mapping[str, str], *, arm: bool, end: float) -> Injected:
+    """Wait for the agent that somebody else put in, and return what came of it."""
+    found = Injected(pid=pid, state="pending")
+    if arm and not before.armed:
+        return msgspec.structs.replace(
+            found, state="refused", unarmed=True, reason="an agent that takes no faults was put in before, and waits",
+            next_step=f"pdctl attach {pid} --remove-agent takes it back; and then --inject-agent --arm.",
+        )  # fmt: skip
+    found = _wait(found, env, before, arm=arm, end=end)
+    if found.state == "running":
+        known = registered(pid, env)
+        return found if known is None else _there(pid, known, arm=arm)
+    if found.state == "pending":
+        found = msgspec.structs.replace(found, reason=f"one was put in before: {found.reason}")
+    return found
+
+
+def _wait(found: Injected, env: Mapping[str, str], one: waiting.Waiting, *, arm: bool, end: float) -> Injected:
     """Wait for what the agent says of its start, and return what came of it."""
-    end = time.monotonic() + wait_s
     while time.monotonic() < end:
-        try:
-            said = result.read_text().strip()
-        except OSError:
+        said = waiting.said(one)
+        known = registered(found.pid, env) if said is None or said == STARTED or said.startswith(ALREADY) else None
+        if known is not None and said == STARTED:
+            return msgspec.structs.replace(found, state="running", rank=known.identity.label, endpoint=known.endpoint)
+        if (
+            known is not None
+        ):  # another one was quicker; or the one that is waited for, and whoever put it in has seen it
+            return _there(found.pid, known, arm=arm)
+        if said is None:
             return msgspec.structs.replace(found, state="refused", reason="it was taken back (--remove-agent)")
-        if said == STARTED:
-            r = paths.read_registration(registration)
-            return msgspec.structs.replace(found, state="running", rank=r.identity.label, endpoint=r.endpoint)
-        if said:
+        if said and said != STARTED:
             reason, cure = _not_started(found.pid, said)
             return msgspec.structs.replace(found, state="refused", reason=reason, next_step=cure)
         if not look(found.pid).state:
             return msgspec.structs.replace(found, state="refused", reason="process has ended")
-        time.sleep(_LOOK_S)
+        time.sleep(waiting.LOOK_S)
     return msgspec.structs.replace(
         found,
         reason=f"{_why_not_yet(found.pid)}; its agent starts by itself then",

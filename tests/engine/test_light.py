@@ -336,13 +336,13 @@ STEADY = {
 def test_read_from_outside_it_is_what_the_agent_says(version: str, host: LightHost, tmp_path: Path, role: str) -> None:
     run = host.run({"turns": 10_000_000, "requests": STEADY[role]}, role, tmp_path)
     try:
-        inside = wait_for("both ranks hold their requests", lambda: holding(run), 120)
+        wait_for("both ranks hold their requests", lambda: holding(run), 120)
         for rank in run.ranks():
             opened = OutsideRank(Target(rank.identity.pid, 60))
             own = {"pdctl_version": "", "started_wall_ns": 0, "started_mono_ns": 0, "armed": False, "loaded_by": ""}
             assert msgspec.structs.replace(opened.identity, **own) == msgspec.structs.replace(rank.identity, **own)
             assert opened.identity.engine_version == version
-            assert plain(opened.queues()) == plain(inside[rank.identity.tp])
+            wait_for("both have polled, and are seen alike", lambda opened=opened: alike(run, opened), 60)
     finally:
         run.kill()
 
@@ -389,6 +389,13 @@ def holding(run: LightRun) -> list[Snapshot] | None:
     found = asked(run, "queues", Snapshot)
     ready = found is not None and len(found) == 2 and all(sum(map(len, s.queues.values())) == 2 for s in found)
     return found if ready else None
+
+
+def alike(run: LightRun, opened: OutsideRank) -> bool:
+    """Whether a rank's agent, asked before and after, says of its queues what is read from outside in between."""
+    before, read, after = holding(run), plain(opened.queues()), holding(run)
+    tp = opened.identity.tp
+    return before is not None and after is not None and plain(before[tp]) == read == plain(after[tp])
 
 
 def plain(snapshot: Snapshot) -> dict[str, list[tuple[int, str, int, int]]]:

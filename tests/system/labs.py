@@ -69,6 +69,11 @@ class Labs:
         self.cli("lab", "up", "--name", name, "--owner", os.getpid(), *options)
         return Lab(self, name)
 
+    def start(self, *arguments: object) -> subprocess.Popen[str]:
+        """Start a command of pdctl; who calls this waits for it."""
+        command = [sys.executable, "-m", "pdctl.cli", *map(str, arguments)]
+        return subprocess.Popen(command, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
     def files(self) -> list[str]:
         """Return every file in the run and record directories except the lock that outlives labs."""
         found = [p for p in self.folder.rglob("*") if not p.is_dir() and p.name != ".labs.lock"]

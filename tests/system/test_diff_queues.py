@@ -26,6 +26,8 @@ from tests.system.labs import Lab, Labs, wait_for
 pytestmark = pytest.mark.system
 
 TP0, TP1 = "decode dp0 pp0 tp0", "decode dp0 pp0 tp1"
+LOOKS = int(os.environ.get("PDCTL_TEST_LOOKS", "250"))
+"""At one healthy lab; 1,000 for the record (docs/track-record.md)."""
 
 
 @pytest.fixture
@@ -203,7 +205,7 @@ def test_nothing_is_found_in_a_healthy_lab_under_load(labs: Labs) -> None:
     try:
         wait_for(lambda: any(transfers(lab)))
         compared = 0
-        for number in range(1000):
+        for number in range(LOOKS):
             if number % 50 == 0:
                 document = look(labs, code=0)
                 assert serious(document) == []
@@ -214,7 +216,7 @@ def test_nothing_is_found_in_a_healthy_lab_under_load(labs: Labs) -> None:
             assert [f for f in judged.findings if f.level is not Level.INFO] == []
             assert not judged.partial
             compared = max(compared, *(sum(g.compared.values()) for g in judged.groups))
-        assert compared > 500
+        assert compared > LOOKS // 2
         assert load.poll() is None, "the load ended before the looks did"
     finally:
         load.kill()

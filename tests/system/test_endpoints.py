@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -48,6 +49,41 @@ def rows(done: subprocess.CompletedProcess[str], code: int) -> list[dict[str, An
     assert done.returncode == code, done
     found: list[dict[str, Any]] = json.loads(done.stdout)["ranks"]
     return found
+
+
+def test_an_endpoint_that_is_empty_is_not_this_hosts_ranks(ranks: TinyRanks, ring: Keyring) -> None:
+    ranks.start(**ring.env)
+    for words in (("--endpoint", ""), ("--store", " ")):
+        done = ranks.pdctl(*words, "heal", "--all")
+        assert (done.returncode, done.stdout) == (2, ""), done
+        assert f"{words[0]}: it is empty" in done.stderr
+
+
+def test_what_is_remembered_is_read_from_a_plain_file_only(ranks: TinyRanks, ring: Keyring, tmp_path: Path) -> None:
+    child = ranks.start(**LISTEN, **ring.env)
+    kept = tmp_path / "cache" / "pdctl" / "reached.json"
+    kept.parent.mkdir(parents=True)
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache"), **ring.env}
+    for make in (lambda: os.mkfifo(kept), lambda: kept.symlink_to("/dev/zero"), lambda: kept.write_text("[1]")):
+        make()
+        done = away(ranks, *at(ring, endpoint_of(ranks, child.pid)), "ranks", "-o", "json", *PATIENT, **cache)
+        assert [row["state"] for row in rows(done, 0)] == ["live"]
+        kept.unlink()
+
+
+def test_keys_that_are_no_directory(ranks: TinyRanks, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for words in (("keys", "list"), ("--endpoint", "tcp://127.0.0.1:9", "--server-key", "0" * 64, "ranks")):
+        done = away(ranks, *words, PDCTL_KEYS=str(tmp_path / "file"))
+        assert done.returncode == 2, done
+        assert "holds no keys: Not a directory" in done.stderr
+
+
+def test_no_key_was_given_where_one_is_needed(ranks: TinyRanks, ring: Keyring) -> None:
+    child = ranks.start(**LISTEN, **ring.env)
+    done = away(ranks, "--endpoint", endpoint_of(ranks, child.pid), "ranks", "-o", "json", *PATIENT, **ring.env)
+    [row] = rows(done, 4)
+    assert "it takes a key, and none was given (--server-key)" in row["reason"]
 
 
 def test_a_name_that_leads_nowhere_is_said_to(ranks: TinyRanks, ring: Keyring) -> None:

@@ -117,7 +117,7 @@ def test_who_has_the_gil_is_told_while_the_agent_waits_for_it(tmp_path: Path) ->
             assert "waits for the GIL, which its main thread has in main (targets/busy.py:" in found["reason"]
             assert not (tmp_path / "free").exists(), "it was so until after the answer"
             # It gets its turn when the GIL is free, and finds that this is no rank.
-            [result] = (labs.folder / "run").glob("*.attach")
+            [result] = [file for file in (labs.folder / "run").glob("*.attach") if ".waits." not in file.name]
             wait_for(lambda: result.read_text().strip())
             assert result.read_text().startswith("no scheduler was found on its main thread")
             wait_for(lambda: len(target.turns()) == len(WAITERS))
@@ -144,6 +144,46 @@ def test_an_agent_that_has_not_started_yet_can_be_taken_back() -> None:
         os.kill(process.pid, signal.SIGCONT)
         assert lab.load(requests=4).good
         assert labs.files() == before, "no agent has started since"
+
+
+def test_only_one_agent_waits_in_a_process() -> None:
+    """Whoever comes after it hears of it, and starts nothing; who wants faults with it has to take it back first."""
+    with Labs() as labs:
+        labs.env["PDCTL_AGENT"] = "off"
+        lab = labs.up()
+        pid = lab.process("decode dp0 pp0 tp0").pid
+        os.kill(pid, signal.SIGSTOP)
+        [first] = attach(labs, pid, "--inject-agent", "--timeout", "1s", code=None)["processes"]
+        if first["state"] != "pending":
+            pytest.skip(first["reason"])
+        threads = len(list(Path(f"/proc/{pid}/task").iterdir()))
+        [second] = attach(labs, pid, "--inject-agent", "--timeout", "1s", code=3)["processes"]
+        assert second["state"] == "pending"
+        assert "one was put in before" in second["reason"]
+        [armed] = attach(labs, pid, "--inject-agent", "--arm", "--timeout", "1s", code=5)["processes"]
+        assert (armed["state"], armed["unarmed"]) == ("refused", True)
+        assert "--remove-agent takes it back" in armed["next_step"]
+        assert len(list(Path(f"/proc/{pid}/task").iterdir())) == threads
+        command = labs.start("attach", pid, "--inject-agent", "-o", "json", "--timeout", "60s")
+        time.sleep(1)
+        os.kill(pid, signal.SIGCONT)
+        out, _ = command.communicate(timeout=120)
+        [found] = json.loads(out)["processes"]
+        assert (found["state"], command.returncode) == ("there", 0)
+        assert "(attach, not armed)" in found["reason"]
+
+
+def test_two_put_an_agent_into_one_process_at_the_same_time() -> None:
+    with Labs() as labs:
+        labs.env["PDCTL_AGENT"] = "off"
+        pid = labs.up().process("decode dp0 pp0 tp0").pid
+        commands = [labs.start("attach", pid, "--inject-agent", "--arm", "-o", "json") for _ in range(4)]
+        found = [json.loads(command.communicate(timeout=120)[0])["processes"][0] for command in commands]
+        assert sorted(one["state"] for one in found) == ["running", "there", "there", "there"], found
+        assert {command.returncode for command in commands} == {0}
+        assert len({one["endpoint"] for one in found}) == 1
+        attach(labs, pid, "--remove-agent")
+        wait_for(lambda: not [file for file in labs.files() if file.endswith((".sock", ".attach"))])
 
 
 def test_a_run_directory_that_takes_nothing() -> None:

@@ -229,8 +229,12 @@ def test_the_agents_own_key_changes_while_the_rank_runs(ranks: TinyRanks, ring: 
         assert alice.reply(1000) is None, "connections made with the former key have ended"
     assert not answers(former, 1000)
     # What can't be used changes nothing.
-    (ring.folder / "server.key").write_text("public zz\n")
-    wait_for(lambda: any("goes on with the key it has" in note for note in notes(ranks, child.pid)))
+    halves = keys.read_pair(ring.folder / "server.key"), ring.server
+    for number, text in enumerate(("public zz\n", f"public {halves[1].public}\nsecret {halves[0].secret}\n"), 1):
+        (ring.folder / "server.key").write_text(text)
+        said = "goes on with the key it has"
+        wait_for(lambda: sum(said in note for note in notes(ranks, child.pid)) == number)  # noqa: B023
+    assert asked_from_afar(ranks, ring, "keys", "list").returncode == 3
     assert answers(public, 5000)
     assert known_by() == public
     assert asked_from_afar(ranks, ring, "keys", "new", "nobody", "--replace").returncode == 2
