@@ -18,6 +18,8 @@ import msgspec
 import psutil
 import pytest
 
+from pdctl.lab.client import Client as LabClient
+from pdctl.lab.client import Load
 from pdctl.recording.reader import read
 from pdctl.replay.rounds import position
 from pdctl.replay.rounds.judge import judge
@@ -144,6 +146,24 @@ def test_c7_a_request_that_one_rank_lost(labs: Labs, earlier: int) -> None:
     assert (found["verdict"], found["rooms"]) == ("DIVERGES", [91])
     assert {end["rank"]: end["how"] for end in found["ends"]} == {"tp0": "done", "tp1": "hung"}
     assert "tp1 in round" in found["text"]
+
+
+def test_c7_a_request_that_one_rank_lost_after_rounds_with_it_on_both(labs: Labs) -> None:
+    """That rank has no round without it: its queue is empty, and it goes on."""
+    lab = labs.up()
+    client = LabClient(lab.config, Load(to="decode", room=91))
+    try:
+        request = client.send()  # nobody sends its KV: it waits on both ranks
+        for label in ("decode dp0 pp0 tp0", "decode dp0 pp0 tp1"):
+            wait_for(lambda: any(item.room == 91 for item in lab.items(label, "decode.transfer")))  # noqa: B023
+        client.lose(request, tp=0)
+        wait_for(lambda: "PD103" in labs.cli("diff-queues", code=None).stdout)
+    finally:
+        client.close()
+    document = replay(recorded(labs, "c7"), "--queue", "decode.transfer", "--round-timeout", "3s", code=1)
+    for one in runs(document).values():
+        assert (one["verdict"], one["rooms"]) == ("DIVERGES", [91])
+        assert {end["rank"]: end["how"] for end in one["ends"]} == {"tp0": "done", "tp1": "hung"}
 
 
 def test_c8_a_slot_with_its_former_owners_room(labs: Labs) -> None:

@@ -129,11 +129,16 @@ def _parted(plan: Plan, worked: Sequence[Worked]) -> tuple[int, tuple[Difference
             odd = set(lists[0])
         if odd:
             kept = "kept" if moment[1] else "has"
+
+            def had(place: int, request: int, until: tuple[int, int] = moment) -> bool:
+                return any(request in now.list for at, now in moments[place].items() if at < until)
+
             sides = [
                 Difference(
                     plan.ranks[place].place,
                     plan.requests[request].room,
-                    _WORDS.get(left[place].get(request, -1)) or (kept if request in lists[place] else "never had"),
+                    _WORDS.get(left[place].get(request, -1))
+                    or (kept if request in lists[place] else "no longer has" if had(place, request) else "never had"),
                 )
                 for place in range(len(moments))
                 for request in sorted(odd)

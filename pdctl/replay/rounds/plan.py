@@ -184,7 +184,11 @@ class _View:
                 for run in (stream.run(row) for row in range(len(stream)))
                 if run.last >= begin and run.ordinal <= end
             ]
-            self._read(runs, begin)
+            left = self._read(runs, begin)
+            visits = recording.visits.get(stream.queue)
+            if left and stream.last < end and visits is not None and visits.empty:
+                # It found its queue empty after its last round: what was in it was lost without a round to show it.
+                self._at(stream.last + 1).lost += left
             if stream.queue == HAS_ROWS:
                 self._land(recording, runs, end)
         self.changes = {at for at in self._steps if at <= end}
@@ -206,7 +210,8 @@ class _View:
     def _at(self, ordinal: int) -> _Raw:
         return self._steps.setdefault(ordinal, _Raw())
 
-    def _read(self, runs: Iterable[tuple[Run, list[Item] | None]], begin: int) -> None:
+    def _read(self, runs: Iterable[tuple[Run, list[Item] | None]], begin: int) -> list[int]:
+        """Take in the rounds; returns the rooms that are left after the last one."""
         present: dict[int, None] = {}
         local: dict[int, int] = {}
         for run, items in runs:
@@ -231,6 +236,7 @@ class _View:
                 if item.action not in (int(Action.KEPT), UNKNOWN) and run.phase is Phase.APPLIED:
                     self._at(run.last).acts[item.room] = item.action
                     present.pop(item.room)
+        return list(present)
 
     def _land(self, recording: Recording, runs: Sequence[tuple[Run, list[Item] | None]], end: int) -> None:
         """Note which room each slot holds: what was read in it, what the gate made of it, and when it landed."""
