@@ -61,9 +61,11 @@ def rooms_are_used_twice(pair: Pair, right: list[int]) -> None:
         with fault(pair, "--duplicate-room", "any", *which, rank=role) as placed:
             [later] = pair.begin(1, rid=names[1])
             wait_for("both have one room", lambda room=room, there=there: there([room, room]), 60, 0.2)
-            placed.process.wait(60)
-            assert placed.process.returncode == 0
-            assert json.loads(placed.process.communicate()[0])["fired"] == len(labels)
+            out, err = placed.process.communicate(timeout=60)
+            # 6: a rank of a busy machine did not answer in time, so that it may remain; then its lease has ended it
+            assert placed.process.returncode in (0, 6), err
+            assert placed.process.returncode or json.loads(out)["fired"] == len(labels)
+            wait_for("it is in place nowhere", lambda: pair.pdctl("faults").stdout == "no faults\n", 30, 0.5)
         assert pair.pdctl("diff-queues").returncode == 0
         pair.abort(*names)
         assert earlier().tokens is None
