@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +20,6 @@ from tests.system.tiny_ranks import PATIENT, ROOT, TinyRanks, free_port, stop
 
 pytestmark = pytest.mark.system
 LISTEN = {"PDCTL_LISTEN": "tcp://127.0.0.1"}
-
-
-@pytest.fixture
-def ranks(tmp_path: Path) -> Iterator[TinyRanks]:
-    with TinyRanks(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-def ring(tmp_path: Path) -> Keyring:
-    return Keyring(tmp_path, alice="observe", bob="inject")
 
 
 def away(ranks: TinyRanks, *args: str, **env: str) -> subprocess.CompletedProcess[str]:

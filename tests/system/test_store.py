@@ -33,12 +33,6 @@ AWAY = dict.fromkeys(("PDCTL_RUN_DIR", "PDCTL_RECORD_DIR"), "")
 
 
 @pytest.fixture
-def ranks(tmp_path: Path) -> Iterator[TinyRanks]:
-    with TinyRanks(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
 def ring(tmp_path: Path) -> Keyring:
     return Keyring(tmp_path, alice="observe")
 

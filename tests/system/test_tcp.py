@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +23,6 @@ from tests.system.tiny_ranks import PATIENT, TinyRanks, free_port
 
 pytestmark = pytest.mark.system
 ANYWHERE = "tcp://127.0.0.1"
-
-
-@pytest.fixture
-def ranks(tmp_path: Path) -> Iterator[TinyRanks]:
-    with TinyRanks(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-def ring(tmp_path: Path) -> Keyring:
-    return Keyring(tmp_path, alice="observe", bob="inject")
 
 
 def asked_from_afar(ranks: TinyRanks, ring: Keyring, *args: str, **env: str) -> subprocess.CompletedProcess[str]:

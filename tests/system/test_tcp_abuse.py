@@ -6,7 +6,6 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,17 +21,6 @@ from tests.system.tiny_ranks import TinyRanks
 
 pytestmark = pytest.mark.system
 ANYWHERE = "tcp://127.0.0.1"
-
-
-@pytest.fixture
-def ranks(tmp_path: Path) -> Iterator[TinyRanks]:
-    with TinyRanks(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-def ring(tmp_path: Path) -> Keyring:
-    return Keyring(tmp_path, alice="observe", bob="inject")
 
 
 def port_of(endpoint: str) -> tuple[str, int]:
