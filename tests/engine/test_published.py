@@ -13,8 +13,8 @@ import pytest
 from tests.engine.conftest import engine
 from tests.engine.env import Namespace
 from tests.engine.harness import Pair, wait_for
-from tests.system.curve import Keyring
-from tests.system.tiny_ranks import ROOT
+from tests.support.curve import Keyring
+from tests.support.tiny_ranks import ROOT
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 STORE = "127.0.0.1:31987"

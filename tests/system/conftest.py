@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.curve import Keyring
-from tests.system.tiny_ranks import TinyRanks
+from tests.support.curve import Keyring
+from tests.support.tiny_ranks import TinyRanks
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest
 from pdctl.agent.paths import Registration
 from pdctl.model import FlightEntry, Snapshot, Status
 from pdctl.recording.reader import parse, read
-from tests.system.tiny_ranks import ROOT, TinyRanks, Wire
+from tests.support.tiny_ranks import ROOT, TinyRanks, Wire
 
 pytestmark = pytest.mark.system
 

@@ -17,7 +17,7 @@ import pytest
 
 from pdctl import wire
 from pdctl.model import Status
-from tests.system.tiny_ranks import ROOT, TinyRanks, Wire
+from tests.support.tiny_ranks import ROOT, TinyRanks, Wire
 
 pytestmark = pytest.mark.system
 
@@ -108,7 +108,7 @@ def test_a_client_killed_while_it_asks_disturbs_nobody(ranks: TinyRanks) -> None
     program = f"""
 from pathlib import Path
 from pdctl import wire
-from tests.system.tiny_ranks import Wire
+from tests.support.tiny_ranks import Wire
 connection = Wire(Path({str(path)!r}))
 print("asking", flush=True)
 while True:

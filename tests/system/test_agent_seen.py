@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from pdctl.agent.visible import Stacks, taken
-from tests.system.tiny_ranks import ROOT, TinyRanks
+from tests.support.patience import patience
+from tests.support.tiny_ranks import ROOT, TinyRanks
 
 pytestmark = pytest.mark.system
 
@@ -40,7 +41,7 @@ def test_stacks_come_while_the_gil_is_held_for_ever(ranks: TinyRanks) -> None:
 def test_an_agent_that_ends_takes_its_empty_file_along(ranks: TinyRanks) -> None:
     child = ranks.start("--then", "exit")
     assert list(ranks.run_dir.glob("*.stacks"))
-    child.communicate("", timeout=60)
+    child.communicate("", timeout=patience(60))
     assert child.returncode == 0
     assert not list(ranks.run_dir.iterdir())
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pdctl import containers
-from tests.system.labs import wait_for
+from tests.support.patience import patience, until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600, method="signal")]
 
@@ -70,7 +70,7 @@ def contained(request: pytest.FixtureRequest) -> Iterator[Contained]:
 def pdctl(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pdctl.cli", *arguments]
     return subprocess.run(
-        command, cwd=ROOT, env={**env(), **more}, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=ROOT, env={**env(), **more}, capture_output=True, text=True, timeout=patience(120), check=False
     )
 
 
@@ -95,7 +95,7 @@ def test_a_rank_in_a_container_answers_to_the_host(contained: Contained) -> None
     # A directory of one's own is all that is looked into, and the way through containers can be left.
     assert rows(PDCTL_CONTAINERS="off") == []
     contained.end()
-    wait_for(lambda: rows() == [])
+    until("no rank in the list", lambda: rows() == [])
 
 
 def test_what_a_container_has_prepared_is_not_followed(contained: Contained) -> None:

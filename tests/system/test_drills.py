@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from pdctl.inject.drill.files import built_in, load
-from tests.system.labs import Labs
+from tests.support.labs import Labs
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600, method="signal")]
 

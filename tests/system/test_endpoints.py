@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.system.curve import Keyring, endpoint_of
-from tests.system.tiny_ranks import PATIENT, ROOT, TinyRanks, free_port, stop
+from tests.support.curve import Keyring, endpoint_of
+from tests.support.tiny_ranks import PATIENT, ROOT, TinyRanks, free_port, stop
 
 pytestmark = pytest.mark.system
 LISTEN = {"PDCTL_LISTEN": "tcp://127.0.0.1"}

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.curve import Keyring
-from tests.system.labs import Labs
-from tests.system.tiny_ranks import free_port
+from tests.support.curve import Keyring
+from tests.support.labs import Labs
+from tests.support.tiny_ranks import free_port
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900, method="signal")]
 

@@ -23,7 +23,7 @@ from pdctl.outside.memory import Bulk, GoneError, NotPermittedError
 from pdctl.outside.sglang import OutsideRank, is_scheduler
 from pdctl.outside.target import Target, UnreadableError
 from pdctl.processes import look
-from tests.system.outside_targets import READABLE, Ranks, pythons, ranks
+from tests.support.outside_targets import READABLE, Ranks, pythons, ranks
 
 ROOT = Path(__file__).parents[2]
 PATIENT = ("--timeout", "120", "--rank-timeout", "60")

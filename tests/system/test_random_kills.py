@@ -12,7 +12,8 @@ import time
 
 import pytest
 
-from tests.system.test_inject import INJECT, Cluster, every_row_once, until
+from tests.support.cluster import INJECT, Cluster, every_row_once
+from tests.support.patience import until
 
 KILLS = int(os.environ.get("PDCTL_TEST_KILLS", "20"))
 SEED = int(os.environ.get("PDCTL_TEST_SEED", "1"))
@@ -36,7 +37,7 @@ def test_nothing_outlives_a_killed_command(tmp_path):
                 time.sleep(dice.uniform(0.0, 0.15))
             command.kill()
             command.communicate()
-            until(lambda: not cluster.faults(), f"the end of the fault, kill {number}")
+            until(f"the end of the fault, kill {number}", lambda: not cluster.faults())
         past = cluster.faults("--past")
         placed = len(past)
         assert placed, "killed every time before a fault was in place"

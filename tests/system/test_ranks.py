@@ -23,7 +23,7 @@ from pdctl.agent.paths import Registration
 from pdctl.client import Client, Silence
 from pdctl.discovery import discover
 from pdctl.model import Status
-from tests.system.tiny_ranks import PATIENT, TinyRanks, stop
+from tests.support.tiny_ranks import PATIENT, TinyRanks, stop
 
 pytestmark = pytest.mark.system
 

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 import pdctl
-from tests.system.labs import Lab, Labs, wait_for
+from tests.support.labs import Lab, Labs
+from tests.support.patience import patience, until
 
 pytestmark = pytest.mark.system
 
@@ -36,7 +37,7 @@ def recording(labs: Labs, file: Path, *options: object) -> subprocess.Popen[str]
 
 
 def result(process: subprocess.Popen[str], code: int) -> dict[str, Any]:
-    out, err = process.communicate(timeout=200)
+    out, err = process.communicate(timeout=patience(200))
     assert process.returncode == code, f"{process.returncode}\n{out}{err}"
     trace: dict[str, Any] = json.loads(out)["trace"]
     return trace
@@ -56,7 +57,7 @@ def followed(process: subprocess.Popen[str]) -> None:
         [mask] = [int(line.split()[1], 16) for line in status.read_text().splitlines() if line.startswith("SigCgt")]
         return bool(mask >> (signal.SIGTERM - 1) & 1)
 
-    wait_for(caught)
+    until("what was followed", caught)
 
 
 def test_for_a_while_keeps_what_the_ring_loses(labs: Labs) -> None:
@@ -99,7 +100,7 @@ def test_a_signal_ends_it_and_keeps_what_there_is(labs: Labs) -> None:
         assert lab.load(requests=3).good
         if ending == signal.SIGTERM:
             os.kill(lab.process(TP1).pid, signal.SIGKILL)  # it is followed to its death, and is whole
-            wait_for(lambda: not lab.process(TP1).alive)
+            until("the death of decode tp1", lambda: not lab.process(TP1).alive)
         process.send_signal(ending)
         trace = result(process, 0)
         assert trace["stopped"] == "interrupted"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.tiny_ranks import PATIENT, TinyRanks
+from tests.support.tiny_ranks import PATIENT, TinyRanks
 
 pytestmark = pytest.mark.system
 
