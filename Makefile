@@ -21,7 +21,7 @@ demo: setup
 	@$(BIN)/pdctl demo
 
 test: setup
-	$(BIN)/python -m pytest tests/unit tests/system
+	$(BIN)/python -m pytest tests/unit tests/system -m "not long" -n auto --dist loadscope
 
 engine: setup
 	@$(BIN)/python -m tests.engine.install --versions $(ENGINE_VERSIONS)
