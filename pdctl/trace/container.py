@@ -23,6 +23,7 @@ from typing import IO
 import msgspec
 
 from pdctl.errors import Exit, PdctlError
+from pdctl.files import written
 from pdctl.processes import look
 from pdctl.recording import format as f
 from pdctl.recording.header import parse_header
@@ -81,58 +82,14 @@ def member_of(data: bytes, *, state: str = "recorded") -> Member:
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 
-def check_target(path: Path, *, force: bool) -> None:
-    """Raise PdctlError (USAGE) where a trace could not be put at ``path``; nothing is written yet."""
-    if path.is_dir():
-        raise PdctlError(f"{path} is a directory", "Name a file in it.", Exit.USAGE)
-    if os.path.lexists(path) and not force:
-        raise PdctlError(f"{path} exists", "Give --force to replace it, or another name.", Exit.USAGE)
-    if not path.parent.is_dir():
-        raise PdctlError(f"{path.parent} is not a directory", "Make it, or give another path.", Exit.USAGE)
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise PdctlError(f"{path.parent} can't be written to", "Give a path you may write to.", Exit.USAGE)
-
-
 def write_trace(path: Path, members: Iterable[Member], manifest: Manifest, *, force: bool = False) -> Manifest:
     """Write a trace to ``path`` (mode 0600) and return its manifest with the ranks of ``members``.
 
     It is there whole or not at all. Raises PdctlError: USAGE where there is a file already (unless force) or none may
     be made, PARTIAL where it can't be written, as on a full disk.
     """
-    check_target(path, force=force)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            with os.fdopen(fd, "w+b") as file:
-                done = _write(file, members, manifest)
-                file.flush()
-                os.fsync(file.fileno())
-            if not force:
-                _claim(path, part)
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
-    except FileExistsError:
-        raise PdctlError(f"{path} exists", "Give --force to replace it, or another name.", Exit.USAGE) from None
-    except OSError as error:
-        raise PdctlError(
-            f"{path} can't be written: {error.strerror or error}",
-            "Nothing was left there. Is the disk full? Give a path on another one.",
-            Exit.PARTIAL,
-        ) from None
-    _sync(path.parent)
-    return done
-
-
-def _claim(path: Path, part: Path) -> None:
-    """Take the name ``path``. Raises FileExistsError where something came there meanwhile."""
-    try:
-        os.link(part, path)  # whole from its first moment on
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without hard links
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    with written(path, force=force, mode=0o600) as file:
+        return _write(file, members, manifest)
 
 
 def _write(file: IO[bytes], members: Iterable[Member], manifest: Manifest) -> Manifest:
@@ -167,19 +124,6 @@ def _name(rank: TraceRank, taken: set[str]) -> str:
         number += 1
     taken.add(name)
     return name
-
-
-def _sync(folder: Path) -> None:
-    try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        os.fsync(fd)
-    except OSError:
-        pass  # not every file system can; the file itself is safe
-    finally:
-        os.close(fd)
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -426,7 +370,6 @@ def _sweep(where: Path) -> None:
 __all__ = [
     "Member",
     "Trace",
-    "check_target",
     "held",
     "member_of",
     "opened",
