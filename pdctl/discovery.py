@@ -7,6 +7,7 @@ seen, as from outside a container).
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -122,10 +123,10 @@ def discover(
     ranks: dict[str, FoundRank] = {}
     traces: list[Trace] = []
     elsewhere: tuple[str, ...] = ()
-    if source is not None and not source.is_dir():
+    if source is not None and not is_folder(source):
         from pdctl.trace.container import held  # loads what reads ZIP files
 
-        traces.append(held(source))
+        traces.append(held(source, timeout_s=timeout_s))
         looked_in: tuple[Path, ...] = (source,)
         recordings = None
     elif source is None:
@@ -143,7 +144,7 @@ def discover(
         looked_in = (*folders, *([recordings] if recordings is not None else []))
     else:
         recordings, looked_in = source, (source,)
-        traces += _traces(source, problems)
+        traces += _traces(source, problems, began + timeout_s)
     for rank in _recorded(recordings, problems, source is None) if recordings is not None else ():
         ranks.setdefault(_key(rank.identity), rank)
     for trace in traces:
@@ -207,13 +208,13 @@ def _folders(env: Mapping[str, str], away: Sequence[str]) -> tuple[list[Path], P
     return run, record
 
 
-def _traces(folder: Path, problems: list[str]) -> Iterable[Trace]:
+def _traces(folder: Path, problems: list[str], until: float) -> Iterable[Trace]:
     """Yield the traces in a directory, as one has them that were made on several hosts."""
     for path in _files(folder, ".pdtrace"):
         from pdctl.trace.container import held  # as above
 
         try:
-            yield held(path)
+            yield held(path, timeout_s=max(0.0, until - time.monotonic()))
         except PdctlError as error:
             problems.append(error.message)
 
@@ -242,6 +243,19 @@ def _key(identity: Identity) -> str:
     if not identity.pid:
         return identity.service  # one of which only the address is known
     return f"{identity.host}|{paths.stem(identity.pid, identity.proc_start)}"
+
+
+def is_folder(source: Path) -> bool:
+    """Return whether ``source`` is a directory. Raises PdctlError (UNREACHABLE) where that can't be told."""
+    try:
+        return stat.S_ISDIR(source.stat().st_mode)
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        text = str(source)
+        text = text if len(text) <= 300 else f"…{text[-200:]}"
+        raise PdctlError(f"{text} can't be read: {why}", "Give a trace that pdctl record made, or a directory.") from None
 
 
 def _check(folder: Path) -> None:

@@ -51,3 +51,9 @@ def read_regular(path: str | Path, limit: int, *, follow: bool = False, dir_fd: 
     if len(data) > limit:
         raise OSError(errno.EFBIG, f"is over the limit of {limit} bytes", str(path))
     return data
+
+
+def read_head(path: str | Path, size: int) -> bytes:
+    """Return the first ``size`` bytes of the regular file at ``path``, fewer where it ends. Raises as :func:`open_regular`."""
+    with os.fdopen(open_regular(path), "rb", buffering=0) as file:
+        return file.read(size)

@@ -16,7 +16,7 @@ from pdctl.recording.streams import Stream
 def events(data: bytes) -> NDArray[Any]:
     """Return the sound events of a recording's bytes as rings.EVENT, by ``seq``."""
     *_, offset, capacity = f.layout(_size(data))
-    return rings.events(data[offset : offset + capacity * f.EVENT_SIZE], capacity)
+    return rings.events(Source(data), offset, capacity)
 
 
 def rounds(streams: list[Stream]) -> NDArray[Any]:
