@@ -255,7 +255,9 @@ def is_folder(source: Path) -> bool:
         why = error.strerror if isinstance(error, OSError) else str(error)
         text = str(source)
         text = text if len(text) <= 300 else f"…{text[-200:]}"
-        raise PdctlError(f"{text} can't be read: {why}", "Give a trace that pdctl record made, or a directory.") from None
+        raise PdctlError(
+            f"{text} can't be read: {why}", "Give a trace that pdctl record made, or a directory."
+        ) from None
 
 
 def _check(folder: Path) -> None:

@@ -55,7 +55,10 @@ class Visits:
 
 @dataclass(slots=True)
 class Recording:
-    """A recording as read at one moment. problems: what could not be trusted, in words."""
+    """A recording as read at one moment. problems: what could not be trusted, in words.
+
+    source, rings: its bytes, and (offset, capacity in records) of rounds, items and events in them.
+    """
 
     path: str
     identity: Identity
@@ -69,8 +72,8 @@ class Recording:
     streams: list[Stream]
     problems: list[str]
     visits: dict[str, Visits]
-    _source: Source
-    _events_at: tuple[int, int]
+    source: Source
+    rings: tuple[int, int, int, int, int, int]
     _table: NDArray[Any] | None = None
     _events: list[Event] | None = None
 
@@ -87,7 +90,7 @@ class Recording:
         For who needs all of them: a full ring of tens of thousands is far cheaper so than as a list of :class:`Event`.
         """
         if self._table is None:
-            self._table = _of_known_kinds(events(self._source, *self._events_at))
+            self._table = _of_known_kinds(events(self.source, *self.rings[4:]))
         return self._table
 
     def events(self) -> list[Event]:
@@ -101,7 +104,7 @@ class Recording:
 
         Only they are checked and taken apart: a full ring of events costs a few milliseconds instead of a hundred.
         """
-        return _events_of(self._source, self._events_at, rooms, kinds)
+        return _events_of(self.source, self.rings[4:], rooms, kinds)
 
 
 def read_events(path: Path, rooms: Collection[int], kinds: Collection[EventKind]) -> list[Event]:
@@ -150,15 +153,16 @@ def read(path: Path) -> Recording:
     Raises OSError when the file can't be read and BadRecording when it is no recording, is of a newer format, or is too
     short or damaged to say whose it is.
     """
-    return _read(FileSource(path), str(path))
+    return read_from(FileSource(path), str(path))
 
 
 def parse(data: bytes, name: str = "") -> Recording:
     """Read a recording from bytes; :func:`read` says what is raised."""
-    return _read(Source(data), name)
+    return read_from(Source(data), name)
 
 
-def _read(source: Source, name: str) -> Recording:
+def read_from(source: Source, name: str) -> Recording:
+    """Read the recording in ``source``; :func:`read` says what is raised."""
     head = source.read(0, f.HEADER_SIZE)
     header = parse_header(head)
     if len(head) < f.HEADER_SIZE:
@@ -170,7 +174,7 @@ def _read(source: Source, name: str) -> Recording:
     if ticks >= f.MAX_COUNT or not 0 <= tick_ns < f.MAX_MONO_NS:
         problems.append("its pulse can't be true and was left out")
         ticks = tick_ns = 0
-    rounds_off, rounds_cap, items_off, items_cap, events_off, events_cap = header.rings
+    rounds_off, rounds_cap, items_off, items_cap, _, _ = header.rings
     # Read in the order in which the rank writes: its turns, the runs it is in, the runs that ended.
     visits = _visits(head)
     live = live_runs(head, source.read(f.LIVE_OFFSET, f.RINGS_OFFSET - f.LIVE_OFFSET))
@@ -201,8 +205,8 @@ def _read(source: Source, name: str) -> Recording:
         streams=streams,
         problems=problems,
         visits=visits,
-        _source=source,
-        _events_at=(events_off, events_cap),
+        source=source,
+        rings=header.rings,
     )
 
 
@@ -289,4 +293,4 @@ def _group(identity: Identity, index: int) -> GroupInfo:
     return GroupInfo(kind=f"group {index}", ranks=(identity.world_rank,), world=identity.world)
 
 
-__all__ = ["BadRecording", "Event", "Item", "Recording", "Run", "Stream", "Visits", "parse", "read"]
+__all__ = ["BadRecording", "Event", "Item", "Recording", "Run", "Stream", "Visits", "parse", "read", "read_from"]
