@@ -134,10 +134,10 @@ def discover(
     ranks: dict[str, FoundRank] = {}
     traces: list[Trace] = []
     elsewhere: tuple[str, ...] = ()
-    if source is not None and not _is_folder(source):
+    if source is not None and not is_folder(source):
         from pdctl.trace.container import held  # loads what reads ZIP files
 
-        traces.append(held(source))
+        traces.append(held(source, timeout_s=timeout_s))
         looked_in: tuple[Path, ...] = (source,)
         recordings = None
     elif source is None:
@@ -250,7 +250,7 @@ def _traces(folder: Path, problems: list[str], until: float) -> Iterable[Trace]:
         from pdctl.trace.container import held  # as above
 
         try:
-            yield held(path)
+            yield held(path, timeout_s=max(0.0, until - time.monotonic()))
         except PdctlError as error:
             problems.append(error.message)
 
@@ -281,6 +281,21 @@ def _key(identity: Identity) -> str:
     return f"{identity.host}|{paths.stem(identity.pid, identity.proc_start)}"
 
 
+def is_folder(source: Path) -> bool:
+    """Return whether ``source`` is a directory. Raises PdctlError (UNREACHABLE) where that can't be told."""
+    try:
+        return stat.S_ISDIR(source.stat().st_mode)
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        text = str(source)
+        text = text if len(text) <= 300 else f"…{text[-200:]}"
+        raise PdctlError(
+            f"{text} can't be read: {why}", "Give a trace that pdctl record made, or a directory."
+        ) from None
+
+
 def _usable(folder: Path, env: Mapping[str, str], others: list[str]) -> bool:
     """Return whether this user's ranks may have files in ``folder``.
 
@@ -303,18 +318,6 @@ def _usable(folder: Path, env: Mapping[str, str], others: list[str]) -> bool:
             why, "Ranks refuse such a directory too: chmod 0700 it, or run pdctl as the user it belongs to."
         )
     return True
-
-
-def _is_folder(source: Path) -> bool:
-    """Return whether what was given to be read is a directory. Raises PdctlError (UNREACHABLE) where nobody can say."""
-    try:
-        return stat.S_ISDIR(source.stat().st_mode)
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise PdctlError(
-            f"{source} can't be looked at: {error.strerror}", "Give a trace that pdctl record made, or a directory."
-        ) from None
 
 
 def _recorded(folder: Path, problems: list[str], here: bool, until: float) -> Iterable[FoundRank]:

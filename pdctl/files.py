@@ -75,6 +75,12 @@ def read_regular(
     return data
 
 
+def read_head(path: str | Path, size: int) -> bytes:
+    """Return the first ``size`` bytes of the regular file at ``path``, fewer where it ends. Raises as :func:`open_regular`."""
+    with os.fdopen(open_regular(path), "rb", buffering=0) as file:
+        return file.read(size)
+
+
 def status(path: str | Path, *, dir_fd: int | None = None) -> os.stat_result:
     """Return what is at ``path``; a link at its end is looked at itself. Raises OSError."""
     place = _hold(path, follow=False, dir_fd=dir_fd)
