@@ -187,11 +187,11 @@ def _rank(container: Container, r: paths.Registration) -> FoundRank:
 
 
 def _unfit_socket(path: Path) -> str:
-    """Return why a socket of a container is not connected to, "" where it may be, or is gone."""
+    """Return why a socket of a container is not connected to, "" where it may be."""
     try:
         there, reached = status(path), path.stat()
     except FileNotFoundError:
-        return ""
+        return f"{path} is gone"
     except (OSError, ValueError) as error:
         return f"{path} can't be looked at: {error.strerror if isinstance(error, OSError) else error}"
     if not stat.S_ISSOCK(there.st_mode):
