@@ -34,8 +34,10 @@ from typing import Any
 import msgspec
 
 from pdctl.errors import Exit, PdctlError
+from pdctl.files import read_regular
 
 INJECT = ("allow", "never")
+MAX_FILE = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 
@@ -77,14 +79,16 @@ def load(environ: Mapping[str, str] = os.environ) -> Contexts:
     """
     file = path(environ)
     try:
-        text = file.read_text()
+        text = read_regular(file, MAX_FILE, follow=True).decode()
     except (FileNotFoundError, NotADirectoryError):
         return Contexts()
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise PdctlError(f"{file} can't be read: {error.strerror}", "it holds the contexts", Exit.USAGE) from None
+    except UnicodeDecodeError as error:
         raise PdctlError(f"{file} can't be read: {error}", "it holds the contexts", Exit.USAGE) from None
     try:
         found = msgspec.convert(_parse(text), Contexts)
-    except ValueError as error:  # tomllib's and msgspec's own are both such
+    except (ValueError, RecursionError) as error:  # tomllib's and msgspec's own are both ValueErrors
         raise PdctlError(f"{file}: {error}", "pdctl context add writes it anew", Exit.USAGE) from None
     for name, context in found.context.items():
         if context.inject not in INJECT:

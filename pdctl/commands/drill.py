@@ -108,8 +108,8 @@ def show(name: NameArgument, output: OutputOption = Format.TABLE) -> int:
     from pdctl.inject.drill import files
 
     path = files.find(name)
-    drill = files.load(path)
-    text = path.read_text(encoding="utf-8")
+    text = files.read(path)
+    drill = files.parse(text, str(path))
     document = DrillShow(path=str(path), drill=drill)
     Output(output).document(document, draw=lambda console: console.out(text.rstrip("\n")))
     return Exit.CLEAN

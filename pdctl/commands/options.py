@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from pdctl import durations
-from pdctl.output import Format
+from pdctl.output import Format, Output
 
 if TYPE_CHECKING:
     from pdctl.discovery import Found
@@ -74,7 +74,8 @@ def find(
 ) -> Found:
     """Return the ranks these options mean. timeout, rank_timeout: as the options, for ranks on other hosts.
 
-    outside: also those here that have no agent and are read from outside, within the same time.
+    outside: also those here that have no agent and are read from outside, within the same time. What belongs to other users
+    and was left alone is said on a line of stderr.
     Raises PdctlError (UNREACHABLE) when there are none, or none may be seen.
     """
     from pdctl.contexts import environment
@@ -89,4 +90,6 @@ def find(
         rank_timeout_s=min(timeout, rank_timeout),
         outside=outside,
     )
+    if found.ranks and found.others:
+        Output(Format.TABLE).note(found.left_alone)
     return found.require()

@@ -54,7 +54,8 @@ def command(
     found = find(run_dir, record_dir, source, every_start=every_start, timeout=timeout, rank_timeout=rank_timeout)
     with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
         found = stand_in(found, client)
-        document = judge(*collect(found, client), earlier=found.earlier, problems=found.problems)
+        answers, recordings = collect(found, client)
+        document = judge(answers, recordings, earlier=found.earlier, problems=found.problems, others=found.others)
     out = Output(output)
     out.document(document, document.ranks, lambda console: draw(document, console, wide=output is Format.WIDE))
     if output.drawn:

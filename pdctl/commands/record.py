@@ -23,6 +23,7 @@ from pdctl.commands.options import (
 )
 from pdctl.documents import Document
 from pdctl.errors import Exit, PdctlError
+from pdctl.files import check_target
 from pdctl.output import Format, Output
 from pdctl.trace.manifest import Manifest
 
@@ -118,9 +119,7 @@ def command(
     if source is not None and (lasting is not None or trigger):
         raise typer.BadParameter("recordings given with --from do not grow", param_hint="--for")
     limit = _bytes(max_size)
-    from pdctl.trace import container
-
-    container.check_target(file, force=force)
+    check_target(file, force=force)
     started = time.time_ns()
     found = find(run_dir, record_dir, source, every_start=every_start, timeout=timeout, rank_timeout=rank_timeout)
     names, salt = _names(found, words, keep=keep_names)

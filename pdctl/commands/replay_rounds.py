@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from pdctl.commands.pictures import plottable, write
+from pdctl.commands.pictures import plottable
 from pdctl.errors import Exit, PdctlError
+from pdctl.files import write_new
 from pdctl.model import POLLED_QUEUES
 from pdctl.output import Format, Output
 
@@ -62,7 +63,7 @@ def run(trace: Path, asked: Asked, output: Format) -> int:
     out = Output(output)
     out.document(document, document.groups, lambda console: draw(document, console))
     if asked.plot is not None:
-        write(asked.plot, picture(trace, asked))
+        write_new(asked.plot, picture(trace, asked))
         out.note(f"wrote {asked.plot}")
     if output.drawn:
         for problem in document.problems:

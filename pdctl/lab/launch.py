@@ -15,6 +15,7 @@ import msgspec
 
 from pdctl.agent import paths
 from pdctl.errors import Exit, PdctlError
+from pdctl.files import open_lock
 from pdctl.lab import rank, state
 from pdctl.lab.config import LabConfig
 
@@ -25,7 +26,7 @@ _LONGEST_SOCKET = len("/load-4194304-ffffff.reply")
 @contextmanager
 def _one_at_a_time(run_dir: Path) -> Iterator[None]:
     """Keep two starts or ends of labs of one user apart."""
-    with (run_dir / ".labs.lock").open("w") as lock:
+    with os.fdopen(open_lock(run_dir / ".labs.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

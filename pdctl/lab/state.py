@@ -19,9 +19,11 @@ import msgspec
 
 from pdctl.agent import paths
 from pdctl.errors import Exit, PdctlError
+from pdctl.files import read_regular
 from pdctl.lab.config import LabConfig
 from pdctl.recording.writer import process_start
 
+MAX_FILE = 1 << 20
 STARTING, READY, FAILED, ENDED = "starting", "ready", "failed", "ended"
 
 
@@ -79,8 +81,8 @@ def processes(folder: Path) -> list[Process]:
     found = []
     for path in [folder / "supervisor.json", *sorted(folder.glob("proc-*.json"))]:
         try:
-            found.append(msgspec.json.decode(path.read_bytes(), type=Process))
-        except (OSError, msgspec.DecodeError):
+            found.append(msgspec.json.decode(read_regular(path, MAX_FILE), type=Process))
+        except (OSError, ValueError, RecursionError):
             continue
     return found
 
@@ -88,8 +90,8 @@ def processes(folder: Path) -> list[Process]:
 def read_config(folder: Path) -> LabConfig:
     """Return the configuration of the lab in ``folder``. Raises PdctlError when there is none to read."""
     try:
-        return msgspec.json.decode((folder / "lab.json").read_bytes(), type=LabConfig)
-    except (OSError, msgspec.DecodeError) as error:
+        return msgspec.json.decode(read_regular(folder / "lab.json", MAX_FILE), type=LabConfig)
+    except (OSError, ValueError, RecursionError) as error:
         name = folder.name.removeprefix("lab-")
         raise PdctlError(
             f"there is no lab {name!r}", f"start it: pdctl lab up --name {name}", Exit.UNREACHABLE

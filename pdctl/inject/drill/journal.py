@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from pdctl.errors import Exit, PdctlError
+from pdctl.files import read_regular
 from pdctl.inject.audit import audit_path
 from pdctl.inject.drill.records import VERSION, Manifest, Record
 
@@ -68,9 +69,7 @@ def read(path: Path) -> list[Record]:
     pdctl wrote.
     """
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise PdctlError(f"{path} is too long for a journal", code=Exit.USAGE)
-        data = path.read_bytes()
+        data = read_regular(path, MOST_BYTES, follow=True)
     except OSError as error:
         raise PdctlError(f"{path} can't be read: {error.strerror}", code=Exit.USAGE) from None
     lines = data.split(b"\n")
