@@ -125,8 +125,8 @@ def show(output: OutputOption = Format.TABLE) -> int:
         for name, one in sorted(known.context.items())
     ]
 
-    def draw(console: Console) -> None:
-        if not rows:
+    def draw(document: ContextsDocument, console: Console) -> None:
+        if not document.contexts:
             console.print("no contexts are saved: pdctl context add NAME")
             return
         from rich.table import Table
@@ -134,7 +134,7 @@ def show(output: OutputOption = Format.TABLE) -> int:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for title in ("", "CONTEXT", "INJECT", "RUN DIR", "RECORD DIR", "ENDPOINTS", "KEY"):
             table.add_column(title, overflow="fold")
-        for row in rows:
+        for row in document.contexts:
             where = "\n".join([*row.endpoints, *(f"store {one}" for one in row.store.split())])
             table.add_row(
                 "used" if row.used else "", row.context, row.inject, row.run_dir, row.record_dir, where, row.key

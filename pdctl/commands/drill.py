@@ -95,7 +95,7 @@ def list_drills(output: OutputOption = Format.TABLE) -> int:
     from pdctl.inject.drill import files
 
     rows = [_row(files.load(path)) for path in files.built_in().values()]
-    Output(output).document(DrillList(drills=rows), rows, lambda console: _draw_list(rows, console))
+    Output(output).document(DrillList(drills=rows), rows, _draw_list)
     return Exit.CLEAN
 
 
@@ -110,8 +110,11 @@ def show(name: NameArgument, output: OutputOption = Format.TABLE) -> int:
     path = files.find(name)
     drill = files.load(path)
     text = path.read_text(encoding="utf-8")
-    document = DrillShow(path=str(path), drill=drill)
-    Output(output).document(document, draw=lambda console: console.out(text.rstrip("\n")))
+    out = Output(output)
+    if output.drawn:
+        out.lines(text.rstrip("\n"))
+    else:
+        out.document(DrillShow(path=str(path), drill=drill))
     return Exit.CLEAN
 
 
@@ -359,7 +362,7 @@ def _show(out: Output, records: list[Record], verdict: Verdict, path: Path | Non
         journal=str(path or ""),
         recorded=recorded,
     )
-    out.document(document, draw=lambda console: _draw_verdict(document, console))
+    out.document(document, draw=_draw_verdict)
     for problem in records:
         if isinstance(problem, Problem) and problem.next_step and out.format.drawn:
             out.note(f"  Next: {problem.next_step}")
@@ -389,13 +392,13 @@ def _row(drill: Drill) -> DrillRow:
     )
 
 
-def _draw_list(rows: list[DrillRow], console: Console) -> None:
+def _draw_list(document: DrillList, console: Console) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("drill", "fault", "control", "what it shows"):
         table.add_column(name)
-    for row in rows:
+    for row in document.drills:
         table.add_row(row.name, row.fault, row.control or "-", row.about)
     console.print(table)
 

@@ -90,8 +90,8 @@ def command(
     code = healing.exit_code(results)
     audit.write("heal", fault=fault or "all", ranks=msgspec.to_builtins(ranks), clean=code is not Exit.FAULT_ACTIVE)
 
-    def draw(console: Console) -> None:
-        ended = {name: whose for result in results for name, whose in result.ended.items()}
+    def draw(document: HealedDocument, console: Console) -> None:
+        ended = {name: owner for rank in document.ranks for name, owner in zip(rank.ended, rank.owners, strict=True)}
         asked = sum(result.rank.live for result in results)
         if ended:
             console.print(f"ended: {', '.join(whose(name, ended[name]) for name in sorted(ended))}")

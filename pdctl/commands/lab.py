@@ -15,7 +15,6 @@ from pdctl.output import Document, Format, Output
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pdctl.lab.client import Outcome
     from pdctl.lab.config import LabConfig
     from pdctl.lab.state import Process
 
@@ -273,7 +272,7 @@ def load(
     finally:
         client.close()
     document = LabLoad(name=name, **{field: getattr(outcome, field) for field in outcome.__struct_fields__})
-    Output(output).document(document, draw=lambda console: _draw_outcome(outcome, console))
+    Output(output).document(document, draw=_draw_outcome)
     return int(Exit.CLEAN if outcome.good else Exit.FINDING)
 
 
@@ -292,9 +291,7 @@ def down(
     config, _ = _find(name, _env(run_dir))
     ended = launch.down(config.state_dir)
     document = LabDown(name=name, ended=[process.label for process in ended])
-    count = len(ended)
-    text = f"lab {name}: {count} process{'es'[: 2 * (count != 1)]} ended; its sockets and recordings are deleted"
-    Output(output).document(document, draw=lambda console: console.print(text))
+    Output(output).document(document, draw=_draw_down)
     return int(Exit.CLEAN)
 
 
@@ -359,7 +356,7 @@ def _show(config: LabConfig, processes: list[Process], out: Output) -> bool:
         run_dir=config.run_dir,
         processes=rows,
     )
-    out.document(document, rows, lambda console: _draw(document, console))
+    out.document(document, rows, _draw)
     asked = {row.process: row.tcp_off for row in rows if row.tcp or row.tcp_off}
     for said in complaints(asked, config.name):
         out.note(said)
@@ -414,7 +411,13 @@ def _draw(document: LabStatus, console: Console) -> None:
     console.print(table)
 
 
-def _draw_outcome(outcome: Outcome, console: Console) -> None:
+def _draw_down(document: LabDown, console: Console) -> None:
+    count = len(document.ended)
+    ended = f"{count} process{'es'[: 2 * (count != 1)]} ended"
+    console.print(f"lab {document.name}: {ended}; its sockets and recordings are deleted")
+
+
+def _draw_outcome(outcome: LabLoad, console: Console) -> None:
     parts = [f"{outcome.completed} completed", f"{outcome.failed} failed", f"{outcome.wrong} with wrong tokens"]
     parts.append(f"{outcome.unfinished} unfinished")
     console.print(f"{outcome.sent} sent in {outcome.seconds:.1f} s: {', '.join(parts)}")

@@ -90,7 +90,7 @@ def command(
     document = _document(asked, found, pasts)
     out = Output(output)
     rows = tuple(entry for story in document.stories for entry in story.entries)
-    out.document(document, rows, lambda console: draw(document, console))
+    out.document(document, rows, draw)
     if perfetto is not None:
         _write(perfetto, _trace(document.stories), force=force)
     if plot is not None:
