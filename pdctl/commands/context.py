@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from pdctl import contexts
-from pdctl.commands.options import OutputOption
+from pdctl.commands.options import OutputOption, place
 from pdctl.errors import Exit
 from pdctl.output import Document, Format, Output
 
@@ -54,11 +54,11 @@ def add(
     name: Annotated[str, typer.Argument(metavar="NAME")],
     run_dir: Annotated[
         Optional[Path],  # noqa: UP045  # typer evaluates annotations
-        typer.Option("--run-dir", metavar="DIR", help="Where its ranks put their sockets."),
+        typer.Option("--run-dir", parser=place, metavar="DIR", help="Where its ranks put their sockets."),
     ] = None,
     record_dir: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--record-dir", metavar="DIR", help="Where its ranks put their recordings."),
+        typer.Option("--record-dir", parser=place, metavar="DIR", help="Where its ranks put their recordings."),
     ] = None,
     inject: Annotated[
         str, typer.Option("--inject", metavar="allow|never", help="Whether pdctl inject may break something there.")

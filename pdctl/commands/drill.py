@@ -17,7 +17,9 @@ from pdctl.commands.options import (
     RankTimeoutOption,
     RecordDirOption,
     RunDirOption,
+    place,
     seconds,
+    target_place,
 )
 from pdctl.documents import Document
 from pdctl.errors import Exit, PdctlError
@@ -154,7 +156,13 @@ def run(
     ] = "",
     journal: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--journal", metavar="FILE", help="Where the journal goes.", show_default="beside the audit log"),
+        typer.Option(
+            "--journal",
+            parser=target_place,
+            metavar="FILE",
+            help="Where the journal goes.",
+            show_default="beside the audit log",
+        ),
     ] = None,
     rank_timeout: RankTimeoutOption = RANK_TIMEOUT_S,
     lab_timeout: Annotated[
@@ -199,7 +207,7 @@ def run(
 
 @app.command()
 def judge(
-    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A journal that a drill wrote.")],
+    journal: Annotated[Path, typer.Argument(parser=place, metavar="JOURNAL", help="A journal that a drill wrote.")],
     output: OutputOption = Format.TABLE,
 ) -> int:
     """Judge a drill again, from its journal alone.

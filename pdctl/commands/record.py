@@ -20,6 +20,7 @@ from pdctl.commands.options import (
     TimeoutOption,
     find,
     seconds,
+    target_place,
 )
 from pdctl.documents import Document
 from pdctl.errors import Exit, PdctlError
@@ -65,7 +66,7 @@ class RecordDocument(Document, frozen=True, kw_only=True, tag="pdctl.record"):
 
 
 def command(
-    file: Annotated[Path, typer.Argument(metavar="FILE.pdtrace", help="The trace to write.")],
+    file: Annotated[Path, typer.Argument(parser=target_place, metavar="FILE.pdtrace", help="The trace to write.")],
     output: OutputOption = Format.TABLE,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE where it exists.")] = False,
     keep_names: Annotated[

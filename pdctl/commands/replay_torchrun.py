@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from pdctl.commands.options import OutputOption, seconds
+from pdctl.commands.options import OutputOption, seconds, source_place
 from pdctl.errors import Exit, PdctlError
 from pdctl.output import Format, Output, settle_streams
 
@@ -26,7 +26,9 @@ _KEY = "pdctl/replay"
 
 
 def one_rank(
-    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="The same .pdtrace on every machine.")],
+    trace: Annotated[
+        Path, typer.Argument(parser=source_place, metavar="TRACE", help="The same .pdtrace on every machine.")
+    ],
     queue: Annotated[str, typer.Option("--queue", metavar="QUEUE", help="The queue to replay.")] = "decode.transfer",
     gate: Annotated[str, typer.Option("--gate", metavar="WAY", help="With the metadata gate: on or off.")] = "off",
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N.")] = "cpu",

@@ -18,6 +18,7 @@ from pdctl.commands.options import (
     RunDirOption,
     TimeoutOption,
     find,
+    target_place,
 )
 from pdctl.errors import Exit, PdctlError
 from pdctl.output import Format, Output
@@ -47,11 +48,21 @@ def command(
     source: FromOption = None,
     perfetto: Annotated[
         Optional[Path],  # noqa: UP045  # as in options.py
-        typer.Option("--perfetto", metavar="FILE", help="Also write a trace that ui.perfetto.dev opens (JSON)."),
+        typer.Option(
+            "--perfetto",
+            parser=target_place,
+            metavar="FILE",
+            help="Also write a trace that ui.perfetto.dev opens (JSON).",
+        ),
     ] = None,
     plot: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--plot", metavar="FILE", help="Also draw it: FILE.svg, FILE.png or FILE.html (pdctl[plot])."),
+        typer.Option(
+            "--plot",
+            parser=target_place,
+            metavar="FILE",
+            help="Also draw it: FILE.svg, FILE.png or FILE.html (pdctl[plot]).",
+        ),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace files that exist; without it they are left as they are.")
