@@ -19,12 +19,14 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 import yaml
+import zmq
 from typer.testing import CliRunner, Result
 
 from pdctl.cli import app
 from pdctl.model import Action, EventKind
 from pdctl.trace import manifest
 from pdctl.trace.container import member_of, write_trace
+from tests.system.labs import Labs, wait_for
 from tests.unit.story_world import MS, Request, World, served
 
 FORGED = "PD000 forged line"
@@ -172,3 +174,24 @@ def test_a_picture_of_a_hostile_trace_has_text_only(command: str, form: str, tra
 def test_a_perfetto_trace_is_json_whatever_is_in_it(trace: Path, tmp_path: Path) -> None:
     assert run("story", 8, "--from", trace, "--perfetto", tmp_path / "x.json").exit_code == 0
     assert json.dumps(RID)[1:-1] in json.dumps(json.loads((tmp_path / "x.json").read_text()))
+
+
+def test_a_live_request_whose_client_chose_a_hostile_id() -> None:
+    with Labs() as labs, zmq.Context() as context, context.socket(zmq.PUSH) as socket:
+        lab = labs.up("--decode", "tp=1")
+        socket.linger = 0
+        socket.connect(f"ipc://{labs.folder}/run/lab-lab/prefill-dp0.req")
+        request = {"op": "generate", "rid": RID, "room": 77, "prompt": [1, 2], "max_new_tokens": 2}
+        socket.send(msgspec.msgpack.encode({**request, "reply": f"ipc://{labs.folder}/none.reply"}))
+        wait_for(lambda: any(77 in rooms for rank in lab.queues().values() for rooms in rank.values()))
+        seen = 0
+        for command in ("dump queues", "stuck --older 0.001s", "story 77"):
+            for form in ("table", "csv"):
+                done = labs.cli(*command.split(), "-o", form, code=None)
+                assert done.returncode in (0, 1), (
+                    done.stderr
+                )  # whether a lone request is stuck yet is not what this is about
+                assert_harmless(done.stdout)
+                assert_harmless(done.stderr)
+                seen += r"=r\x1b[2J\n\u202e[red]z\x9b\u200b" in done.stdout
+        assert seen
