@@ -100,6 +100,13 @@ class Commands(TyperGroup):
         except BrokenPipeError:
             Output().hang_up()
             raise typer.Exit(_BROKEN_PIPE) from None
+        except UnicodeEncodeError as error:  # only arguments and names of files have half characters
+            if os.environ.get("PDCTL_DEBUG"):
+                raise
+            Output().error(
+                f"not UTF-8: {error.object[: error.end][-80:]}", "Give it another name: pdctl has to write it down."
+            )
+            raise typer.Exit(int(Exit.USAGE)) from None
         except Exception as error:
             if os.environ.get("PDCTL_DEBUG") or isinstance(error, typer.Abort) or hasattr(error, "exit_code"):
                 raise  # what has an exit code is Typer's own: wrong usage, or the end

@@ -71,7 +71,7 @@ def up(config: LabConfig, timeout_s: float = START_TIMEOUT_S) -> list[state.Proc
             paths.private_dir(folder)
             state.publish(folder / "lab.json", msgspec.json.encode(config).decode())
             log = os.open(folder / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        except OSError:
+        except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
     try:

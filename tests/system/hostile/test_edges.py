@@ -43,7 +43,13 @@ def pdctl(
     env: dict[str, str], *words: object, shell: str = "", before: Callable[[], None] | None = None
 ) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        ["/bin/sh", "-c", f'exec "$0" -m pdctl.cli "$@" {shell}', sys.executable, *map(str, words)],
+        [
+            "/bin/sh",
+            "-c",
+            f'exec "$0" -m pdctl.cli "$@" {shell}',
+            sys.executable,
+            *(word if isinstance(word, bytes) else str(word) for word in words),
+        ],
         env=env,
         capture_output=True,
         text=True,
@@ -134,6 +140,14 @@ def test_a_path_that_nothing_can_have_is_wrong_usage(command: str, path: str) ->
     assert done.exit_code == 2, done.output
     assert ("it is empty" if not path else "File name too long") in done.stderr
     assert len(done.stderr) < 500
+
+
+@pytest.mark.parametrize("command", ["context add x --run-dir", "lab up --run-dir"])
+def test_a_name_that_is_not_utf_8_is_wrong_usage(command: str, tmp_path: Path, env: dict[str, str]) -> None:
+    done = pdctl({**env, "XDG_CONFIG_HOME": str(tmp_path)}, *command.split(), os.fsencode(tmp_path) + b"/a\xff")
+    assert done.returncode == 2, done.stderr
+    assert r"a\udcff" in done.stderr
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(("lab-", ".contexts"))]
 
 
 @pytest.fixture
