@@ -11,7 +11,7 @@ import shlex
 import msgspec
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -83,6 +83,7 @@ def test_what_is_not_visible_is_shown_as_an_escape(text: str, seen: str) -> None
     assert shown.shown(text) == seen
 
 
+@settings(deadline=None)
 @given(HOSTILE)
 def test_one_line_that_does_nothing(text: str) -> None:
     assert harmless(shown.shown(text))
@@ -90,6 +91,7 @@ def test_one_line_that_does_nothing(text: str) -> None:
     assert shown.shown_lines(text).count("\n") == text.count("\n")
 
 
+@settings(deadline=None)
 @given(HOSTILE)
 def test_source_code_keeps_its_shape(text: str) -> None:
     said = shown.in_source(text)
@@ -98,11 +100,13 @@ def test_source_code_keeps_its_shape(text: str) -> None:
     assert [type(node) for node in module.body] == [ast.Expr, ast.Assign]
 
 
+@settings(deadline=None)
 @given(HOSTILE)
 def test_a_shell_sees_one_word(text: str) -> None:
     assert shlex.split(shown.argument(text)) == [shown.shown(text)]
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.lists(HOSTILE, min_size=1, max_size=3))
 def test_every_format_is_harmless_and_programs_get_the_text_itself(texts: list[str]) -> None:
     document = whole(*texts)
