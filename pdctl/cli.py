@@ -191,7 +191,14 @@ def main() -> None:
     """Run ``pdctl`` as the console script does; exits the process."""
     collect_garbage_seldom()
     settle_streams()
-    sys.exit(_flushed(_run()))
+    try:
+        code = _run()
+    except Exception:  # as PDCTL_DEBUG asks for
+        from traceback import format_exc
+
+        Output().note_lines(format_exc().rstrip("\n"))
+        code = 1
+    sys.exit(_flushed(code))
 
 
 def _run() -> int:
@@ -199,6 +206,8 @@ def _run() -> int:
     try:
         return int(app(standalone_mode=False) or 0)
     except PdctlError as error:  # of an option that is looked at before there is a command
+        if os.environ.get("PDCTL_DEBUG"):
+            raise
         Output().error(error.message, error.next_step, error.details)
         return int(error.code)
     except BrokenPipeError:

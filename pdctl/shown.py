@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-MOST_SHOWN = 4_000
+MOST_SHOWN = 2_000
 """Characters of one text that are shown to people; JSON, YAML and CSV have all of it."""
 MOST_IN_SOURCE = 120
 ASCII = "pdctl.ascii"

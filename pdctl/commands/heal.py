@@ -20,6 +20,7 @@ from pdctl.commands.options import (
 )
 from pdctl.errors import Exit
 from pdctl.output import Document, Format, Output
+from pdctl.shown import shown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -96,7 +97,9 @@ def command(
         if ended:
             console.print(f"ended: {', '.join(whose(name, ended[name]) for name in sorted(ended))}")
         elif code in (Exit.CLEAN, Exit.PARTIAL):
-            console.print(f"no {f'fault {fault}' if fault else 'fault'} is in place on the {asked} live ranks found")
+            console.print(
+                f"no {f'fault {shown(fault)}' if fault else 'fault'} is in place on the {asked} live ranks found"
+            )
 
     for line in healing.lines(results):
         out.error(line)

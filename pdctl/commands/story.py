@@ -207,11 +207,10 @@ def _write(path: Path, data: bytes, *, force: bool) -> None:
 
 
 def _trace(stories: tuple[RoomStory, ...]) -> bytes:
-    import msgspec
-
     from pdctl.probes.rooms.perfetto import trace
+    from pdctl.shown import json_encoded
 
-    return msgspec.json.encode(trace(stories))
+    return json_encoded(trace(stories)).encode()
 
 
 # ---- for people ------------------------------------------------------------------------------------------------------
