@@ -193,7 +193,7 @@ def main() -> None:
     settle_streams()
     try:
         code = _run()
-    except Exception:  # as PDCTL_DEBUG asks for
+    except Exception:  # noqa: BLE001  # as PDCTL_DEBUG asks for
         from traceback import format_exc
 
         Output().note_lines(format_exc().rstrip("\n"))
