@@ -163,11 +163,11 @@ def _write(contexts: Contexts, environ: Mapping[str, str]) -> None:
     for name, context in sorted(contexts.context.items()):
         lines += ["", f"[context.{_quoted(name)}]"]
         lines += [f"{key} = {_written(value)}" for key, value in msgspec.to_builtins(context).items()]
-    file = path(environ)
+    file, data = path(environ), ("\n".join(lines) + "\n").encode()
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=".contexts", delete=False) as new:
-            new.write("\n".join(lines) + "\n")
+        with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".contexts", delete=False) as new:
+            new.write(data)
         Path(new.name).replace(file)
     except OSError as error:
         raise PdctlError(f"{file} can't be written: {error.strerror}", code=Exit.USAGE) from None

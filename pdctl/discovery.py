@@ -79,26 +79,28 @@ class Found:
         if self.ranks:
             return self
         looked = ", ".join([*self.elsewhere, *map(str, self.looked_in)])
-        detail = "".join(f"\n  {problem}" for problem in self.problems)
         there, alone = len(self.strangers.living), self.strangers.left_alone
         if there:
             many = "1 rank" if there == 1 else f"{there} ranks"
             raise PdctlError(
-                f"{many} found on this host, none with pdctl's agent{detail}",
+                f"{many} found on this host, none with pdctl's agent",
                 put_in(self.strangers.attach),
+                details=self.problems,
             )
         if alone:
             many = "1 scheduler process runs" if alone == 1 else f"{alone} scheduler processes run"
             then = "PDCTL_OUTSIDE=all reads them with every command." if self.outside else put_in("PID")
             raise PdctlError(
-                f"no ranks found in {looked}, but {many} on this host without an agent there{detail}",
+                f"no ranks found in {looked}, but {many} on this host without an agent there",
                 f"pdctl attach --all shows them; {then}",
+                details=self.problems,
             )
         raise PdctlError(
-            f"no ranks found in {looked}{detail}",
+            f"no ranks found in {looked}",
             "Does the engine run with pdctl's agent, and with PDCTL_LISTEN?"
             if self.elsewhere and not self.looked_in
             else "Does the engine run with pdctl's agent, as this user, with the same PDCTL_RUN_DIR and PDCTL_RECORD_DIR?",
+            details=self.problems,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -57,7 +58,7 @@ def command(
         answers, recordings = collect(found, client)
         document = judge(answers, recordings, earlier=found.earlier, problems=found.problems, others=found.others)
     out = Output(output)
-    out.document(document, document.ranks, lambda console: draw(document, console, wide=output is Format.WIDE))
+    out.document(document, document.ranks, partial(draw, wide=output is Format.WIDE))
     if output.drawn:
         for problem in document.problems:
             out.note(f"not understood, or in part: {problem}")

@@ -48,7 +48,7 @@ def run(fleet: str, lag: str, trace: Path | None, plot: Path | None, output: For
 
         write_new(plot, picture(document, plot.suffix.lower().lstrip(".")))
     out = Output(output)
-    out.document(document, document.curves, lambda console: draw(document, console))
+    out.document(document, document.curves, draw)
     if plot is not None:
         out.note(f"wrote {plot}")
     return int(Exit.CLEAN)

@@ -61,7 +61,7 @@ def run(trace: Path, asked: Asked, output: Format) -> int:
         return emit(plans, asked.emit, Output(output))
     document = execute_all(trace, plans, asked, problems)
     out = Output(output)
-    out.document(document, document.groups, lambda console: draw(document, console))
+    out.document(document, document.groups, draw)
     if asked.plot is not None:
         write_new(asked.plot, picture(trace, asked))
         out.note(f"wrote {asked.plot}")
@@ -91,9 +91,10 @@ def plans_of(trace: Path, asked: Asked) -> tuple[list[Plan], list[str]]:
         plans.append(made)
     if not plans:
         raise PdctlError(
-            f"{trace} has no rounds of several ranks to replay" + "".join(f"\n  {problem}" for problem in problems),
+            f"{trace} has no rounds of several ranks to replay",
             "Record all ranks of a group: pdctl record FILE.pdtrace. Groups of one rank have nothing to compare.",
             Exit.PARTIAL,
+            details=problems,
         )
     return plans, problems
 

@@ -18,6 +18,7 @@ from pdctl.commands.options import (
     RunDirOption,
     TimeoutOption,
     find,
+    target_place,
 )
 from pdctl.errors import Exit, PdctlError
 from pdctl.files import check_target, write_new
@@ -48,11 +49,21 @@ def command(
     source: FromOption = None,
     perfetto: Annotated[
         Optional[Path],  # noqa: UP045  # as in options.py
-        typer.Option("--perfetto", metavar="FILE", help="Also write a trace that ui.perfetto.dev opens (JSON)."),
+        typer.Option(
+            "--perfetto",
+            parser=target_place,
+            metavar="FILE",
+            help="Also write a trace that ui.perfetto.dev opens (JSON).",
+        ),
     ] = None,
     plot: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--plot", metavar="FILE", help="Also draw it: FILE.svg, FILE.png or FILE.html (pdctl[plot])."),
+        typer.Option(
+            "--plot",
+            parser=target_place,
+            metavar="FILE",
+            help="Also draw it: FILE.svg, FILE.png or FILE.html (pdctl[plot]).",
+        ),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace files that exist; without it they are left as they are.")
@@ -91,7 +102,7 @@ def command(
     document = _document(asked, found, pasts)
     out = Output(output)
     rows = tuple(entry for story in document.stories for entry in story.entries)
-    out.document(document, rows, lambda console: draw(document, console))
+    out.document(document, rows, draw)
     if perfetto is not None:
         write_new(perfetto, _trace(document.stories), force=force)
     if plot is not None:
@@ -171,11 +182,10 @@ def _plottable(path: Path) -> None:
 
 
 def _trace(stories: tuple[RoomStory, ...]) -> bytes:
-    import msgspec
-
     from pdctl.probes.rooms.perfetto import trace
+    from pdctl.shown import json_encoded
 
-    return msgspec.json.encode(trace(stories))
+    return json_encoded(trace(stories)).encode()
 
 
 # ---- for people ------------------------------------------------------------------------------------------------------

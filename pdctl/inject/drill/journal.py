@@ -13,6 +13,7 @@ from pdctl.errors import Exit, PdctlError
 from pdctl.files import read_regular
 from pdctl.inject.audit import audit_path
 from pdctl.inject.drill.records import VERSION, Manifest, Record
+from pdctl.shown import json_encoded
 
 MOST_BYTES = 256 << 20
 
@@ -51,7 +52,7 @@ class Journal:
         self.records.append(record)
         if self._handle >= 0:
             try:
-                os.write(self._handle, msgspec.json.encode(record) + b"\n")
+                os.write(self._handle, f"{json_encoded(record)}\n".encode())
             except OSError:
                 self.close()
 
