@@ -6,6 +6,7 @@ checksums are made right again.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -130,10 +131,11 @@ def trace(data: bytes) -> None:
     both = {name: bytearray(raw) for name, raw in _pair().items()}
     where = Path(tempfile.gettempdir()) / f"fuzz-{os.getpid()}.pdtrace"
     if data[:1] and data[0] & 1:
+        made_of = crafted.manifest_of(both)
         both["4002-1.pdrec"] = bytearray(edited(data[1:]))
-        made = crafted.write(
-            where, both, crafted.manifest_of(both) if len(both["4002-1.pdrec"]) > f.HEADER_SIZE else None
-        )
+        sum_ = hashlib.sha256(both["4002-1.pdrec"]).hexdigest()
+        made_of["ranks"][1].update(size=len(both["4002-1.pdrec"]), sha256=sum_)
+        made = crafted.write(where, both, made_of)
     else:
         made = crafted.write(where, both)
         raw = bytearray(made.read_bytes())
