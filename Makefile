@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ENGINE_VERSIONS ?= 0.5.12.post1 0.5.13.post1 0.5.10.post1 0.5.23
 
-.PHONY: help setup demo test test-engine test-drills engine check format docs bench clean
+.PHONY: help setup demo test test-engine test-drills engine check format docs bench fuzz clean
 
 help:
 	@echo 'make demo         a cluster without the fix, a hang, its diagnosis, and the same with the fix'
@@ -12,6 +12,7 @@ help:
 	@echo 'make test-drills  every drill, on embedded clusters and on real servers'
 	@echo 'make check        lint, format, types, layering, documentation in step'
 	@echo 'make bench        what the agent and the recorder cost'
+	@echo 'make fuzz         everything that is read from files and sockets, fuzzed for 10 minutes each'
 	@echo 'make format docs  bring format and generated documentation in step'
 
 setup:
@@ -55,5 +56,9 @@ docs: setup
 bench: setup
 	$(BIN)/python -m benchmarks
 
+fuzz: setup
+	@test -d .fuzz/atheris || $(PYTHON) -m pip install --quiet --target .fuzz atheris
+	PYTHONPATH=.fuzz $(BIN)/python -m tests.fuzz --seconds 600
+
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv .fuzz .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

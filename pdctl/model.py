@@ -23,6 +23,14 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 MonoNs = Annotated[int, msgspec.Meta(ge=0, lt=1 << 60)]
 
 
+def why_not(error: Exception) -> str:
+    """Return why something could not be decoded, in words: a pattern is no reason for a person."""
+    said, at, place = str(error).rpartition(" - at ")
+    if not said.startswith("Expected `str` matching regex"):
+        return str(error)
+    return f"characters that may not be there{at}{place}"
+
+
 class KVPoll(IntEnum):
     """State of one request's transfer, as the engine's ``sglang.srt.disaggregation.base.conn.KVPoll`` numbers it."""
 

@@ -107,8 +107,8 @@ def _draw_server(rows: list[RankRow], console: Console, *, wide: bool) -> None:
     console.print(Padding(table, _INDENT, expand=False))
     for who, text in _notes(rows, wide=wide):
         # a hanging indent, so that a long reason still belongs to its rank at a glance
-        console.print(Padding(Text(f"{who}:"), _INDENT))
-        console.print(Padding(Text(text), (0, 0, 0, 4)))
+        console.print(Padding(Text(f"{who}:"), _INDENT, expand=False))
+        console.print(Padding(Text(text), (0, 0, 0, 4), expand=False))
     if wide:
         console.print(Padding(_wide(rows), _INDENT, expand=False))
 

@@ -12,7 +12,7 @@ from zlib import crc32
 import msgspec
 
 from pdctl.files import read_head
-from pdctl.model import Identity
+from pdctl.model import Identity, why_not
 from pdctl.recording import format as f
 
 CUT_OFF = "file is empty or cut off in its first bytes"
@@ -76,4 +76,4 @@ def _identity(data: bytes) -> Identity:
     try:
         return msgspec.json.decode(raw, type=Identity)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-        raise BadRecording(f"its identity can't be read: {error}") from None
+        raise BadRecording(f"its identity can't be read: {why_not(error)}") from None

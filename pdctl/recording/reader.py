@@ -161,7 +161,7 @@ def parse(data: bytes, name: str = "") -> Recording:
     return read_from(Source(data), name)
 
 
-def read_from(source: Source, name: str) -> Recording:
+def read_from(source: Source, name: str = "") -> Recording:
     """Read the recording in ``source``; :func:`read` says what is raised."""
     head = source.read(0, f.HEADER_SIZE)
     header = parse_header(head)

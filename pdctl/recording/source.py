@@ -121,8 +121,13 @@ def whole(path: Path) -> bytes:
     Raises OSError where it can't be read, with EFBIG where it would take far more memory than the file has bytes.
     """
     source = FileSource(path)
+    check_dense(source)
+    return source.read(0, source.size)
+
+
+def check_dense(source: Source) -> None:
+    """Raise OSError (EFBIG) where all bytes of a recording would take far more memory than were ever written."""
     if source.size > MAX_HOLES:
         there = sum(length for _, length in source.pieces(0, source.size))
         if source.size > MAX_HOLES + 4 * there:
-            raise OSError(errno.EFBIG, f"its {source.size} bytes are nearly all holes", str(path))
-    return source.read(0, source.size)
+            raise OSError(errno.EFBIG, f"its {source.size} bytes are nearly all holes")

@@ -26,7 +26,7 @@ from pdctl.recording.rings import (
     record_sums,
     rounds,
 )
-from pdctl.recording.source import Source
+from pdctl.recording.source import Source, check_dense
 from pdctl.trace.manifest import Gap
 
 MAX_GAPS = 64
@@ -136,6 +136,9 @@ class Carried:
     def __init__(self, source: Source) -> None:
         top = source.read(0, f.RINGS_OFFSET)
         header = parse_header(top[: f.HEADER_SIZE])
+        if source.size < header.size:
+            raise ValueError(f"cut off: {source.size} of {header.size} bytes")
+        check_dense(source)
         self._size = header.size
         rounds_at, rounds, self._items_at, self._items, events_at, events = header.rings
         self._source = source

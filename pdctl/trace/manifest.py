@@ -13,7 +13,7 @@ import msgspec
 
 from pdctl import __version__
 from pdctl.documents import Document
-from pdctl.model import Count, Identity, MonoNs, Name
+from pdctl.model import Count, Identity, MonoNs, Name, why_not
 
 VERSION = 1
 SCHEMA = "pdctl.trace"
@@ -143,6 +143,8 @@ def decode(raw: bytes) -> Manifest:
             return _in_part(raw, head.ranks)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
+    except msgspec.MsgspecError as error:
+        raise ValueError(why_not(error)) from None
 
 
 def _in_part(raw: bytes, ranks: list[msgspec.Raw]) -> Manifest:
@@ -154,7 +156,7 @@ def _in_part(raw: bytes, ranks: list[msgspec.Raw]) -> Manifest:
         try:
             sane.append(msgspec.json.decode(rank, type=TraceRank))
         except msgspec.ValidationError as error:
-            problems.append(f"rank {number} of the manifest can't be true and was left out: {error}")
+            problems.append(f"rank {number} of the manifest can't be true and was left out: {why_not(error)}")
     if len(problems) > MAX_PROBLEMS:
         problems[MAX_PROBLEMS:] = [f"and {len(problems) - MAX_PROBLEMS} more ranks of the manifest"]
     return msgspec.structs.replace(manifest, ranks=tuple(sane), problems=(*manifest.problems, *problems))
