@@ -114,8 +114,7 @@ def show(name: NameArgument, output: OutputOption = Format.TABLE) -> int:
     drill = files.parse(text, str(path))
     out = Output(output)
     if output.drawn:
-        out.lines(text.rstrip("
-"))
+        out.lines(text.rstrip("\n"))
     else:
         out.document(DrillShow(path=str(path), drill=drill))
     return Exit.CLEAN

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pdctl.cli import app
-from tests.system.labs import Labs
+from tests.support.labs import Labs
 
 TRACE = Path(__file__).parents[2] / "unit" / "data" / "version-1.pdtrace"
 LONG = "x" * 300

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.tiny_ranks import ROOT, TinyRanks
+from tests.support.tiny_ranks import ROOT, TinyRanks
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600, method="signal")]
 

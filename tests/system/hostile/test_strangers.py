@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tiny_ranks import ROOT
 from tests.system.hostile.test_files import registration
-from tests.system.tiny_ranks import ROOT
 
 pytestmark = [
     pytest.mark.system,

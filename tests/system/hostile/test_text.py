@@ -27,7 +27,7 @@ from pdctl.model import Action, EventKind
 from pdctl.output import Format, Output
 from pdctl.trace import manifest
 from pdctl.trace.container import member_of, write_trace
-from tests.system.labs import Labs, wait_for
+from tests.support.labs import Labs, wait_for
 from tests.unit.story_world import MS, Request, World, served
 
 FORGED = "PD000 forged line"
