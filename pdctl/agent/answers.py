@@ -78,7 +78,7 @@ class Answers:
             rounds=adapter.ordinals(),
             seams=adapter.seams(),
             recording=r.recording,
-            recording_off=r.recording_off,
+            recording_off=self._agent.recorder.reason,
             hook_errors=adapter.hooks.errors(),
             hooks_removed=adapter.hooks.removed(),
             faults=self._agent.faults.status(),

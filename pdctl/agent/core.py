@@ -62,6 +62,8 @@ class Agent:
         self._install()
         self.server: Server | None = None
         self.registration = self._serve(env)
+        if isinstance(self.recorder, RecordingWriter):
+            self.recorder.when_stopped(self._recording_stopped)
         self.stacks = self._be_seen(env)
         self.publisher: Publisher | None = self._publish(env)
 
@@ -136,6 +138,15 @@ class Agent:
         except Exception:  # noqa: S110  # the rank goes on, told or not
             pass
 
+    def _recording_stopped(self, reason: str) -> None:
+        """Say that nothing is recorded any more, in the engine's log and where the rank is registered."""
+        self.note(f"recording stopped: {reason}")
+        if self.registration.endpoint:
+            try:
+                self.registered(msgspec.structs.replace(self.registration, recording_off=reason))
+            except OSError:
+                pass  # who asks the agent still hears it
+
     def thread_ended(self, why: str) -> None:
         """Say in the recording and in the engine's log that nobody answers any more. Called by the thread that ends."""
         try:
@@ -189,8 +200,10 @@ class Agent:
             path = folder / f"{self._stem}{paths.RECORDING_SUFFIX}"
             path.unlink(missing_ok=True)  # the name is this process's: what is there is of another boot
             return RecordingWriter.create(path, msgspec.json.encode(self.identity), size=size)
-        except (OSError, ValueError) as error:
-            return NullRecorder(str(error))
+        except (
+            Exception
+        ) as error:  # no memory, a number too large: whatever it is, the rank goes on without a recording
+            return NullRecorder(str(error) or type(error).__name__)
 
     def _install(self) -> None:
         try:
@@ -202,13 +215,12 @@ class Agent:
                 site.failed(error)
 
     def _serve(self, env: Mapping[str, str]) -> paths.Registration:
-        written = isinstance(self.recorder, RecordingWriter)
         r = paths.Registration(
             protocol=PROTOCOL,
             identity=self.identity,
             recording=str(self.recorder.path) if isinstance(self.recorder, RecordingWriter) else "",
             recording_size=self.recorder.size if isinstance(self.recorder, RecordingWriter) else 0,
-            recording_off="" if written else self.recorder.reason,  # type: ignore[union-attr]
+            recording_off=self.recorder.reason,
             store=self._store(env),
         )
         reasons: list[str] = []

@@ -12,7 +12,7 @@ class Live(Protocol):
     """Where the run that a stream is in is kept; :class:`pdctl.recording.writer.LiveRun` is one."""
 
     words: memoryview[int]
-    """Stored into when the run is entered once more: 1 the time, then 0 ``tag | repeat``; when it was applied 2 the same."""
+    """Stored into, then flushed, when the run is entered once more: 1 the time, 0 ``tag | repeat``; when applied 2 the same."""
     tag: int
 
     def store(self, head: tuple[int, ...], tail: bytes) -> None:
@@ -30,6 +30,9 @@ class Sink(Protocol):
 
     def live(self, stream: int) -> Live:
         """Return where the run of a stream is kept."""
+
+    def flush(self) -> None:
+        """Keep what was stored into the words of :meth:`visits` and :class:`Live`. Never raises."""
 
     def close_run(self, head: tuple[int, ...], tail: bytes) -> None:
         """Append a run that has ended."""

@@ -10,8 +10,8 @@ The engine adapter calls, in this order and once per turn of the scheduler:
     tap.decided(entry, action, found) the engine committed, failed or kept an entry, as seen at its own seam
     tap.leave(queue)                  the turn is over; this is the queue now
 
-A turn that is equal to the one before costs a few list comparisons in C and a store into a mapped file before and after
-the collective; everything else is done only when something changed, and then for what changed.
+A turn that is equal to the one before costs a few list comparisons in C and three writes of a few words: when it begins, before
+the collective and when it is over; everything else is done only when something changed, and then for what changed.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class QueueTap:
         "_decided",
         "_decides",
         "_failed",
+        "_flush",
         "_hash",
         "_members",
         "_next_stream",
@@ -95,6 +96,7 @@ class QueueTap:
         self._view = view
         self._sink = sink
         self._visits = sink.visits(self._code)
+        self._flush = sink.flush
         self._next_stream = next_stream
         self._decides = [bytes([poll]) for poll in decides]
         self._failed = failed
@@ -132,6 +134,7 @@ class QueueTap:
         words = self._visits
         words[0] = visits if queue else visits | f.EMPTY_BIT
         words[1] = _now()
+        self._flush()
 
     def polled(self, pollers: list[Any]) -> None:
         """Take the pollers of this turn, one per entry; the same objects in the same order mean the same requests."""
@@ -190,6 +193,7 @@ class QueueTap:
             words = live.words
             words[1] = now
             words[0] = live.tag | repeat
+            self._flush()
         else:
             self._start(stream, data, width)
 
@@ -225,14 +229,18 @@ class QueueTap:
             self._apply(queue)
             self._decided.clear()
         else:
+            merged = False
             for stream in current:
                 stream.phase = _APPLIED
                 if stream.merging:
                     stream.merging = False
+                    merged = True
                     live = stream.live
                     live.words[2] = live.tag | stream.repeat
                 else:
                     self._settle(stream, [])
+            if merged:
+                self._flush()
         current.clear()
 
     # ---- what changed ---------------------------------------------------------------------------------------------
@@ -314,6 +322,7 @@ class QueueTap:
                 if not actions and found == seen.found:
                     stream.merging = False  # decided again as in the round before: still the same run
                     stream.live.words[2] = stream.live.tag | stream.repeat
+                    self._flush()
                     continue
                 seen = Seen(seen.gated, seen.local)
                 seen.reduced = stream.seen.reduced

@@ -23,6 +23,9 @@ class NullRecorder:
         """Return what keeps no run."""
         return NullRun()
 
+    def flush(self) -> None:
+        """Keep nothing."""
+
     def close_run(self, head: tuple[int, ...], tail: bytes) -> None:
         """Keep nothing."""
 

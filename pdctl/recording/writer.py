@@ -1,31 +1,33 @@
-"""The rank's side of a recording: a mapped file that is only ever stored into. Standard library only.
+"""The rank's side of a recording: a file that is only ever written into. Standard library only.
 
-Nothing here blocks, allocates on disk after start-up, or raises on the hot path: the file's space is reserved when it
-is created, so a full disk shows at start (OSError) and never later as a bus error in the engine.
+Nothing here raises or allocates on disk on the hot path: the file's space is reserved when it is created, so a full disk shows
+at start (OSError). What goes wrong later ends the recording with a reason, and nothing else. What was written outlives the
+process.
 """
 
 from __future__ import annotations
 
 import itertools
-import mmap
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from zlib import crc32
 
 from pdctl.recording import format as f
+from pdctl.recording.store import Store, out_of_the_way, survive_file_limits
 
-_TRIM_BYTES = 1 << 20
+_LOOK_EVERY = 1024
+"""Flushes after which the file is looked at, a few times a second in a rank that polls."""
 
 
 class RecordingWriter:
     """Writes one recording. Rounds and items come from the rank's main thread, events from any thread."""
 
-    def __init__(self, path: Path, mapping: mmap.mmap, size: int) -> None:
+    def __init__(self, path: Path, store: Store) -> None:
         self.path = path
-        self.size = size
-        self._map = mapping
+        self.size = store.size
         (
             self._rounds_off,
             self.rounds_capacity,
@@ -33,93 +35,95 @@ class RecordingWriter:
             self.items_capacity,
             self._events_off,
             self._events_cap,
-        ) = f.layout(size)
+        ) = f.layout(store.size)
         self._round_seq = 0
         self._items_written = 0
         self._event_seq = itertools.count(1)
-        # The header as 8-byte words: a store of one is a single store of the processor, so that nobody reads half of it.
-        self._words = memoryview(mapping)[: f.HEADER_SIZE].cast("Q")
-        self._since_trim = 0
+        self._store = store
+        # The counters of the header: 8-byte words in memory, and all of them in the file after each flush.
+        shadow = bytearray(_COUNTERS_END - f.PULSE_OFFSET)
+        self._words = memoryview(shadow).cast("Q")
+        self._write_words = store.window(f.PULSE_OFFSET, shadow)
+        self._look_in = _LOOK_EVERY
+
+    @property
+    def reason(self) -> str:
+        """Why nothing is written any more, "" while it is."""
+        return self._store.reason
+
+    def when_stopped(self, call: Callable[[str], None]) -> None:
+        """Call ``call`` with the reason, once, where an error ends the recording; on the thread that met it."""
+        self._store.stopped = call
 
     @classmethod
     def create(cls, path: Path, identity_json: bytes, *, size: int = f.DEFAULT_SIZE) -> RecordingWriter:
         """Create ``path`` (mode 0600, must not exist), reserve ``size`` bytes and write the header.
 
-        Raises OSError when the file can't be made or its space can't be reserved, ValueError for a size under
-        MIN_SIZE, an identity over IDENTITY_MAX bytes or a big-endian machine.
+        Raises OSError when the file can't be made or its space can't be reserved or written, ValueError for a size under
+        MIN_SIZE, an identity over IDENTITY_MAX bytes or a big-endian machine. Nothing is left then.
         """
         if sys.byteorder != "little":
             raise ValueError("recordings are written on little-endian machines only")
         if size < f.MIN_SIZE:
             raise ValueError(f"a recording needs at least {f.MIN_SIZE} bytes, not {size}")
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        if len(identity_json) > f.IDENTITY_MAX:
+            raise ValueError(f"identity of {len(identity_json)} bytes is over {f.IDENTITY_MAX}")
+        survive_file_limits()
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             os.posix_fallocate(fd, 0, size)
-            mapping = mmap.mmap(fd, size)
+            head = _header(identity_json, size)
+            _write_all(fd, head[8:], 8)
+            _write_all(fd, f.MAGIC, 0)  # last: a reader that sees it sees the rest
         except BaseException:
-            path.unlink()
-            raise
-        finally:
             os.close(fd)
-        writer = cls(path, mapping, size)
-        writer.set_identity(identity_json)
-        fixed = f.FIXED.pack(
-            f.MAGIC,
-            f.VERSION,
-            f.HEADER_SIZE,
-            size,
-            time.time_ns(),
-            time.monotonic_ns(),
-            os.getpid(),
-            f.STATE_WRITING,
-            process_start(os.getpid()),
-            writer._rounds_off,
-            writer.rounds_capacity,
-            writer._items_off,
-            writer.items_capacity,
-            writer._events_off,
-            writer._events_cap,
-        )
-        mapping[8 : len(fixed)] = fixed[8:]
-        mapping[0:8] = f.MAGIC  # last: a reader that sees it sees the rest
-        return writer
+            path.unlink(missing_ok=True)
+            raise
+        return cls(path, Store(out_of_the_way(fd), size, _STOPPED))
 
     def set_identity(self, identity_json: bytes) -> None:
         """Replace the identity. Raises ValueError when it is over IDENTITY_MAX bytes."""
         if len(identity_json) > f.IDENTITY_MAX:
             raise ValueError(f"identity of {len(identity_json)} bytes is over {f.IDENTITY_MAX}")
-        end = f.IDENTITY_OFFSET + len(identity_json)
-        self._map[f.IDENTITY_OFFSET : end] = identity_json
-        f.IDENTITY_FIELDS.pack_into(self._map, f.IDENTITY_OFFSET_FIELDS, len(identity_json), crc32(identity_json))
+        self._store.put(f.IDENTITY_OFFSET, identity_json)
+        self._store.put(f.IDENTITY_OFFSET_FIELDS, f.IDENTITY_FIELDS.pack(len(identity_json), crc32(identity_json)))
 
     def pulse(self, ticks: int, mono_ns: int) -> None:
         """Say that the scheduler is alive: ``ticks`` turns so far, the last at ``mono_ns``."""
         words = self._words
-        words[_PULSE_WORD] = ticks
-        words[_PULSE_WORD + 1] = mono_ns
+        words[0] = ticks
+        words[1] = mono_ns
+        self.flush()
+
+    def flush(self) -> None:
+        """Bring into the file what was stored into the words of :meth:`visits` and :class:`LiveRun`: one write."""
+        self._write_words()
+        look_in = self._look_in = self._look_in - 1
+        if not look_in:
+            self._look_in = _LOOK_EVERY
+            self._store.look()
 
     def visits(self, queue: int) -> memoryview[int]:
         """Return the two words of queue code ``queue``: its turns so far (or-ed with EMPTY_BIT), and the last one's time.
 
-        The caller stores into them: the number when a turn begins, then the time.
+        The caller stores into them, and flushes.
         """
-        at = f.VISITS_OFFSET // 8 + 2 * queue
+        at = (f.VISITS_OFFSET - f.PULSE_OFFSET) // 8 + 2 * queue
         return self._words[at : at + 2]
 
     def live(self, stream: int) -> LiveRun:
         """Return what keeps the run that ``stream`` is in. Raises IndexError from MAX_STREAMS on."""
         if not 0 <= stream < f.MAX_STREAMS:
             raise IndexError(f"a recording has room for {f.MAX_STREAMS} streams")
-        first = f.REPEATS_OFFSET // 8 + f.REPEATS.size // 8 * stream
-        return LiveRun(self._map, self._words[first : first + 3], stream)
+        first = (f.REPEATS_OFFSET - f.PULSE_OFFSET + f.REPEATS.size * stream) // 8
+        return LiveRun(self._store, self._words[first : first + 3], stream)
 
     def close_run(self, head: tuple[int, ...], tail: bytes) -> None:
         """Append a run that has ended to the rounds ring."""
         seq = self._round_seq = self._round_seq + 1
         body = f.ROUND_HEAD.pack(seq, *head) + tail
         at = self._rounds_off + (seq - 1) % self.rounds_capacity * f.ROUND_SIZE
-        self._map[at : at + f.ROUND_SIZE] = body + _ROUND_PAD + crc32(body).to_bytes(4, "little")
-        self._trim(f.ROUND_SIZE)
+        self._store.put(at, body + _ROUND_PAD + crc32(body).to_bytes(4, "little"))
 
     def items(self, data: bytes) -> int:
         """Append item records (``data``: a multiple of ITEM_SIZE bytes) and return the number of the first one.
@@ -127,17 +131,18 @@ class RecordingWriter:
         Items beyond the ring's capacity overwrite the oldest; a batch larger than the ring keeps its end.
         """
         start = self._items_written
+        if not data:
+            return start
         count = len(data) // f.ITEM_SIZE
         at = start % self.items_capacity
         head = min(count, self.items_capacity - at)
         offset = self._items_off + at * f.ITEM_SIZE
-        self._map[offset : offset + head * f.ITEM_SIZE] = data[: head * f.ITEM_SIZE]
+        self._store.put(offset, data[: head * f.ITEM_SIZE])
         rest = data[head * f.ITEM_SIZE :]
         if rest:
             rest = rest[-self.items_capacity * f.ITEM_SIZE :]
-            self._map[self._items_off : self._items_off + len(rest)] = rest
+            self._store.put(self._items_off, rest)
         self._items_written = start + count
-        self._trim(len(data))
         return start
 
     def event(
@@ -157,28 +162,40 @@ class RecordingWriter:
         when = time.monotonic_ns() if mono_ns is None else mono_ns
         body = f.EVENT.pack(seq, when, kind, queue, 0, slot, room, a, b, text.encode("utf-8", "replace")[:72])
         offset = self._events_off + (seq - 1) % self._events_cap * f.EVENT_SIZE
-        self._map[offset : offset + f.EVENT_SIZE] = body + b"\0\0\0\0" + crc32(body).to_bytes(4, "little")
-        self._trim(f.EVENT_SIZE)
+        self._store.put(offset, body + b"\0\0\0\0" + crc32(body).to_bytes(4, "little"))
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return bytes of the file, for a client that has the control socket only."""
-        return self._map[offset : offset + length]
+        """Return bytes of the file, for a client that has the control socket only; fewer where it ends. Raises OSError."""
+        return self._store.read(offset, length)
 
-    def stop(self, *, closed: bool = True) -> None:
-        """Mark the recording as ended: closed in good order, or stopped because the writer gave up."""
-        f.STATE.pack_into(self._map, f.STATE_OFFSET, f.STATE_CLOSED if closed else f.STATE_STOPPED)
-
-    def _trim(self, written: int) -> None:
-        # Stored pages count as the rank's resident memory although they are the file's. Giving the mapping back now and
-        # then keeps the rank small; the data stays in the file.
-        self._since_trim += written
-        if self._since_trim > _TRIM_BYTES:
-            self._since_trim = 0
-            self._map.madvise(mmap.MADV_DONTNEED)
+    def stop(self) -> None:
+        """Mark the recording as closed in good order, and write no more."""
+        self._store.put(f.STATE_OFFSET, f.STATE.pack(f.STATE_CLOSED))
+        self._store.end()
 
 
+def _header(identity_json: bytes, size: int) -> bytearray:
+    head = bytearray(f.HEADER_SIZE)
+    pid = os.getpid()
+    f.FIXED.pack_into(
+        head, 0, f.MAGIC, f.VERSION, f.HEADER_SIZE, size, time.time_ns(), time.monotonic_ns(), pid, f.STATE_WRITING,
+        process_start(pid), *f.layout(size),
+    )  # fmt: skip
+    f.IDENTITY_FIELDS.pack_into(head, f.IDENTITY_OFFSET_FIELDS, len(identity_json), crc32(identity_json))
+    head[f.IDENTITY_OFFSET : f.IDENTITY_OFFSET + len(identity_json)] = identity_json
+    return head
+
+
+def _write_all(fd: int, data: bytes | bytearray, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(fd, view, offset)
+        offset, view = offset + done, view[done:]
+
+
+_STOPPED = (f.STATE_OFFSET, f.STATE.pack(f.STATE_STOPPED))
 _ROUND_PAD = b"\0" * (f.ROUND_CRC_OFFSET - f.ROUND_BODY_SIZE)
-_PULSE_WORD = f.PULSE_OFFSET // 8
+_COUNTERS_END = f.REPEATS_OFFSET + f.REPEATS.size * f.MAX_STREAMS
 _SEQ_TAG = (1 << 64 - f.REPEAT_BITS) - 1
 _pack_head, _pack_crc = f.ROUND_HEAD.pack_into, f.ROUND_CRC.pack_into
 
@@ -186,20 +203,20 @@ _pack_head, _pack_crc = f.ROUND_HEAD.pack_into, f.ROUND_CRC.pack_into
 class LiveRun:
     """The run one stream is in: two cells that are written in turn, so that a death in one leaves the other whole.
 
-    words: where a tap says that the run was repeated, as :data:`pdctl.recording.format.REPEATS` tells: first the time in
-    word 1, then ``tag | repeat`` in word 0; when that round has been applied the same in word 2. tag is the run's own.
+    words: where a tap says that the run was repeated, as :data:`pdctl.recording.format.REPEATS` tells: the time in word 1 and
+    ``tag | repeat`` in word 0; when that round has been applied the same in word 2. A flush brings them into the file. tag is
+    the run's own.
     """
 
-    __slots__ = ("_body", "_cell", "_map", "_places", "_seq", "tag", "words")
+    __slots__ = ("_body", "_cell", "_seq", "_write", "tag", "words")
 
-    def __init__(self, mapping: mmap.mmap, words: memoryview[int], stream: int) -> None:
+    def __init__(self, store: Store, words: memoryview[int], stream: int) -> None:
         self.words = words
         self.tag = 0
-        self._map = mapping
-        first = f.LIVE_OFFSET + 2 * stream * f.ROUND_SIZE
-        self._places = tuple(slice(at, at + f.ROUND_SIZE) for at in (first, first + f.ROUND_SIZE))
         self._seq = 0
         self._cell = bytearray(f.ROUND_SIZE)
+        first = f.LIVE_OFFSET + 2 * stream * f.ROUND_SIZE
+        self._write = tuple(store.window(at, self._cell) for at in (first, first + f.ROUND_SIZE))
         self._body = memoryview(self._cell)[: f.ROUND_BODY_SIZE]
 
     def store(self, head: tuple[int, ...], tail: bytes) -> None:
@@ -209,9 +226,11 @@ class LiveRun:
         _pack_head(cell, 0, seq, *head)
         cell[f.ROUND_HEAD.size : f.ROUND_BODY_SIZE] = tail
         _pack_crc(cell, f.ROUND_CRC_OFFSET, crc32(self._body))
-        self._map[self._places[seq & 1]] = cell
+        self._write[seq & 1]()
         self.tag = (seq & _SEQ_TAG) << f.REPEAT_BITS
-        self.words[0] = self.words[2] = 0  # or they would fit a cell 65,536 further on
+        self.words[0] = self.words[2] = (
+            0  # in the file with the next flush; until then their tag does not fit this cell
+        )
 
 
 def process_start(pid: int) -> int:

@@ -1,0 +1,177 @@
+"""The file of a recording, as its rank writes it: by calls that can fail, never by stores into a mapping.
+
+A store into a mapped file that somebody cuts off meanwhile ends the process by SIGBUS. A call that writes returns an error
+instead: the recording stops, and the engine goes on. What a call has written is the kernel's, and outlives the process.
+
+The calls keep the GIL: they take less than a microsecond, and a scheduler that gives the GIL away may wait milliseconds for
+it. Standard library only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import resource
+import signal
+import weakref
+from collections.abc import Callable
+
+_LIBC = ctypes.PyDLL(None)
+_put = _LIBC["pwrite"]
+_put.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_long]
+_put.restype = ctypes.c_ssize_t
+_put_prepared = _LIBC["pwrite"]  # for arguments that are C values already, which is a third faster
+_put_prepared.restype = ctypes.c_ssize_t
+
+_HIGH = 900
+"""Descriptors from here on are not given to what the engine opens next, should it close what it does not know."""
+_BLOCK = 512  # bytes in a unit of st_blocks, whatever the file system
+
+
+class Store:
+    """One file of ``size`` bytes that is open for reading and writing at ``fd``, which is this object's from now on.
+
+    farewell: (offset, bytes) written, where that can be done, when writing stops because of an error. stopped: called then,
+    once, with the reason, and must not raise. reason: the same, "" while all is well.
+    """
+
+    def __init__(self, fd: int, size: int, farewell: tuple[int, bytes]) -> None:
+        self.size = size
+        self.reason = ""
+        self.stopped: Callable[[str], None] | None = None
+        self._farewell = farewell
+        self._fd = fd
+        self._out = ctypes.c_int(fd)  # -1 once nothing is written any more; all that write share it
+        found = os.fstat(fd)
+        self._file = (found.st_dev, found.st_ino)
+        self._reserved = found.st_blocks * _BLOCK >= size
+        _stores.add(self)
+
+    def __del__(self) -> None:
+        self.end()
+        if self._fd >= 0:
+            os.close(self._fd)
+
+    def put(self, offset: int, data: bytes) -> None:
+        """Write ``data`` at ``offset``. Never raises: where that fails, writing stops."""
+        if _put(self._out, data, len(data), offset) != len(data):
+            self._failed(offset, data)
+
+    def window(self, offset: int, buffer: bytearray) -> Callable[[], None]:
+        """Return what writes ``buffer``, as it is then, at ``offset``. It never raises either."""
+        held = (ctypes.c_char * len(buffer)).from_buffer(buffer)
+        length = len(buffer)
+        place = (self._out, ctypes.c_void_p(ctypes.addressof(held)), ctypes.c_size_t(length), ctypes.c_long(offset))
+
+        def write(held: object = held) -> None:  # noqa: ARG001  # what is written stays where it is
+            if _put_prepared(*place) != length:
+                self._failed(offset, bytes(buffer))
+
+        return write
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return bytes of the file, fewer where it ends, none in a child of the rank. Raises OSError."""
+        return os.pread(self._fd, length, offset) if self._fd >= 0 else b""
+
+    def look(self) -> None:
+        """Stop writing where the file is no longer what it was: cut off, with holes in it, or not behind this descriptor.
+
+        Never raises. A file that was removed or renamed is still written: it can be read through the control socket.
+        """
+        if self._out.value < 0:
+            return
+        try:
+            found = os.fstat(self._fd)
+        except OSError as error:
+            self.stop(error.strerror or str(error))
+            return
+        if (found.st_dev, found.st_ino) != self._file:
+            self._fd = -1  # the engine closed it, and has opened something else there
+            self.stop("its descriptor was closed")
+        elif found.st_size < self.size:
+            self.stop(f"somebody cut its file off at {found.st_size} of {self.size} bytes")
+        elif self._reserved and found.st_blocks * _BLOCK < self.size:
+            self.stop("somebody took blocks out of its file")
+
+    def stop(self, reason: str) -> None:
+        """Write no more, and say why to whom it concerns. Never raises."""
+        if self._out.value < 0:
+            return
+        self._out.value = -1
+        self.reason = reason
+        offset, data = self._farewell
+        try:
+            if self._fd >= 0 and os.fstat(self._fd).st_size == self.size:
+                os.pwrite(self._fd, data, offset)
+        except OSError:
+            pass
+        if self.stopped is not None:
+            self.stopped(reason)
+
+    def end(self) -> None:
+        """Write no more; what is there can still be read."""
+        self._out.value = -1
+
+    def forked(self) -> None:
+        """Let go of the file: this process is a child of the one it belongs to."""
+        self.end()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _failed(self, offset: int, data: bytes) -> None:
+        """Write again what was not written, or not all of it, and stop with the reason where it fails again."""
+        if self._out.value < 0:
+            return
+        try:
+            while data:
+                done = os.pwrite(self._fd, data, offset)
+                if not done:
+                    self.stop("nothing can be written to its file")
+                    return
+                offset, data = offset + done, data[done:]
+        except OSError as error:
+            self.stop(error.strerror or str(error))
+
+
+def out_of_the_way(fd: int) -> int:
+    """Return a descriptor for the same file that nothing else will get by chance, and close ``fd``; or ``fd`` itself.
+
+    Some libraries close all descriptors when they start a daemon. The number of this one must not come to stand for a file
+    of the engine.
+    """
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if soft != resource.RLIM_INFINITY and soft <= _HIGH:
+        return fd
+    try:
+        high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH)
+    except OSError:
+        return fd
+    os.close(fd)
+    return high
+
+
+def survive_file_limits() -> None:
+    """See to it that a write beyond RLIMIT_FSIZE is an error and not the end of the process, as Python does at its start.
+
+    Raises OSError where the signal has its default action and can't be ignored from here.
+    """
+    if signal.getsignal(signal.SIGXFSZ) is not signal.SIG_DFL:
+        return
+    try:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    except ValueError:
+        raise OSError("SIGXFSZ would end this process, and only its main thread can ignore it") from None
+
+
+_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for store in list(_stores):
+        store.forked()
+    _stores.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
