@@ -1,7 +1,6 @@
 # Every target sets up what it needs; `make setup` is instant when nothing changed.
 PYTHON ?= python3
 BIN := .venv/bin
-WORKERS ?= auto
 # Tests that share a host or a pair of servers stay in one worker; what takes longest comes first.
 BESIDE ?= -n 2 --dist loadgroup --no-loadscope-reorder
 ENGINE_VERSIONS ?= 0.5.12.post1 0.5.13.post1 0.5.10.post1 0.5.23
@@ -24,7 +23,7 @@ demo: setup
 	@$(BIN)/pdctl demo
 
 test: setup
-	$(BIN)/python -m pytest tests/unit tests/system -m 'not long' -n $(WORKERS)
+	$(BIN)/python -m pytest tests/unit tests/system -m 'not long' -n auto --dist loadscope
 
 engine: setup
 	@$(BIN)/python -m tests.engine.install --versions $(ENGINE_VERSIONS)
@@ -34,7 +33,8 @@ test-engine: engine
 
 test-long: engine
 	PDCTL_TEST_DRILLS=all $(BIN)/python -m pytest tests/system/test_drills.py
-	$(BIN)/python -m pytest tests/unit tests/system tests/engine -m long
+	$(BIN)/python -m pytest tests/unit tests/system -m long
+	$(BIN)/python -m pytest tests/engine -m long
 
 check: setup
 	$(BIN)/ruff check .

@@ -8,10 +8,17 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests.support import apart
 from tests.support.patience import patience
+
+# No test asserts a time, and neither does hypothesis: on a busy machine any example may take long.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 WORKERS_A_CORE = 4
 """Tests wait for most of their time."""

@@ -19,14 +19,17 @@ from tests.engine.env import (
 from tests.engine.light.host import LightHost
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Tests of one version's pair, or of its light host, run in one worker."""
+    callspec = getattr(item, "callspec", None)
+    version = callspec.params.get("version") if callspec else None
+    if version:
+        item.add_marker(pytest.mark.xdist_group(f"{'pair' if has_pair(item) else 'light'}-{version}"))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of one version's pair, or of its light host, run in one worker; pairs come first, since they take longest."""
-    for item in items:
-        callspec = getattr(item, "callspec", None)
-        version = callspec.params.get("version") if callspec else None
-        if version and Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group(f"{'pair' if has_pair(item) else 'light'}-{version}"))
+    """Pairs come first, since they take longest."""
     items.sort(key=lambda item: not has_pair(item))
 
 

@@ -32,6 +32,7 @@ class Labs:
             **{k: v for k, v in os.environ.items() if not k.startswith("PDCTL_")},
             "PDCTL_RUN_DIR": str(self.folder / "run"),
             "PDCTL_RECORD_DIR": str(self.folder / "rec"),
+            "XDG_STATE_HOME": str(self.folder / "state"),
         }
 
     def __enter__(self) -> Labs:  # noqa: PYI034
@@ -73,7 +74,8 @@ class Labs:
 
     def files(self) -> list[str]:
         """Return every file in the run and record directories except the lock that outlives labs."""
-        found = [p for p in self.folder.rglob("*") if not p.is_dir() and p.name != ".labs.lock"]
+        found = [p for name in ("run", "rec") for p in (self.folder / name).rglob("*")]
+        found = [p for p in found if not p.is_dir() and p.name != ".labs.lock"]
         return sorted(str(p.relative_to(self.folder)) for p in found)
 
 

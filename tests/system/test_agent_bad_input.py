@@ -9,8 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -20,12 +18,6 @@ from pdctl.model import Status
 from tests.support.tiny_ranks import ROOT, TinyRanks, Wire
 
 pytestmark = pytest.mark.system
-
-
-@pytest.fixture
-def ranks(tmp_path: Path) -> Iterator[TinyRanks]:
-    with TinyRanks(tmp_path) as ranks:
-        yield ranks
 
 
 def test_frames_of_garbage_are_answered_with_an_error(ranks: TinyRanks) -> None:

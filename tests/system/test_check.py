@@ -19,7 +19,7 @@ from tests.support.patience import until
 pytestmark = [pytest.mark.system, pytest.mark.timeout(3600, method="signal")]  # the machine may be busy
 
 PATIENT = ("--rank-timeout", "60s", "--timeout", "60s")
-LOOKS = int(os.environ.get("PDCTL_TEST_CHECKS", "15"))
+LOOKS = int(os.environ.get("PDCTL_TEST_CHECKS", "5"))
 """Runs on the healthy cluster; 1000 for the record."""
 
 

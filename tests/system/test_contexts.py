@@ -13,11 +13,9 @@ pytestmark = pytest.mark.system
 
 
 @pytest.fixture
-def cluster(tmp_path):
-    made = Cluster(tmp_path)
-    made.env["XDG_CONFIG_HOME"] = str(tmp_path / "config")
-    yield made
-    made.close()
+def cluster(cluster: Cluster) -> Cluster:
+    cluster.env["XDG_CONFIG_HOME"] = str(cluster.folder / "config")
+    return cluster
 
 
 def bare(cluster: Cluster) -> None:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,12 +21,6 @@ from tests.support.patience import until
 pytestmark = pytest.mark.system
 
 PREFILL, TP0, TP1 = "prefill dp0 pp0 tp0", "decode dp0 pp0 tp0", "decode dp0 pp0 tp1"
-
-
-@pytest.fixture
-def labs() -> Iterator[Labs]:
-    with Labs() as labs:
-        yield labs
 
 
 def dump(labs: Labs, what: str, *options: object, code: int | None) -> dict[str, Any]:

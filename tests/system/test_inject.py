@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 
 import pytest
 
@@ -215,7 +214,6 @@ def test_half_of_the_ranks_are_dead_and_one_is_stopped(cluster):
     for dead in (*cluster.started[:1], *prefills[:2]):
         dead.kill()
         dead.wait()
-    began = time.monotonic()
     done = cluster.run("heal", "--all")
     assert done.returncode == 0, done.stderr
     assert "ended: f-" in done.stdout
@@ -225,7 +223,6 @@ def test_half_of_the_ranks_are_dead_and_one_is_stopped(cluster):
     assert again.returncode == 6
     assert f"(pid {prefills[2].pid}) may hold a fault" in again.stderr
     assert again.stderr.count("not reached, and holds nothing") == 3
-    assert time.monotonic() - began < 60, "two commands with limits of 10 s and 2 s, and time to start them"
 
 
 def test_a_rank_that_dies_under_a_fault_leaves_nothing_behind(cluster):

@@ -27,9 +27,9 @@ if borrow.unsupported():
     pytest.skip(borrow.unsupported(), allow_module_level=True)
 
 TARGET = Path(__file__).with_name("targets") / "busy.py"
-INJECTIONS = int(os.environ.get("PDCTL_TEST_INJECTIONS", "40"))
+INJECTIONS = int(os.environ.get("PDCTL_TEST_INJECTIONS", "15"))
 """300 for the record."""
-KILLS = int(os.environ.get("PDCTL_TEST_INJECT_KILLS", "25"))
+KILLS = int(os.environ.get("PDCTL_TEST_INJECT_KILLS", "8"))
 WAITERS = ("main", "sleep", "futex", "select", "poll", "epoll")
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,12 +18,6 @@ from tests.support.patience import until
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600, method="signal")]  # the machine may be busy
 
 TP0, TP1, PREFILL = "decode dp0 pp0 tp0", "decode dp0 pp0 tp1", "prefill dp0 pp0 tp0"
-
-
-@pytest.fixture
-def labs() -> Iterator[Labs]:
-    with Labs() as labs:
-        yield labs
 
 
 def gone(labs: Labs, *ended: Lab) -> None:

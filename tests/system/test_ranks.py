@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,12 +25,6 @@ from pdctl.model import Status
 from tests.support.tiny_ranks import PATIENT, TinyRanks, stop
 
 pytestmark = pytest.mark.system
-
-
-@pytest.fixture
-def ranks(tmp_path: Path) -> Iterator[TinyRanks]:
-    with TinyRanks(tmp_path) as ranks:
-        yield ranks
 
 
 def by_pid(rows: list[dict[str, object]], child: subprocess.Popen[str]) -> dict[str, object]:

@@ -13,7 +13,6 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +28,9 @@ SMALL = {"PDCTL_RECORD_SIZE": str(256 * 1024)}
 
 
 @pytest.fixture
-def labs() -> Iterator[Labs]:
-    with Labs() as labs:
-        labs.env |= SMALL
-        yield labs
+def labs(labs: Labs) -> Labs:
+    labs.env |= SMALL
+    return labs
 
 
 def hang(labs: Labs) -> Lab:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,9 @@ PREFILL, TP0, TP1 = "prefill dp0 pp0 tp0", "decode dp0 pp0 tp0", "decode dp0 pp0
 
 
 @pytest.fixture
-def labs() -> Iterator[Labs]:
-    with Labs() as labs:
-        labs.env["PDCTL_RECORD_SIZE"] = str(256 * 1024)
-        yield labs
+def labs(labs: Labs) -> Labs:
+    labs.env["PDCTL_RECORD_SIZE"] = str(256 * 1024)
+    return labs
 
 
 def recording(labs: Labs, file: Path, *options: object) -> subprocess.Popen[str]:

@@ -84,12 +84,6 @@ def test_c1_of_real_sglang() -> None:
     assert "that repeat others left out" in done.stdout
 
 
-@pytest.fixture
-def labs() -> Any:
-    with Labs() as labs:
-        yield labs
-
-
 def recorded(labs: Labs, name: str) -> Path:
     file = labs.folder / f"{name}.pdtrace"
     labs.cli("record", file, code=None)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,7 @@ from tests.support.tiny_ranks import PATIENT, TinyRanks
 pytestmark = pytest.mark.system
 
 TP0, TP1 = "decode dp0 pp0 tp0", "decode dp0 pp0 tp1"
-RUNS = 50
-
-
-@pytest.fixture
-def labs() -> Iterator[Labs]:
-    with Labs() as labs:
-        yield labs
+RUNS = 20
 
 
 def look(labs: Labs, *options: object, code: int | None) -> dict[str, Any]:

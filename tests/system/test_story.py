@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,6 @@ pytestmark = pytest.mark.system
 
 PREFILL = "prefill dp0 pp0 tp0"
 TP0, TP1 = "decode dp0 pp0 tp0", "decode dp0 pp0 tp1"
-
-
-@pytest.fixture
-def labs() -> Iterator[Labs]:
-    with Labs() as labs:
-        yield labs
 
 
 def story(labs: Labs, asked: object, *options: object) -> dict[str, Any]:
