@@ -102,7 +102,7 @@ class Connection:
                 self._socket.settimeout(timeout_s)
                 self._socket.connect(self._path)
             self._socket.settimeout(timeout_s)
-            self._socket.sendall(data)
+            self._socket.sendall(data, socket.MSG_NOSIGNAL)
         except BaseException:
             self.close()
             raise

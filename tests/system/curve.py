@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import zmq
@@ -71,6 +72,17 @@ class Curve(Wire):
         for name, value in options.items():
             self.socket.setsockopt(getattr(zmq, name), value)
         self.socket.connect(endpoint)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.context.destroy(linger=0)
+
+    def send(self, *frames: bytes) -> None:
+        """Send frames as they are."""
+        self.socket.send_multipart(frames)
+
+    def reply(self, wait_ms: int = 20_000) -> wire.Reply | None:
+        """Return the next reply, None when none comes."""
+        return wire.decode_reply(self.socket.recv()) if self.socket.poll(wait_ms) else None
 
     def hello(self) -> None:
         """Ask who is there; the answer may never come."""
