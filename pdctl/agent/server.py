@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +25,8 @@ from pdctl.errors import Exit, PdctlError
 
 if TYPE_CHECKING:
     from pdctl.agent.core import Agent
+    from pdctl.agent.gateway import Gateway
     from pdctl.agent.paths import Registration
-    from pdctl.agent.tcp import TcpSocket
 
 IDLE_MS = 250
 AWAITING_MS = 20
@@ -51,7 +51,7 @@ class Server:
         self._context: zmq.Context[Any] = zmq.Context(io_threads=1)
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         self._thread = threading.Thread(target=self._run, name="pdctl-agent", daemon=True)
-        self._tcp: TcpSocket | None = None
+        self._gateway: Gateway | None = None
         self._stopping = False
         self._poll_awaited = getattr(agent.adapter, "poll_awaited", None)
         self.dropped = 0
@@ -70,28 +70,30 @@ class Server:
         try:
             socket.bind(f"ipc://{path}")
             path.chmod(0o600)
-            self._listen(env)
+            self._listen(path, env)
         except BaseException:
             self._context.destroy(linger=0)
             raise
         self._thread.start()
         return self._registration
 
-    def _listen(self, env: Mapping[str, str]) -> None:
-        """Bind the TCP socket where one is asked for, and say in the registration what came of it."""
+    def _listen(self, path: Path, env: Mapping[str, str]) -> None:
+        """Start the gateway where one is asked for, and say in the registration what came of it."""
         if not env.get("PDCTL_LISTEN", "").strip():
             return
         r = self._registration
         try:
-            from pdctl.agent.tcp import TcpSocket
+            from pdctl.agent.gateway import Gateway
 
-            self._tcp = TcpSocket(self._context, env, self._agent.note, self._rotated)
+            self._gateway = Gateway(env, path, self._agent.note, self._rotated)
         except Exception as error:  # no keys, a port in use, a pyzmq without CURVE: the rank has its other socket
             off = f"no TCP socket: {error}"
             self._registration = msgspec.structs.replace(r, tcp_off=off)
             self._agent.note(off)
         else:
-            self._registration = msgspec.structs.replace(r, tcp=self._tcp.endpoint, server_key=self._tcp.server_key)
+            self._registration = msgspec.structs.replace(
+                r, tcp=self._gateway.endpoint, server_key=self._gateway.server_key
+            )
         self._answers.registration = self._registration
 
     def _rotated(self, server_key: str) -> None:
@@ -108,6 +110,8 @@ class Server:
         self._thread.join(timeout=2.0)
         if not self._thread.is_alive():
             self._context.destroy(linger=0)
+        if self._gateway is not None:
+            self._gateway.close()
 
     def cpu_s(self) -> float:
         """Return the CPU seconds of the agent's thread so far; only that thread may ask."""
@@ -124,15 +128,14 @@ class Server:
             why = type(error).__name__
         if not self._stopping and os.getpid() == self._agent.pid:
             self._socket.close(linger=0)
-            if self._tcp is not None:
-                self._tcp.close()
+            if self._gateway is not None:
+                self._gateway.close()
             self._agent.thread_ended(why)
 
     def _turns(self) -> None:
-        turn = self._turn if self._tcp is None else self._turn_with(self._tcp)
         while not self._stopping and os.getpid() == self._agent.pid:
             try:
-                turn(AWAITING_MS if self._awaiting() else IDLE_MS)
+                self._turn(AWAITING_MS if self._awaiting() else IDLE_MS)
             except zmq.ContextTerminated:
                 return
             except Exception:  # one bad turn must not end the agent, nor spin
@@ -140,22 +143,10 @@ class Server:
                 time.sleep(0.05)
 
     def _turn(self, wait_ms: int) -> None:
+        if self._gateway is not None:
+            self._gateway.ready()
         if self._socket.poll(wait_ms):
             self._drain()
-
-    def _turn_with(self, tcp: TcpSocket) -> Callable[[int], None]:
-        """Return a turn that also serves the TCP socket."""
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        tcp.register(poller)
-
-        def turn(wait_ms: int) -> None:
-            ready = dict(poller.poll(tcp.resume(poller, wait_ms)))
-            if self._socket in ready:
-                self._drain()
-            tcp.turn(poller, ready, lambda frame, user: self._reply(frame, lambda op: tcp.check(user, op)))
-
-        return turn
 
     def _awaiting(self) -> bool:
         if self._poll_awaited is None:
@@ -187,14 +178,12 @@ class Server:
         except zmq.ZMQError:
             self.dropped += 1  # the client is gone or doesn't read
 
-    def _reply(self, frame: bytes, check: Callable[[str], None] | None = None) -> bytes:
-        """Return the answer to a request. check: raises where its operation is not for whoever asks."""
+    def _reply(self, frame: bytes) -> bytes:
+        """Return the answer to a request."""
         number = 0
         try:
             request = wire.decode_request(frame)
             number = request.id
-            if check is not None:
-                check(request.op)
             raw = wire.encode(self._answers.answer(request.op, request.args))
             if len(raw) > wire.MAX_MESSAGE - 1024:
                 raise PdctlError(f"the answer is {len(raw)} bytes, over the limit of {wire.MAX_MESSAGE}")
