@@ -14,6 +14,7 @@ import os
 import resource
 import select
 import socket
+import stat
 import struct
 import time
 from collections import Counter, OrderedDict
@@ -26,9 +27,9 @@ from pdctl.stream import HEAD, PART, Reader
 MAX_CONNECTIONS = 64
 MAX_UNSENT = 8 << 20
 """Bytes of answers that wait to be read, over all clients. Over it nobody is answered until some are gone."""
-PEER_SHARE = 0.3
+PEER_SHARE = 0.5
 """Seconds of CPU a second that the connections of one process may use, once their burst is used up."""
-ALL_SHARE = 0.5
+ALL_SHARE = 0.7
 """The same for all connections together."""
 BURST_S = 1.0
 REQUEST_S = 10.0
@@ -113,6 +114,7 @@ class LocalSocket:
         self._accept_at = self._look_at = now
         self._reserve = -1
         self._noted: set[str] = set()
+        self._inode = 0
         self._listener = self._bind()
         self._keep_reserve()
 
@@ -302,6 +304,7 @@ class LocalSocket:
             self._path.chmod(0o600)
             made.listen(128)
             made.setblocking(False)
+            self._inode = self._path.lstat().st_ino
         except BaseException:
             made.close()
             raise
@@ -314,7 +317,7 @@ class LocalSocket:
         self._look_at = now + LOOK_S
         if self._reserve < 0 and self._accepts:
             self._keep_reserve()
-        if self._path.exists() or not self._path.parent.exists():
+        if not self._lost():
             return
         try:
             before, self._listener = self._listener, self._bind()
@@ -323,6 +326,24 @@ class LocalSocket:
             return
         before.close()
         self._note("its socket was taken away; it listens at the same name again")
+
+    def _lost(self) -> bool:
+        """Whether nobody can come in by the name: it is gone, or is a socket on which nobody listens any more."""
+        try:
+            there = self._path.lstat()
+        except OSError:
+            return self._path.parent.exists()
+        if there.st_ino == self._inode or not stat.S_ISSOCK(there.st_mode):
+            return False
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)
+            try:
+                probe.connect(os.fspath(self._path))
+            except ConnectionRefusedError:
+                return True
+            except OSError:
+                pass
+        return False
 
     def _once(self, text: str) -> None:
         if text not in self._noted and len(self._noted) < 64:

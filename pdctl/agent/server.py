@@ -25,7 +25,7 @@ from pdctl.errors import Exit, PdctlError
 
 if TYPE_CHECKING:
     from pdctl.agent.core import Agent
-    from pdctl.agent.gateway import Gateway  # type: ignore[import-untyped, unused-ignore]
+    from pdctl.agent.gateway import Gateway
     from pdctl.agent.paths import Registration
 
 IDLE_MS = 250
@@ -77,7 +77,9 @@ class Server:
             from pdctl.agent.gateway import Gateway
 
             self._gateway = Gateway(env, path, self._agent.note, self._rotated)
-        except Exception as error:  # no keys, a port in use, a pyzmq without CURVE: the rank has its other socket
+        except (
+            Exception
+        ) as error:  # no keys, a port in use, a gateway that does not start: the rank has its other socket
             off = f"no TCP socket: {error}"
             self._registration = msgspec.structs.replace(r, tcp_off=off)
             self._agent.note(off)

@@ -52,6 +52,15 @@ def endpoint_of(ranks: TinyRanks, pid: int) -> str:
     return str(json.loads(path.read_text())["tcp"])
 
 
+def gateway_of(pid: int) -> int:
+    """Return the pid of a rank's gateway. Raises AssertionError while it has none."""
+    children = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    [gateway] = [child for child in children if b"gateway/process.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return gateway
+
+
 def notes(ranks: TinyRanks, pid: int) -> list[str]:
     """Return what a rank's agent noted in its recording."""
     [path] = ranks.record_dir.glob(f"{pid}-*.pdrec")

@@ -165,8 +165,10 @@ def test_the_socket_file_is_deleted(cluster):
     prefill = cluster.pair()
     command = cluster.start(*INJECT, "10m", "--for", "15m")
     until(lambda: held(cluster), "a hit")
-    sock(cluster, prefill).unlink()
-    ended_unseen(cluster, command, "is gone")
+    path = sock(cluster, prefill)
+    path.unlink()
+    path.mkdir()  # else it would listen there again
+    ended_unseen(cluster, command, "nobody listens")
 
 
 def test_the_connection_is_cut_and_can_not_be_made_again(cluster):
@@ -175,8 +177,10 @@ def test_the_connection_is_cut_and_can_not_be_made_again(cluster):
     until(lambda: held(cluster), "a hit")
     path = sock(cluster, prefill)
     path.rename(path.with_suffix(".away"))
+    path.mkdir()  # else it would listen there again
     assert cut(command, path), "the command has a connection"
-    ended_unseen(cluster, command, "is gone")
+    ended_unseen(cluster, command, "nobody listens")
+    path.rmdir()
     path.with_suffix(".away").rename(path)
     assert cluster.faults() == [], "the rank itself was there all the time"
     assert cluster.run("heal", "--all").returncode == 0
