@@ -181,13 +181,13 @@ def snapshot(options: argparse.Namespace) -> dict[str, Any]:
     the GIL. gap: the longest time in which a spinning main thread did not get on, with a question and without.
     """
     import msgspec
-    import zmq
 
     from benchmarks.statistics import quartiles
     from pdctl import wire
     from pdctl.agent.core import Agent
     from pdctl.engines.sglang import queues as queue_reader
     from pdctl.model import Snapshot
+    from pdctl.stream import Connection
 
     engine = scheduler(options.requests)
     agent = Agent.start(adapter(engine))
@@ -209,16 +209,14 @@ def snapshot(options: argparse.Namespace) -> dict[str, Any]:
     stop = threading.Event()
 
     def ask() -> None:
-        socket = zmq.Context.instance().socket(zmq.DEALER)
-        socket.connect(agent.registration.endpoint)
+        connection = Connection(agent.registration.endpoint.removeprefix("ipc://"))
         while not stop.is_set():
             asked.wait()
             asked.clear()
             if not stop.is_set():
-                socket.send(wire.encode(wire.Request("queues")))
-                body = wire.decode_reply(socket.recv()).body
+                body = wire.decode_reply(connection.ask(wire.encode(wire.Request("queues")), 60)).body
                 replies.append(len(msgspec.msgpack.decode(body)["queues"]["decode.transfer"]))
-        socket.close(linger=0)
+        connection.close()
 
     asker = threading.Thread(target=ask)
     asker.start()

@@ -2,32 +2,51 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import select
 import socket
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-import zmq
 
 from pdctl import wire
 from pdctl.errors import Exit
+from pdctl.lines import AGAIN_S, Line, LocalLine
 from pdctl.observed import Answer, FoundRank, Silence
 from pdctl.processes import Process, look
 
 if TYPE_CHECKING:
+    from pdctl.far_lines import FarLine, Memory
     from pdctl.outside.ranks import Asking
     from pdctl.recording.reader import Recording
-    from pdctl.remote import Watch
 
 TIMEOUT_S = 10.0
 RANK_TIMEOUT_S = 2.0
 CHUNK = 512 * 1024
+MAX_RECORDING = 1 << 30
+"""Bytes of a recording that is fetched through a socket, and of all that one client fetches."""
+MAX_ERROR = 2000
+"""Characters of an agent's error that are passed on."""
+_LIMITS = {"hello": 64 << 10, "status": 1 << 20, "settings": 256 << 10, "leave": 4 << 10}
+"""Bytes of an answer where it is known to be small."""
+_FRAME = 1 << 10
+"""Bytes of a reply around its body."""
+SMALL = 256 << 10
+"""Bytes of an answer that any rank may give."""
+MAX_LARGE = 16 << 20
+"""Bytes of all larger answers to one question together."""
 _TICK_S = 0.002
 """What a poll that counts milliseconds may leave of a deadline that it waited for: none."""
 _CUT_OFF = "connected, but nothing comes back: its host is cut off, its process is stopped, or something holds the GIL"
+
+_TOO_LARGE = f"its answer can't be read: answers over {SMALL >> 10} KiB may take {MAX_LARGE >> 20} MiB together"
+_BROKEN = frozenset((Silence.GARBAGE, Silence.REFUSED, Silence.DEAD, Silence.NOT_AUTHORISED))
+"""After these a connection is made anew."""
 
 T = TypeVar("T")
 
@@ -43,6 +62,26 @@ class Deadline:
         return max(0.0, min(most, self._end - time.monotonic()))
 
 
+@dataclass
+class _Question:
+    """One question to one rank. sent: when, on the monotonic clock."""
+
+    index: int
+    rank: FoundRank
+    op: str
+    args: dict[str, Any]
+    number: int = 0
+    sent: float = 0.0
+    line: Line = field(init=False)
+
+    @property
+    def limit(self) -> int:
+        """The bytes that an answer to it may have."""
+        if self.op == "recording":
+            return int(self.args.get("length", 0)) + _FRAME
+        return _LIMITS.get(self.op, wire.MAX_MESSAGE)
+
+
 class Client:
     """Keeps one connection to each rank asked. ``timeout_s`` runs from the client's making, over all its questions.
 
@@ -50,14 +89,16 @@ class Client:
     """
 
     def __init__(self, *, timeout_s: float = TIMEOUT_S, rank_timeout_s: float = RANK_TIMEOUT_S) -> None:
-        self._context = zmq.Context(io_threads=1)
-        self._sockets: dict[str, zmq.Socket[bytes]] = {}
-        self._watches: dict[str, Watch] = {}
+        self._local: dict[str, LocalLine] = {}
+        self._far: dict[str, FarLine] = {}
+        self._context: Any = None
+        """ZeroMQ's, once there is a rank of another host."""
         self._numbers = itertools.count(1)
         self._timeout_s = timeout_s
         self._rank_timeout_s = rank_timeout_s
         self.deadline = Deadline(timeout_s)
         self._given_up: dict[str, Answer[Any]] | None = None
+        self._fetched = 0
 
     @property
     def rank_timeout_s(self) -> float:
@@ -72,9 +113,11 @@ class Client:
 
     def close(self) -> None:
         """Drop all connections; what was asked and not answered is forgotten."""
-        for connection in list(self._sockets):
+        for connection in [*self._local, *self._far]:
             self._drop(connection)
-        self._context.destroy(linger=0)
+        if self._context is not None:
+            self._context.destroy(linger=0)
+            self._context = None
 
     def restart(self) -> None:
         """Begin the overall deadline anew, for a command that follows ranks and asks again and again."""
@@ -104,46 +147,121 @@ class Client:
     ) -> list[Answer[T]]:
         """Ask each rank ``op`` with arguments of its own; otherwise as :meth:`ask`. No rank may be in it twice."""
         answers: dict[int, Answer[T]] = {}
-        waiting: dict[zmq.Socket[bytes], tuple[int, int, float]] = {}
-        poller = zmq.Poller()
         outside = [index for index, (rank, _) in enumerate(questions) if rank.state == "outside"]
         asking = self._from_outside([questions[index] for index in outside], op) if outside else None
+        patience = Deadline(self.deadline.left(self._rank_timeout_s))
+        waiting: list[_Question] = []
         for index, (rank, args) in enumerate(questions):
             if rank.state == "outside":
                 continue
             if self._given_up and rank.connection in self._given_up:
                 answers[index] = self._given_up[rank.connection]
                 continue
-            silent = unreachable(rank)
+            question = _Question(index, rank, op, args)
+            silent = _not_asked(rank) or self._begin(question)
             if silent is not None:
                 answers[index] = Answer(rank, None, *silent)
-                continue
-            sock = self._socket(rank)
-            number = next(self._numbers)
-            try:
-                sock.send(wire.encode(wire.Request(op, id=number, args=args)), zmq.NOBLOCK)
-            except zmq.ZMQError as error:
-                answers[index] = Answer(rank, None, Silence.TIMED_OUT, f"question can't be sent: {error}")
-                continue
-            waiting[sock] = (index, number, time.monotonic())
-            poller.register(sock, zmq.POLLIN)
-        patience = Deadline(self.deadline.left(self._rank_timeout_s))
-        while waiting:
-            ready = poller.poll(int(patience.left(3600.0) * 1000))
-            if not ready:
-                break
-            for sock, _ in ready:
-                index, number, sent = waiting[sock]
-                answer = _read(sock, questions[index][0], number, kind, sent)
-                if answer is not None:
-                    answers[index] = answer
-                    del waiting[sock]
-                    poller.unregister(sock)
-        for index, _, _ in waiting.values():
-            answers[index] = self._timed_out(questions[index][0])
+            else:
+                waiting.append(question)
+        for question in self._wait(waiting, answers, kind, patience):
+            answers[question.index] = self._timed_out(question.rank)
         if asking is not None:
             answers.update(zip(outside, asking.answers(), strict=True))
         return [answers[index] for index in range(len(questions))]
+
+    def _begin(self, question: _Question) -> tuple[Silence, str] | None:
+        """Send a question; returns why it can't be, None where it is on its way."""
+        rank = question.rank
+        question.number, question.sent = next(self._numbers), time.monotonic()
+        payload = wire.encode(wire.Request(question.op, id=question.number, args=question.args))
+        try:
+            question.line = self._line(rank)
+            question.line.begin(payload, question.limit)
+        except OSError as error:
+            self._drop(rank.connection)
+            return _no_connection(rank, error)
+        return None
+
+    def _wait(
+        self, waiting: list[_Question], answers: dict[int, Answer[T]], kind: type[T], patience: Deadline
+    ) -> list[_Question]:
+        """Put into ``answers`` what is answered, and return the questions that were not when patience was over."""
+        memory = self._memory() if any(question.rank.access is not None for question in waiting) else None
+        watch = _Watch(far=memory is not None)
+        for question in waiting:
+            watch.look(question)
+        large = 0
+        while watch.open:
+            left_s = patience.left(AGAIN_S if memory is not None or watch.ticking else 3600.0)
+            if memory is not None:
+                memory.waits()
+            ready = watch.ready(left_s)
+            if memory is not None and memory.waited():
+                return self._flooded(list(watch.open.values()), answers, kind, patience)
+            for question in ready:
+                answer, size = self._heard(question, kind, MAX_LARGE - large)
+                large += size if size > SMALL else 0
+                if answer is None and watch.held(question) > MAX_LARGE - large:
+                    answer = Answer(question.rank, None, Silence.GARBAGE, _TOO_LARGE)
+                if answer is None:
+                    watch.look(question)
+                    continue
+                answers[question.index] = answer
+                watch.forget(question)
+                if answer.silence in _BROKEN:
+                    self._drop(question.rank.connection)
+            if patience.left(1.0) < _TICK_S:
+                break
+        return list(watch.open.values())
+
+    def _heard(self, question: _Question, kind: type[T], room: int) -> tuple[Answer[T] | None, int]:
+        """Return the answer to a question, None while there is none, and the bytes it had. room: for a large one."""
+        rank = question.rank
+        try:
+            while (payload := question.line.turn()) is not None:
+                if len(payload) > SMALL and len(payload) > room:
+                    return Answer(rank, None, Silence.GARBAGE, _TOO_LARGE), 0
+                answer = _read(payload, question, kind)
+                if answer is not None:
+                    return answer, len(payload)
+                if question.line.poll_on is not None:
+                    break  # an answer to an older question; others are waited for as well
+        except OSError as error:
+            return Answer(rank, None, *_no_connection(rank, error)), 0
+        except ValueError as error:
+            return Answer(rank, None, Silence.GARBAGE, f"its answer can't be read: {error}"[:200]), 0
+        return None, 0
+
+    def _flooded(
+        self, waiting: list[_Question], answers: dict[int, Answer[T]], kind: type[T], patience: Deadline
+    ) -> list[_Question]:
+        """Go on after more came from other hosts than this process takes, which does not tell from whom: ask one by one."""
+        from pdctl.far_lines import MAX_HELD, give_back
+
+        far = [question for question in waiting if question.rank.access is not None]
+        for question in far:
+            self._drop(question.rank.connection)
+        give_back()
+        if len(far) == 1:
+            why = f"its answer can't be read: over {MAX_HELD >> 20} MiB came, and no end"
+            answers[far[0].index] = Answer(far[0].rank, None, Silence.GARBAGE, why)
+            far = []
+        unanswered = []
+        for number, question in enumerate(far):
+            silent = self._begin(question)
+            if silent is not None:
+                answers[question.index] = Answer(question.rank, None, *silent)
+                continue
+            share = Deadline(patience.left(3600.0) / (len(far) - number))
+            unanswered += self._wait([question], answers, kind, share)
+        near = [question for question in waiting if question.rank.access is None]
+        return unanswered + self._wait(near, answers, kind, patience)
+
+    @staticmethod
+    def _memory() -> Memory:
+        from pdctl.far_lines import Memory  # only where something is remote
+
+        return Memory()
 
     def _from_outside(self, questions: Sequence[tuple[FoundRank, dict[str, Any]]], op: str) -> Asking:
         from pdctl.outside.ranks import Asking  # knows the engine: only where there is such a rank
@@ -171,10 +289,12 @@ class Client:
             answer = _file_bytes(rank)
             if answer.silence is not Silence.NOT_AUTHORISED or not rank.live:
                 return answer, "file"
-        return self.part(rank, 0, rank.recording_size), "socket"
+        return self._whole(rank), "socket"
 
     def part(self, rank: FoundRank, offset: int, length: int) -> Answer[bytes]:
         """Return ``length`` bytes of the rank's recording from ``offset`` on through its socket, fewer where it ends."""
+        if length > MAX_RECORDING:
+            return Answer(rank, None, Silence.GARBAGE, _too_long(length))
         data = bytearray()
         while len(data) < length:
             args = {"offset": offset + len(data), "length": min(CHUNK, length - len(data))}
@@ -186,8 +306,18 @@ class Client:
             data += part.body
         return Answer(rank, bytes(data))
 
+    def _whole(self, rank: FoundRank) -> Answer[bytes]:
+        """Return the rank's recording through its socket, where there is room for as much as it is said to have."""
+        size = rank.recording_size
+        if size <= MAX_RECORDING < self._fetched + size:
+            held = f"its recording of {size >> 20} MiB is not fetched: {self._fetched >> 20} MiB were already, of "
+            return Answer(rank, None, Silence.ERROR, f"{held}{MAX_RECORDING >> 20} MiB that are at most")
+        answer = self.part(rank, 0, size)
+        self._fetched += len(answer.body or b"")
+        return answer
+
     def _fetch(self, rank: FoundRank) -> Answer[Recording]:
-        answer = self.part(rank, 0, rank.recording_size)
+        answer = self._whole(rank)
         if answer.body is None:
             return Answer(rank, None, answer.silence, answer.reason, answer.next_step, answer.code)
         from pdctl.recording.reader import BadRecording, parse  # loads numpy: only where there is something to read
@@ -197,27 +327,27 @@ class Client:
         except BadRecording as error:
             return Answer(rank, None, Silence.GARBAGE, f"its recording can't be read: {error}")
 
-    def _socket(self, rank: FoundRank) -> zmq.Socket[bytes]:
-        sock = self._sockets.get(rank.connection)
-        if sock is None:
-            sock = self._sockets[rank.connection] = self._context.socket(zmq.DEALER)
-            sock.setsockopt(zmq.LINGER, 0)
-            sock.setsockopt(zmq.MAXMSGSIZE, wire.MAX_MESSAGE)
-            sock.setsockopt(zmq.SNDHWM, 64)
-            if rank.access is not None:
-                from pdctl.remote import Watch  # only where something is remote
+    def _line(self, rank: FoundRank) -> Line:
+        """Return the connection to ``rank``, made where there is none."""
+        if rank.access is None:
+            return self._local.setdefault(rank.connection, LocalLine(rank.endpoint.removeprefix("ipc://")))
+        line = self._far.get(rank.connection)
+        if line is None:
+            import zmq  # only where something is remote
 
-                self._watches[rank.connection] = Watch(sock, rank.access)
-            sock.connect(rank.endpoint)
-        return sock
+            from pdctl.far_lines import FarLine
+
+            if self._context is None:
+                self._context = zmq.Context(io_threads=1)
+            line = self._far[rank.connection] = FarLine(self._context, rank)
+        return line
 
     def _drop(self, connection: str) -> str:
         """Close a connection; returns why it did not get through, "" where it did or is one to this host."""
-        sock, watch = self._sockets.pop(connection, None), self._watches.pop(connection, None)
-        why = watch.close() if watch is not None else ""
-        if sock is not None:
-            sock.close(linger=0)
-        return why
+        local, far = self._local.pop(connection, None), self._far.pop(connection, None)
+        if local is not None:
+            local.close()
+        return far.close() if far is not None else ""
 
     def _timed_out(self, rank: FoundRank) -> Answer[Any]:
         # A late answer to this question must not meet the next one on a full queue: the connection is made anew.
@@ -238,6 +368,10 @@ class Client:
         if self._given_up is not None:
             self._given_up[rank.connection] = answer
         return answer
+
+
+def _too_long(size: int) -> str:
+    return f"its recording is said to have {size} bytes: at most {MAX_RECORDING >> 30} GiB go through a socket"
 
 
 def recording_file(rank: FoundRank) -> Answer[Recording]:
@@ -279,6 +413,22 @@ def _refusal(error: OSError) -> Silence:
 
 def unreachable(rank: FoundRank) -> tuple[Silence, str] | None:
     """Return why it is no use to ask ``rank``, None when it may answer. Tries its socket, sends nothing."""
+    silent = _not_asked(rank)
+    if silent is not None or rank.access is not None:
+        return silent  # of another host: its connection tells, once it has been tried
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(rank.endpoint.removeprefix("ipc://"))
+        except BlockingIOError:
+            return None  # more connections wait than it takes: stopped, most likely; the timeout will tell
+        except OSError as error:
+            return _no_connection(rank, error)
+    return None
+
+
+def _not_asked(rank: FoundRank) -> tuple[Silence, str] | None:
+    """Return why ``rank`` is not to be asked, as far as is known without trying, None where it is."""
     if rank.silent:
         return rank.silent, rank.silent_why
     if rank.state == "no agent":
@@ -293,26 +443,25 @@ def unreachable(rank: FoundRank) -> tuple[Silence, str] | None:
         return Silence.NO_SOCKET, rank.endpoint_off or "it has no socket"
     if rank.protocol != wire.PROTOCOL:
         return Silence.PROTOCOL, f"its agent speaks protocol {rank.protocol}, this pdctl speaks {wire.PROTOCOL}"
-    if rank.access is not None:
-        return None  # its connection tells, once it has been tried
-    path = rank.endpoint.removeprefix("ipc://")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(path)
-        except BlockingIOError:
-            return None  # more connections wait than it takes: stopped, most likely; the timeout will tell
-        except (FileNotFoundError, ConnectionRefusedError) as error:
-            ended = _ended(rank, look(rank.identity.pid))
-            if ended:
-                return Silence.DEAD, ended
-            gone = isinstance(error, FileNotFoundError)
-            return Silence.REFUSED, f"its socket {path} is gone" if gone else f"nobody listens on its socket {path}"
-        except PermissionError:
-            return Silence.NOT_AUTHORISED, f"its socket {path} is not open to this user"
-        except OSError as error:
-            return Silence.REFUSED, f"its socket {path}: {error.strerror or error}"
     return None
+
+
+def _no_connection(rank: FoundRank, error: OSError) -> tuple[Silence, str]:
+    """Return what an error of a connection says of its rank."""
+    if rank.access is not None:
+        return Silence.TIMED_OUT, str(error)
+    path = rank.endpoint.removeprefix("ipc://")
+    if isinstance(error, PermissionError):
+        return Silence.NOT_AUTHORISED, f"its socket {path} is not open to this user"
+    if isinstance(error, (FileNotFoundError, ConnectionError)):
+        ended = _ended(rank, look(rank.identity.pid))
+        if ended:
+            return Silence.DEAD, ended
+    if isinstance(error, FileNotFoundError):
+        return Silence.REFUSED, f"its socket {path} is gone"
+    if isinstance(error, ConnectionRefusedError):
+        return Silence.REFUSED, f"nobody listens on its socket {path}"
+    return Silence.REFUSED, f"its socket {path}: {error.strerror or error}"
 
 
 def _ended(rank: FoundRank, process: Process) -> str:
@@ -322,17 +471,17 @@ def _ended(rank: FoundRank, process: Process) -> str:
     return process.words if process.state == "Z" else "process has ended"
 
 
-def _read(sock: zmq.Socket[bytes], rank: FoundRank, number: int, kind: type[T], sent: float) -> Answer[T] | None:
-    """Return the answer on ``sock``, None when what came is an answer to an older question."""
-    frames = sock.recv_multipart()
+def _read(payload: bytes, question: _Question, kind: type[T]) -> Answer[T] | None:
+    """Return the answer that ``payload`` is, None when it is one to an older question."""
+    rank = question.rank
     try:
-        reply = wire.decode_reply(frames[-1])
-        if reply.id not in (number, 0):
+        reply = wire.decode_reply(payload)
+        if reply.id not in (question.number, 0):
             return None
         if reply.error:
-            text, _, next_step = reply.error.partition("\n")
+            text, _, next_step = reply.error[: 2 * MAX_ERROR].partition("\n")
             silence = Silence.NOT_AUTHORISED if text.startswith(wire.NOT_AUTHORISED) else Silence.ERROR
-            return Answer(rank, None, silence, text, next_step, reply.code or Exit.UNREACHABLE)
+            return Answer(rank, None, silence, _cut(text), _cut(next_step), reply.code or Exit.UNREACHABLE)
         body = msgspec.msgpack.decode(reply.body, type=kind)
     except wire.ProtocolMismatch as error:
         return Answer(
@@ -343,7 +492,70 @@ def _read(sock: zmq.Socket[bytes], rank: FoundRank, number: int, kind: type[T], 
         )
     except (ValueError, TypeError) as error:
         return Answer(rank, None, Silence.GARBAGE, f"its answer can't be read: {error}"[:200])
-    return Answer(rank, body, round_trip_s=time.monotonic() - sent)
+    return Answer(rank, body, round_trip_s=time.monotonic() - question.sent)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]} …"
+
+
+class _Watch:
+    """The questions that wait for an answer, and which of them to look at."""
+
+    def __init__(self, *, far: bool) -> None:
+        self.open: dict[int, _Question] = {}
+        self.ticking: dict[int, _Question] = {}
+        """Those that no poll tells of: they are tried again and again."""
+        self._watched: dict[object, _Question] = {}
+        self._on: dict[int, object] = {}
+        self._held: dict[int, int] = {}
+        self._poll: Any = select.poll()
+        if far:
+            import zmq  # only where something is remote
+
+            self._poll = zmq.Poller()
+
+    def look(self, question: _Question) -> None:
+        """Watch what the question's line is to be watched by now."""
+        index, on = question.index, question.line.poll_on
+        self.open[index] = question
+        if on is not None and self._on.get(index) == on:
+            return
+        self._unwatch(question)
+        if on is None:
+            self.ticking[index] = question
+        else:
+            self.ticking.pop(index, None)
+            self._on[index] = on
+            self._watched[on] = question
+            self._poll.register(on, select.POLLIN)
+
+    def ready(self, wait_s: float) -> list[_Question]:
+        """Wait until there is one to look at; return all that are to be looked at."""
+        found = [self._watched[on] for on, _ in self._poll.poll(int(wait_s * 1000)) if on in self._watched]
+        return found + list(self.ticking.values())
+
+    def held(self, question: _Question) -> int:
+        """Return how many bytes of large answers are held, this question's too; 0 where its own is no large one."""
+        held = question.line.held
+        if held <= SMALL:
+            self._held.pop(question.index, None)
+            return 0
+        self._held[question.index] = held
+        return sum(self._held.values())
+
+    def forget(self, question: _Question) -> None:
+        """Wait no more for a question."""
+        self._unwatch(question)
+        for of in (self.open, self.ticking, self._held):
+            of.pop(question.index, None)
+
+    def _unwatch(self, question: _Question) -> None:
+        on = self._on.pop(question.index, None)
+        if on is not None and self._watched.get(on) is question:
+            del self._watched[on]
+            with contextlib.suppress(KeyError, OSError):
+                self._poll.unregister(on)
 
 
 __all__ = ["Answer", "Client", "Deadline", "Silence", "recording_file", "unreachable"]

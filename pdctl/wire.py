@@ -1,4 +1,6 @@
-"""What goes over a control socket: msgpack of msgspec structs, one request frame, one reply frame.
+"""What goes over a control socket: msgpack of msgspec structs, one request, one reply.
+
+Within a host they go over a Unix stream socket (:mod:`pdctl.stream`), between hosts each is one ZeroMQ frame.
 
 The protocol version is in both directions and is checked before the body is decoded: an agent of another version is
 named as such instead of being misread. Messages over MAX_MESSAGE bytes are refused by both sides.
@@ -10,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_MESSAGE = 8 * 1024 * 1024
 MAX_REQUEST = 64 * 1024
 NOT_AUTHORISED = "not authorised: "

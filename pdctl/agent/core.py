@@ -227,8 +227,8 @@ class Agent:
         for folder in paths.run_dirs(env):
             try:
                 return self._bind(paths.private_dir(folder), r, env)
-            except Exception as error:  # zmq missing, directory refused: said in the log line
-                reasons.append(str(error))
+            except Exception as error:  # directory refused, no thread or descriptor to be had: said in the log line
+                reasons.append(str(error) or type(error).__name__)
         return msgspec.structs.replace(r, endpoint_off="; ".join(reasons))
 
     def _store(self, env: Mapping[str, str]) -> str:
@@ -313,11 +313,13 @@ def _forked() -> None:
     agent, Agent.current = Agent.current, None
     if agent is None:
         return
-    _of_the_parent.append(agent)  # never finalized here: its ZeroMQ context belongs to the parent
-    try:
-        agent.adapter.hooks.remove_all()
-    except Exception:  # noqa: S110  # the child goes on, hooked or not
-        pass
+    _of_the_parent.append(agent)  # never finalized here: its files belong to the parent
+    for let_go in (agent.server.forked if agent.server is not None else None, agent.adapter.hooks.remove_all):
+        try:
+            if let_go is not None:
+                let_go()
+        except Exception:  # noqa: S110  # the child goes on, hooked or not
+            pass
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -26,7 +26,7 @@ STARTED = "started"
 ALREADY = "it has an agent already"
 LACKS = "lacks"
 """How it begins where a module is missing: then come its name and, in a second line, this process's Python."""
-NEEDS = ("msgspec", "pyzmq", "numpy")
+NEEDS = ("msgspec", "numpy")
 """Packages that an agent needs in the process's own Python, besides pdctl."""
 ROOM = 2000
 """Characters in it: its place is taken before anything is done, for a disk may be full."""

@@ -1,8 +1,8 @@
-"""The agent's thread: answers a ZeroMQ ROUTER socket while the rank's main thread does whatever it does.
+"""The agent's thread: answers the rank's socket while the rank's main thread does whatever it does.
 
-Nothing that arrives here can end the thread: what can't be read is answered with an error, or dropped where there is
-nobody to answer. Where something else ends it, it is not started again: it closes its socket, so that nobody waits for it,
-and says so in the recording, which the engine's own threads go on writing. Faults end without it.
+Nothing that arrives here can end the thread: what can't be read is answered with an error, or ends its connection. Where
+something else ends it, it is not started again: it closes its socket, so that nobody waits for it, and says so in the
+recording, which the engine's own threads go on writing. Faults end without it.
 """
 
 from __future__ import annotations
@@ -11,28 +11,25 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
-import zmq
 
 from pdctl import wire
 from pdctl.agent.answers import Answers
+from pdctl.agent.local import LocalSocket
 from pdctl.engines.base import Site
 from pdctl.errors import Exit, PdctlError
 
 if TYPE_CHECKING:
     from pdctl.agent.core import Agent
+    from pdctl.agent.gateway import Gateway
     from pdctl.agent.paths import Registration
-    from pdctl.agent.tcp import TcpSocket
 
 IDLE_MS = 250
 AWAITING_MS = 20
-_MAX_FRAMES = 4
-_BURST = 64
-"""Requests answered before the thread looks at anything else."""
 
 # Signals are the main thread's business. Those a fault raises in this thread must still reach their handler.
 _NOT_OURS = {
@@ -42,56 +39,54 @@ _NOT_OURS = {
 
 
 class Server:
-    """One daemon thread, its socket for this host and, where the environment asks for it, one for others."""
+    """One daemon thread, its socket for this host and, where the environment asks for it, a gateway for others."""
 
     def __init__(self, agent: Agent, registration: Registration) -> None:
         self._agent = agent
         self._registration = registration
         self._answers = Answers(agent, registration, self.cpu_s)
-        self._context: zmq.Context[Any] = zmq.Context(io_threads=1)
-        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        self._socket: LocalSocket | None = None
         self._thread = threading.Thread(target=self._run, name="pdctl-agent", daemon=True)
-        self._tcp: TcpSocket | None = None
+        self._gateway: Gateway | None = None
         self._stopping = False
         self._poll_awaited = getattr(agent.adapter, "poll_awaited", None)
         self.dropped = 0
 
     def start(self, path: Path, env: Mapping[str, str]) -> Registration:
-        """Bind the socket to ``path`` (mode 0600) and start the thread. Raises OSError (zmq.ZMQError is one).
+        """Bind the socket to ``path`` (mode 0600) and start the thread. Raises OSError, RuntimeError without a thread.
 
-        env: where PDCTL_LISTEN asks for a TCP socket, that is bound as well; where it can't be, the registration that is
+        env: where PDCTL_LISTEN asks for it, a gateway listens on TCP as well; where it can't, the registration that is
         returned says why, and the rest goes on.
         """
-        socket = self._socket
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_REQUEST)
-        socket.setsockopt(zmq.RCVHWM, 128)
-        socket.setsockopt(zmq.SNDHWM, 32)
+        self._socket = LocalSocket(path, self._reply, self._agent.note)
         try:
-            socket.bind(f"ipc://{path}")
-            path.chmod(0o600)
-            self._listen(env)
+            self._listen(path, env)
+            self._thread.start()
         except BaseException:
-            self._context.destroy(linger=0)
+            self._close()
+            path.unlink(missing_ok=True)
             raise
-        self._thread.start()
         return self._registration
 
-    def _listen(self, env: Mapping[str, str]) -> None:
-        """Bind the TCP socket where one is asked for, and say in the registration what came of it."""
+    def _listen(self, path: Path, env: Mapping[str, str]) -> None:
+        """Start the gateway where one is asked for, and say in the registration what came of it."""
         if not env.get("PDCTL_LISTEN", "").strip():
             return
         r = self._registration
         try:
-            from pdctl.agent.tcp import TcpSocket
+            from pdctl.agent.gateway import Gateway
 
-            self._tcp = TcpSocket(self._context, env, self._agent.note, self._rotated)
-        except Exception as error:  # no keys, a port in use, a pyzmq without CURVE: the rank has its other socket
+            self._gateway = Gateway(env, path, self._agent.note, self._rotated)
+        except (
+            Exception
+        ) as error:  # no keys, a port in use, a gateway that does not start: the rank has its other socket
             off = f"no TCP socket: {error}"
             self._registration = msgspec.structs.replace(r, tcp_off=off)
             self._agent.note(off)
         else:
-            self._registration = msgspec.structs.replace(r, tcp=self._tcp.endpoint, server_key=self._tcp.server_key)
+            self._registration = msgspec.structs.replace(
+                r, tcp=self._gateway.endpoint, server_key=self._gateway.server_key
+            )
         self._answers.registration = self._registration
 
     def _rotated(self, server_key: str) -> None:
@@ -107,55 +102,51 @@ class Server:
         self._stopping = True
         self._thread.join(timeout=2.0)
         if not self._thread.is_alive():
-            self._context.destroy(linger=0)
+            self._close()
+
+    def forked(self) -> None:
+        """Let go of the parent's connections in a forked child: they would seem open for as long as it lives."""
+        if self._socket is not None:
+            self._socket.forked()
 
     def cpu_s(self) -> float:
         """Return the CPU seconds of the agent's thread so far; only that thread may ask."""
         return time.thread_time()
 
+    def _close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+        if self._gateway is not None:
+            self._gateway.close()
+
     # ---- the thread -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_OURS)
-        why = "its ZeroMQ context was ended"
+        why = ""
         try:
             self._turns()
         except BaseException as error:  # one that ends threads: the engine must not hear of it
             why = type(error).__name__
         if not self._stopping and os.getpid() == self._agent.pid:
-            self._socket.close(linger=0)
-            if self._tcp is not None:
-                self._tcp.close()
+            self._close()
             self._agent.thread_ended(why)
 
     def _turns(self) -> None:
-        turn = self._turn if self._tcp is None else self._turn_with(self._tcp)
         while not self._stopping and os.getpid() == self._agent.pid:
             try:
-                turn(AWAITING_MS if self._awaiting() else IDLE_MS)
-            except zmq.ContextTerminated:
-                return
+                self._turn(AWAITING_MS if self._awaiting() else IDLE_MS)
             except Exception:  # one bad turn must not end the agent, nor spin
                 self.dropped += 1
                 time.sleep(0.05)
 
     def _turn(self, wait_ms: int) -> None:
-        if self._socket.poll(wait_ms):
-            self._drain()
-
-    def _turn_with(self, tcp: TcpSocket) -> Callable[[int], None]:
-        """Return a turn that also serves the TCP socket."""
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        tcp.register(poller)
-
-        def turn(wait_ms: int) -> None:
-            ready = dict(poller.poll(tcp.resume(poller, wait_ms)))
-            if self._socket in ready:
-                self._drain()
-            tcp.turn(poller, ready, lambda frame, user: self._reply(frame, lambda op: tcp.check(user, op)))
-
-        return turn
+        assert self._socket is not None
+        if self._gateway is None:
+            self._socket.turn(wait_ms)
+            return
+        self._gateway.ready()
+        self._socket.turn(wait_ms, self._gateway.fileno())
 
     def _awaiting(self) -> bool:
         if self._poll_awaited is None:
@@ -169,32 +160,12 @@ class Server:
                 self._poll_awaited = None
             return False
 
-    def _drain(self) -> None:
-        for _ in range(_BURST):
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._serve(frames)
-
-    def _serve(self, frames: list[bytes]) -> None:
-        body = [frame for frame in frames[1:] if frame]  # a REQ client puts an empty frame in between
-        if len(frames) > _MAX_FRAMES or len(body) != 1:
-            self.dropped += 1
-            return
-        try:
-            self._socket.send_multipart([*frames[:-1], self._reply(body[0])], zmq.NOBLOCK)
-        except zmq.ZMQError:
-            self.dropped += 1  # the client is gone or doesn't read
-
-    def _reply(self, frame: bytes, check: Callable[[str], None] | None = None) -> bytes:
-        """Return the answer to a request. check: raises where its operation is not for whoever asks."""
+    def _reply(self, frame: bytes) -> bytes:
+        """Return the answer to a request."""
         number = 0
         try:
             request = wire.decode_request(frame)
             number = request.id
-            if check is not None:
-                check(request.op)
             raw = wire.encode(self._answers.answer(request.op, request.args))
             if len(raw) > wire.MAX_MESSAGE - 1024:
                 raise PdctlError(f"the answer is {len(raw)} bytes, over the limit of {wire.MAX_MESSAGE}")

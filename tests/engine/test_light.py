@@ -344,11 +344,12 @@ def test_a_rank_whose_agent_is_silent_is_read_from_outside_in_its_group(
         inside = until("both ranks hold their requests", lambda: holding(run), 120)
         [silent] = [rank for rank in run.ranks() if rank.identity.tp == 1]
         Path(silent.endpoint.removeprefix("ipc://")).unlink()
+        Path(silent.endpoint.removeprefix("ipc://")).mkdir()  # else it would listen there again
         seen = pdctl(run, "ranks")
         rows = {row["tp"]: (row["state"], row["source"]) for row in seen["ranks"]}
         assert rows == {0: ("live", "agent"), 1: ("silent", "outside")}
         [row] = [row for row in seen["ranks"] if row["tp"] == 1]
-        assert "is gone; read from outside" in row["reason"]
+        assert "; read from outside" in row["reason"]
         assert row["engine_version"] == version
         assert row["rounds"], "its recording goes on, and is still read"
         seen = pdctl(run, "dump", "queues")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import zmq
@@ -51,6 +52,15 @@ def endpoint_of(ranks: TinyRanks, pid: int) -> str:
     return str(json.loads(path.read_text())["tcp"])
 
 
+def gateway_of(pid: int) -> int:
+    """Return the pid of a rank's gateway. Raises AssertionError while it has none."""
+    children = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    [gateway] = [child for child in children if b"gateway/process.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return gateway
+
+
 def notes(ranks: TinyRanks, pid: int) -> list[str]:
     """Return what a rank's agent noted in its recording."""
     [path] = ranks.record_dir.glob(f"{pid}-*.pdrec")
@@ -71,6 +81,17 @@ class Curve(Wire):
         for name, value in options.items():
             self.socket.setsockopt(getattr(zmq, name), value)
         self.socket.connect(endpoint)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.context.destroy(linger=0)
+
+    def send(self, *frames: bytes) -> None:
+        """Send frames as they are."""
+        self.socket.send_multipart(frames)
+
+    def reply(self, wait_ms: int = 20_000) -> wire.Reply | None:
+        """Return the next reply, None when none comes."""
+        return wire.decode_reply(self.socket.recv()) if self.socket.poll(wait_ms) else None
 
     def hello(self) -> None:
         """Ask who is there; the answer may never come."""

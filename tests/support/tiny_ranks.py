@@ -14,9 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import zmq
-
 from pdctl import wire
+from pdctl.stream import Connection
 
 ROOT = Path(__file__).parents[2]
 PATIENT = ("--rank-timeout", "60", "--timeout", "60")
@@ -127,24 +126,24 @@ class Wire:
     """A bare connection to a control socket, for what a well-behaved client would not send."""
 
     def __init__(self, path: Path) -> None:
-        self.context = zmq.Context()
-        self.socket = self.context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.connect(f"ipc://{path}")
+        self.connection = Connection(path)
 
     def __enter__(self) -> Wire:  # noqa: PYI034
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.context.destroy(linger=0)
+        self.connection.close()
 
-    def send(self, *frames: bytes) -> None:
-        """Send frames as they are."""
-        self.socket.send_multipart(frames)
+    def send(self, payload: bytes) -> None:
+        """Send a payload as it is."""
+        self.connection.send(payload, 60)
 
     def reply(self, wait_ms: int = 20_000) -> wire.Reply | None:
         """Return the next reply, None when none comes."""
-        return wire.decode_reply(self.socket.recv()) if self.socket.poll(wait_ms) else None
+        try:
+            return wire.decode_reply(self.connection.receive(wait_ms / 1000))
+        except TimeoutError:
+            return None
 
     def ask(self, op: str, args: dict[str, Any] | None = None, number: int = 1) -> wire.Reply:
         """Ask in good order and return the reply to it."""

@@ -15,12 +15,13 @@ import pytest
 
 from pdctl import wire
 from pdctl.model import Status
+from pdctl.stream import HEAD
 from tests.support.tiny_ranks import ROOT, TinyRanks, Wire
 
 pytestmark = pytest.mark.system
 
 
-def test_frames_of_garbage_are_answered_with_an_error(ranks: TinyRanks) -> None:
+def test_garbage_is_answered_with_an_error(ranks: TinyRanks) -> None:
     chance = random.Random(7)
     with Wire(ranks.socket_of(ranks.start())) as connection:
         for _ in range(300):
@@ -31,22 +32,17 @@ def test_frames_of_garbage_are_answered_with_an_error(ranks: TinyRanks) -> None:
         assert not connection.ask("status").error
 
 
-def test_frames_that_fit_no_protocol_are_dropped(ranks: TinyRanks) -> None:
-    with Wire(ranks.socket_of(ranks.start())) as connection:
-        connection.send(b"")
-        connection.send(b"", b"", b"")
-        connection.send(*[b"x"] * 50)
-        assert not connection.ask("status", number=9).error
-
-
-def test_a_message_over_the_limit_ends_its_connection_only(ranks: TinyRanks) -> None:
+@pytest.mark.parametrize("size", [0, wire.MAX_REQUEST + 1, 2**32 - 1])
+def test_a_length_that_is_not_allowed_ends_its_connection_only(ranks: TinyRanks, size: int) -> None:
     path = ranks.socket_of(ranks.start())
-    with Wire(path) as big, Wire(path) as small:
-        big.send(b"x" * (wire.MAX_REQUEST + 1))
-        assert not small.ask("status").error
+    with Wire(path) as bad, Wire(path) as good:
+        bad.connection.send_raw(HEAD.pack(size) + b"x" * 100, 60)
+        with pytest.raises(ConnectionError):
+            bad.reply()
+        assert not good.ask("status").error
 
 
-def test_bytes_that_are_not_zeromq_s_end_their_connection_only(ranks: TinyRanks) -> None:
+def test_bytes_of_other_protocols_end_their_connection_only(ranks: TinyRanks) -> None:
     path = ranks.socket_of(ranks.start())
     for data in (b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), b"\xff" * 70_000):
         with socket.socket(socket.AF_UNIX) as raw:

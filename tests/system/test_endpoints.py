@@ -154,7 +154,7 @@ def test_a_stopped_rank_is_one_row_by_the_name_it_had_when_it_was_reached(ranks:
         ("decode dp0 pp0 tp0", "live", children[0].pid),
         ("decode dp0 pp0 tp1", "silent", children[1].pid),
     ]
-    assert "nobody shakes hands" in seen[1]["reason"]
+    assert "process is stopped" in seen[1]["reason"], "its gateway is not, and says so"
     assert "last reached" in seen[1]["reason"]
     kept = ranks.run_dir.parent / "cache/pdctl/reached.json"
     assert kept.stat().st_mode & 0o777 == 0o600

@@ -162,8 +162,14 @@ def test_the_socket_file_is_deleted(cluster):
     prefill = cluster.pair()
     command = cluster.start(*INJECT, "10m", "--for", "15m")
     until("a hit", lambda: held(cluster))
-    sock(cluster, prefill).unlink()
-    ended_unseen(cluster, command, "is gone")
+    path = sock(cluster, prefill)
+    path.unlink()
+    until("the agent listens at the same name again", path.exists)
+    assert len(cluster.faults()) == 1, "the command goes on over the connection it has"
+    command.send_signal(signal.SIGINT)
+    out, err = command.communicate(timeout=60)
+    assert "healed" in out, err
+    assert cluster.faults() == []
 
 
 def test_the_connection_is_cut_and_can_not_be_made_again(cluster):
@@ -172,8 +178,10 @@ def test_the_connection_is_cut_and_can_not_be_made_again(cluster):
     until("a hit", lambda: held(cluster))
     path = sock(cluster, prefill)
     path.rename(path.with_suffix(".away"))
+    path.mkdir()  # else it would listen there again
     assert cut(command, path), "the command has a connection"
-    ended_unseen(cluster, command, "is gone")
+    ended_unseen(cluster, command, "nobody listens")
+    path.rmdir()
     path.with_suffix(".away").rename(path)
     assert cluster.faults() == [], "the rank itself was there all the time"
     assert cluster.run("heal", "--all").returncode == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -14,7 +15,6 @@ import time
 from pathlib import Path
 
 import pytest
-import zmq
 
 from pdctl import wire
 from pdctl.agent import paths
@@ -22,6 +22,7 @@ from pdctl.agent.paths import Registration
 from pdctl.client import Client, Silence
 from pdctl.discovery import discover
 from pdctl.model import Status
+from pdctl.stream import framed
 from tests.support.tiny_ranks import PATIENT, TinyRanks, stop
 
 pytestmark = pytest.mark.system
@@ -116,32 +117,33 @@ class Impostor:
         registration = json.loads(path.with_suffix(".json").read_bytes()) | {"protocol": protocol}
         registration["endpoint"] = f"ipc://{path}2"
         paths.write_private(path.with_suffix(".json"), json.dumps(registration).encode())
-        self.context = zmq.Context()
-        self.socket = self.context.socket(zmq.ROUTER)
-        self.socket.bind(registration["endpoint"])
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.bind(f"{path}2")
+        self.socket.listen()
         self.answer = answer
         self.thread = threading.Thread(target=self._serve, daemon=True)
         self.thread.start()
 
     def _serve(self) -> None:
-        try:
+        with contextlib.suppress(OSError):
             while True:
-                client, *_ = self.socket.recv_multipart()
-                self.socket.send_multipart([client, self.answer])
-        except zmq.ContextTerminated:
-            self.socket.close(linger=0)
+                client, _ = self.socket.accept()
+                with client:
+                    while client.recv(65536):
+                        client.sendall(framed(self.answer))
 
     def close(self) -> None:
-        self.context.term()
+        self.socket.shutdown(socket.SHUT_RDWR)
         self.thread.join()
+        self.socket.close()
 
 
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
         (b"\x00garbage", "can't be read"),
-        (wire.encode({"v": 7}), "speaks protocol 7, this pdctl speaks 1"),
-        (wire.encode({"v": 1, "id": 0, "body": {"no": "status"}}), "can't be read"),
+        (wire.encode({"v": 7}), "speaks protocol 7, this pdctl speaks 2"),
+        (wire.encode({"v": 2, "id": 0, "body": {"no": "status"}}), "can't be read"),
         (wire.encode(wire.Reply(error="not today")), "not today"),
     ],
 )
@@ -159,17 +161,18 @@ def test_an_agent_that_answers_nonsense(ranks: TinyRanks, answer: bytes, reason:
 
 
 def test_an_agent_that_registered_another_protocol_is_not_asked(ranks: TinyRanks) -> None:
-    impostor = Impostor(ranks, b"", protocol=2)
+    impostor = Impostor(ranks, b"", protocol=1)
     try:
         [row] = ranks.rows(code=3)
     finally:
         impostor.close()
-    assert row["reason"] == "its agent speaks protocol 2, this pdctl speaks 1"
+    assert row["reason"] == "its agent speaks protocol 1, this pdctl speaks 2"
 
 
 def test_a_socket_nobody_listens_on_is_refused(ranks: TinyRanks) -> None:
     child = ranks.start("--then", "sleep", PDCTL_RECORD="off")
     path = ranks.socket_of(child)
+    stop(child)  # it would listen there again
     path.unlink()
     [row] = ranks.rows(code=4)
     assert "is gone" in row["reason"]

@@ -56,7 +56,8 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 def its_socket_goes(pair: Pair) -> str:
     child = pair.up()
     pair.socket(child).unlink()
-    return "is gone"
+    pair.socket(child).mkdir()  # else it would listen there again
+    return "nobody listens on its socket"
 
 
 def its_agents_thread_ends(pair: Pair) -> str:

@@ -12,10 +12,10 @@ import pytest
 import zmq
 
 from pdctl import wire
-from pdctl.agent.tcp import MAX_CONNECTIONS
 from pdctl.client import Client
+from pdctl.gateway.relay import MAX_CONNECTIONS
 from pdctl.model import Status
-from tests.support.curve import Curve, Keyring, endpoint_of, notes
+from tests.support.curve import Curve, Keyring, endpoint_of, gateway_of, notes
 from tests.support.patience import patience, until
 from tests.support.tiny_ranks import TinyRanks
 
@@ -105,7 +105,7 @@ def test_a_flood_is_cut_down_and_takes_nothing_from_others(ranks: TinyRanks, rin
     child = ranks.start("--then", "sleep", PDCTL_LISTEN=ANYWHERE, **ring.env)
     where = endpoint_of(ranks, child.pid)
     over = threading.Event()
-    told: list[str] = []
+    answered: list[str] = []
     question = wire.encode(wire.Request("queues", id=1))
 
     def flood() -> None:
@@ -115,13 +115,12 @@ def test_a_flood_is_cut_down_and_takes_nothing_from_others(ranks: TinyRanks, rin
                 for _ in range(200):
                     client.send(question)
                 while (reply := client.reply(0)) is not None:
-                    if reply.error:
-                        told.append(reply.error)
+                    answered.append(reply.error)
 
     flooder = threading.Thread(target=flood, daemon=True)
     flooder.start()
     try:
-        until("what the other was told", lambda: told)
+        until("a hundred answers", lambda: len(answered) > 100)
         with Client(timeout_s=120, rank_timeout_s=60) as polite:
             rank = ring.rank(where, "bob")
             began = time.monotonic()
@@ -135,29 +134,20 @@ def test_a_flood_is_cut_down_and_takes_nothing_from_others(ranks: TinyRanks, rin
     finally:
         over.set()
         flooder.join()
-    assert "faster than" in told[0]
 
 
-def test_very_many_connections_are_not_taken(ranks: TinyRanks, ring: Keyring) -> None:
+def test_very_many_connections_end_for_newer_ones(ranks: TinyRanks, ring: Keyring) -> None:
     child = ranks.start("--then", "sleep", PDCTL_LISTEN=ANYWHERE, **ring.env)
     where = endpoint_of(ranks, child.pid)
-    descriptors = Path(f"/proc/{child.pid}/fd")
-    few = len(list(descriptors.iterdir()))
+    gateway = Path(f"/proc/{gateway_of(child.pid)}/fd")
+    rank = Path(f"/proc/{child.pid}/fd")
+    few = len(list(rank.iterdir()))
     with contextlib.ExitStack() as stack:
-        refused = 0
         for _ in range(4 * MAX_CONNECTIONS):
-            try:
-                stack.enter_context(socket.create_connection(port_of(where), timeout=patience(1)))
-            except OSError:
-                refused += 1
-        assert refused
-        assert len(list(descriptors.iterdir())) < few + 3 * MAX_CONNECTIONS
-        # Strangers that say nothing are put out after their handshake's time, and others are let in again.
-
-        def let_in() -> bool:
-            with Curve(where, ring.access("alice")) as client:
-                client.hello()
-                return client.reply(1000) is not None
-
-        until("a connection that is let in", let_in)
-    assert any("connections" in note for note in notes(ranks, child.pid))
+            stack.enter_context(socket.create_connection(port_of(where), timeout=60))
+        # Strangers that say nothing are put out for others.
+        with Curve(where, ring.access("alice")) as client:
+            assert not client.ask("hello").error
+        assert len(list(gateway.iterdir())) < 3 * MAX_CONNECTIONS + 32
+        assert len(list(rank.iterdir())) < few + 8, "the engine's process has none of them"
+    until("its note", lambda: any("connections" in note for note in notes(ranks, child.pid)))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import zmq
 from typer.testing import CliRunner
 
 from pdctl.cli import app
@@ -25,23 +27,26 @@ class Deaf:
     """A rank that takes questions and answers none."""
 
     def __init__(self, folder: Path) -> None:
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket = socket.socket(socket.AF_UNIX)
         path = folder / "deaf"
-        self._socket.bind(f"ipc://{path}")
+        self._socket.bind(str(path))
+        self._socket.listen()
+        self._socket.settimeout(0.2)
         who = identity(pid=os.getpid(), proc_start=process_start(os.getpid()))
         self.rank = FoundRank(who, "live", endpoint=f"ipc://{path}")
 
     def asked(self) -> int:
         """How many questions came since this was last called."""
         count = 0
-        while self._socket.poll(200):
-            self._socket.recv_multipart()
-            count += 1
+        with contextlib.suppress(TimeoutError):
+            while True:
+                client, _ = self._socket.accept()
+                with client:
+                    count += bool(client.recv(65536))
         return count
 
     def close(self) -> None:
-        self._context.destroy(linger=0)
+        self._socket.close()
 
 
 @pytest.fixture
@@ -85,3 +90,11 @@ def test_a_pause_that_does_not_fit_is_refused(command: str, tmp_path: Path) -> N
     )
     assert done.exit_code == 2
     assert "20 s do not fit into --timeout, 5 s for the whole command" in done.output
+
+
+def test_a_recording_that_is_said_to_be_huge_is_not_fetched(deaf: Deaf) -> None:
+    with Client(timeout_s=60, rank_timeout_s=60) as client:
+        answer = client.recording(replace(deaf.rank, recording_size=1 << 60), through_socket=True)
+    assert answer.silence is Silence.GARBAGE
+    assert "at most 1 GiB" in answer.reason
+    assert deaf.asked() == 0

@@ -27,7 +27,8 @@ from pdctl.model import Action, EventKind
 from pdctl.output import Format, Output
 from pdctl.trace import manifest
 from pdctl.trace.container import member_of, write_trace
-from tests.support.labs import Labs, wait_for
+from tests.support.labs import Labs
+from tests.support.patience import until
 from tests.unit.story_world import MS, Request, World, served
 
 FORGED = "PD000 forged line"
@@ -199,7 +200,7 @@ def test_a_live_request_whose_client_chose_a_hostile_id() -> None:
         socket.connect(f"ipc://{labs.folder}/run/lab-lab/prefill-dp0.req")
         request = {"op": "generate", "rid": RID, "room": 77, "prompt": [1, 2], "max_new_tokens": 2}
         socket.send(msgspec.msgpack.encode({**request, "reply": f"ipc://{labs.folder}/none.reply"}))
-        wait_for(lambda: any(77 in rooms for rank in lab.queues().values() for rooms in rank.values()))
+        until("what is to come", lambda: any(77 in rooms for rank in lab.queues().values() for rooms in rank.values()))
         seen = 0
         for command in ("dump queues", "stuck --older 0.001s", "story 77"):
             for form in ("table", "csv"):

@@ -1,0 +1,93 @@
+"""Counts the frames that a client sends, before libzmq keeps them: ZMTP 3 (RFC 37), whose framing is plain also under CURVE.
+
+A frame of two bytes on the wire costs libzmq 64, and a message may have any number of them, so that its limit on the size of a
+frame bounds nothing. Here each frame has a price, and a client may owe WINDOW: for what has arrived and is no whole question
+yet, or one that is not answered. Over that nothing is read from it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+
+from pdctl import wire
+
+WINDOW = 16 * 1024
+"""What a client may owe before a next frame of it is read. That frame may be of the largest size."""
+PRICE = 64
+"""What a frame costs libzmq, whatever is in it."""
+MAX_FRAME = wire.MAX_REQUEST + 64
+"""A request of the largest size, encrypted."""
+_CHUNK = 16 * 1024
+_GREETING = 64
+_LONG, _COMMAND = 2, 4
+
+
+class NoQuestion(Exception):  # noqa: N818  # it says what was found
+    """What arrived is nothing that a client of an agent sends."""
+
+
+class Frames:
+    """The frames of one client. commands: how many of the first ones belong to the handshake, and are not kept by libzmq.
+
+    begun: bytes that have arrived; shaken: commands of the handshake that have.
+    """
+
+    def __init__(self, commands: int) -> None:
+        self._commands = commands
+        self._head = bytearray()
+        self._left = 0
+        self._greeted = False
+        self._prices: deque[int] = deque()
+        self.owed = 0
+        self.begun = 0
+        self.shaken = 0
+
+    def room(self) -> int:
+        """Return how many bytes may be read now, 0 for none: at worst they are frames without content."""
+        if not self._greeted:
+            return _GREETING - len(self._head)
+        return min(_CHUNK, self._left + max(0, WINDOW - self.owed) // PRICE)
+
+    def feed(self, data: bytes) -> None:
+        """Count what has arrived. Raises NoQuestion for another protocol, or a frame over MAX_FRAME."""
+        self.begun += len(data)
+        at = 0
+        while at < len(data):
+            if self._left:
+                step = min(self._left, len(data) - at)
+                self._left -= step
+                at += step
+                continue
+            step = min(self._needed() - len(self._head), len(data) - at)
+            self._head += data[at : at + step]
+            at += step
+            if len(self._head) == self._needed():
+                self._header()
+
+    def taken(self, frames: int) -> None:
+        """Note that a question of so many frames was answered, or dropped."""
+        for _ in range(min(frames, len(self._prices))):
+            self.owed -= self._prices.popleft()
+
+    def _needed(self) -> int:
+        if not self._greeted:
+            return _GREETING
+        return 9 if self._head and self._head[0] & _LONG else 2
+
+    def _header(self) -> None:
+        head = bytes(self._head)
+        self._head.clear()
+        if not self._greeted:
+            if head[0] != 0xFF or head[9] != 0x7F or head[10] != 3:
+                raise NoQuestion("it does not speak ZMTP 3")
+            self._greeted = True
+            return
+        self._left = struct.unpack(">Q", head[1:])[0] if head[0] & _LONG else head[1]
+        if self._left > MAX_FRAME:
+            raise NoQuestion(f"a frame of {self._left} bytes is over the limit")
+        if head[0] & _COMMAND and self.shaken < self._commands:
+            self.shaken += 1
+            return
+        self._prices.append(PRICE + self._left)
+        self.owed += PRICE + self._left

@@ -1,0 +1,71 @@
+"""How much of the agent's thread the clients of a gateway may use: budgets of CPU time that fill up again.
+
+What counts is the CPU time that the agent's thread spent while it had the question, not the number of questions: a question
+for a recording costs a hundred times as much as one for a status. Who is over a budget waits, and is not read from
+meanwhile. One connection gets less than its key, a key less than all together, so that neither one connection nor one key
+can use up what others need.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+CONNECTION_SHARE = 0.10
+"""Seconds of CPU a second that one connection may use, once its burst is used up."""
+KEY_SHARE = 0.20
+ALL_SHARE = 0.50
+"""The same for all keys together: half of the thread is left to the clients of this host."""
+BURST_S = 1.0
+"""Seconds of CPU that may be used at once: a recording of 1 GiB through the socket takes about this much."""
+MAX_KNOWN = 4096
+
+
+class Budget:
+    """Seconds of CPU that are left to somebody; they come back at ``share`` a second, up to ``burst_s``."""
+
+    __slots__ = ("_at", "_burst_s", "_left", "_share")
+
+    def __init__(self, share: float, now: float, burst_s: float = BURST_S) -> None:
+        self._share, self._burst_s, self._left, self._at = share, burst_s, burst_s, now
+
+    def due(self, now: float) -> float:
+        """Return the seconds from ``now`` (monotonic) until something is left, 0 where there is."""
+        self._left = min(self._burst_s, self._left + (now - self._at) * self._share)
+        self._at = now
+        return 0.0 if self._left > 0 else -self._left / self._share + 0.001
+
+    def take(self, seconds: float) -> None:
+        """Note that ``seconds`` were used."""
+        self._left -= seconds
+
+
+class Limits:
+    """Budgets of connections, of keys, and of all. At most MAX_KNOWN of each are kept, those used last."""
+
+    def __init__(self, now: float) -> None:
+        self._connections: OrderedDict[bytes, Budget] = OrderedDict()
+        self._keys: OrderedDict[bytes, Budget] = OrderedDict()
+        self._all = Budget(ALL_SHARE, now)
+
+    def due(self, connection: bytes, key: bytes, now: float) -> float:
+        """Return the seconds until a question of this connection may be asked, 0 for now."""
+        mine = _of(self._connections, connection, CONNECTION_SHARE, now)
+        return max(mine.due(now), _of(self._keys, key, KEY_SHARE, now).due(now), self._all.due(now))
+
+    def took(self, connection: bytes, key: bytes, seconds: float) -> None:
+        """Note that this connection's question took ``seconds`` of CPU."""
+        for budgets, name in ((self._connections, connection), (self._keys, key)):
+            if name in budgets:
+                budgets[name].take(seconds)
+        self._all.take(seconds)
+
+
+def _of(budgets: OrderedDict[bytes, Budget], name: bytes, share: float, now: float) -> Budget:
+    budget = budgets.get(name)
+    if budget is None:
+        budget = budgets[name] = Budget(share, now)
+        if len(budgets) > MAX_KNOWN:
+            budgets.popitem(last=False)
+    else:
+        budgets.move_to_end(name)
+    return budget

@@ -1,0 +1,272 @@
+"""The TCP connections of a gateway, each carried on to libzmq byte by byte, as far as what waits stays bounded.
+
+    a client's frames     read while it owes less than WINDOW (:mod:`pdctl.gateway.frames`), one frame of 64 KiB more
+    answers to it         libzmq's until they are on their way; a next question is taken when they are
+    connections           MAX_CONNECTIONS; over that one ends: the oldest that never asked, or the idlest of the key with most
+
+A client that sends no whole question for STALLED_S, or does not read its answer for so long, is cut off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import socket
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pdctl.gateway.door import Door, Question
+from pdctl.gateway.frames import Frames, NoQuestion
+from pdctl.gateway.limits import Budget
+
+MAX_CONNECTIONS = 64
+STALLED_S = 10.0
+"""How long a client may owe the rest of a question, or leave an answer unread."""
+SOON_S = 1.0
+"""The same for answers, while others wait for the room that they take."""
+FEW = 8
+"""Connections that every key may have."""
+SILENT_S = 2.0
+"""How long a new connection is spared, to shake hands and ask, where a key has more than FEW."""
+ACCEPTS_S = 100.0
+"""New connections a second, after a burst of twice as many."""
+_COPY = 32 * 1024
+_PAUSE_S = 0.2
+_KEPT_FDS = 4
+
+
+@dataclass
+class Connection:
+    """One client. name: its connection's at libzmq; user: its key, None before its first question.
+
+    owed: bytes of answers that libzmq has and that are not on their way, of which something last moved at moved_at.
+    asks_since: when it began to send a question that is not whole yet. wait_until: before that nothing is read from it.
+    """
+
+    tcp: socket.socket
+    inner: socket.socket
+    name: bytes
+    host: str
+    frames: Frames
+    born: float
+    moved_at: float
+    asks_since: float
+    user: str | None = None
+    owed: int = 0
+    inwards: bytes = b""
+    outwards: bytes = b""
+    questions: deque[Question] = field(default_factory=deque)
+    wait_until: float = 0.0
+
+    def close(self) -> None:
+        """End it in both directions."""
+        self.tcp.close()
+        self.inner.close()
+
+
+class Relay:
+    """All connections, and the listening socket. door: libzmq's part; note: told once for each kind of trouble."""
+
+    def __init__(self, listening: socket.socket, door: Door, note: Callable[[str, str], None], now: float) -> None:
+        self._listening = listening
+        self.door = door
+        self._note = note
+        self._number = 0
+        self._prefix = b"\0pdctl-gateway-" + os.urandom(8).hex().encode()
+        self.by_name: dict[bytes, Connection] = {}
+        self._by_fd: dict[int, Connection] = {}
+        self._accepts = Budget(ACCEPTS_S, now, 2 * ACCEPTS_S)
+        self._deaf_until = 0.0
+        self._spare: list[int] = []
+
+    def close(self) -> None:
+        """End all connections, not the listening socket."""
+        for connection in list(self.by_name.values()):
+            self.end(connection)
+        for fd in self._spare:
+            os.close(fd)
+        self._spare.clear()
+
+    def hosts(self) -> str:
+        """Return where those who shake hands now come from: it is one, nearly always."""
+        shaking = {c.host for c in self.by_name.values() if c.user is None and c.frames.shaken}
+        return " or ".join(sorted(shaking)[:3]) or "an address that is gone"
+
+    def register(self, poll: select.poll, now: float) -> float:
+        """Have ``poll`` look at what may move; returns the seconds after which to look again at the latest."""
+        wait = 1.0
+        deaf = max(self._deaf_until - now, self._accepts.due(now))
+        if deaf > 0:
+            wait = min(wait, deaf)
+        else:
+            poll.register(self._listening, select.POLLIN)
+        for c in self.by_name.values():
+            paused = c.wait_until - now
+            if paused > 0:
+                wait = min(wait, paused)
+            reads = not c.inwards and paused <= 0 and c.frames.room() > 0
+            outside = (select.POLLIN if reads else 0) | (select.POLLOUT if c.outwards else 0)
+            inside = (select.POLLOUT if c.inwards else 0) | (0 if c.outwards else select.POLLIN)
+            if outside:  # what is not to be read yet would say again and again that it has ended
+                poll.register(c.tcp, outside)
+            if inside:
+                poll.register(c.inner, inside)
+        return wait
+
+    def turn(self, ready: list[tuple[int, int]], now: float) -> None:
+        """Move what can be moved."""
+        for fd, events in ready:
+            if fd == self._listening.fileno():
+                self._accept(now)
+                continue
+            c = self._by_fd.get(fd)
+            if c is None:
+                continue
+            try:
+                self._move(c, fd == c.tcp.fileno(), events, now)
+            except NoQuestion:
+                self.door.strange()
+                self.end(c)
+            except OSError:
+                self.end(c)
+        for c in list(self.by_name.values()):
+            if c.owed and now - c.moved_at > STALLED_S:
+                self._note("unread", f"cut off a client at {c.host}: it reads no answer (further ones are not noted)")
+                self.end(c)
+            elif c.frames.owed and not c.questions and now - c.asks_since > STALLED_S:
+                self._note(
+                    "partly", f"cut off a client at {c.host}: its question never ends (further ones are not noted)"
+                )
+                self.end(c)
+
+    def asked(self, question: Question) -> Connection | None:
+        """Return the connection that a question came over and now waits at, None where that is gone."""
+        c = self.by_name.get(question.connection)
+        if c is not None:
+            c.user = question.user
+            c.questions.append(question)
+        return c
+
+    def answered(self, c: Connection, size: int, now: float) -> None:
+        """Note that libzmq has an answer of ``size`` bytes to the connection's oldest question, 0 where there will be none."""
+        if not c.owed:
+            c.moved_at = now
+        c.owed += size
+        c.frames.taken(c.questions.popleft().frames)
+        c.asks_since = now
+
+    def owed(self, user: str | None = None) -> int:
+        """Return the bytes of answers that are not on their way: to the clients with this key, or to all."""
+        return sum(c.owed for c in self.by_name.values() if user is None or c.user == user)
+
+    def make_room(self, now: float, user: str | None = None) -> None:
+        """Cut off those (with this key) who do not read what was answered."""
+        for c in list(self.by_name.values()):
+            if c.owed and (user is None or c.user == user) and now - c.moved_at > SOON_S:
+                self._note("unread", f"cut off a client at {c.host}: it reads no answer (further ones are not noted)")
+                self.end(c)
+
+    def end(self, c: Connection) -> None:
+        """End a connection, and forget what it asked."""
+        if self.by_name.pop(c.name, None) is not None:
+            del self._by_fd[c.tcp.fileno()], self._by_fd[c.inner.fileno()]
+            c.close()
+
+    def _move(self, c: Connection, outside: bool, events: int, now: float) -> None:
+        if events & select.POLLOUT:
+            if outside:
+                sent = c.tcp.send(c.outwards)
+                c.outwards = c.outwards[sent:]
+                self._gone_out(c, sent, now)
+            else:
+                c.inwards = c.inwards[c.inner.send(c.inwards) :]
+        if events & select.POLLIN:
+            if outside:
+                data = c.tcp.recv(min(_COPY, c.frames.room()))
+                if not data:
+                    raise OSError(errno.EPIPE, "ended")
+                c.asks_since = c.asks_since if c.frames.owed else now
+                c.frames.feed(data)
+                c.inwards = data[c.inner.send(data) :]
+            else:
+                data = c.inner.recv(_COPY)
+                if not data:
+                    raise OSError(errno.EPIPE, "libzmq has ended it")
+                sent = 0
+                with contextlib.suppress(BlockingIOError):
+                    sent = c.tcp.send(data)
+                c.outwards = data[sent:]
+                self._gone_out(c, sent, now)
+        elif events & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
+            raise OSError(errno.EPIPE, "ended")
+
+    @staticmethod
+    def _gone_out(c: Connection, sent: int, now: float) -> None:
+        if c.owed and sent:
+            c.owed, c.moved_at = max(0, c.owed - sent), now
+
+    # ---- coming in --------------------------------------------------------------------------------------------------
+
+    def _accept(self, now: float) -> None:
+        """Take one connection. Where descriptors are short it is closed at once, and none is taken for a while."""
+        with contextlib.suppress(OSError):
+            while len(self._spare) < _KEPT_FDS:
+                self._spare.append(os.dup(self._listening.fileno()))
+        try:
+            tcp, address = self._listening.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._deaf_until = now + _PAUSE_S
+            if error.errno in (errno.EMFILE, errno.ENFILE) and self._spare:
+                os.close(self._spare.pop())
+                with contextlib.suppress(OSError):
+                    self._listening.accept()[0].close()
+                self._short()
+            return
+        self._accepts.take(1.0)
+        if len(self.by_name) >= MAX_CONNECTIONS:
+            self._evict(now)
+        try:
+            # libzmq can't be without a descriptor when it accepts: there are some in reserve, and it gets theirs.
+            spare = [os.dup(tcp.fileno()) for _ in range(2 + _KEPT_FDS)]
+            for fd in spare:
+                os.close(fd)
+            self._take(tcp, address[0], now)
+        except OSError:
+            tcp.close()
+            self._deaf_until = now + _PAUSE_S
+            self._short()
+
+    def _take(self, tcp: socket.socket, host: str, now: float) -> None:
+        tcp.setblocking(False)
+        for level, option, value in (
+            (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+        ):
+            tcp.setsockopt(level, option, value)
+        self._number += 1
+        name = b"%s-%d" % (self._prefix, self._number)
+        inner = self.door.connect(name)
+        c = Connection(tcp, inner, name, host, Frames(self.door.commands), now, now, now)
+        self.by_name[name] = self._by_fd[tcp.fileno()] = self._by_fd[inner.fileno()] = c
+
+    def _short(self) -> None:
+        self._note("descriptors", "its gateway has no file descriptors left: clients are refused until it has")
+
+    def _evict(self, now: float) -> None:
+        """End the connection that is missed least."""
+        self._note("many", f"{MAX_CONNECTIONS} connections: for each new one another one ends")
+        silent = next((c for c in self.by_name.values() if c.user is None), None)
+        of_keys = Counter(c.user for c in self.by_name.values() if c.user is not None)
+        [(most, many)] = of_keys.most_common(1) or [("", 0)]
+        if silent is not None and (many <= FEW or now - silent.born > SILENT_S):
+            self.end(silent)
+        else:
+            self.end(min((c for c in self.by_name.values() if c.user == most), key=lambda c: c.moved_at))
