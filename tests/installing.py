@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.support.apart import host_network
+
 ROOT = Path(__file__).resolve().parents[1]
 
 _LIST = """
@@ -53,7 +55,7 @@ def installed(python: Path) -> dict[str, str]:
 def pip_install(python: Path, *arguments: str) -> None:
     """``pip install`` as a user would type it, dependencies resolved, into the environment of `python`."""
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-input"]
-    run([*pip, *arguments])
+    run([*host_network(), *pip, *arguments])
 
 
 def moved(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, tuple[str, str | None]]:

@@ -2,7 +2,7 @@
 
 Half of what pdctl does is to look at all processes of a host, at ``/dev/shm`` and at ``/tmp/pdctl-UID``. Tests of that run
 beside others only where each worker has namespaces of its own (processes, mounts, network, IPC). They end with the worker,
-and so does everything in them: a killed run leaves nothing behind.
+and so does every process in them: a killed run leaves none behind.
 
 ``python -m tests.support.apart PROGRAM…`` runs a program in such namespaces; it needs root.
 """
@@ -19,6 +19,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 NAMESPACES = ("mnt", "pid", "net", "ipc")
@@ -48,9 +49,13 @@ def main(program: list[str]) -> int:
     """Run ``program`` apart and return its exit status."""
     network = os.open("/proc/self/ns/net", os.O_RDONLY)
     _call("unshare", sum(_CLONE[name] for name in NAMESPACES))
+    os.environ["TMPDIR"] = own = tempfile.mkdtemp(prefix="pdw-")  # names that are made of a pid are this worker's alone
     first = os.fork()
     if first:
-        return _status(os.waitpid(first, 0)[1])
+        try:
+            return _status(os.waitpid(first, 0)[1])
+        finally:
+            shutil.rmtree(own, ignore_errors=True)
     ctypes.CDLL(None).prctl(
         1, signal.SIGKILL
     )  # PR_SET_PDEATHSIG: process 1 ends with its parent, and all others with it

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.support.patience import patience
 
-PROGRAM = Path(__file__).parent / "targets" / "lookalike.py"
+PROGRAM = Path(__file__).parents[1] / "system" / "targets" / "lookalike.py"
 READABLE = ((3, 10), (3, 11), (3, 12), (3, 13))
 
 
