@@ -77,9 +77,7 @@ class Server:
             from pdctl.agent.gateway import Gateway
 
             self._gateway = Gateway(env, path, self._agent.note, self._rotated)
-        except (
-            Exception
-        ) as error:  # no keys, a port in use, a gateway that does not start: the rank has its other socket
+        except Exception as error:  # no keys, a port in use, no process to be had: the rank has its other socket
             off = f"no TCP socket: {error}"
             self._registration = msgspec.structs.replace(r, tcp_off=off)
             self._agent.note(off)
@@ -106,8 +104,9 @@ class Server:
 
     def forked(self) -> None:
         """Let go of the parent's connections in a forked child: they would seem open for as long as it lives."""
-        if self._socket is not None:
-            self._socket.forked()
+        for part in (self._socket, self._gateway):
+            if part is not None:
+                part.forked()
 
     def cpu_s(self) -> float:
         """Return the CPU seconds of the agent's thread so far; only that thread may ask."""

@@ -29,7 +29,7 @@ SOON_S = 1.0
 """The same for answers, while others wait for the room that they take."""
 FEW = 8
 """Connections that every key may have."""
-SILENT_S = 2.0
+SILENT_S = 5.0
 """How long a new connection is spared, to shake hands and ask, where a key has more than FEW."""
 ACCEPTS_S = 100.0
 """New connections a second, after a burst of twice as many."""
