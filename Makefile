@@ -1,17 +1,20 @@
 # Every target sets up what it needs; `make setup` is instant when nothing changed.
 PYTHON ?= python3
 BIN := .venv/bin
+# Tests that share a host or a pair of servers stay in one worker; what takes longest comes first.
+BESIDE ?= -n 2 --dist loadgroup --no-loadscope-reorder
 ENGINE_VERSIONS ?= 0.5.12.post1 0.5.13.post1 0.5.10.post1 0.5.23
 
-.PHONY: help setup demo test test-engine test-drills engine check format docs bench clean
+.PHONY: help setup demo test test-engine test-long engine check format docs bench fuzz clean
 
 help:
 	@echo 'make demo         a cluster without the fix, a hang, its diagnosis, and the same with the fix'
 	@echo 'make test         unit and system tests'
 	@echo 'make test-engine  tests against real SGLang servers, on a CPU (ENGINE_VERSIONS=...)'
-	@echo 'make test-drills  every drill, on embedded clusters and on real servers'
+	@echo 'make test-long    long proofs: every drill, every version, thousands of looks, hundreds of kills'
 	@echo 'make check        lint, format, types, layering, documentation in step'
 	@echo 'make bench        what the agent and the recorder cost'
+	@echo 'make fuzz         everything that is read from files and sockets, fuzzed for 10 minutes each'
 	@echo 'make format docs  bring format and generated documentation in step'
 
 setup:
@@ -21,17 +24,18 @@ demo: setup
 	@$(BIN)/pdctl demo
 
 test: setup
-	$(BIN)/python -m pytest tests/unit tests/system
+	$(BIN)/python -m pytest tests/unit tests/system -m 'not long' -n auto --dist loadscope
 
 engine: setup
 	@$(BIN)/python -m tests.engine.install --versions $(ENGINE_VERSIONS)
 
 test-engine: engine
-	$(BIN)/python -m pytest tests/engine --timeout 600
+	$(BIN)/python -m pytest tests/engine -m 'not long' $(BESIDE) --durations 20
 
-test-drills: engine
-	PDCTL_TEST_DRILLS=all $(BIN)/python -m pytest tests/system/test_drills.py tests/engine/test_drills.py \
-	    tests/engine/test_load_drills.py tests/engine/test_dp_faults.py --timeout 900
+test-long: engine
+	PDCTL_TEST_DRILLS=all $(BIN)/python -m pytest tests/system/test_drills.py
+	$(BIN)/python -m pytest tests/unit tests/system -m long
+	$(BIN)/python -m pytest tests/engine -m long
 
 check: setup
 	$(BIN)/ruff check .
@@ -55,5 +59,9 @@ docs: setup
 bench: setup
 	$(BIN)/python -m benchmarks
 
+fuzz: setup
+	@test -d .fuzz/atheris || $(PYTHON) -m pip install --quiet --target .fuzz atheris
+	PYTHONPATH=.fuzz $(BIN)/python -m tests.fuzz --seconds 600
+
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv .fuzz .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import io
 import os
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -14,7 +17,8 @@ from typer.core import TyperGroup
 import pdctl
 from pdctl import commands
 from pdctl.errors import Exit, PdctlError
-from pdctl.output import Output
+from pdctl.output import Output, hang_up, settle_streams
+from pdctl.shown import shown
 
 COMMANDS = {
     "ranks": ("ranks", "Show every rank and what its main thread does now."),
@@ -48,6 +52,7 @@ A module has ``app`` (a Typer application, a group), or a function for a single 
 module's own name. CONTEXT_SETTINGS of the module are Typer's for that command.
 """
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 _BROKEN_PIPE = 141  # as a shell shows a process that SIGPIPE ended
 
 
@@ -87,7 +92,7 @@ class Commands(TyperGroup):
         except PdctlError as error:
             if os.environ.get("PDCTL_DEBUG"):
                 raise
-            Output().error(error.message, error.next_step)
+            Output().error(error.message, error.next_step, error.details)
             raise typer.Exit(int(error.code)) from None
         except KeyboardInterrupt:
             Output().note("interrupted")
@@ -95,9 +100,18 @@ class Commands(TyperGroup):
         except BrokenPipeError:
             Output().hang_up()
             raise typer.Exit(_BROKEN_PIPE) from None
+        except UnicodeEncodeError as error:  # only arguments and names of files have half characters
+            if os.environ.get("PDCTL_DEBUG"):
+                raise
+            Output().error(
+                f"not UTF-8: {error.object[: error.end][-80:]}", "Give it another name: pdctl has to write it down."
+            )
+            raise typer.Exit(int(Exit.USAGE)) from None
         except Exception as error:
             if os.environ.get("PDCTL_DEBUG") or isinstance(error, typer.Abort) or hasattr(error, "exit_code"):
                 raise  # what has an exit code is Typer's own: wrong usage, or the end
+            if _unwritable(error):
+                raise typer.Exit(_lost(error)) from None
             where = "PDCTL_DEBUG=1 shows where this error of pdctl's own came from."
             Output().error(f"{type(error).__name__}: {error}", where)
             raise typer.Exit(int(Exit.PARTIAL)) from None
@@ -119,7 +133,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        Output().out.write(f"pdctl {pdctl.__version__}\n")
+        Output().lines(f"pdctl {pdctl.__version__}")
         raise typer.Exit
 
 
@@ -176,7 +190,74 @@ def collect_garbage_seldom() -> None:
 def main() -> None:
     """Run ``pdctl`` as the console script does; exits the process."""
     collect_garbage_seldom()
-    app()
+    settle_streams()
+    try:
+        code = _run()
+    except Exception:  # noqa: BLE001  # as PDCTL_DEBUG asks for
+        from traceback import format_exc
+
+        Output().note_lines(format_exc().rstrip("\n"))
+        code = 1
+    sys.exit(_flushed(code))
+
+
+def _run() -> int:
+    """Run the command and return its exit code. What is wrong with it is said through :class:`Output`, not by Typer."""
+    try:
+        return int(app(standalone_mode=False) or 0)
+    except PdctlError as error:  # of an option that is looked at before there is a command
+        if os.environ.get("PDCTL_DEBUG"):
+            raise
+        Output().error(error.message, error.next_step, error.details)
+        return int(error.code)
+    except BrokenPipeError:
+        Output().hang_up()
+        return _BROKEN_PIPE
+    except typer.Abort:
+        Output().note("Aborted!")
+        return 1
+    except Exception as error:
+        if _unwritable(error):
+            return _lost(error)
+        if not hasattr(error, "show"):
+            raise
+        return _wrong_usage(error)
+
+
+def _wrong_usage(error: Any) -> int:
+    """Say what Typer says of it: how the command is used, and what was wrong with this use; returns the exit code."""
+    said = io.StringIO()
+    if type(error).__name__ != "NoArgsIsHelpError":  # its message is the help
+        error.message = shown(error.message)
+    error.show(file=said)
+    text = said.getvalue() or getattr(error, "message", "")
+    Output().note_lines(text.rstrip("\n"))
+    return int(error.exit_code)
+
+
+def _unwritable(error: Exception) -> bool:
+    """Return whether Typer could not write its own text: a help, into a full disk or a stream that is closed."""
+    return isinstance(error, OSError) and error.filename is None and error.errno in _FULL
+
+
+def _lost(error: Any) -> int:
+    out = Output()
+    out.hang_up()
+    out.error(f"standard output can't be written: {error.strerror}", "Is the disk it goes to full?")
+    return int(Exit.PARTIAL)
+
+
+def _flushed(code: int) -> int:
+    """Return ``code`` after what is left has been written; PARTIAL instead of CLEAN where it can't be."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            hang_up(stream)
+        except OSError as error:
+            hang_up(stream)
+            code = code if code or stream is sys.stderr else _lost(error)
+    return code
 
 
 if __name__ == "__main__":

@@ -265,8 +265,10 @@ def _file_bytes(rank: FoundRank) -> Answer[bytes]:
         return Answer(rank, None, Silence.NOT_AUTHORISED, _elsewhere(rank))
     if rank.recording is None:
         return Answer(rank, None, Silence.ERROR, rank.recording_off or "it has no recording")
+    from pdctl.recording.source import whole
+
     try:
-        return Answer(rank, rank.recording.read_bytes())
+        return Answer(rank, whole(rank.recording))
     except OSError as error:
         return Answer(rank, None, _refusal(error), f"{rank.recording_name}: {error.strerror}")
 

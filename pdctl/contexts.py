@@ -34,8 +34,10 @@ from typing import Any
 import msgspec
 
 from pdctl.errors import Exit, PdctlError
+from pdctl.files import read_regular
 
 INJECT = ("allow", "never")
+MAX_FILE = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 
@@ -77,14 +79,16 @@ def load(environ: Mapping[str, str] = os.environ) -> Contexts:
     """
     file = path(environ)
     try:
-        text = file.read_text()
+        text = read_regular(file, MAX_FILE, follow=True).decode()
     except (FileNotFoundError, NotADirectoryError):
         return Contexts()
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise PdctlError(f"{file} can't be read: {error.strerror}", "it holds the contexts", Exit.USAGE) from None
+    except UnicodeDecodeError as error:
         raise PdctlError(f"{file} can't be read: {error}", "it holds the contexts", Exit.USAGE) from None
     try:
         found = msgspec.convert(_parse(text), Contexts)
-    except ValueError as error:  # tomllib's and msgspec's own are both such
+    except (ValueError, RecursionError) as error:  # tomllib's and msgspec's own are both ValueErrors
         raise PdctlError(f"{file}: {error}", "pdctl context add writes it anew", Exit.USAGE) from None
     for name, context in found.context.items():
         if context.inject not in INJECT:
@@ -159,11 +163,11 @@ def _write(contexts: Contexts, environ: Mapping[str, str]) -> None:
     for name, context in sorted(contexts.context.items()):
         lines += ["", f"[context.{_quoted(name)}]"]
         lines += [f"{key} = {_written(value)}" for key, value in msgspec.to_builtins(context).items()]
-    file = path(environ)
+    file, data = path(environ), ("\n".join(lines) + "\n").encode()
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=".contexts", delete=False) as new:
-            new.write("\n".join(lines) + "\n")
+        with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".contexts", delete=False) as new:
+            new.write(data)
         Path(new.name).replace(file)
     except OSError as error:
         raise PdctlError(f"{file} can't be written: {error.strerror}", code=Exit.USAGE) from None

@@ -6,7 +6,9 @@ seen, as from outside a container).
 
 from __future__ import annotations
 
+import math
 import os
+import stat
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,9 +40,10 @@ class Found:
     """What was found. earlier: dead ranks of earlier starts, left out. problems: files that could not be read.
 
     salts: those of the traces they are from, where names in them are hashed. elsewhere: endpoints and stores that
-    were asked as well. took_s: how long that took, and reading ranks without an agent. strangers: processes of this host
-    that have no agent here, looked for where outside is set, which puts those chosen of them among ranks, or where there is
-    no rank. asked: what PDCTL_OUTSIDE says, for those that have an agent which is silent (:mod:`pdctl.standing_in`).
+    were asked as well. took_s: how long finding live ranks took, and reading those without an agent. strangers: processes of
+    this host that have no agent here, looked for where outside is set, which puts those chosen of them among ranks, or where
+    there is no rank. asked: what PDCTL_OUTSIDE says, for those that have an agent which is silent (:mod:`pdctl.standing_in`).
+    others: what belongs to other users and was left alone, in words.
     """
 
     ranks: tuple[FoundRank, ...] = ()
@@ -53,10 +56,17 @@ class Found:
     strangers: Strangers = NONE
     outside: bool = False
     asked: Wanted = OFF
+    others: tuple[str, ...] = ()
 
     def left(self, timeout_s: float) -> float:
         """Return what is left of a command's time after finding them."""
         return max(0.0, timeout_s - self.took_s)
+
+    @property
+    def left_alone(self) -> str:
+        """What to say of what belongs to others, in one line, "" where there is nothing."""
+        more = f" (and {len(self.others) - 1} more)" if len(self.others) > 1 else ""
+        return f"left alone: {self.others[0]}{more}" if self.others else ""
 
     @property
     def left_out(self) -> str:
@@ -69,26 +79,28 @@ class Found:
         if self.ranks:
             return self
         looked = ", ".join([*self.elsewhere, *map(str, self.looked_in)])
-        detail = "".join(f"\n  {problem}" for problem in self.problems)
         there, alone = len(self.strangers.living), self.strangers.left_alone
         if there:
             many = "1 rank" if there == 1 else f"{there} ranks"
             raise PdctlError(
-                f"{many} found on this host, none with pdctl's agent{detail}",
+                f"{many} found on this host, none with pdctl's agent",
                 put_in(self.strangers.attach),
+                details=self.problems,
             )
         if alone:
             many = "1 scheduler process runs" if alone == 1 else f"{alone} scheduler processes run"
             then = "PDCTL_OUTSIDE=all reads them with every command." if self.outside else put_in("PID")
             raise PdctlError(
-                f"no ranks found in {looked}, but {many} on this host without an agent there{detail}",
+                f"no ranks found in {looked}, but {many} on this host without an agent there",
                 f"pdctl attach --all shows them; {then}",
+                details=self.problems,
             )
         raise PdctlError(
-            f"no ranks found in {looked}{detail}",
+            f"no ranks found in {looked}",
             "Does the engine run with pdctl's agent, and with PDCTL_LISTEN?"
             if self.elsewhere and not self.looked_in
             else "Does the engine run with pdctl's agent, as this user, with the same PDCTL_RUN_DIR and PDCTL_RECORD_DIR?",
+            details=self.problems,
         )
 
 
@@ -114,37 +126,42 @@ def discover(
     can't be used, USAGE for variables that say what they can't say.
     """
     began = time.monotonic()
+    until = began + timeout_s
     asked = OFF
     if source is None:
         asked = wanted(env)
         containers.wanted(env)
     problems: list[str] = []
+    others: list[str] = []
     ranks: dict[str, FoundRank] = {}
     traces: list[Trace] = []
     elsewhere: tuple[str, ...] = ()
-    if source is not None and not source.is_dir():
+    if source is not None and not is_folder(source):
         from pdctl.trace.container import held  # loads what reads ZIP files
 
-        traces.append(held(source))
+        traces.append(held(source, timeout_s=timeout_s))
         looked_in: tuple[Path, ...] = (source,)
         recordings = None
     elif source is None:
         away = _away(env, timeout_s, rank_timeout_s, problems)
         elsewhere = tuple(_elsewhere(env))
         folders, recordings = _folders(env, elsewhere)
-        for folder in folders:
-            _check(folder)
-            for rank in registered.read(_files(folder, paths.REGISTRATION_SUFFIX), problems):
-                ranks.setdefault(_key(rank.identity), rank)
-        for rank in (*away, *(containers.find(env, problems) if not elsewhere else ())):
-            ranks.setdefault(_key(rank.identity), rank)
-        if recordings is not None:
-            _check(recordings)
         looked_in = (*folders, *([recordings] if recordings is not None else []))
+        until = time.monotonic() + timeout_s / 2  # asking the ranks has to have some of it
+        for folder in folders:
+            if _usable(folder, env, others):
+                for rank in registered.read(folder, problems, until):
+                    ranks.setdefault(_key(rank.identity), rank)
+        claims: list[containers.Claim] = []
+        for rank in (*away, *(containers.find(env, problems, others, claims, until) if not elsewhere else ())):
+            ranks.setdefault(_key(rank.identity), rank)
+        problems += _claimed(claims, ranks.values())
+        if recordings is not None and not _usable(recordings, env, others):
+            recordings = None
     else:
         recordings, looked_in = source, (source,)
-        traces += _traces(source, problems)
-    for rank in _recorded(recordings, problems, source is None) if recordings is not None else ():
+        traces += _traces(source, problems, until)
+    for rank in _recorded(recordings, problems, source is None, until) if recordings is not None else ():
         ranks.setdefault(_key(rank.identity), rank)
     for trace in traces:
         for rank in _traced(trace, problems):
@@ -167,8 +184,30 @@ def discover(
     chosen += [replace(rank, endpoint_off=reasons.get(_place_of(rank.identity), where)) for rank in absent]
     chosen.sort(key=lambda rank: order(rank.identity))
     salts = tuple(dict.fromkeys(t.manifest.salt for t in traces if t.manifest.salt))
-    took = time.monotonic() - began if elsewhere or (outside and strangers.chosen) else 0.0
-    return Found(tuple(chosen), earlier, tuple(problems), looked_in, salts, elsewhere, took, strangers, outside, asked)
+    took = time.monotonic() - began if source is None else 0.0
+    if not chosen:
+        problems += others  # whoever finds nothing wants to know of all that was there
+    return Found(
+        tuple(chosen),
+        earlier,
+        tuple(problems),
+        looked_in,
+        salts,
+        elsewhere,
+        took,
+        strangers,
+        outside,
+        asked,
+        tuple(others),
+    )
+
+
+def _claimed(claims: Iterable[containers.Claim], ranks: Iterable[FoundRank]) -> list[str]:
+    """Return what to say of files of others which claim to be of servers that are looked at: these may be seen in part."""
+    servers = {_server(rank.identity) for rank in ranks}
+    return [
+        f"{claim.path} claims to be of {claim.server[1]}; {claim.why}" for claim in claims if claim.server in servers
+    ]
 
 
 def _outside(chosen: Sequence[Candidate], ranks: Sequence[FoundRank], timeout_s: float) -> list[FoundRank]:
@@ -207,13 +246,13 @@ def _folders(env: Mapping[str, str], away: Sequence[str]) -> tuple[list[Path], P
     return run, record
 
 
-def _traces(folder: Path, problems: list[str]) -> Iterable[Trace]:
+def _traces(folder: Path, problems: list[str], until: float) -> Iterable[Trace]:
     """Yield the traces in a directory, as one has them that were made on several hosts."""
-    for path in _files(folder, ".pdtrace"):
+    for path in registered.files(folder, ".pdtrace", problems, until):
         from pdctl.trace.container import held  # as above
 
         try:
-            yield held(path)
+            yield held(path, timeout_s=max(0.0, until - time.monotonic()))
         except PdctlError as error:
             problems.append(error.message)
 
@@ -222,7 +261,7 @@ def _traced(trace: Trace, problems: list[str]) -> Iterable[FoundRank]:
     """Yield the ranks of a trace: those recorded, and those that were missing when it was made, with the reason."""
     problems += trace.manifest.problems
     entries = {Path(rank.member).name: rank for rank in trace.manifest.ranks if rank.member}
-    for rank in _recorded(trace.folder, problems, False):
+    for rank in _recorded(trace.folder, problems, False, math.inf):
         assert rank.recording is not None
         entry = entries[rank.recording.name]
         lived = entry.state == "live"
@@ -244,33 +283,47 @@ def _key(identity: Identity) -> str:
     return f"{identity.host}|{paths.stem(identity.pid, identity.proc_start)}"
 
 
-def _check(folder: Path) -> None:
+def is_folder(source: Path) -> bool:
+    """Return whether ``source`` is a directory. Raises PdctlError (UNREACHABLE) where that can't be told."""
     try:
-        why = paths.not_private(folder)
+        return stat.S_ISDIR(source.stat().st_mode)
     except FileNotFoundError:
-        return
+        return False
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        text = str(source)
+        text = text if len(text) <= 300 else f"…{text[-200:]}"
+        raise PdctlError(
+            f"{text} can't be read: {why}", "Give a trace that pdctl record made, or a directory."
+        ) from None
+
+
+def _usable(folder: Path, env: Mapping[str, str], others: list[str]) -> bool:
+    """Return whether this user's ranks may have files in ``folder``.
+
+    others: told of a usual place that somebody else has made: ranks do not use it. Raises PdctlError (UNREACHABLE) for any
+    other directory that is not this user's alone, or can't be looked at.
+    """
+    try:
+        found = folder.lstat()
+        why = paths.why_not_private(folder, found)
+    except FileNotFoundError:
+        return False
     except OSError as error:
         why = f"{folder} can't be looked at: {error.strerror}"
+    else:
+        if why and found.st_uid != os.geteuid() and not paths.named(env, folder):
+            others.append(why)
+            return False
     if why:
         raise PdctlError(
             why, "Ranks refuse such a directory too: chmod 0700 it, or run pdctl as the user it belongs to."
         )
+    return True
 
 
-def _files(folder: Path, suffix: str) -> list[Path]:
-    try:
-        found = [path for path in folder.iterdir() if path.suffix == suffix and not path.name.startswith(".")]
-        return sorted(path for path in found if path.is_file())  # opening a FIFO would wait for its writer for ever
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise PdctlError(
-            f"{folder} can't be read: {error.strerror}", "Run pdctl as the user the engine runs as."
-        ) from None
-
-
-def _recorded(folder: Path, problems: list[str], here: bool) -> Iterable[FoundRank]:
-    for path in _files(folder, paths.RECORDING_SUFFIX):
+def _recorded(folder: Path, problems: list[str], here: bool, until: float) -> Iterable[FoundRank]:
+    for path in registered.files(folder, paths.RECORDING_SUFFIX, problems, until):
         try:
             header = read_header(path)
         except FileNotFoundError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 
@@ -20,10 +21,16 @@ class Exit(IntEnum):
 
 
 class PdctlError(Exception):
-    """Something the user must know. ``next_step`` says what to do about it, ``code`` is what the command exits with."""
+    """Something the user must know. ``next_step`` says what to do about it, ``code`` is what the command exits with.
 
-    def __init__(self, message: str, next_step: str = "", code: int = Exit.UNREACHABLE) -> None:
+    details: more of it, a line each.
+    """
+
+    def __init__(
+        self, message: str, next_step: str = "", code: int = Exit.UNREACHABLE, *, details: Sequence[str] = ()
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.next_step = next_step
         self.code = Exit(code)
+        self.details = tuple(details)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ class Place(NamedTuple):
 
 
 AXES = ("dp", "pp", "cp", "tp")
-_TERM = re.compile(r"(?P<name>.*?)(?P<axes>(?:(?:^| )(?:dp|pp|cp|tp)[0-9][0-9,-]*)*)", re.ASCII)
+_TERM = re.compile(r"(?P<name>.*?)(?P<axes>(?:(?:^| )(?:dp|pp|cp|tp)[0-9][0-9,-]*)*)", re.ASCII | re.DOTALL)
 _AXIS = re.compile(r"(dp|pp|cp|tp)([0-9][0-9,-]*)", re.ASCII)
 
 
@@ -124,11 +125,13 @@ def server_names(identities: Iterable[Identity]) -> Mapping[Server, str]:
     alone = {server(one) for one in among if one.tp < 0}
     servers = sorted({server(one) for one in among} - alone)
     names: dict[Server, str] = {one: one[2] for one in alone}
+    roles = Counter(role for role, _, _, _ in servers)
+    services = Counter((role, service) for role, _, service, _ in servers)
     for one in servers:
         role, cluster, service, instance = one
-        if sum(other[0] == role for other in servers) == 1:
+        if roles[role] == 1:
             names[one] = role
-        elif sum(other[0] == role and other[2] == service for other in servers) == 1:
+        elif services[role, service] == 1:
             names[one] = service
         else:
             names[one] = f"{service} ({instance.rpartition('/')[2] or cluster})"

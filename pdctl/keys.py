@@ -11,6 +11,7 @@ are understood where a public key is given.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -22,6 +23,7 @@ from pathlib import Path
 
 from pdctl.agent import paths
 from pdctl.errors import Exit, PdctlError
+from pdctl.files import open_lock, open_regular
 
 ROLES = ("observe", "inject")
 """What a client may do: ask, or also place and end faults."""
@@ -92,7 +94,12 @@ def read_private(path: Path) -> str:
 
     Raises FileNotFoundError, PermissionError with the mode or owner that is wrong, OSError, ValueError for what is no text.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would wait for its writer
+    try:
+        fd = open_regular(path, follow=True)  # Kubernetes mounts a secret's files as links
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            raise PermissionError(f"{path} {error.strerror}") from None
+        raise
     with os.fdopen(fd, "rb") as file:
         _check(path, os.fstat(fd))
         _check_folder(path.parent)
@@ -106,8 +113,6 @@ def read_private(path: Path) -> str:
 
 
 def _check(path: Path, found: os.stat_result) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        raise PermissionError(f"{path} is no file")
     if found.st_uid not in (os.geteuid(), 0):
         raise PermissionError(f"{path} belongs to uid {found.st_uid}, not to uid {os.geteuid()}")
     if found.st_mode & 0o077:
@@ -225,7 +230,7 @@ def changing(path: Path) -> Iterator[None]:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         paths.private_dir(path)
-        with (path / ".lock").open("w") as lock:
+        with os.fdopen(open_lock(path / ".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
     except OSError as error:

@@ -7,8 +7,28 @@ imports the standard library and msgspec only.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Annotated
 
 import msgspec
+
+# What comes from a file or a socket is checked against these as it is decoded, so that whoever uses it need not.
+Name = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^(?![\s\S]*[\x00-\x1f\x7f-\x9f\u2028\u2029])")]
+"""A name: in one line, without control characters."""
+Coordinate = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 20)]
+Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
+Member = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+ProcessId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+"""A number that counts up, or a time in ns: two of them can be added in 64 bits."""
+MonoNs = Annotated[int, msgspec.Meta(ge=0, lt=1 << 60)]
+
+
+def why_not(error: Exception) -> str:
+    """Return why something could not be decoded, in words: a pattern is no reason for a person."""
+    said, at, place = str(error).rpartition(" - at ")
+    if not said.startswith("Expected `str` matching regex"):
+        return str(error)
+    return f"characters that may not be there{at}{place}"
 
 
 class KVPoll(IntEnum):
@@ -101,10 +121,10 @@ class GroupInfo(msgspec.Struct, frozen=True):
     fr_id: group id in PyTorch's flight recorder, -1 where unknown.
     """
 
-    kind: str
-    ranks: tuple[int, ...]
-    world: str
-    fr_id: int = -1
+    kind: Name
+    ranks: tuple[Member, ...]
+    world: Name
+    fr_id: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)] = -1
 
     @property
     def size(self) -> int:
@@ -127,33 +147,33 @@ class Identity(msgspec.Struct, frozen=True):
     lacks: seams of the engine's protections that this rank's code does not have (``gate``).
     """
 
-    engine: str
-    engine_version: str
-    pdctl_version: str
-    role: str
-    host: str
-    pid: int
-    proc_start: int
-    started_wall_ns: int
-    started_mono_ns: int
-    instance: str
-    service: str
-    cluster: str
-    world: str
-    world_rank: int
-    dp: int = 0
-    dp_size: int = 1
-    pp: int = 0
-    pp_size: int = 1
-    cp: int = 0
-    cp_size: int = 1
-    tp: int = 0
-    tp_size: int = 1
+    engine: Name
+    engine_version: Name
+    pdctl_version: Name
+    role: Name
+    host: Name
+    pid: ProcessId
+    proc_start: Count
+    started_wall_ns: Count
+    started_mono_ns: MonoNs
+    instance: Name
+    service: Name
+    cluster: Name
+    world: Name
+    world_rank: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)]
+    dp: Coordinate = 0
+    dp_size: Size = 1
+    pp: Coordinate = 0
+    pp_size: Size = 1
+    cp: Coordinate = 0
+    cp_size: Size = 1
+    tp: Coordinate = 0
+    tp_size: Size = 1
     dp_attention: bool = False
-    backend: str = ""
+    backend: Name = ""
     armed: bool = False
-    loaded_by: str = ""
-    lacks: tuple[str, ...] = ()
+    loaded_by: Name = ""
+    lacks: tuple[Name, ...] = ()
     groups: tuple[GroupInfo, ...] = ()
 
     @property

@@ -2,18 +2,23 @@
 
 A command makes one document (:class:`pdctl.documents.Document`), the rows of it for the line formats, and a function
 that draws it for people. Nothing here imports rich, yaml or csv before it is needed.
+
+Here is the one way out: every text passes an encoder of :mod:`pdctl.shown` on it, whatever a command has put into it.
 """
 
 from __future__ import annotations
 
+import codecs
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import msgspec
 
+from pdctl import shown
 from pdctl.documents import Document
 from pdctl.errors import Exit, PdctlError
 
@@ -22,6 +27,13 @@ if TYPE_CHECKING:
 
 PIPE_WIDTH = 100_000
 """Width of what is drawn into a pipe: nothing is cut or wrapped there, so that grep finds it."""
+
+
+MOST_DETAILS = 20
+"""Lines of an error's details that are shown."""
+_NOT_PLAIN = re.compile(r"[^\x20-\x7e\n]")
+_COLOR = re.compile(r"(\x1b\[[0-9;]*m)")
+D = TypeVar("D", bound=Document)
 
 
 class Format(str, Enum):
@@ -60,8 +72,8 @@ class Output:
     def width(self) -> int:
         """Columns to draw into: COLUMNS, else the terminal's, else PIPE_WIDTH."""
         columns = self.env.get("COLUMNS", "")
-        if columns.isdecimal() and int(columns) > 0:
-            return int(columns)
+        if columns.isascii() and columns.isdecimal() and columns.strip("0"):
+            return int(columns) if len(columns) <= len(str(PIPE_WIDTH)) else PIPE_WIDTH
         if self.out.isatty():
             try:
                 return os.get_terminal_size(self.out.fileno()).columns or 80
@@ -76,28 +88,63 @@ class Output:
 
     def document(
         self,
-        document: Document,
+        document: D,
         rows: Sequence[msgspec.Struct] = (),
-        draw: Callable[[Console], None] | None = None,
+        draw: Callable[[D, Console], None] | None = None,
         *,
         lost: Exit = Exit.PARTIAL,
         row: type[msgspec.Struct] | None = None,
     ) -> None:
         """Write ``document`` to stdout. rows: its parts for jsonl and csv. draw: how people see it.
 
-        row: what rows are of; where there are none, csv has the header of this instead of the document in one row.
+        draw is given a copy of the document in which no text has a line end or anything else that a terminal would act on,
+        and draws from nothing else. row: what rows are of; where there are none, csv has the header of this instead of the
+        document in one row.
 
         A reader that goes away (``| head``) is no error: the rest is not written, and the command keeps its exit code.
         Raises PdctlError (``lost``) where it can't be written, as on a full disk.
         """
+        ascii_only = not _unicode(self.out)
+        if self.format.drawn and draw is not None:
+            text = self._drawn(document, draw)
+        elif self.format is Format.CSV and row is not None and not rows:
+            text = _csv([], [row])
+        else:
+            text = _render(self.format, document, rows or (document,), ascii_only=ascii_only)
+        self._write(text, lost)
+
+    def lines(self, text: str, *, end: str = "\n") -> None:
+        """Write lines to stdout that are no document, as those of a help. Raises PdctlError as :meth:`document`."""
+        self._write(f"{shown.shown_lines(text)}{end}", Exit.PARTIAL)
+
+    def note(self, text: str) -> None:
+        """Write one line to stderr: something the user should know that is not the result.
+
+        Where stderr can't be written (its reader is gone, its disk full) the command goes on: it may have to heal.
+        """
+        self._say(f"{shown.shown(text)}\n")
+
+    def note_lines(self, text: str) -> None:
+        """Write lines to stderr, as :meth:`note` one."""
+        self._say(f"{shown.shown_lines(text)}\n")
+
+    def live(self, text: str) -> None:
+        """Write a line to stderr, a terminal, in the place of the one before; :meth:`note` of nothing leaves it behind."""
+        self._say(f"\r\x1b[K{shown.shown(text)}")
+
+    def error(self, text: str, next_step: str = "", details: Sequence[str] = ()) -> None:
+        """Write an error, a line for each of its details, and what to do about it to stderr."""
+        self.note(f"pdctl: {text}")
+        for detail in details[:MOST_DETAILS]:
+            self.note(f"  {detail}")
+        if len(details) > MOST_DETAILS:
+            self.note(f"  … and {len(details) - MOST_DETAILS} more")
+        if next_step:
+            self.note(f"  Next: {next_step}")
+
+    def _write(self, text: str, lost: Exit) -> None:
         try:
-            if self.format.drawn and draw is not None:
-                text = self._drawn(draw)
-            elif self.format is Format.CSV and row is not None and not rows:
-                text = _csv([], [row])
-            else:
-                text = _render(self.format, document, rows or (document,))
-            self.out.write(text)
+            self.out.write(_fitting(text, self.out))
             self.out.flush()
         except BrokenPipeError:
             self.hang_up()
@@ -107,31 +154,18 @@ class Output:
                 f"standard output can't be written: {error.strerror}", "Is the disk it goes to full?", lost
             ) from None
 
-    def note(self, text: str, *, end: str = "\n") -> None:
-        """Write one line to stderr: something the user should know that is not the result.
-
-        Where stderr can't be written (its reader is gone, its disk full) the command goes on: it may have to heal.
-        """
+    def _say(self, text: str) -> None:
         try:
-            self.err.write(f"{text}{end}")
+            self.err.write(_fitting(text, self.err))
             self.err.flush()
         except OSError:
             pass
 
-    def error(self, text: str, next_step: str = "") -> None:
-        """Write an error and what to do about it to stderr."""
-        self.note(f"pdctl: {text}")
-        if next_step:
-            self.note(f"  Next: {next_step}")
-
     def hang_up(self) -> None:
         """Give up stdout, whose reader is gone, so that the interpreter's last flush does not complain either."""
-        try:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.out.fileno())
-        except (OSError, ValueError):
-            pass
+        hang_up(self.out)
 
-    def _drawn(self, draw: Callable[[Console], None]) -> str:
+    def _drawn(self, document: D, draw: Callable[[D, Console], None]) -> str:
         """Return what ``draw`` draws, without the blanks that rich fills lines with."""
         import io
 
@@ -149,10 +183,61 @@ class Output:
             emoji=False,
             markup=False,
             legacy_windows=False,
-            _environ=dict(self.env),
+            _environ={name: value for name, value in self.env.items() if name not in ("COLUMNS", "LINES")},
         )
-        draw(console)
-        return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
+        draw(shown.shown_copy(document), console)
+        lines = text.getvalue().removesuffix("\n").split("\n") if text.getvalue() else []
+        return "".join(f"{_harmless(line.rstrip(), color=self.color)}\n" for line in lines)
+
+
+def hang_up(stream: TextIO) -> None:
+    """Let ``stream`` lead nowhere from now on, so that the interpreter's last flush does not complain either."""
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+    except (OSError, ValueError):
+        pass
+
+
+def settle_streams() -> None:
+    """Make stdin, stdout and stderr usable whatever the caller has made of them: closed, or with a small character set.
+
+    One that is closed leads nowhere, and its number is not that of a file or socket that is opened later.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, so this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r+" if number else "r", encoding="utf-8"))  # noqa: PTH123, SIM115
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors=shown.ASCII)
+
+
+def _unicode(stream: TextIO) -> bool:
+    encoding = getattr(stream, "encoding", None)
+    return not encoding or codecs.lookup(encoding).name.startswith("utf")
+
+
+def _fitting(text: str, stream: TextIO) -> str:
+    """Return ``text`` with what the stream's character set lacks in ASCII."""
+    if _unicode(stream):
+        return text
+    return text.encode(stream.encoding, shown.ASCII).decode(stream.encoding)
+
+
+def _harmless(line: str, *, color: bool) -> str:
+    """Return a drawn line without what is neither text nor, on a terminal, rich's colour: a command's own oversight."""
+    if not _NOT_PLAIN.search(line):
+        return line
+    if not color:
+        return shown.shown(line, most=len(line))
+    parts = _COLOR.split(line)
+    return "".join(part if n % 2 else shown.shown(part, most=max(1, len(part))) for n, part in enumerate(parts))
 
 
 def _closed() -> TextIO:
@@ -160,16 +245,30 @@ def _closed() -> TextIO:
     return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123  # as long-lived as the process's own
 
 
-def _render(form: Format, document: Document, rows: Sequence[msgspec.Struct]) -> str:
+def _render(form: Format, document: Document, rows: Sequence[msgspec.Struct], *, ascii_only: bool) -> str:
     if form is Format.JSONL:
-        return "".join(f"{msgspec.json.encode(_row(document, row)).decode()}\n" for row in rows)
+        return "".join(f"{shown.json_encoded(_row(document, row), ascii_only=ascii_only)}\n" for row in rows)
     if form is Format.YAML:
-        import yaml
-
-        return str(yaml.safe_dump(_plain(document), sort_keys=False, allow_unicode=True, width=120))
+        return _yaml(document, ascii_only=ascii_only)
     if form is Format.CSV:
         return _csv([_plain(row) for row in rows], [type(row) for row in rows])
-    return f"{msgspec.json.format(msgspec.json.encode(document), indent=2).decode()}\n"
+    encoded = shown.json_encoded(document, ascii_only=ascii_only)
+    return f"{msgspec.json.format(encoded, indent=2)}\n"
+
+
+def _yaml(document: Document, *, ascii_only: bool) -> str:
+    """Return a line for each value, also a long one. Where a text is not visible all beyond ASCII is escaped."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    def represent(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+
+    Dumper.add_representer(str, represent)
+    seen = shown.all_visible(document) and not ascii_only
+    return str(yaml.dump(_plain(document), Dumper=Dumper, sort_keys=False, allow_unicode=seen, width=1 << 30))
 
 
 def _plain(value: Any) -> Any:
@@ -204,7 +303,9 @@ def _cell(value: Any) -> Any:
         return ""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return msgspec.json.encode(value).decode() if isinstance(value, (dict, list, tuple)) else value
+    if isinstance(value, str):
+        return shown.cell(value)
+    return shown.json_encoded(value) if isinstance(value, (dict, list, tuple)) else value
 
 
-__all__ = ["Document", "Format", "Output"]
+__all__ = ["Document", "Format", "Output", "hang_up", "settle_streams"]

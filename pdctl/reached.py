@@ -10,7 +10,6 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-import stat
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ import msgspec
 
 from pdctl.agent import paths
 from pdctl.agent.paths import Registration
+from pdctl.files import names, read_regular
 from pdctl.model import Identity
 from pdctl.observed import FoundRank
 from pdctl.processes import look
@@ -31,6 +31,8 @@ MAX_FILE = 32 << 20
 REFRESH_S = 3600.0
 KEEP_S = 30 * 86400.0
 """How long an endpoint that was not reached any more is remembered."""
+_LOOK_S = 1.0
+"""How long a directory of this host is looked through for who a silent endpoint is."""
 
 
 class Reached(msgspec.Struct, frozen=True):
@@ -52,12 +54,8 @@ def path(env: Mapping[str, str]) -> Path:
 def load(env: Mapping[str, str]) -> dict[tuple[str, str], Reached]:
     """Return what is kept, by endpoint and key; nothing where it can't be read."""
     try:
-        fd = os.open(path(env), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would wait for its writer
-        with os.fdopen(fd, "rb") as file:
-            found = os.fstat(fd)
-            if found.st_uid != os.geteuid() or not stat.S_ISREG(found.st_mode) or found.st_size > MAX_FILE:
-                return {}
-            kept = msgspec.json.decode(file.read(MAX_FILE), type=list[Reached])
+        raw = read_regular(path(env), MAX_FILE, follow=True, owners=(os.geteuid(),))
+        kept = msgspec.json.decode(raw, type=list[Reached])
     except (OSError, ValueError, RuntimeError):
         return {}
     return {(one.endpoint, one.server_key): one for one in kept}
@@ -156,12 +154,12 @@ def _registrations(env: Mapping[str, str]) -> Iterable[Registration]:
         try:
             if paths.not_private(folder):
                 continue
-            files = sorted(folder.glob(f"*{paths.REGISTRATION_SUFFIX}"))
+            found, _ = names(folder, paths.REGISTRATION_SUFFIX, MAX_KEPT, time.monotonic() + _LOOK_S)
         except OSError:
             continue
-        for file in files:
+        for name in found:
             with suppress(OSError, ValueError):
-                r = paths.read_registration(file)
+                r = paths.read_registration(folder / name)
                 if r.tcp and look(r.identity.pid).runs_since(r.identity.proc_start):
                     yield r
 

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
+import stat
+import time
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
-from pdctl.agent.paths import SOCKET_SUFFIX, Registration, parse_stem
+from pdctl.agent.paths import MAX_REGISTRATION, SOCKET_SUFFIX, Registration, owners, parse_stem, registration
+from pdctl.agent.paths import REGISTRATION_SUFFIX as SUFFIX
+from pdctl.errors import PdctlError
+from pdctl.files import names, read_regular, status, what_is
 from pdctl.model import Identity
 from pdctl.observed import FoundRank
 from pdctl.processes import Process, look
 from pdctl.wire import PROTOCOL
 
+MAX_RANKS = 4096
+"""Registrations of one directory that are read."""
 
-def read(files: Iterable[Path], problems: list[str]) -> Iterable[FoundRank]:
-    """Yield the ranks that registered in ``files`` of this host. problems: what could not be read, or is not understood."""
-    for path in files:
+
+def read(folder: Path, problems: list[str], until: float) -> Iterable[FoundRank]:
+    """Yield the ranks that registered in ``folder``, a directory of this host that is this user's alone.
+
+    problems: what could not be read, or is not understood. until: on the monotonic clock, when to stop and say so. Raises
+    PdctlError (UNREACHABLE) where the directory can't be read.
+    """
+    for path in files(folder, SUFFIX, problems, until):
         try:
-            raw = path.read_bytes()
+            raw = read_regular(path, MAX_REGISTRATION, owners=owners())
         except FileNotFoundError:
             continue  # the rank ended while we looked
         except OSError as error:
@@ -31,10 +43,29 @@ def read(files: Iterable[Path], problems: list[str]) -> Iterable[FoundRank]:
             yield rank
 
 
+def files(folder: Path, suffix: str, problems: list[str], until: float) -> Iterable[Path]:
+    """Yield the files of a directory that end in ``suffix``, in order, while there is time. Raises as :func:`read`."""
+    try:
+        found, whole = names(folder, suffix, MAX_RANKS, until)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise PdctlError(
+            f"{folder} can't be read: {error.strerror}", "Run pdctl as the user the engine runs as."
+        ) from None
+    for number, name in enumerate(found):
+        if time.monotonic() >= until:
+            problems.append(f"{folder}: {len(found) - number} files {suffix} or more were not read in time")
+            return
+        yield folder / name
+    if not whole:
+        problems.append(f"{folder}: more than {len(found)} files {suffix}; the others were not read")
+
+
 def _rank(path: Path, raw: bytes, problems: list[str]) -> FoundRank | None:
     try:
-        r = msgspec.json.decode(raw, type=Registration)
-    except msgspec.MsgspecError as error:
+        r = registration(path.name, raw)
+    except ValueError as error:
         other = _of_another_protocol(path, raw)
         if other is None:
             problems.append(f"{path}: not a registration this pdctl reads: {error}")
@@ -44,7 +75,8 @@ def _rank(path: Path, raw: bytes, problems: list[str]) -> FoundRank | None:
     live = process.runs_since(r.identity.proc_start)
     if not live and process.state == "" and r.endpoint:
         live = _listens(r.endpoint)  # its process is in another pid namespace
-    return found(r, "live" if live else "dead", Path(r.recording) if r.recording else None, process)
+    recording = Path(r.recording) if r.recording else None
+    return found(r, "live" if live else "dead", recording, process, owners())
 
 
 def _listens(endpoint: str) -> bool:
@@ -59,12 +91,14 @@ def _listens(endpoint: str) -> bool:
     return True
 
 
-def found(r: Registration, state: str, recording: Path | None, process: Process) -> FoundRank:
+def found(r: Registration, state: str, recording: Path | None, process: Process, owners: Collection[int]) -> FoundRank:
     """Return the rank of a registration whose files can be seen from here.
 
-    state: as FoundRank has it. recording: where its recording is, as seen from here, None without one.
+    state: as FoundRank has it. recording: where its recording is, as seen from here, None without one. owners: user ids it
+    may belong to.
     """
-    there = recording is not None and recording.exists()
+    why_not = _unfit(recording, owners) if recording is not None else ""
+    there = recording is not None and not why_not
     return FoundRank(
         identity=r.identity,
         state=state,
@@ -73,12 +107,27 @@ def found(r: Registration, state: str, recording: Path | None, process: Process)
         protocol=r.protocol,
         recording=recording if there else None,
         recording_size=r.recording_size if there else 0,
-        recording_off=r.recording_off if there or not r.recording else f"{recording or r.recording} is gone",
+        recording_off=r.recording_off
+        if there or not r.recording
+        else f"{recording or r.recording} {why_not or 'is not looked at'}",
         process=process,
         tcp=r.tcp,
         tcp_off=r.tcp_off,
         store=r.store,
     )
+
+
+def _unfit(recording: Path, owners: Collection[int]) -> str:
+    """Return why a file is no recording to open, "" where it may be one."""
+    try:
+        there = status(recording)
+    except FileNotFoundError:
+        return "is gone"
+    except (OSError, ValueError) as error:
+        return f"can't be looked at: {error.strerror if isinstance(error, OSError) else error}"
+    if not stat.S_ISREG(there.st_mode):
+        return f"is {what_is(there.st_mode)}, not a regular file"
+    return "" if there.st_uid in owners else f"belongs to uid {there.st_uid}"
 
 
 def told(rank: FoundRank, r: Registration) -> FoundRank:
@@ -126,5 +175,5 @@ def _protocol_of(raw: bytes) -> int:
 
     try:
         return msgspec.json.decode(raw, type=Protocol).protocol
-    except msgspec.MsgspecError:
+    except (ValueError, RecursionError):
         return 0

@@ -67,7 +67,10 @@ def encode(message: Any) -> bytes:
 def _check(frame: bytes, limit: int) -> None:
     if len(frame) > limit:
         raise ValueError(f"message of {len(frame)} bytes is over the limit of {limit}")
-    version = _envelope.decode(frame).v
+    try:
+        version = _envelope.decode(frame).v
+    except RecursionError:
+        raise ValueError("message is nested too deep") from None
     if version != PROTOCOL:
         raise ProtocolMismatch(version)
 

@@ -2,8 +2,56 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis
+import pytest
+
+from tests.support import apart
+from tests.support.patience import patience
+
+# No test asserts a time, and neither does hypothesis: on a busy machine any example may take long.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
+
+WORKERS_A_CORE = 4
+"""Tests wait for most of their time."""
 
 # A shell that started the tests in the background has made them, and all they start, deaf to Ctrl-C, which some tests press.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True, wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A test's own time limit stretches with all other waits."""
+    marker = item.get_closest_marker("timeout")
+    usual = item.config.getoption("timeout")
+    seconds = float(marker.args[0] if marker else item.config.getini("timeout") if usual is None else usual)
+    item.add_marker(pytest.mark.timeout(patience(seconds)), append=False)
+    return (yield)
+
+
+class Workers:
+    """Workers of pytest-xdist are kept apart where this machine can; elsewhere there is one only."""
+
+    @staticmethod
+    def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+        return 0 if apart.why_not() else WORKERS_A_CORE * len(os.sched_getaffinity(0))
+
+    @staticmethod
+    def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+        if not apart.why_not():
+            python = f"{sys.executable} {apart.__file__} {sys.executable}"
+            specs[:] = [type(spec)(f"{spec}//python={python}") for spec in specs]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.pluginmanager.has_plugin("xdist"):
+        config.pluginmanager.register(Workers(), "workers-apart")

@@ -12,20 +12,25 @@ Everything belongs to one user and is closed to all others. Standard library and
 from __future__ import annotations
 
 import os
+import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import msgspec
 
+from pdctl.files import read_regular
 from pdctl.model import Identity
 
 REGISTRATION_SUFFIX = ".json"
 SOCKET_SUFFIX = ".sock"
 RECORDING_SUFFIX = ".pdrec"
 STACKS_SUFFIX = ".stacks"
+MAX_REGISTRATION = 64 * 1024
 SOCKET_PATH_MAX = 107
 """Bytes that fit into ``sun_path`` of a Unix socket address, without its closing zero byte."""
+_STEM = re.compile(r"([0-9]{1,10})-([0-9]{1,19})", re.ASCII)
+_SHARED = Path("/dev/shm/pdctl")  # noqa: S108  # trusted below only where nobody else can change what is in it
 
 
 class Registration(msgspec.Struct, frozen=True):
@@ -52,8 +57,29 @@ class Registration(msgspec.Struct, frozen=True):
 
 
 def read_registration(path: Path) -> Registration:
-    """Return the registration in ``path``. Raises OSError, ValueError (msgspec's errors are ValueErrors)."""
-    return msgspec.json.decode(path.read_bytes(), type=Registration)
+    """Return the registration in ``path``. Raises OSError, ValueError as :func:`registration`."""
+    return registration(path.name, read_regular(path, MAX_REGISTRATION, owners=owners()))
+
+
+def registration(name: str, raw: bytes) -> Registration:
+    """Return the registration ``raw`` of a file called ``name``.
+
+    Raises ValueError (msgspec's errors are such) for what is none, or is of another process than its file is named after.
+    """
+    try:
+        r = msgspec.json.decode(raw, type=Registration)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    if parse_stem(name) != (r.identity.pid, r.identity.proc_start):
+        raise ValueError(
+            f"it claims to be of pid {r.identity.pid}, started at {r.identity.proc_start}, which its name does not say"
+        )
+    return r
+
+
+def owners() -> Collection[int]:
+    """Return the user ids that files of this user's ranks may belong to."""
+    return (os.geteuid(), 0)
 
 
 def run_dirs(env: Mapping[str, str]) -> list[Path]:
@@ -67,10 +93,38 @@ def run_dirs(env: Mapping[str, str]) -> list[Path]:
 
 
 def record_dir(env: Mapping[str, str]) -> Path:
-    """Return the directory of recordings: PDCTL_RECORD_DIR, else one in shared memory, which outlives every process."""
+    """Return the directory of recordings: PDCTL_RECORD_DIR, else one in shared memory, which outlives every process.
+
+    That is ``/dev/shm/pdctl/UID``, or ``/dev/shm/pdctl-UID`` where ``/dev/shm/pdctl`` was made by somebody else than root and
+    this user: he could put another directory into its place at any time.
+    """
     if env.get("PDCTL_RECORD_DIR"):
         return Path(env["PDCTL_RECORD_DIR"]).absolute()
-    return Path(f"/dev/shm/pdctl/{os.getuid()}")  # noqa: S108  # checked by private_dir before use
+    aside = _SHARED.with_name(f"{_SHARED.name}-{os.getuid()}")
+    return _SHARED / str(os.getuid()) if not _others(_SHARED) and not _is_ours(aside) else aside
+
+
+def named(env: Mapping[str, str], folder: Path) -> bool:
+    """Return whether ``env`` names ``folder``: no usual place, in which anybody could have been before."""
+    said = (env.get("PDCTL_RUN_DIR"), env.get("PDCTL_RECORD_DIR"))
+    return any(path and Path(path).absolute() == folder for path in said)
+
+
+def _others(folder: Path) -> bool:
+    """Return whether others than root and this user could rename what is in ``folder``; False where there is none."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    shared = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
+    return not stat.S_ISDIR(found.st_mode) or found.st_uid not in owners() or bool(shared)
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        return not not_private(folder)
+    except OSError:
+        return False
 
 
 def stem(pid: int, proc_start: int) -> str:
@@ -80,13 +134,17 @@ def stem(pid: int, proc_start: int) -> str:
 
 def parse_stem(name: str) -> tuple[int, int] | None:
     """Return (pid, start) from a file name made with :func:`stem`, None for any other file."""
-    pid, dash, start = name.partition(".")[0].partition("-")
-    return (int(pid), int(start)) if dash and pid.isdecimal() and start.isdecimal() else None
+    found = _STEM.fullmatch(name.partition(".")[0])
+    return (int(found[1]), int(found[2])) if found is not None else None
 
 
 def not_private(path: Path) -> str:
     """Return why ``path`` is no directory of this user alone, "" when it is. Raises OSError when there is nothing."""
-    found = path.lstat()
+    return why_not_private(path, path.lstat())
+
+
+def why_not_private(path: Path, found: os.stat_result) -> str:
+    """As :func:`not_private`, of a directory that was looked at already. path: what it is called."""
     if not stat.S_ISDIR(found.st_mode):
         return f"{path} is not a directory"
     if found.st_uid != os.geteuid():
@@ -110,6 +168,8 @@ def private_dir(path: Path) -> Path:
     except FileExistsError:
         pass
     why = not_private(path)
+    if not why and path.parent == _SHARED and _others(_SHARED):
+        why = f"{_SHARED} belongs to others, who could put another directory in the place of {path}"
     if why:
         raise PermissionError(why)
     return path

@@ -118,7 +118,7 @@ def command(
         return put_in(numbers, env, Output(output), arm=arm, timeout_s=timeout, rank_timeout_s=rank_timeout)
     rows = read(chosen, timeout_s=timeout, rank_timeout_s=rank_timeout, agents=_agents(env))
     out = Output(output)
-    out.document(AttachDocument(processes=rows), rows, lambda console: draw(rows, console))
+    out.document(AttachDocument(processes=rows), rows, draw)
     unread = [row for row in rows if row.reason]
     if not unread:
         return int(Exit.CLEAN)
@@ -209,10 +209,11 @@ def read(
 # ---- for people ------------------------------------------------------------------------------------------------------
 
 
-def draw(rows: Sequence[AttachRow], console: Console) -> None:
+def draw(document: AttachDocument, console: Console) -> None:
     """Draw a line a process, and below it why those that can't be read can't be."""
     from rich.table import Table
 
+    rows = document.processes
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("rank", "pid", "engine", "python", "requests", "slots", "stopped", "main thread"):
         table.add_column(name, no_wrap=name != "main thread", justify="right" if name in _RIGHT else "left")
@@ -232,9 +233,9 @@ def draw(rows: Sequence[AttachRow], console: Console) -> None:
     for row in rows:
         who = row.rank or f"pid {row.pid}"
         if row.reason:
-            console.print(
-                f"  {who}: {row.reason}" + (f"\n    {row.next_step}" if row.next_step else ""), soft_wrap=True
-            )
+            console.print(f"  {who}: {row.reason}", soft_wrap=True)
+            if row.next_step:
+                console.print(f"    {row.next_step}", soft_wrap=True)
         for lack in row.lacks:
             if not lack.startswith("rounds:"):
                 console.print(f"  {who}: not known: {lack}", soft_wrap=True)

@@ -56,7 +56,7 @@ def put_in(
     if any(one.state == "there" for one in found):
         found = _answering(found, env, timeout_s, rank_timeout_s)
     document = InjectedDocument(processes=found)
-    out.document(document, found, lambda console: _draw(found, console))
+    out.document(document, found, _draw)
     return int(exit_code(found))
 
 
@@ -89,8 +89,8 @@ def _answering(
     return tuple(asked(one) for one in found)
 
 
-def _draw(found: Sequence[Injected], console: Console) -> None:
-    for one in found:
+def _draw(document: InjectedDocument, console: Console) -> None:
+    for one in document.processes:
         stood = f"; thread {one.thread} stood {one.stopped_ms:.1f} ms" if one.thread else ""
         if one.state == "running":
             console.print(f"pid {one.pid}: agent of {one.rank} runs at {one.endpoint}{stood}", soft_wrap=True)
@@ -98,7 +98,7 @@ def _draw(found: Sequence[Injected], console: Console) -> None:
         console.print(f"pid {one.pid}: {one.state}: {one.reason}{stood}", soft_wrap=True)
         if one.next_step:
             console.print(f"  {one.next_step}", soft_wrap=True)
-    if any(one.state == "running" for one in found):
+    if any(one.state == "running" for one in document.processes):
         console.print("Such an agent records no rounds. pdctl attach PID --remove-agent takes it out again.")
 
 
@@ -115,8 +115,8 @@ def take_out(pids: Sequence[int], env: Mapping[str, str], out: Output, timeout_s
         answers = {a.rank.identity.pid: a for a in client.ask(ranks, "leave", str)}
     rows = tuple(_left(pid, answers.get(pid), taken=pid in waiting) for pid in pids)
 
-    def draw(console: Console) -> None:
-        for row in rows:
+    def draw(document: LeftDocument, console: Console) -> None:
+        for row in document.ranks:
             console.print(f"{row.rank or f'pid {row.pid}'}: {row.kept or 'its agent has left'}", soft_wrap=True)
 
     out.document(LeftDocument(ranks=rows), rows, draw)

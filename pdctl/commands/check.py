@@ -86,9 +86,9 @@ def command(
 
     with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
         outcomes = list(run(Looking(found, client, watch, recorded=source is not None), names))
-    document = judge(outcomes, suppressed=suppressed, fail_on=fail_on)
+    document = judge(outcomes, suppressed=suppressed, fail_on=fail_on, others=found.others)
     out = Output(output)
-    out.document(document, document.stages, lambda console: draw(document, console))
+    out.document(document, document.stages, draw)
     if output.drawn:
         for problem in document.problems:
             out.note(f"not looked at: {problem}")

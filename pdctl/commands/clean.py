@@ -63,7 +63,7 @@ def clean(
     rows = [_row(one, failures.get(one.path, ""), dry_run) for one in found]
     freed = sum(row.size for row in rows if row.went in ("removed", "would go"))
     document = CleanDocument(files=rows, freed=freed, dry_run=dry_run)
-    out.document(document, rows, lambda console: _draw(document, console))
+    out.document(document, rows, _draw)
     return Exit.PARTIAL if any(row.went == "failed" for row in rows) else Exit.CLEAN
 
 

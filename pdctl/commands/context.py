@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from pdctl import contexts
-from pdctl.commands.options import OutputOption
+from pdctl.commands.options import OutputOption, place
 from pdctl.errors import Exit
 from pdctl.output import Document, Format, Output
 
@@ -54,11 +54,11 @@ def add(
     name: Annotated[str, typer.Argument(metavar="NAME")],
     run_dir: Annotated[
         Optional[Path],  # noqa: UP045  # typer evaluates annotations
-        typer.Option("--run-dir", metavar="DIR", help="Where its ranks put their sockets."),
+        typer.Option("--run-dir", parser=place, metavar="DIR", help="Where its ranks put their sockets."),
     ] = None,
     record_dir: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--record-dir", metavar="DIR", help="Where its ranks put their recordings."),
+        typer.Option("--record-dir", parser=place, metavar="DIR", help="Where its ranks put their recordings."),
     ] = None,
     inject: Annotated[
         str, typer.Option("--inject", metavar="allow|never", help="Whether pdctl inject may break something there.")
@@ -125,8 +125,8 @@ def show(output: OutputOption = Format.TABLE) -> int:
         for name, one in sorted(known.context.items())
     ]
 
-    def draw(console: Console) -> None:
-        if not rows:
+    def draw(document: ContextsDocument, console: Console) -> None:
+        if not document.contexts:
             console.print("no contexts are saved: pdctl context add NAME")
             return
         from rich.table import Table
@@ -134,7 +134,7 @@ def show(output: OutputOption = Format.TABLE) -> int:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for title in ("", "CONTEXT", "INJECT", "RUN DIR", "RECORD DIR", "ENDPOINTS", "KEY"):
             table.add_column(title, overflow="fold")
-        for row in rows:
+        for row in document.contexts:
             where = "\n".join([*row.endpoints, *(f"store {one}" for one in row.store.split())])
             table.add_row(
                 "used" if row.used else "", row.context, row.inject, row.run_dir, row.record_dir, where, row.key

@@ -45,8 +45,7 @@ class Stage:
 
     def say(self, text: str) -> None:
         """Write a line of explanation."""
-        self._out.out.write(f"\n# {text}\n")
-        self._out.out.flush()
+        self._out.lines(f"\n# {text}")
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a command and show it; :meth:`finish` ends the step."""
@@ -69,14 +68,13 @@ class Stage:
             if command.poll() is None:
                 command.kill()
                 command.wait()
-        self._out.out.write(printed)
+        self._out.lines(printed, end="")
         shown = " ".join(command.args[3:]) if isinstance(command.args, list) else ""
         if command.returncode != expect:
             raise UnexpectedError(f"`pdctl {shown}` ended with {command.returncode}, not {int(expect)}: expected {why}")
         if must_say and must_say.lower() not in printed.lower():
             raise UnexpectedError(f"`pdctl {shown}` does not say {must_say!r}: expected {why}")
-        self._out.out.write(f"# exit code {command.returncode}: {why}\n")
-        self._out.out.flush()
+        self._out.lines(f"# exit code {command.returncode}: {why}")
         return printed
 
     def run(self, *arguments: str, expect: Exit = Exit.CLEAN, why: str, must_say: str = "") -> str:
@@ -84,8 +82,7 @@ class Stage:
         return self.finish(self.start(*arguments), expect, why, must_say)
 
     def _show(self, arguments: tuple[str, ...]) -> None:
-        self._out.out.write(f"\n$ pdctl {' '.join(arguments)}\n")
-        self._out.out.flush()
+        self._out.lines(f"\n$ pdctl {' '.join(arguments)}")
 
 
 def command(
@@ -104,9 +101,7 @@ def command(
         stage.say(f"The demo keeps to itself: PDCTL_RUN_DIR={env['PDCTL_RUN_DIR']}")
         _without_gate(stage)
         _with_gate(stage)
-    out.out.write(
-        "\n# As it must be: the bug was diagnosed while it hung, and the fix held. Nothing is left running.\n"
-    )
+    out.lines("\n# As it must be: the bug was diagnosed while it hung, and the fix held. Nothing is left running.")
     return int(Exit.CLEAN)
 
 

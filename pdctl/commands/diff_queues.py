@@ -73,7 +73,7 @@ def command(
         document = look(found, client, stalled_s=stalled, confirm=confirm, sockets=sockets, files=through != "sockets")
     document = msgspec.structs.replace(document, earlier=found.earlier)
     out = Output(output)
-    out.document(document, document.groups, lambda console: draw(document, console))
+    out.document(document, document.groups, draw)
     if output.drawn:
         for problem in (*document.problems, *found.problems):
             out.note(f"not judged or in part: {problem}")

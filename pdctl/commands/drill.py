@@ -17,7 +17,9 @@ from pdctl.commands.options import (
     RankTimeoutOption,
     RecordDirOption,
     RunDirOption,
+    place,
     seconds,
+    target_place,
 )
 from pdctl.documents import Document
 from pdctl.errors import Exit, PdctlError
@@ -95,7 +97,7 @@ def list_drills(output: OutputOption = Format.TABLE) -> int:
     from pdctl.inject.drill import files
 
     rows = [_row(files.load(path)) for path in files.built_in().values()]
-    Output(output).document(DrillList(drills=rows), rows, lambda console: _draw_list(rows, console))
+    Output(output).document(DrillList(drills=rows), rows, _draw_list)
     return Exit.CLEAN
 
 
@@ -108,10 +110,13 @@ def show(name: NameArgument, output: OutputOption = Format.TABLE) -> int:
     from pdctl.inject.drill import files
 
     path = files.find(name)
-    drill = files.load(path)
-    text = path.read_text(encoding="utf-8")
-    document = DrillShow(path=str(path), drill=drill)
-    Output(output).document(document, draw=lambda console: console.out(text.rstrip("\n")))
+    text = files.read(path)
+    drill = files.parse(text, str(path))
+    out = Output(output)
+    if output.drawn:
+        out.lines(text.rstrip("\n"))
+    else:
+        out.document(DrillShow(path=str(path), drill=drill))
     return Exit.CLEAN
 
 
@@ -151,7 +156,13 @@ def run(
     ] = "",
     journal: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--journal", metavar="FILE", help="Where the journal goes.", show_default="beside the audit log"),
+        typer.Option(
+            "--journal",
+            parser=target_place,
+            metavar="FILE",
+            help="Where the journal goes.",
+            show_default="beside the audit log",
+        ),
     ] = None,
     rank_timeout: RankTimeoutOption = RANK_TIMEOUT_S,
     lab_timeout: Annotated[
@@ -196,7 +207,7 @@ def run(
 
 @app.command()
 def judge(
-    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A journal that a drill wrote.")],
+    journal: Annotated[Path, typer.Argument(parser=place, metavar="JOURNAL", help="A journal that a drill wrote.")],
     output: OutputOption = Format.TABLE,
 ) -> int:
     """Judge a drill again, from its journal alone.
@@ -359,7 +370,7 @@ def _show(out: Output, records: list[Record], verdict: Verdict, path: Path | Non
         journal=str(path or ""),
         recorded=recorded,
     )
-    out.document(document, draw=lambda console: _draw_verdict(document, console))
+    out.document(document, draw=_draw_verdict)
     for problem in records:
         if isinstance(problem, Problem) and problem.next_step and out.format.drawn:
             out.note(f"  Next: {problem.next_step}")
@@ -389,13 +400,13 @@ def _row(drill: Drill) -> DrillRow:
     )
 
 
-def _draw_list(rows: list[DrillRow], console: Console) -> None:
+def _draw_list(document: DrillList, console: Console) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("drill", "fault", "control", "what it shows"):
         table.add_column(name)
-    for row in rows:
+    for row in document.drills:
         table.add_row(row.name, row.fault, row.control or "-", row.about)
     console.print(table)
 

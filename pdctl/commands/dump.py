@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
@@ -86,7 +87,7 @@ def metadata(
     _known(views, document, room or (), slot or ())
     out = Output(output)
     wide = output is Format.WIDE
-    out.document(document, document.slots, lambda console: draw_metadata(document, console, wide=wide))
+    out.document(document, document.slots, partial(draw_metadata, wide=wide))
     _notes(out, document.problems, found)
     answered = any(view.body is not None or (source and view.history is not None) for view in views)
     return int(_exit(document.findings, answered=answered, partial=document.partial or bool(found.problems)))
@@ -124,7 +125,7 @@ def queues(
         _unknown(set(room) - known, known, "is in no queue of these ranks")
         document = msgspec.structs.replace(document, requests=tuple(r for r in document.requests if r.room in room))
     out = Output(output)
-    out.document(document, document.requests, lambda console: draw_queues(document, console))
+    out.document(document, document.requests, draw_queues)
     _notes(out, [f"{row.rank}: {row.silence}" for row in document.ranks if row.silence], found)
     answered = any(not row.silence for row in document.ranks)
     return int(_exit((), answered=answered, partial=document.partial or bool(found.problems)))
@@ -149,7 +150,7 @@ def groups(
     found = find(run_dir, record_dir, source)
     document = collect.groups_of(chosen(found, rank), found.ranks)
     out = Output(output)
-    out.document(document, document.groups, lambda console: draw_groups(document, console))
+    out.document(document, document.groups, draw_groups)
     _notes(out, [f"{label}: {why}" for label, why in document.silent.items()], found)
     return int(_exit((), answered=bool(document.groups), partial=document.partial or bool(found.problems)))
 
@@ -179,7 +180,7 @@ def config(
     document = judge(views)
     out = Output(output)
     wide = output is Format.WIDE
-    out.document(document, document.settings, lambda console: draw_config(document, console, wide=wide))
+    out.document(document, document.settings, partial(draw_config, wide=wide))
     _notes(out, document.problems, found)
     answered = any(view.body is not None for view in views)
     return int(_exit(document.findings, answered=answered, partial=document.partial or bool(found.problems)))
@@ -213,7 +214,7 @@ def leaks(
         views = collect(found, client, watch_s=watch)
     document = judge(views, watch_s=watch)
     out = Output(output)
-    out.document(document, document.ranks, lambda console: draw_leaks(document, console))
+    out.document(document, document.ranks, draw_leaks)
     _notes(out, document.problems, found)
     judged = any(row.judged for row in document.ranks)
     return int(_exit(document.findings, answered=judged, partial=document.partial or bool(found.problems)))

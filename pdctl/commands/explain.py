@@ -37,9 +37,7 @@ def command(
     """
     codes = tuple(CATALOGUE.values()) if code is None else (find(code),)
     document = FindingsDocument(codes=codes)
-    Output(output).document(
-        document, codes, lambda console: _list(console) if code is None else draw(codes[0], console)
-    )
+    Output(output).document(document, codes, _list if code is None else draw)
     return Exit.CLEAN
 
 
@@ -57,11 +55,12 @@ def find(text: str) -> Code:
     raise PdctlError(f"there is no finding {text!r}", f"{hint}pdctl explain lists all findings.", Exit.USAGE)
 
 
-def draw(code: Code, console: Console) -> None:
+def draw(document: FindingsDocument, console: Console) -> None:
     """Draw one code."""
     from rich.padding import Padding
     from rich.text import Text
 
+    [code] = document.codes
     console.print(
         Text.assemble(
             (code.code, "bold"), "  ", (code.level.value, _STYLE[code.level.value]), "  ", (code.title, "bold")
@@ -80,12 +79,12 @@ def draw(code: Code, console: Console) -> None:
             console.print(Padding(Text(text), (0, 0, 0, 4)))
 
 
-def _list(console: Console) -> None:
+def _list(document: FindingsDocument, console: Console) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("code", "level", "found"):
         table.add_column(name)
-    for code in CATALOGUE.values():
+    for code in document.codes:
         table.add_row(code.code, code.level.value, code.title, style=None)
     console.print(table)

@@ -177,9 +177,10 @@ def _row(rank: FoundRank, status: FaultStatus) -> FaultRow:
 
 
 def _show(out: Output, rows: list[FaultRow], silent: list[str]) -> None:
-    def draw(console: Console) -> None:
+    def draw(document: FaultsDocument, console: Console) -> None:
+        rows = document.faults
         if not rows:
-            console.print("no faults" if not silent else "no faults on the ranks that answered")
+            console.print("no faults" if not document.silent else "no faults on the ranks that answered")
             return
         if console.width < WIDE:
             _draw_blocks(rows, console)

@@ -80,7 +80,7 @@ def show(out: Output, answers: Sequence[Answer[FaultsBody]]) -> Exit:
         for answer in answers
         if answer.body is None and answer.rank.state != "dead"
     ]
-    out.document(AvailableDocument(sites=rows, silent=silent), rows, lambda console: _draw(console, rows))
+    out.document(AvailableDocument(sites=rows, silent=silent), rows, _draw)
     for line in silent:
         out.note(f"not asked, or no answer: {line}")
     if not rows:
@@ -88,12 +88,12 @@ def show(out: Output, answers: Sequence[Answer[FaultsBody]]) -> Exit:
     return Exit.PARTIAL if silent else Exit.CLEAN
 
 
-def _draw(console: Console, rows: Sequence[AvailableRow]) -> None:
+def _draw(document: AvailableDocument, console: Console) -> None:
     """Draw ranks that can do the same as one."""
     from rich.table import Table
 
     by_rank: dict[tuple[str, int], list[AvailableRow]] = {}
-    for row in rows:
+    for row in document.sites:
         by_rank.setdefault((row.host, row.pid), []).append(row)
     alike: dict[tuple[object, ...], list[list[AvailableRow]]] = {}
     for sites in by_rank.values():

@@ -20,6 +20,7 @@ from pdctl.commands.options import (
 )
 from pdctl.errors import Exit
 from pdctl.output import Document, Format, Output
+from pdctl.shown import shown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -90,13 +91,15 @@ def command(
     code = healing.exit_code(results)
     audit.write("heal", fault=fault or "all", ranks=msgspec.to_builtins(ranks), clean=code is not Exit.FAULT_ACTIVE)
 
-    def draw(console: Console) -> None:
-        ended = {name: whose for result in results for name, whose in result.ended.items()}
+    def draw(document: HealedDocument, console: Console) -> None:
+        ended = {name: owner for rank in document.ranks for name, owner in zip(rank.ended, rank.owners, strict=True)}
         asked = sum(result.rank.live for result in results)
         if ended:
             console.print(f"ended: {', '.join(whose(name, ended[name]) for name in sorted(ended))}")
         elif code in (Exit.CLEAN, Exit.PARTIAL):
-            console.print(f"no {f'fault {fault}' if fault else 'fault'} is in place on the {asked} live ranks found")
+            console.print(
+                f"no {f'fault {shown(fault)}' if fault else 'fault'} is in place on the {asked} live ranks found"
+            )
 
     for line in healing.lines(results):
         out.error(line)

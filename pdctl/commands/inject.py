@@ -291,10 +291,10 @@ def _document(planned: Plan, wish: Wish, *, lease_s: float, changed: bool) -> Pl
 def _dry_run(out: Output, planned: Plan, wish: Wish, asked: Asked) -> int:
     document = _document(planned, wish, lease_s=LEASE_S, changed=False)
 
-    def draw(console: Console) -> None:
+    def draw(document: Planned, console: Console) -> None:
         at_once = planned.args.at_once
         room = f"{'one' if at_once == 1 else at_once} at a time, the next that come{'s' if at_once == 1 else ''}"
-        which = str(document.room) if document.room else f"of request {wish.rid}" if wish.rid else room
+        which = str(document.room) if document.room else f"of request {document.rid}" if document.rid else room
         if not asked.kind.per_room:
             which = "any: it is about no single one"
         share = "" if wish.share == 1 else f", {wish.share:.4%} of visits by seed {wish.seed}"
@@ -344,7 +344,7 @@ def _inject(
             f"{document.kind} is in place for {durations.show(wish.ttl_s)} at most; pdctl heal {wish.fault_id} ends it"
         )
         try:
-            out.document(document, draw=lambda console: console.print(wish.fault_id))
+            out.document(document, draw=lambda placed, console: console.print(placed.fault))
         except PdctlError as error:  # nobody was told the id that ends it
             error.code = foreground.take_back(error.message) or error.code
             raise

@@ -195,11 +195,11 @@ class Foreground:
             share=args.share,
         )
 
-        def draw(console: Console) -> None:
+        def draw(document: Injected, console: Console) -> None:
             state = "healed" if healed else "NOT HEALED for certain"
             console.print(
-                f"{args.id} {state} ({why}): fired {counts.fired} of {counts.eligible} eligible, {counts.visits} seen; "
-                f"{counts.released} done late, {counts.dropped} dropped, {counts.failed} failed"
+                f"{document.fault} {state} ({document.ended}): fired {counts.fired} of {counts.eligible} eligible, "
+                f"{counts.visits} seen; {counts.released} done late, {counts.dropped} dropped, {counts.failed} failed"
             )
 
         if counts.silent:
@@ -237,7 +237,7 @@ class _Live:
             + "".join(f"  no answer from {who}" for who in counts.silent)
         )
         if self._terminal:
-            self._out.note(f"\r\x1b[K{text}", end="")
+            self._out.live(text)
             self._open = True
         elif self._last != (key := (counts.fired, counts.pending, counts.ended, counts.silent)):
             self._out.note(text)

@@ -94,7 +94,7 @@ def new(
     file = os.fspath(folder / f"{name}{keys.KEY_SUFFIX}")
     Output(output).document(
         KeyDocument(name=name, public=pair.public, file=file),
-        draw=lambda console: console.print(pair.public, soft_wrap=True),
+        draw=lambda made, console: console.print(made.public, soft_wrap=True),
     )
     if replace:
         Output(output).note(_REPLACED_SERVER if name == keys.SERVER else _REPLACED.format(name=name))
@@ -118,7 +118,7 @@ def show(output: OutputOption = Format.TABLE) -> int:
     )
     out = Output(output)
     lines = _lines(rows, clients)
-    out.document(document, lines, lambda console: _draw(document, lines, console), row=KeyLine)
+    out.document(document, lines, _draw, row=KeyLine)
     if output.drawn:
         for problem in [*(row.problem for row in rows if row.problem), *problems]:
             out.note(problem)
@@ -218,7 +218,7 @@ def _lines(rows: Sequence[KeyRow], clients: Mapping[str, keys.Client]) -> list[K
     ]
 
 
-def _draw(document: KeysDocument, lines: Sequence[KeyLine], console: Console) -> None:
+def _draw(document: KeysDocument, console: Console) -> None:
     from rich.table import Table
 
     if not document.keys and not document.authorized:
@@ -227,6 +227,7 @@ def _draw(document: KeysDocument, lines: Sequence[KeyLine], console: Console) ->
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for title in ("key here", "authorised as", "role", "public key"):
         table.add_column(title, no_wrap=True)
-    for line in lines:
+    clients = {c.public: keys.Client(c.name, c.role, c.public) for c in document.authorized}
+    for line in _lines(document.keys, clients):
         table.add_row(line.name or "-", line.authorized or "-", line.role or "-", line.public or "not used")
     console.print(table)

@@ -15,7 +15,6 @@ from pdctl.output import Document, Format, Output
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pdctl.lab.client import Outcome
     from pdctl.lab.config import LabConfig
     from pdctl.lab.state import Process
 
@@ -86,10 +85,11 @@ class LabLoad(Document, frozen=True, kw_only=True, tag="pdctl.lab.load"):
 
 
 class LabDown(Document, frozen=True, kw_only=True, tag="pdctl.lab.down"):
-    """Processes that were ended."""
+    """Processes that were ended. left: files of the lab that could not be removed, and why."""
 
     name: str
     ended: list[str]
+    left: tuple[str, ...] = ()
 
 
 @app.command(epilog=_FIXES_HELP)
@@ -156,8 +156,8 @@ def up(
 ) -> int:
     """Start a lab and wait until it is ready; it runs on until `pdctl lab down`.
 
-    Exit code: 0 ready, 2 wrong options, 3 ready, but a rank does not listen as --listen asks, 4 a process did not start,
-    5 the name is in use, 124 not ready in time.
+    Exit code: 0 ready, 2 wrong options or a directory that can't be used, 3 ready, but a rank does not listen as --listen
+    asks, 4 a process did not start, 5 the name is in use, 124 not ready in time.
     """
     from pdctl.agent import paths
     from pdctl.discovery import with_env
@@ -273,7 +273,7 @@ def load(
     finally:
         client.close()
     document = LabLoad(name=name, **{field: getattr(outcome, field) for field in outcome.__struct_fields__})
-    Output(output).document(document, draw=lambda console: _draw_outcome(outcome, console))
+    Output(output).document(document, draw=_draw_outcome)
     return int(Exit.CLEAN if outcome.good else Exit.FINDING)
 
 
@@ -285,17 +285,18 @@ def down(
 ) -> int:
     """End every process of a lab, also hanging and stopped ones, and remove its sockets and recordings.
 
-    Exit code: 0 when nothing of it is left, 3 when a process can't be ended, 4 when there is no such lab.
+    Exit code: 0 when nothing of it is left, 3 when a process can't be ended or a file not removed, 4 when there is no such lab.
     """
     from pdctl.lab import launch
 
     config, _ = _find(name, _env(run_dir))
-    ended = launch.down(config.state_dir)
-    document = LabDown(name=name, ended=[process.label for process in ended])
-    count = len(ended)
-    text = f"lab {name}: {count} process{'es'[: 2 * (count != 1)]} ended; its sockets and recordings are deleted"
-    Output(output).document(document, draw=lambda console: console.print(text))
-    return int(Exit.CLEAN)
+    ended, left = launch.down(config.state_dir)
+    document = LabDown(name=name, ended=[process.label for process in ended], left=tuple(left))
+    out = Output(output)
+    out.document(document, draw=_draw_down)
+    for file in left:
+        out.note(f"left: {file}")
+    return int(Exit.PARTIAL if left else Exit.CLEAN)
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------------
@@ -359,7 +360,7 @@ def _show(config: LabConfig, processes: list[Process], out: Output) -> bool:
         run_dir=config.run_dir,
         processes=rows,
     )
-    out.document(document, rows, lambda console: _draw(document, console))
+    out.document(document, rows, _draw)
     asked = {row.process: row.tcp_off for row in rows if row.tcp or row.tcp_off}
     for said in complaints(asked, config.name):
         out.note(said)
@@ -414,7 +415,14 @@ def _draw(document: LabStatus, console: Console) -> None:
     console.print(table)
 
 
-def _draw_outcome(outcome: Outcome, console: Console) -> None:
+def _draw_down(document: LabDown, console: Console) -> None:
+    count = len(document.ended)
+    ended = f"{count} process{'es'[: 2 * (count != 1)]} ended"
+    files = "not all its files could be deleted" if document.left else "its sockets and recordings are deleted"
+    console.print(f"lab {document.name}: {ended}; {files}")
+
+
+def _draw_outcome(outcome: LabLoad, console: Console) -> None:
     parts = [f"{outcome.completed} completed", f"{outcome.failed} failed", f"{outcome.wrong} with wrong tokens"]
     parts.append(f"{outcome.unfinished} unfinished")
     console.print(f"{outcome.sent} sent in {outcome.seconds:.1f} s: {', '.join(parts)}")

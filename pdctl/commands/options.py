@@ -5,13 +5,16 @@ def command(output: OutputOption = Format.TABLE, timeout: TimeoutOption = TIMEOU
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
 from pdctl import durations
-from pdctl.output import Format
+from pdctl.errors import Exit, PdctlError
+from pdctl.output import Format, Output
 
 if TYPE_CHECKING:
     from pdctl.discovery import Found
@@ -29,6 +32,47 @@ def seconds(text: str) -> float:
         raise typer.BadParameter(str(error)) from None
 
 
+def place(text: str) -> Path:
+    """Return the path that the user wrote. Raises typer.BadParameter for one that nothing can have.
+
+    An empty one is a variable that was not set, and does not mean the current directory.
+    """
+    written = str(text)
+    if not written or "\0" in written:
+        raise typer.BadParameter("it has a character that no path has" if written else "it is empty")
+    try:
+        os.lstat(written)
+    except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            raise typer.BadParameter(f"{_short(written)}: {error.strerror}") from None
+    return Path(written)
+
+
+def source_place(text: str) -> Path:
+    """Return the path of what is to be read. Raises as :func:`place`, and PdctlError (UNREACHABLE) where that is forbidden."""
+    return _allowed(place(text), Exit.UNREACHABLE)
+
+
+def target_place(text: str) -> Path:
+    """Return the path of what is to be written. Raises as :func:`place`, and PdctlError (USAGE) where that is forbidden."""
+    return _allowed(place(text), Exit.USAGE)
+
+
+def _allowed(path: Path, code: Exit) -> Path:
+    try:
+        os.lstat(path)
+    except PermissionError as error:
+        what = f"{_short(str(path))} can't be reached: {error.strerror}"
+        raise PdctlError(what, "Name another path, or run pdctl as a user who may go there.", code) from None
+    except OSError:
+        pass  # it is said where it is needed
+    return path
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 100 else f"{text[:99]}…"
+
+
 OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Format of the data on standard output.")]
 TimeoutOption = Annotated[
     float,
@@ -39,15 +83,22 @@ RankTimeoutOption = Annotated[
 ]
 RunDirOption = Annotated[
     Optional[Path],  # noqa: UP045  # typer evaluates annotations, and 3.10's own | is fine, older typer's is not
-    typer.Option("--run-dir", metavar="DIR", help="Where ranks put their sockets [PDCTL_RUN_DIR]."),
+    typer.Option("--run-dir", parser=place, metavar="DIR", help="Where ranks put their sockets [PDCTL_RUN_DIR]."),
 ]
 RecordDirOption = Annotated[
     Optional[Path],  # noqa: UP045
-    typer.Option("--record-dir", metavar="DIR", help="Where ranks put their recordings [PDCTL_RECORD_DIR]."),
+    typer.Option(
+        "--record-dir", parser=place, metavar="DIR", help="Where ranks put their recordings [PDCTL_RECORD_DIR]."
+    ),
 ]
 FromOption = Annotated[
     Optional[Path],  # noqa: UP045
-    typer.Option("--from", metavar="FILE|DIR", help="Use only this trace, or the traces and recordings here."),
+    typer.Option(
+        "--from",
+        parser=source_place,
+        metavar="FILE|DIR",
+        help="Use only this trace, or the traces and recordings here.",
+    ),
 ]
 AllStartsOption = Annotated[
     bool, typer.Option("--all", help="Also dead ranks of earlier starts of a server, not only of its newest.")
@@ -74,7 +125,8 @@ def find(
 ) -> Found:
     """Return the ranks these options mean. timeout, rank_timeout: as the options, for ranks on other hosts.
 
-    outside: also those here that have no agent and are read from outside, within the same time.
+    outside: also those here that have no agent and are read from outside, within the same time. What belongs to other users
+    and was left alone is said on a line of stderr.
     Raises PdctlError (UNREACHABLE) when there are none, or none may be seen.
     """
     from pdctl.contexts import environment
@@ -89,4 +141,6 @@ def find(
         rank_timeout_s=min(timeout, rank_timeout),
         outside=outside,
     )
+    if found.ranks and found.others:
+        Output(Format.TABLE).note(found.left_alone)
     return found.require()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pdctl.errors import Exit, PdctlError
+from pdctl.files import check_target
 
 
 def plottable(plot: Path, forms: Sequence[str]) -> None:
@@ -18,19 +19,4 @@ def plottable(plot: Path, forms: Sequence[str]) -> None:
         raise PdctlError(
             "--plot draws with matplotlib, which is not installed", "pip install 'pdctl[plot]'", Exit.USAGE
         )
-    if plot.exists():
-        raise PdctlError(f"{plot} exists", "Give another name.", Exit.USAGE)
-    if not plot.parent.is_dir():
-        raise PdctlError(f"{plot.parent} is not a directory", "Make it, or give another path.", Exit.USAGE)
-
-
-def write(path: Path, data: bytes) -> None:
-    """Write a picture that must not exist; half of one is removed. Raises PdctlError."""
-    made = not path.exists()
-    try:
-        with path.open("xb") as file:
-            file.write(data)
-    except OSError as error:
-        if made:
-            path.unlink(missing_ok=True)
-        raise PdctlError(f"{path} can't be written: {error.strerror}", "Give another path.", Exit.PARTIAL) from None
+    check_target(plot, force=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -54,9 +55,10 @@ def command(
     found = find(run_dir, record_dir, source, every_start=every_start, timeout=timeout, rank_timeout=rank_timeout)
     with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
         found = stand_in(found, client)
-        document = judge(*collect(found, client), earlier=found.earlier, problems=found.problems)
+        answers, recordings = collect(found, client)
+        document = judge(answers, recordings, earlier=found.earlier, problems=found.problems, others=found.others)
     out = Output(output)
-    out.document(document, document.ranks, lambda console: draw(document, console, wide=output is Format.WIDE))
+    out.document(document, document.ranks, partial(draw, wide=output is Format.WIDE))
     if output.drawn:
         for problem in document.problems:
             out.note(f"not understood, or in part: {problem}")
@@ -105,8 +107,8 @@ def _draw_server(rows: list[RankRow], console: Console, *, wide: bool) -> None:
     console.print(Padding(table, _INDENT, expand=False))
     for who, text in _notes(rows, wide=wide):
         # a hanging indent, so that a long reason still belongs to its rank at a glance
-        console.print(Padding(Text(f"{who}:"), _INDENT))
-        console.print(Padding(Text(text), (0, 0, 0, 4)))
+        console.print(Padding(Text(f"{who}:"), _INDENT, expand=False))
+        console.print(Padding(Text(text), (0, 0, 0, 4), expand=False))
     if wide:
         console.print(Padding(_wide(rows), _INDENT, expand=False))
 

@@ -20,10 +20,13 @@ from pdctl.commands.options import (
     TimeoutOption,
     find,
     seconds,
+    target_place,
 )
 from pdctl.documents import Document
 from pdctl.errors import Exit, PdctlError
+from pdctl.files import check_target
 from pdctl.output import Format, Output
+from pdctl.shown import argument
 from pdctl.trace.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -64,7 +67,7 @@ class RecordDocument(Document, frozen=True, kw_only=True, tag="pdctl.record"):
 
 
 def command(
-    file: Annotated[Path, typer.Argument(metavar="FILE.pdtrace", help="The trace to write.")],
+    file: Annotated[Path, typer.Argument(parser=target_place, metavar="FILE.pdtrace", help="The trace to write.")],
     output: OutputOption = Format.TABLE,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE where it exists.")] = False,
     keep_names: Annotated[
@@ -118,9 +121,7 @@ def command(
     if source is not None and (lasting is not None or trigger):
         raise typer.BadParameter("recordings given with --from do not grow", param_hint="--for")
     limit = _bytes(max_size)
-    from pdctl.trace import container
-
-    container.check_target(file, force=force)
+    check_target(file, force=force)
     started = time.time_ns()
     found = find(run_dir, record_dir, source, every_start=every_start, timeout=timeout, rank_timeout=rank_timeout)
     names, salt = _names(found, words, keep=keep_names)
@@ -138,7 +139,7 @@ def command(
     manifest = _written(found, file, members, names, salt, started, stopped, seen, force=force)
     document = RecordDocument(path=str(file), size=file.stat().st_size, trace=manifest)
     out = Output(output)
-    out.document(document, manifest.ranks, lambda console: draw(document, console))
+    out.document(document, manifest.ranks, draw)
     if output.drawn:
         for problem in manifest.problems:
             out.note(f"left out: {problem}")
@@ -258,7 +259,7 @@ def draw(document: RecordDocument, console: Console) -> None:
         rooms = ", ".join(map(str, seen.rooms[:5])) or "no room known"
         console.print(f"DIVERGED: {seen.group}, round {seen.round} of {seen.queue}: {rooms} ({', '.join(seen.ranks)})")
     if not trace.partial:
-        console.print(Text(f"Next: pdctl diff-queues --from {document.path}", style="dim"))
+        console.print(Text(f"Next: pdctl diff-queues --from {argument(document.path)}", style="dim"))
 
 
 def _after(trace: Manifest) -> str:

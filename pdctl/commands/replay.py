@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 import typer
 
 from pdctl.commands.ending import tidy_end
-from pdctl.commands.options import OutputOption, seconds
+from pdctl.commands.options import OutputOption, seconds, source_place, target_place
 from pdctl.errors import Exit, PdctlError
 from pdctl.output import Format
 
@@ -18,7 +18,7 @@ LIMIT_S = 60.0
 def command(
     trace: Annotated[
         Optional[Path],  # noqa: UP045  # as in options.py
-        typer.Argument(metavar="TRACE", help="A .pdtrace, or a directory of recordings."),
+        typer.Argument(parser=source_place, metavar="TRACE", help="A .pdtrace, or a directory of recordings."),
     ] = None,
     gate: Annotated[
         str, typer.Option("--gate", metavar="WAY", help="Replay with the metadata gate: on, off, both.")
@@ -45,7 +45,12 @@ def command(
     ] = 1000,
     emit_test: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--emit-test", metavar="FILE", help="Write the finding as a test of SGLang's own transfer queue."),
+        typer.Option(
+            "--emit-test",
+            parser=target_place,
+            metavar="FILE",
+            help="Write the finding as a test of SGLang's own transfer queue.",
+        ),
     ] = None,
     model: Annotated[
         str,
@@ -76,7 +81,12 @@ def command(
     ] = 1,
     write: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--write", metavar="DIR", help="Write each counterexample as a .pdtrace into this new directory."),
+        typer.Option(
+            "--write",
+            parser=target_place,
+            metavar="DIR",
+            help="Write each counterexample as a .pdtrace into this new directory.",
+        ),
     ] = None,
     fleet: Annotated[
         str,
@@ -94,6 +104,7 @@ def command(
         Optional[Path],  # noqa: UP045
         typer.Option(
             "--plot",
+            parser=target_place,
             metavar="FILE",
             help="Also draw it: rounds × ranks of TRACE (svg, png, html), or --fleet (svg, png). Needs pdctl[plot].",
         ),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pdctl.errors import Exit, PdctlError
+from pdctl.files import write_new
 
 if TYPE_CHECKING:
     from pdctl.output import Output
@@ -29,12 +30,6 @@ def emit(plans: Sequence[Plan], path: Path, out: Output) -> int:
         text = source(chosen)
     except NothingToShow as error:
         raise PdctlError(str(error), "There is nothing to reproduce.", Exit.PARTIAL) from None
-    try:
-        with path.open("x") as file:
-            file.write(text)
-    except FileExistsError:
-        raise PdctlError(f"{path} exists", "Give another name, or remove it.", Exit.USAGE) from None
-    except OSError as error:
-        raise PdctlError(f"{path} can't be written: {error.strerror}", "Give another place.", Exit.PARTIAL) from None
+    write_new(path, text.encode())
     out.note(f"{path}: run it with pytest where SGLang is installed")
     return int(Exit.CLEAN)

@@ -12,6 +12,7 @@ from pdctl.errors import Exit, PdctlError
 from pdctl.output import Format, Output
 from pdctl.replay.explore.policies import POLICIES, Policy
 from pdctl.replay.explore.space import Space, parse, space_of
+from pdctl.shown import argument
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,7 +61,7 @@ def run(asked: Search, model: str, trace: Path | None, output: Format) -> int:
     late = f", arriving within {bound.arrivals}" if bound.arrivals > 1 else ""
     text = f"{bound.ranks} ranks × {_count(bound.requests, 'request')} × {_count(bound.rounds, 'round')}{late}"
     document = search(asked, spaces, text)
-    Output(output).document(document, document.results, lambda console: draw(document, console))
+    Output(output).document(document, document.results, draw)
     return int(_CODES[document.verdict])
 
 
@@ -94,7 +95,7 @@ def _near(asked: Search, trace: Path, output: Format) -> int:
     )
     document = msgspec.structs.replace(document, results=results, problems=tuple(problems))
     out = Output(output)
-    out.document(document, document.results, lambda console: draw(document, console))
+    out.document(document, document.results, draw)
     if output.drawn:
         for problem in problems:
             out.note(f"left out: {problem}")
@@ -248,7 +249,7 @@ def _draw_example(result: Explored, example: Counterexample, console: Console) -
         table.add_row(f"    {part.rank}", f"room {part.room}", part.text)
     console.print(table)
     if example.recordings:
-        console.print(f"  Next: pdctl diff-queues --from {example.recordings}", soft_wrap=True)
+        console.print(f"  Next: pdctl diff-queues --from {argument(example.recordings)}", soft_wrap=True)
 
 
 def _covered(result: Explored, seed: int) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pdctl.commands.pictures import plottable, write
+from pdctl.commands.pictures import plottable
 from pdctl.errors import Exit, PdctlError
+from pdctl.files import write_new
 from pdctl.output import Format, Output
 from pdctl.replay.fleet import FleetDocument, Lag, counted, parse_fleet, parse_lag, project
 
@@ -45,9 +46,9 @@ def run(fleet: str, lag: str, trace: Path | None, plot: Path | None, output: For
     if plot is not None:
         from pdctl.replay.fleet_plot import draw as picture
 
-        write(plot, picture(document, plot.suffix.lower().lstrip(".")))
+        write_new(plot, picture(document, plot.suffix.lower().lstrip(".")))
     out = Output(output)
-    out.document(document, document.curves, lambda console: draw(document, console))
+    out.document(document, document.curves, draw)
     if plot is not None:
         out.note(f"wrote {plot}")
     return int(Exit.CLEAN)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from pdctl.commands.pictures import plottable, write
+from pdctl.commands.pictures import plottable
 from pdctl.errors import Exit, PdctlError
+from pdctl.files import write_new
 from pdctl.model import POLLED_QUEUES
 from pdctl.output import Format, Output
 
@@ -60,9 +61,9 @@ def run(trace: Path, asked: Asked, output: Format) -> int:
         return emit(plans, asked.emit, Output(output))
     document = execute_all(trace, plans, asked, problems)
     out = Output(output)
-    out.document(document, document.groups, lambda console: draw(document, console))
+    out.document(document, document.groups, draw)
     if asked.plot is not None:
-        write(asked.plot, picture(trace, asked))
+        write_new(asked.plot, picture(trace, asked))
         out.note(f"wrote {asked.plot}")
     if output.drawn:
         for problem in document.problems:
@@ -90,9 +91,10 @@ def plans_of(trace: Path, asked: Asked) -> tuple[list[Plan], list[str]]:
         plans.append(made)
     if not plans:
         raise PdctlError(
-            f"{trace} has no rounds of several ranks to replay" + "".join(f"\n  {problem}" for problem in problems),
+            f"{trace} has no rounds of several ranks to replay",
             "Record all ranks of a group: pdctl record FILE.pdtrace. Groups of one rank have nothing to compare.",
             Exit.PARTIAL,
+            details=problems,
         )
     return plans, problems
 

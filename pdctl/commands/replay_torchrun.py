@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from pdctl.commands.options import OutputOption, seconds
+from pdctl.commands.options import OutputOption, seconds, source_place
 from pdctl.errors import Exit, PdctlError
-from pdctl.output import Format, Output
+from pdctl.output import Format, Output, settle_streams
 
 if TYPE_CHECKING:
     from pdctl.replay.rounds.plan import Plan
@@ -26,7 +26,9 @@ _KEY = "pdctl/replay"
 
 
 def one_rank(
-    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="The same .pdtrace on every machine.")],
+    trace: Annotated[
+        Path, typer.Argument(parser=source_place, metavar="TRACE", help="The same .pdtrace on every machine.")
+    ],
     queue: Annotated[str, typer.Option("--queue", metavar="QUEUE", help="The queue to replay.")] = "decode.transfer",
     gate: Annotated[str, typer.Option("--gate", metavar="WAY", help="With the metadata gate: on or off.")] = "off",
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N.")] = "cpu",
@@ -103,7 +105,7 @@ def _work(trace: Path, plan: Plan, rank: int, options: Options, out: Output, pro
                 except (RuntimeError, dist.DistError):
                     left.append(worked(folder, peer, 1))
             document = report(trace, [(plan, (judge(plan, options, left),))], options, problems)
-            out.document(document, document.groups, lambda console: draw(document, console))
+            out.document(document, document.groups, draw)
             code = int(exit_code(document))
             store.set(f"{_KEY}/over", b"1")
         else:
@@ -121,10 +123,11 @@ def _work(trace: Path, plan: Plan, rank: int, options: Options, out: Output, pro
 
 def main() -> None:
     """Run as ``python -m pdctl.replay`` does; exits the process."""
+    settle_streams()
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.command()(one_rank)
     try:
         app()
     except PdctlError as error:
-        Output().error(error.message, error.next_step)
+        Output().error(error.message, error.next_step, error.details)
         sys.exit(int(error.code))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pdctl.errors import Exit
+from pdctl.errors import Exit, PdctlError
+from pdctl.output import Output
 
 STARTUP = Path(__file__).parent.parent / "agent" / "startup"
 CONTEXT_SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -36,16 +36,12 @@ def run(
     """
     program = shutil.which(command[0])
     if program is None:
-        typer.echo(f"pdctl run: {command[0]}: no such command", err=True)
-        raise typer.Exit(Exit.USAGE)
+        raise PdctlError(f"run: {command[0]}: no such command", code=Exit.USAGE)
     off = os.environ.get("PDCTL_AGENT", "").strip().lower() in ("0", "off", "no", "false")
     env = dict(os.environ) if off else environment(os.environ)
-    typer.echo(
+    Output().note(
         f"pdctl run: {command[0]} without the agent (PDCTL_AGENT=off)"
         if off
-        else f"pdctl run: {command[0]} with the agent, by {STARTUP} on PYTHONPATH",
-        err=True,
+        else f"pdctl run: {command[0]} with the agent, by {STARTUP} on PYTHONPATH"
     )
-    sys.stdout.flush()
-    sys.stderr.flush()
     os.execve(program, command, env)  # noqa: S606 - the user's own command, without a shell

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
@@ -84,7 +85,7 @@ def command(
     document = judge(views, with_collectives=collectives is not False)
     out = Output(output)
     wide = output is Format.WIDE
-    out.document(document, document.ranks, lambda console: _draw(document, console, wide=wide))
+    out.document(document, document.ranks, partial(_draw, wide=wide))
     if output.drawn:
         for problem in (*document.problems, *found.problems, *(f"less: {note}" for note in document.notes)):
             out.note(problem)

@@ -18,8 +18,10 @@ from pdctl.commands.options import (
     RunDirOption,
     TimeoutOption,
     find,
+    target_place,
 )
 from pdctl.errors import Exit, PdctlError
+from pdctl.files import check_target, write_new
 from pdctl.output import Format, Output
 
 if TYPE_CHECKING:
@@ -47,11 +49,21 @@ def command(
     source: FromOption = None,
     perfetto: Annotated[
         Optional[Path],  # noqa: UP045  # as in options.py
-        typer.Option("--perfetto", metavar="FILE", help="Also write a trace that ui.perfetto.dev opens (JSON)."),
+        typer.Option(
+            "--perfetto",
+            parser=target_place,
+            metavar="FILE",
+            help="Also write a trace that ui.perfetto.dev opens (JSON).",
+        ),
     ] = None,
     plot: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--plot", metavar="FILE", help="Also draw it: FILE.svg, FILE.png or FILE.html (pdctl[plot])."),
+        typer.Option(
+            "--plot",
+            parser=target_place,
+            metavar="FILE",
+            help="Also draw it: FILE.svg, FILE.png or FILE.html (pdctl[plot]).",
+        ),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace files that exist; without it they are left as they are.")
@@ -80,7 +92,7 @@ def command(
         raise typer.BadParameter("--from reads recordings, not sockets", param_hint="--through")
     targets = [path for path in (perfetto, plot) if path is not None]
     for path in targets:
-        _writable(path, force=force)
+        check_target(path, force=force)
     if perfetto is not None and plot is not None and perfetto.absolute() == plot.absolute():
         raise typer.BadParameter("--perfetto and --plot name one file", param_hint="--plot")
     if plot is not None:
@@ -90,13 +102,13 @@ def command(
     document = _document(asked, found, pasts)
     out = Output(output)
     rows = tuple(entry for story in document.stories for entry in story.entries)
-    out.document(document, rows, lambda console: draw(document, console))
+    out.document(document, rows, draw)
     if perfetto is not None:
-        _write(perfetto, _trace(document.stories), force=force)
+        write_new(perfetto, _trace(document.stories), force=force)
     if plot is not None:
         from pdctl.probes.rooms.plot import draw as picture
 
-        _write(plot, picture(document.stories, plot.suffix.lower().lstrip(".")), force=force)
+        write_new(plot, picture(document.stories, plot.suffix.lower().lstrip(".")), force=force)
     for path in targets:
         out.note(f"wrote {path}")
     if output.drawn:
@@ -156,21 +168,6 @@ def _hashed(rid: str, salts: tuple[str, ...]) -> list[str]:
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-def _writable(path: Path, *, force: bool) -> None:
-    """Raise PdctlError (USAGE) where ``path`` could not be written in the end; nothing is lost yet."""
-    import os
-
-    if path.is_dir():
-        raise PdctlError(f"{path} is a directory", "Name a file in it.", Exit.USAGE)
-    if path.exists() and not force:
-        raise PdctlError(f"{path} exists", "Give --force to replace it, or another name.", Exit.USAGE)
-    folder = path.parent
-    if not folder.is_dir():
-        raise PdctlError(f"{folder} is not a directory", "Make it, or give another path.", Exit.USAGE)
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        raise PdctlError(f"{path} can't be written: permission denied", "Give a path you may write to.", Exit.USAGE)
-
-
 def _plottable(path: Path) -> None:
     import importlib.util
 
@@ -184,23 +181,11 @@ def _plottable(path: Path) -> None:
         )
 
 
-def _write(path: Path, data: bytes, *, force: bool) -> None:
-    made = not path.exists()
-    try:
-        with path.open("wb" if force else "xb") as file:
-            file.write(data)
-    except OSError as error:
-        if made:
-            path.unlink(missing_ok=True)  # half of it is of no use, and would be in the way of the next try
-        raise PdctlError(f"{path} can't be written: {error.strerror}", "Give another path.", Exit.PARTIAL) from None
-
-
 def _trace(stories: tuple[RoomStory, ...]) -> bytes:
-    import msgspec
-
     from pdctl.probes.rooms.perfetto import trace
+    from pdctl.shown import json_encoded
 
-    return msgspec.json.encode(trace(stories))
+    return json_encoded(trace(stories)).encode()
 
 
 # ---- for people ------------------------------------------------------------------------------------------------------

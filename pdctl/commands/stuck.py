@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
@@ -81,14 +82,14 @@ def command(
     document = judge(looks, pause_s=watch, older_s=older or 0.0, stuck_s=stuck, by=by)
     out = Output(output)
     wide = output is Format.WIDE
-    out.document(document, document.requests, lambda console: draw(document, console, every=wide), row=Waiting)
+    out.document(document, document.requests, partial(draw, every=wide), row=Waiting)
     if output.drawn:
         for problem in (*document.problems, *found.problems):
             out.note(f"not asked or in part: {problem}")
         if found.left_out:
             out.note(found.left_out)
-    partial = bool(found.problems)
-    return int(exit_code(document, answered=any(look.second is not None for look in looks), partial=partial))
+    answered = any(look.second is not None for look in looks)
+    return int(exit_code(document, answered=answered, partial=bool(found.problems)))
 
 
 def exit_code(document: StuckDocument, *, answered: bool, partial: bool = False) -> Exit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
@@ -89,7 +90,7 @@ def command(
         document = look(found, client, rooms=numbers, instead=bootstrap or (), grace_s=grace)
     out = Output(output)
     wide = output is Format.WIDE
-    out.document(document, document.rooms, lambda console: draw(document, console, wide=wide), row=RoomRow)
+    out.document(document, document.rooms, partial(draw, wide=wide), row=RoomRow)
     if output.drawn:
         for problem in (*document.problems, *found.problems):
             out.note(f"not asked or in part: {problem}")

@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from pdctl.files import open_append
+
 
 def audit_path(environ: dict[str, str] | os._Environ[str] = os.environ) -> Path:
     """Return the client's audit log: ``$XDG_STATE_HOME/pdctl/audit.jsonl``, under ``~/.local/state`` where unset."""
@@ -32,7 +34,7 @@ class Audit:
         line = {"time": time.time(), "user": owner(), "what": what, **fields}
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            handle = open_append(self._path)
             try:
                 os.write(handle, msgspec.json.encode(line) + b"\n")  # one write: lines of two clients do not mix
             finally:

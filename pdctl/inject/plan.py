@@ -16,6 +16,7 @@ from pdctl.inject.kinds import DELAY_METADATA, KINDS, Aim, Kind, Way
 from pdctl.inject.messages import FaultsBody, InjectArgs
 from pdctl.inject.sites import check_site
 from pdctl.model import FaultStatus, Identity
+from pdctl.shown import argument
 
 
 @dataclass(frozen=True)
@@ -224,6 +225,6 @@ def _check(rank: Known, wish: Wish, kind: Kind) -> None:
         there = rank.faults.left[0]
         raise PdctlError(
             f"{what} holds fault {there.id} of {there.owner or 'unknown'} already",
-            f"pdctl heal {there.id} ends it",
+            f"pdctl heal {argument(there.id)} ends it",
             Exit.REFUSED,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import msgspec
 
 from pdctl.agent import paths
 from pdctl.errors import Exit, PdctlError
+from pdctl.files import open_lock
 from pdctl.lab import rank, state
 from pdctl.lab.config import LabConfig
 
@@ -25,7 +27,7 @@ _LONGEST_SOCKET = len("/load-4194304-ffffff.reply")
 @contextmanager
 def _one_at_a_time(run_dir: Path) -> Iterator[None]:
     """Keep two starts or ends of labs of one user apart."""
-    with (run_dir / ".labs.lock").open("w") as lock:
+    with os.fdopen(open_lock(run_dir / ".labs.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -57,7 +59,7 @@ def up(config: LabConfig, timeout_s: float = START_TIMEOUT_S) -> list[state.Proc
             "set PDCTL_RUN_DIR (or --run-dir) to a shorter one",
             Exit.USAGE,
         )
-    with _one_at_a_time(Path(config.run_dir)):
+    with state.usable(Path(config.run_dir)), _one_at_a_time(Path(config.run_dir)):
         if (folder / "lab.json").exists():
             if any(process.alive for process in state.processes(folder)):
                 raise PdctlError(
@@ -66,9 +68,13 @@ def up(config: LabConfig, timeout_s: float = START_TIMEOUT_S) -> list[state.Proc
                     Exit.REFUSED,
                 )
             down(folder)  # leftovers of one that died
-        paths.private_dir(folder)
-        state.publish(folder / "lab.json", msgspec.json.encode(config).decode())
-    log = os.open(folder / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            paths.private_dir(folder)
+            state.publish(folder / "lab.json", msgspec.json.encode(config).decode())
+            log = os.open(folder / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
     try:
         supervisor = subprocess.Popen(
             [sys.executable, "-m", "pdctl.lab.supervisor", str(folder)],
@@ -125,8 +131,8 @@ def status(name: str, env: dict[str, str]) -> tuple[LabConfig, list[state.Proces
     return state.read_config(folder), state.processes(folder)
 
 
-def down(folder: Path) -> list[state.Process]:
-    """End every process of a lab and remove its files; returns the processes that were ended.
+def down(folder: Path) -> tuple[list[state.Process], list[str]]:
+    """End every process of a lab and remove its files; returns the processes that were ended, and which files are left and why.
 
     Works without the supervisor, and on ranks that hang or are stopped. Raises PdctlError when there is no such lab, or
     when a process is still there after SIGKILL.
@@ -147,5 +153,4 @@ def down(folder: Path) -> list[state.Process]:
                 "they wait in the kernel; try again",
                 Exit.PARTIAL,
             )
-    state.remove_files(config, known.values())
-    return ended
+    return ended, state.remove_files(config, known.values())

@@ -12,16 +12,19 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from pdctl.agent import paths
 from pdctl.errors import Exit, PdctlError
+from pdctl.files import read_regular
 from pdctl.lab.config import LabConfig
 from pdctl.recording.writer import process_start
 
+MAX_FILE = 1 << 20
 STARTING, READY, FAILED, ENDED = "starting", "ready", "failed", "ended"
 
 
@@ -79,8 +82,8 @@ def processes(folder: Path) -> list[Process]:
     found = []
     for path in [folder / "supervisor.json", *sorted(folder.glob("proc-*.json"))]:
         try:
-            found.append(msgspec.json.decode(path.read_bytes(), type=Process))
-        except (OSError, msgspec.DecodeError):
+            found.append(msgspec.json.decode(read_regular(path, MAX_FILE), type=Process))
+        except (OSError, ValueError, RecursionError):
             continue
     return found
 
@@ -88,8 +91,8 @@ def processes(folder: Path) -> list[Process]:
 def read_config(folder: Path) -> LabConfig:
     """Return the configuration of the lab in ``folder``. Raises PdctlError when there is none to read."""
     try:
-        return msgspec.json.decode((folder / "lab.json").read_bytes(), type=LabConfig)
-    except (OSError, msgspec.DecodeError) as error:
+        return msgspec.json.decode(read_regular(folder / "lab.json", MAX_FILE), type=LabConfig)
+    except (OSError, ValueError, RecursionError) as error:
         name = folder.name.removeprefix("lab-")
         raise PdctlError(
             f"there is no lab {name!r}", f"start it: pdctl lab up --name {name}", Exit.UNREACHABLE
@@ -97,8 +100,23 @@ def read_config(folder: Path) -> LabConfig:
 
 
 def run_dir(env: dict[str, str]) -> Path:
-    """Return the run directory that this user's labs are in, made private."""
-    return paths.private_dir(paths.run_dirs(env)[0])
+    """Return the run directory that this user's labs are in, made private. Raises PdctlError (USAGE) where that can't be."""
+    folder = paths.run_dirs(env)[0]
+    with usable(folder):
+        return paths.private_dir(folder)
+
+
+@contextmanager
+def usable(folder: Path) -> Iterator[None]:
+    """Turn an OSError in this block into PdctlError (USAGE): ``folder``, a lab's run directory, can't be used."""
+    try:
+        yield
+    except OSError as error:
+        raise PdctlError(
+            f"the run directory {folder} can't be used: {error.strerror or error}",
+            "set PDCTL_RUN_DIR (or --run-dir) to one that you may write to, with room in it",
+            Exit.USAGE,
+        ) from None
 
 
 def labs(env: dict[str, str]) -> list[str]:
@@ -131,11 +149,24 @@ def end(victims: Iterable[Process], grace_s: float = 1.0) -> list[Process]:
     return left
 
 
-def remove_files(config: LabConfig, ended: Iterable[Process]) -> None:
-    """Remove sockets, registrations and recordings of the lab's processes, and its directory."""
+def remove_files(config: LabConfig, ended: Iterable[Process]) -> list[str]:
+    """Remove sockets, registrations and recordings of the lab's processes, and its directory; returns what is left, and why."""
+    run_dir, record_dir = Path(config.run_dir), Path(config.record_dir)
+    left = []
     for process in ended:
         stem = paths.stem(process.pid, process.start)
-        for suffix in (paths.REGISTRATION_SUFFIX, paths.SOCKET_SUFFIX, paths.STACKS_SUFFIX):
-            (Path(config.run_dir) / f"{stem}{suffix}").unlink(missing_ok=True)
-        (Path(config.record_dir) / f"{stem}{paths.RECORDING_SUFFIX}").unlink(missing_ok=True)
+        suffixes = (paths.REGISTRATION_SUFFIX, paths.SOCKET_SUFFIX, paths.STACKS_SUFFIX)
+        for file in (
+            *(run_dir / f"{stem}{suffix}" for suffix in suffixes),
+            record_dir / f"{stem}{paths.RECORDING_SUFFIX}",
+        ):
+            try:
+                file.unlink(missing_ok=True)
+            except NotADirectoryError:
+                pass  # the directory is gone, and a file has its name
+            except OSError as error:
+                left.append(f"{file}: {error.strerror}")
     shutil.rmtree(config.state_dir, ignore_errors=True)
+    if os.path.lexists(config.state_dir):
+        left.append(f"{config.state_dir}: it can't be removed")
+    return left

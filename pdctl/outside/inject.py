@@ -126,7 +126,7 @@ def take_back(pid: int, env: Mapping[str, str]) -> bool:
     """Keep agents that were put into ``pid`` and wait for the GIL from starting; returns whether there were any."""
     stem = paths.stem(pid, look(pid).start)
     found = [path for folder in paths.run_dirs(env)[:1] for path in waiting.results(folder, stem)]
-    blank = [path for path in found if not path.read_text().strip()]
+    blank = [path for path in found if not waiting.text(path)]
     for path in found:
         waiting.forget(path)
     return bool(blank)

@@ -21,6 +21,7 @@ from pdctl.engines.metadata import chosen, holders
 from pdctl.engines.sglang import metadata, rooms, seams, steps
 from pdctl.engines.sglang.identity import Around, identify
 from pdctl.engines.sglang.queues import QueueReader
+from pdctl.files import read_regular
 from pdctl.metadata import MAX_SLOTS, Metadata, SlotRow, Tensor, Wanted
 from pdctl.model import Call, Identity, Seam, Snapshot, Status
 from pdctl.outside.mirror import Mirror, Modules, World, address_of, modules
@@ -34,6 +35,7 @@ _C10D = "torch.distributed.distributed_c10d"
 _MODULES = ("os", "sglang", "sglang.version", seams.UTILS, seams.DECODE, _C10D)
 """Those that are asked for what no scheduler has."""
 _C10D_FILE = "torch/distributed/distributed_c10d.py"
+_MAX_HOSTNAME = 4096
 _FRESH_NS = 1_000_000_000
 """So long the stack that a rank was opened with is told of as where it is: once."""
 _COORDINATORS = ("world_group", "tp_group", "pp_group", "attn_tp_group")
@@ -239,7 +241,8 @@ def _host(pid: int) -> str:
     """Return what the process calls its host: its container may have a name of its own."""
     try:
         if Path(f"/proc/{pid}/ns/uts").readlink() != Path("/proc/self/ns/uts").readlink():
-            return Path(f"/proc/{pid}/root/etc/hostname").read_text().strip() or socket.gethostname()
+            raw = read_regular(f"/proc/{pid}/root/etc/hostname", _MAX_HOSTNAME, follow=True)
+            return raw.decode(errors="replace").strip() or socket.gethostname()
     except OSError:
         pass
     return socket.gethostname()

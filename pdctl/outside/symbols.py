@@ -8,8 +8,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pdctl.files import read_regular
 from pdctl.outside.memory import PAGE
 
+_MAX_FILE = 1 << 30
 _MAGIC = b"\x7fELF\x02\x01"
 _EM_X86_64 = 62
 _PT_LOAD, _SHT_SYMTAB, _SHT_DYNSYM = 1, 2, 11
@@ -54,7 +56,7 @@ def addresses(pid: int, wanted: Iterable[str]) -> dict[str, int]:
         if path != program and not name.startswith(("libpython", "libc.so", "libc-", "libpthread", "ld-musl")):
             continue
         try:
-            data = _file(pid, path, program).read_bytes()
+            data = read_regular(_file(pid, path, program), _MAX_FILE, follow=True)
             there = _Elf(data).functions(missing)
         except (OSError, ValueError, struct.error):
             continue

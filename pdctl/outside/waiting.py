@@ -16,11 +16,13 @@ from pathlib import Path
 
 from pdctl.agent import paths
 from pdctl.agent.injected import RESULT_SUFFIX
+from pdctl.files import open_lock, read_regular
 
 LOOK_S = 0.02
 _MARK = f".waits{RESULT_SUFFIX}"
 _TOKEN = "[0-9a-f]" * 8
 _ARMED = "armed"
+_MOST = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ def waiting(folder: Path, stem: str) -> Waiting | None:
     """Return the agent that waits in this process, None without one."""
     for result in results(folder, stem):
         try:
-            armed = _mark(result).read_text() == _ARMED
-            if not result.read_text().strip():
+            armed = text(_mark(result)) == _ARMED
+            if not text(result):
                 return Waiting(result, armed)
         except OSError:
             continue  # its thread was never begun, or it has been taken back
@@ -62,7 +64,7 @@ def waiting(folder: Path, stem: str) -> Waiting | None:
 def said(one: Waiting) -> str | None:
     """Return what came of an agent, "" while it waits, None where it was taken back."""
     try:
-        return one.result.read_text().strip()
+        return text(one.result)
     except OSError:
         return None
 
@@ -89,7 +91,7 @@ def alone(folder: Path, stem: str, wait_s: float) -> Iterator[bool]:
 
 def _locked(path: Path) -> int:
     """Return a descriptor of the file, locked, -1 while somebody else has it."""
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    lock = open_lock(path)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(lock).st_ino == path.stat().st_ino:  # else whoever had it before has removed it
@@ -98,6 +100,11 @@ def _locked(path: Path) -> int:
         pass
     os.close(lock)
     return -1
+
+
+def text(path: Path) -> str:
+    """Return what an agent left in ``path``. Raises OSError."""
+    return read_regular(path, _MOST).decode(errors="replace").strip()
 
 
 def _mark(result: Path) -> Path:

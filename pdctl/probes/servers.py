@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from pdctl.model import Identity
 
@@ -13,21 +13,25 @@ def told_apart(identities: Sequence[Identity], names: Sequence[str]) -> list[str
     names: what the ranks, or the groups they stand for, are called, one each. Said is as little as tells them apart: the
     service; of one service, the host (``on HOST``); of one host, which start of it this is (``#1`` the older one).
     """
-    return [_words(n, identities, names) for n in range(len(identities))]
+    words: list[list[str]] = [[] for _ in names]
+    for same_name in _by(range(len(names)), lambda n: names[n]):
+        services = _by(same_name, lambda n: identities[n].service)
+        for same_service in services:
+            hosts = _by(same_service, lambda n: identities[n].host)
+            for same_host in hosts:
+                starts = {identities[n].instance: identities[n].started_wall_ns for n in same_host}
+                order = sorted(starts, key=lambda instance: (starts[instance], instance))
+                place = {instance: number for number, instance in enumerate(order, start=1)}
+                for n in same_host:
+                    one = identities[n]
+                    words[n] += [one.service] if len(services) > 1 else []
+                    words[n] += [f"on {one.host or 'an unknown host'}"] if len(hosts) > 1 else []
+                    words[n] += [f"#{place[one.instance]}"] if len(order) > 1 else []
+    return [" ".join(parts) for parts in words]
 
 
-def _words(n: int, identities: Sequence[Identity], names: Sequence[str]) -> str:
-    one = identities[n]
-    alike = [other for other, name in zip(identities, names, strict=True) if name == names[n]]
-    words = []
-    if len({other.service for other in alike}) > 1:
-        words.append(one.service)
-        alike = [other for other in alike if other.service == one.service]
-    if len({other.host for other in alike}) > 1:
-        words.append(f"on {one.host or 'an unknown host'}")
-        alike = [other for other in alike if other.host == one.host]
-    starts = {other.instance: other.started_wall_ns for other in alike}
-    if len(starts) > 1:
-        order = sorted(starts, key=lambda instance: (starts[instance], instance))
-        words.append(f"#{order.index(one.instance) + 1}")
-    return " ".join(words)
+def _by(numbers: Iterable[int], key: Callable[[int], str]) -> list[list[int]]:
+    found: dict[str, list[int]] = {}
+    for number in numbers:
+        found.setdefault(key(number), []).append(number)
+    return list(found.values())

@@ -108,6 +108,13 @@ LIVE_OFFSET = HEADER_SIZE
 RINGS_OFFSET = LIVE_OFFSET + MAX_STREAMS * 2 * ROUND_SIZE
 DEFAULT_SIZE = 16 * 1024 * 1024
 MIN_SIZE = 256 * 1024
+MAX_SIZE = 2 << 30
+
+# What no recording reaches. Below, times of two ranks can be added and subtracted in 64 bits: clocks on the wall until 2116,
+# monotonic ones for 36 years, and numbers that are counted up.
+MAX_WALL_NS = 1 << 62
+MAX_MONO_NS = 1 << 60
+MAX_COUNT = 1 << 60
 
 
 def layout(size: int) -> tuple[int, int, int, int, int, int]:

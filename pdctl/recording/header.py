@@ -1,4 +1,7 @@
-"""Whose a recording is, from its first bytes: cheap enough to ask of every file in a directory."""
+"""Whose a recording is, from its first bytes: cheap enough to ask of every file in a directory.
+
+Here the numbers of a header are checked, once for all readers: what a :class:`Header` holds can be computed with.
+"""
 
 from __future__ import annotations
 
@@ -8,40 +11,69 @@ from zlib import crc32
 
 import msgspec
 
-from pdctl.model import Identity
+from pdctl.files import read_head
+from pdctl.model import Identity, why_not
 from pdctl.recording import format as f
 
+CUT_OFF = "file is empty or cut off in its first bytes"
 
-@dataclass(frozen=True)
+
+class BadRecording(ValueError):  # noqa: N818  # it is the recording that is bad
+    """The file is not a recording this pdctl can read; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
 class Header:
-    """The rank a recording belongs to, and how it ended: ``state`` is one of format.STATE_*."""
+    """The rank a recording belongs to, and how it ended: ``state`` is one of format.STATE_*, or not known.
+
+    size: bytes the file has where it is whole. wall_ns, mono_ns: when it began, on both clocks. pid, proc_start: its
+    process. rings: (offset, capacity in records) of rounds, items and events.
+    """
 
     identity: Identity
     size: int
     state: int
+    wall_ns: int
+    mono_ns: int
+    pid: int
+    proc_start: int
+    rings: tuple[int, int, int, int, int, int]
 
 
 def read_header(path: Path) -> Header:
-    """Return the header of the recording at ``path``.
+    """Return the header of the recording at ``path``; a link or anything but a regular file is not read.
 
-    Raises OSError when it can't be read, ValueError with the reason when it is no recording this pdctl reads.
+    Raises OSError when it can't be read, BadRecording with the reason when it is no recording this pdctl reads.
     """
-    with path.open("rb") as file:
-        return parse_header(file.read(f.HEADER_SIZE))
+    return parse_header(read_head(path, f.HEADER_SIZE))
 
 
 def parse_header(data: bytes) -> Header:
     """Return the header in the first bytes of a recording; :func:`read_header` says what is raised."""
-    if data[:8] != f.MAGIC or len(data) < f.IDENTITY_OFFSET:
-        raise ValueError("not a pdctl recording" if len(data) >= 8 else "empty, or cut off in its first bytes")
-    _, version, _, size, _, _, _, state, *_ = f.FIXED.unpack_from(data)
+    if len(data) < 8:
+        raise BadRecording(CUT_OFF)
+    if data[:8] != f.MAGIC:
+        raise BadRecording("not a pdctl recording")
+    if len(data) < f.IDENTITY_OFFSET:
+        raise BadRecording("cut off inside its header")
+    _, version, header, size, wall, mono, pid, state, start, *rings = f.FIXED.unpack_from(data)
     if version != f.VERSION:
-        raise ValueError(f"recording format {version}; this pdctl reads format {f.VERSION}")
+        raise BadRecording(f"recording format {version}; this pdctl reads format {f.VERSION}")
+    if not f.MIN_SIZE <= size <= f.MAX_SIZE:
+        raise BadRecording(f"header is damaged: a recording has {f.MIN_SIZE} to {f.MAX_SIZE} bytes, not {size}")
+    if header != f.HEADER_SIZE or tuple(rings) != f.layout(size):
+        raise BadRecording("header is damaged: its rings are not where they belong")
+    if not (0 <= wall < f.MAX_WALL_NS and 0 <= mono < f.MAX_MONO_NS):
+        raise BadRecording(f"header is damaged: no recording begins at {wall} ns, {mono} ns of its clocks")
+    return Header(_identity(data), size, state, wall, mono, pid, start, f.layout(size))
+
+
+def _identity(data: bytes) -> Identity:
     length, crc = f.IDENTITY_FIELDS.unpack_from(data, f.IDENTITY_OFFSET_FIELDS)
     raw = data[f.IDENTITY_OFFSET : f.IDENTITY_OFFSET + length]
     if length > f.IDENTITY_MAX or len(raw) != length or crc32(raw) != crc:
-        raise ValueError("its identity is damaged: the rank it belongs to can't be told")
+        raise BadRecording("its identity is damaged: the rank it belongs to can't be told")
     try:
-        return Header(msgspec.json.decode(raw, type=Identity), size, state)
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"its identity can't be read: {error}") from None
+        return msgspec.json.decode(raw, type=Identity)
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise BadRecording(f"its identity can't be read: {why_not(error)}") from None

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from pdctl.model import QUEUES, EventKind, GroupInfo, Identity
 from pdctl.recording import format as f
-from pdctl.recording.header import parse_header
-from pdctl.recording.rings import EVENT, ROUND, among, chosen, events, sound
+from pdctl.recording.header import BadRecording, parse_header
+from pdctl.recording.rings import ROUND, among, chosen, events, possible_rounds, rounds
 from pdctl.recording.source import FileSource, Source
 from pdctl.recording.streams import Item, Run, Stream
 
@@ -28,10 +28,6 @@ _STATES = {f.STATE_WRITING: "writing", f.STATE_CLOSED: "closed", f.STATE_STOPPED
 _AGAIN_S = (0.002, 0.02, 0.1)
 """Pauses before a live file's torn records are looked at again."""
 _KINDS = {int(kind): kind for kind in EventKind}
-
-
-class BadRecording(ValueError):  # noqa: N818  # it is the recording that is bad
-    """The file is not a recording this pdctl can read; the message says why."""
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
@@ -59,7 +55,10 @@ class Visits:
 
 @dataclass(slots=True)
 class Recording:
-    """A recording as read at one moment. problems: what could not be trusted, in words."""
+    """A recording as read at one moment. problems: what could not be trusted, in words.
+
+    source, rings: its bytes, and (offset, capacity in records) of rounds, items and events in them.
+    """
 
     path: str
     identity: Identity
@@ -73,8 +72,8 @@ class Recording:
     streams: list[Stream]
     problems: list[str]
     visits: dict[str, Visits]
-    _source: Source
-    _events_at: tuple[int, int]
+    source: Source
+    rings: tuple[int, int, int, int, int, int]
     _table: NDArray[Any] | None = None
     _events: list[Event] | None = None
 
@@ -91,8 +90,7 @@ class Recording:
         For who needs all of them: a full ring of tens of thousands is far cheaper so than as a list of :class:`Event`.
         """
         if self._table is None:
-            offset, cap = self._events_at
-            self._table = _of_known_kinds(events(self._source.read(offset, cap * f.EVENT_SIZE), cap))
+            self._table = _of_known_kinds(events(self.source, *self.rings[4:]))
         return self._table
 
     def events(self) -> list[Event]:
@@ -106,7 +104,7 @@ class Recording:
 
         Only they are checked and taken apart: a full ring of events costs a few milliseconds instead of a hundred.
         """
-        return _events_of(self._source, self._events_at, rooms, kinds)
+        return _events_of(self.source, self.rings[4:], rooms, kinds)
 
 
 def read_events(path: Path, rooms: Collection[int], kinds: Collection[EventKind]) -> list[Event]:
@@ -115,26 +113,19 @@ def read_events(path: Path, rooms: Collection[int], kinds: Collection[EventKind]
     Its rounds are not looked at, so that this is cheap for many ranks. Raises as :func:`read`.
     """
     source = FileSource(path)
-    head = source.read(0, f.HEADER_SIZE)
-    try:
-        parse_header(head)
-    except ValueError as error:
-        raise BadRecording(str(error)) from None
-    _, _, _, size, _, _, _, _, _, *rings = f.FIXED.unpack_from(head)
-    if tuple(rings) != f.layout(size):
-        raise BadRecording("header is damaged")
-    return _events_of(source, (rings[4], rings[5]), rooms, kinds)
+    header = parse_header(source.read(0, f.HEADER_SIZE))
+    return _events_of(source, header.rings[4:], rooms, kinds)
 
 
 def _events_of(
     source: Source, place: tuple[int, int], rooms: Collection[int], kinds: Collection[EventKind]
 ) -> list[Event]:
-    offset, cap = place
-    data = source.read(offset, cap * f.EVENT_SIZE)
-    table = np.frombuffer(data, EVENT, len(data) // f.EVENT_SIZE)
-    wanted = among(table["room"], rooms)
-    wanted &= np.isin(table["kind"], np.fromiter(map(int, kinds), np.uint8, len(kinds)))
-    return as_events(_of_known_kinds(events(data, cap, wanted)))
+    codes = np.fromiter(map(int, kinds), np.uint8, len(kinds))
+
+    def wanted(table: NDArray[Any]) -> NDArray[np.bool_]:
+        return among(table["room"], rooms) & np.isin(table["kind"], codes)
+
+    return as_events(_of_known_kinds(events(source, *place, wanted)))
 
 
 def _of_known_kinds(table: NDArray[Any]) -> NDArray[Any]:
@@ -162,62 +153,60 @@ def read(path: Path) -> Recording:
     Raises OSError when the file can't be read and BadRecording when it is no recording, is of a newer format, or is too
     short or damaged to say whose it is.
     """
-    return _read(FileSource(path), str(path))
+    return read_from(FileSource(path), str(path))
 
 
 def parse(data: bytes, name: str = "") -> Recording:
     """Read a recording from bytes; :func:`read` says what is raised."""
-    return _read(Source(data), name)
+    return read_from(Source(data), name)
 
 
-def _read(source: Source, name: str) -> Recording:
+def read_from(source: Source, name: str = "") -> Recording:
+    """Read the recording in ``source``; :func:`read` says what is raised."""
     head = source.read(0, f.HEADER_SIZE)
-    if len(head) < 8:
-        raise BadRecording("file is empty or cut off in its first bytes")
-    if head[:8] != f.MAGIC:
-        raise BadRecording("not a pdctl recording")
-    if len(head) < f.FIXED.size:
+    header = parse_header(head)
+    if len(head) < f.HEADER_SIZE:
         raise BadRecording("cut off inside its header")
-    (_, version, header, size, wall, mono, pid, state, start, *rings) = f.FIXED.unpack_from(head)
-    if version != f.VERSION:
-        raise BadRecording(f"recording format {version}; this pdctl reads format {f.VERSION}")
-    if header != f.HEADER_SIZE or tuple(rings) != f.layout(size):
-        raise BadRecording("header is damaged")
-    identity = _identity(head)
     problems = []
-    if source.size < size:
-        problems.append(f"cut off: {source.size} of {size} bytes")
+    if source.size < header.size:
+        problems.append(f"cut off: {source.size} of {header.size} bytes")
     ticks, tick_ns = f.PULSE.unpack_from(head, f.PULSE_OFFSET)
-    rounds_off, rounds_cap, items_off, items_cap, events_off, events_cap = rings
+    if ticks >= f.MAX_COUNT or not 0 <= tick_ns < f.MAX_MONO_NS:
+        problems.append("its pulse can't be true and was left out")
+        ticks = tick_ns = 0
+    rounds_off, rounds_cap, items_off, items_cap, _, _ = header.rings
     # Read in the order in which the rank writes: its turns, the runs it is in, the runs that ended.
     visits = _visits(head)
     live = live_runs(head, source.read(f.LIVE_OFFSET, f.RINGS_OFFSET - f.LIVE_OFFSET))
-    closed, torn = _closed(source.read(rounds_off, rounds_cap * f.ROUND_SIZE), rounds_cap)
-    for pause_s in _AGAIN_S if state == f.STATE_WRITING and isinstance(source, FileSource) else ():
-        if not torn:
+    closed = rounds(source, rounds_off, rounds_cap)
+    for pause_s in _AGAIN_S if header.state == f.STATE_WRITING and isinstance(source, FileSource) else ():
+        if not closed.torn:
             break
         time.sleep(pause_s)  # one is being written, and its writer may have lost the processor in the middle
-        closed, torn = _closed(source.read(rounds_off, rounds_cap * f.ROUND_SIZE), rounds_cap)
-    if torn:
-        problems.append(f"{torn} round record(s) torn and left out")
+        closed = rounds(source, rounds_off, rounds_cap)
+    if closed.torn:
+        problems.append(f"{closed.torn} round record(s) torn and left out")
+    streams, untrue = _streams(closed.table, live, header.identity, source, (items_off, items_cap))
+    if closed.untrue + untrue:
+        problems.append(f"{closed.untrue + untrue} round record(s) that can't be true left out")
     if not ticks and visits:  # an engine whose loop has no seam of its own
         last = max(visits.values(), key=lambda v: v.mono_ns)
         ticks, tick_ns = last.count, last.mono_ns
     return Recording(
         path=name,
-        identity=identity,
-        pid=pid,
-        proc_start=start,
-        start_wall_ns=wall,
-        start_mono_ns=mono,
-        state=_STATES.get(state, "unknown"),
+        identity=header.identity,
+        pid=header.pid,
+        proc_start=header.proc_start,
+        start_wall_ns=header.wall_ns,
+        start_mono_ns=header.mono_ns,
+        state=_STATES.get(header.state, "unknown"),
         ticks=ticks,
         tick_mono_ns=tick_ns,
-        streams=_streams(closed, live, identity, source, (items_off, items_cap)),
+        streams=streams,
         problems=problems,
         visits=visits,
-        _source=source,
-        _events_at=(events_off, events_cap),
+        source=source,
+        rings=header.rings,
     )
 
 
@@ -225,34 +214,13 @@ def _visits(head: bytes) -> dict[str, Visits]:
     visits = {}
     for code, queue in enumerate(QUEUES):
         word, mono_ns = f.VISITS.unpack_from(head, f.VISITS_OFFSET + 16 * code)
-        if word:
+        if word and word & ~f.EMPTY_BIT < f.MAX_COUNT and 0 <= mono_ns < f.MAX_MONO_NS:
             visits[queue] = Visits(word & ~f.EMPTY_BIT, bool(word & f.EMPTY_BIT), mono_ns)
     return visits
 
 
-def _identity(head: bytes) -> Identity:
-    if len(head) < f.IDENTITY_OFFSET:
-        raise BadRecording("cut off inside its header")
-    length, crc = f.IDENTITY_FIELDS.unpack_from(head, f.IDENTITY_OFFSET_FIELDS)
-    raw = head[f.IDENTITY_OFFSET : f.IDENTITY_OFFSET + length]
-    if length > f.IDENTITY_MAX or len(raw) != length or crc32(raw) != crc:
-        raise BadRecording("its identity is damaged: the rank it belongs to can't be told")
-    try:
-        return msgspec.json.decode(raw, type=Identity)
-    except msgspec.MsgspecError as error:
-        raise BadRecording(f"its identity can't be read: {error}") from None
-
-
 def _whole(data: bytes, at: int) -> bool:
     return crc32(data[at : at + f.ROUND_BODY_SIZE]) == _u32(data, at + f.ROUND_CRC_OFFSET)
-
-
-def _closed(data: bytes, cap: int) -> tuple[NDArray[Any], int]:
-    """Return the sound records of the rounds ring in the order they were written, and how many were not sound."""
-    table, used = sound(data, ROUND, f.ROUND_BODY_SIZE, cap)
-    known = (table["queue"] < len(QUEUES)) & (table["repeat"] > 0)
-    table = table if known.all() else chosen(table, known)
-    return table, used - len(table)
 
 
 def live_runs(head: bytes, data: bytes) -> list[NDArray[Any]]:
@@ -267,11 +235,15 @@ def live_runs(head: bytes, data: bytes) -> list[NDArray[Any]]:
             continue
         newest = max(sound, key=lambda at: int.from_bytes(data[at : at + 8], "little"))
         row = np.frombuffer(data, ROUND, 1, newest).copy()
-        if row["queue"][0] >= len(QUEUES) or not row["repeat"][0]:
+        if not possible_rounds(row)[0]:
             continue
         entered, t_enter, applied = f.REPEATS.unpack_from(head, f.REPEATS_OFFSET + f.REPEATS.size * stream)
         repeat = entered & (1 << f.REPEAT_BITS) - 1
-        if repeat and entered - repeat == int(row["seq"][0]) << f.REPEAT_BITS & (1 << 64) - 1:
+        if (
+            repeat
+            and 0 <= t_enter < f.MAX_MONO_NS
+            and entered - repeat == int(row["seq"][0]) << f.REPEAT_BITS & (1 << 64) - 1
+        ):
             phase = _APPLIED if applied == entered else _ENTERED
             row["flags"] = int(row["flags"][0]) & 0xF0 | phase
             row["repeat"], row["t_enter"] = repeat, t_enter
@@ -284,16 +256,35 @@ _ENTERED, _APPLIED = 1, 3
 
 def _streams(
     closed: NDArray[Any], live: list[NDArray[Any]], identity: Identity, source: Source, items: tuple[int, int]
-) -> list[Stream]:
+) -> tuple[list[Stream], int]:
+    """Return the streams, and how many runs were left out because they can't be true beside the others."""
     newest = {int(row["stream"][0]): row for row in live}
-    streams = []
+    streams, untrue = [], 0
     for number in sorted(set(np.unique(closed["stream"]).tolist()) | set(newest)):
         table = chosen(closed, closed["stream"] == number)
         row = newest.get(number)
         if row is not None and (not len(table) or row["ordinal"][0] > table["ordinal"][-1]):
             table = np.frombuffer(table.tobytes() + row.tobytes(), ROUND)
+        fits = _in_order(table)
+        untrue += len(table) - int(np.count_nonzero(fits))
+        table = table if fits.all() else chosen(table, fits)
         streams.append(Stream(_group(identity, int(table["group"][-1])), table, source, items))
-    return sorted(streams, key=lambda stream: QUEUES.index(stream.queue))
+    return sorted(streams, key=lambda stream: QUEUES.index(stream.queue)), untrue
+
+
+def _in_order(table: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which runs of a stream come after all before them: in their rounds, in their items, of the same queue.
+
+    So no two of them share items, and all lists together are no longer than the ring that they are in.
+    """
+    fits = table["queue"] == table["queue"][0]
+    for first, count in (("ordinal", "repeat"), ("items_start", "items_count")):
+        start, length = table[first].astype(np.int64), table[count].astype(np.int64)
+        ends = np.where(fits & (length > 0), start + length, 0)
+        reach = np.maximum.accumulate(ends)
+        fits[1:] &= (start[1:] >= reach[:-1]) | (length[1:] == 0)
+    found: NDArray[np.bool_] = fits
+    return found
 
 
 def _group(identity: Identity, index: int) -> GroupInfo:
@@ -302,4 +293,4 @@ def _group(identity: Identity, index: int) -> GroupInfo:
     return GroupInfo(kind=f"group {index}", ranks=(identity.world_rank,), world=identity.world)
 
 
-__all__ = ["BadRecording", "Event", "Item", "Recording", "Run", "Stream", "Visits", "parse", "read"]
+__all__ = ["BadRecording", "Event", "Item", "Recording", "Run", "Stream", "Visits", "parse", "read", "read_from"]

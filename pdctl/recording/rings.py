@@ -6,7 +6,7 @@ thousands and every command that reads recordings reads one for each rank.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
@@ -14,7 +14,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from pdctl.model import UNKNOWN, Phase
+from pdctl.model import QUEUES, UNKNOWN, Phase
 from pdctl.recording import format as f
 from pdctl.recording.source import Source
 
@@ -42,24 +42,93 @@ def record_sums(data: bytes, places: NDArray[np.int64], size: int, body: int) ->
     return np.array([crc32(data[at : at + body]) for at in (places * size).tolist()], np.uint32)
 
 
-def sound(
-    data: bytes, dtype: np.dtype[Any], body: int, capacity: int, wanted: NDArray[np.bool_] | None = None
-) -> tuple[NDArray[Any], int]:
-    """Return the records of a ring that can be trusted, by number, and how many it holds, trusted or not.
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """The records of a ring that can be trusted, by number; how many were torn, and how many say what can't be."""
 
-    wanted: only those at these places are looked at. Records begin with their number, from 1 on; 0 is an empty place.
+    table: NDArray[Any]
+    torn: int = 0
+    untrue: int = 0
+
+
+def rounds(source: Source, offset: int, capacity: int) -> Ring:
+    """Return the runs in a ring of ``capacity`` records at ``offset`` of a recording, as ROUND."""
+    return _ring(source, offset, capacity, ROUND, f.ROUND_BODY_SIZE, possible_rounds)
+
+
+def events(source: Source, offset: int, capacity: int, wanted: Wanted | None = None) -> NDArray[Any]:
+    """Return the sound events of a ring as EVENT, by ``seq``; kinds a newer pdctl may write are among them.
+
+    wanted: says of a table of events which are to be looked at; the others are left out unread.
     """
-    table = np.frombuffer(data, dtype, len(data) // dtype.itemsize)
-    numbers = table["seq"]
-    places = np.flatnonzero(numbers if wanted is None else (numbers > 0) & wanted)
-    fits = (numbers[places] - np.uint64(1)) % np.uint64(capacity) == places.astype(np.uint64)
-    good = places[(record_sums(data, places, dtype.itemsize, body) == table["crc"][places]) & fits]
-    return chosen(table, good[np.argsort(numbers[good], kind="stable")]), len(places)
+    return _ring(source, offset, capacity, EVENT, f.EVENT.size, possible_events, wanted).table
 
 
-def events(data: bytes, capacity: int, wanted: NDArray[np.bool_] | None = None) -> NDArray[Any]:
-    """Return the sound events of a ring's bytes as EVENT, by ``seq``; kinds a newer pdctl may write are among them."""
-    return sound(data, EVENT, f.EVENT.size, capacity, wanted)[0]
+def possible_rounds(table: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which runs say what a rank can have recorded: known codes, numbers and times that can be computed with."""
+    found: NDArray[np.bool_] = (table["queue"] < len(QUEUES)) & (table["stream"] < f.MAX_STREAMS)
+    phase = table["flags"] & 15
+    found &= (phase >= Phase.ENTERED) & (phase <= Phase.APPLIED)
+    found &= (table["repeat"] > 0) & (table["repeat"] < 1 << f.REPEAT_BITS)
+    for name in ("seq", "ordinal", "visit", "items_start"):
+        found &= table[name] < f.MAX_COUNT
+    for name in ("t_enter", "t_done", "t_first"):
+        found &= (table[name] >= 0) & (table[name] < f.MAX_MONO_NS)
+    return found
+
+
+def possible_events(table: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which events have a number and a time that can be computed with."""
+    mono = table["mono_ns"]
+    found: NDArray[np.bool_] = (table["seq"] < f.MAX_COUNT) & (mono >= 0) & (mono < f.MAX_MONO_NS)
+    return found
+
+
+Wanted = Callable[[NDArray[Any]], NDArray[np.bool_]]
+_BLOCK = 65536
+"""Records that are read at once: what is kept of a ring grows with what it holds, not with its size."""
+
+
+def _ring(
+    source: Source,
+    offset: int,
+    capacity: int,
+    dtype: np.dtype[Any],
+    body: int,
+    possible: Wanted,
+    wanted: Wanted | None = None,
+) -> Ring:
+    """Read a ring. Records begin with their number, from 1 on; 0 is an empty place."""
+    size = dtype.itemsize
+    parts, torn, untrue, done = [], 0, 0, 0
+    for at, length in source.pieces(offset, capacity * size):
+        first, last = max(done, (at - offset) // size), -(-(at + length - offset) // size)
+        for place in range(first, last, _BLOCK):
+            data = source.read(offset + place * size, min(_BLOCK, last - place) * size)
+            table = np.frombuffer(data, dtype, len(data) // size)
+            numbers = table["seq"]
+            places = np.flatnonzero(numbers if wanted is None else (numbers > 0) & wanted(table))
+            fits = (numbers[places] - np.uint64(1)) % np.uint64(capacity) == (places + place).astype(np.uint64)
+            good = places[(record_sums(data, places, size, body) == table["crc"][places]) & fits]
+            torn += len(places) - len(good)
+            if len(good):
+                found = chosen(table, good)
+                true = possible(found)
+                untrue += len(found) - int(np.count_nonzero(true))
+                parts.append(found if true.all() else chosen(found, true))
+        done = last
+    if not parts:
+        return Ring(np.zeros(0, dtype), torn, untrue)
+    table = _joined(parts)
+    return Ring(chosen(table, np.argsort(table["seq"], kind="stable")), torn, untrue)
+
+
+def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    if len(parts) == 1:
+        return parts[0]
+    bare = [part.view(f"V{part.dtype.itemsize}") for part in parts]  # bytes, not field by field: a dtype may have holes
+    found: NDArray[Any] = np.concatenate(bare).view(parts[0].dtype)
+    return found
 
 
 def among(values: NDArray[np.uint64], wanted: Collection[int]) -> NDArray[np.bool_]:
@@ -71,45 +140,75 @@ def among(values: NDArray[np.uint64], wanted: Collection[int]) -> NDArray[np.boo
     return found
 
 
-@dataclass(frozen=True, slots=True)
 class ItemSpan:
-    """The items numbered ``first`` and on, as they were in the ring at one moment, without its wrapping round."""
+    """Items of some runs as they were in the ring at one moment, without its wrapping round. data: one after the other.
 
-    first: int
-    data: bytes
+    firsts: numbers of the items with which its stretches begin, in order; at: where these are in ``data``, in items.
+    """
+
+    def __init__(self, data: bytes, firsts: Sequence[int], at: Sequence[int]) -> None:
+        self.data = data
+        self._firsts = np.array(firsts, np.int64)
+        self._at = np.array([*at, len(data) // f.ITEM_SIZE], np.int64)
 
     @classmethod
     def read(cls, source: Source, offset: int, capacity: int, runs: NDArray[Any]) -> ItemSpan:
-        """Read the items of ``runs`` (ROUND) that a ring of ``capacity`` items at ``offset`` can still hold."""
+        """Read the items of ``runs`` (ROUND) that a ring of ``capacity`` items at ``offset`` can still hold.
+
+        What was never written of them is not read, so that a span is no larger than what the file holds.
+        """
         some = runs[runs["items_count"] > 0]
-        if not len(some):
-            return cls(0, b"")
         starts = some["items_start"].astype(np.int64)
-        end = int((starts + some["items_count"].astype(np.int64)).max())
-        first = max(int(starts.min()), end - capacity)
-        place, count = first % capacity, end - first
-        parts = [(place, min(count, capacity - place)), (0, max(0, count - (capacity - place)))]
-        return cls(
-            first,
-            b"".join(
-                source.read(offset + at * f.ITEM_SIZE, many * f.ITEM_SIZE).ljust(many * f.ITEM_SIZE, b"\0")
-                for at, many in parts
-                if many
-            ),
-        )
+        ends = starts + some["items_count"].astype(np.int64)
+        parts: list[bytes] = []
+        firsts: list[int] = []
+        at: list[int] = []
+        have = 0
+        for first, end in _stretches(starts, ends, capacity):
+            for number, place, count in _unwrapped(first, end, capacity):
+                for begin, length in source.pieces(offset + place * f.ITEM_SIZE, count * f.ITEM_SIZE):
+                    skip = -(-(begin - offset) // f.ITEM_SIZE) - place
+                    start = offset + (place + skip) * f.ITEM_SIZE
+                    data = source.read(start, begin + length - start)
+                    data = data[: len(data) // f.ITEM_SIZE * f.ITEM_SIZE]
+                    if not data:
+                        continue
+                    if not firsts or firsts[-1] + have - at[-1] != number + skip:
+                        firsts.append(number + skip)
+                        at.append(have)
+                    parts.append(data)
+                    have += len(data) // f.ITEM_SIZE
+        return cls(b"".join(parts), firsts, at)
 
     @property
     def table(self) -> NDArray[Any]:
         """The items as ITEM; what is not of a run with a right checksum means nothing."""
         return np.frombuffer(self.data, ITEM)
 
+    def numbers(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the numbers of the items in these rows of :attr:`table`."""
+        stretch = np.searchsorted(self._at[:-1], rows, "right") - 1
+        found: NDArray[np.int64] = self._firsts[stretch] + rows - self._at[stretch]
+        return found
+
+    def _places(self, runs: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return for each run the row of its first item, and whether all of its items are here."""
+        counts = runs["items_count"].astype(np.int64)
+        if not len(self._firsts):
+            return np.zeros(len(runs), np.int64), counts == 0
+        starts = runs["items_start"].astype(np.int64)
+        stretch = np.maximum(np.searchsorted(self._firsts, starts, "right") - 1, 0)
+        begin = self._at[stretch] + starts - self._firsts[stretch]
+        here = (starts >= self._firsts[stretch]) & (begin + counts <= self._at[stretch + 1]) | (counts == 0)
+        return begin, here
+
     def sound(self, runs: NDArray[Any]) -> NDArray[np.bool_]:
         """Return for each of ``runs`` whether its items are here as they were written."""
-        begin = (runs["items_start"].astype(np.int64) - self.first) * f.ITEM_SIZE
-        end = begin + runs["items_count"].astype(np.int64) * f.ITEM_SIZE
-        data = self.data
-        sums = [crc32(data[a:b]) for a, b in zip(begin.tolist(), end.tolist(), strict=True)]
-        here = (begin >= 0) & (end <= len(data)) | (begin == end)
+        begin, here = self._places(runs)
+        end = np.where(here, begin + runs["items_count"].astype(np.int64), begin)
+        view = memoryview(self.data)
+        bounds = zip((begin * f.ITEM_SIZE).tolist(), (end * f.ITEM_SIZE).tolist(), strict=True)
+        sums = [crc32(view[a:b]) if b > a else 0 for a, b in bounds]
         found: NDArray[np.bool_] = here & (np.array(sums, np.uint32) == runs["items_crc"])
         return found
 
@@ -120,9 +219,46 @@ class ItemSpan:
         """
         counts = np.where(known, runs["items_count"].astype(np.int64), 0)
         row = np.repeat(np.arange(len(runs), dtype=np.int64), counts)
-        skip = runs["items_start"].astype(np.int64) - self.first - (np.cumsum(counts) - counts)
+        begin, _ = self._places(runs)
+        skip = begin - (np.cumsum(counts) - counts)
         places = np.arange(len(row), dtype=np.int64) + skip[row]
         return chosen(self.table, places), row
+
+    def bytes_of(self, start: int, count: int) -> bytes:
+        """Return the bytes of ``count`` items from number ``start`` on, b"" where they are not all here."""
+        stretch = int(np.searchsorted(self._firsts, start, "right")) - 1
+        if stretch < 0:
+            return b""
+        at = int(self._at[stretch]) + start - int(self._firsts[stretch])
+        if at + count > int(self._at[stretch + 1]):
+            return b""
+        return self.data[at * f.ITEM_SIZE : (at + count) * f.ITEM_SIZE]
+
+
+_NEAR = 128
+"""Items that are read though no run asks for them, where that saves a read."""
+
+
+def _stretches(starts: NDArray[np.int64], ends: NDArray[np.int64], capacity: int) -> list[tuple[int, int]]:
+    """Return (first, end) of the stretches of item numbers that runs name, of those that the ring can still hold."""
+    if not len(starts):
+        return []
+    oldest = int(ends.max()) - capacity
+    order = np.argsort(starts, kind="stable")
+    starts, ends = np.maximum(starts[order], oldest), ends[order]
+    kept = ends > starts
+    starts, reach = starts[kept], np.maximum.accumulate(ends[kept])
+    new = np.flatnonzero(starts[1:] > reach[:-1] + _NEAR) + 1
+    firsts, lasts = starts[np.r_[0, new]], reach[np.r_[new - 1, len(reach) - 1]]
+    return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
+
+
+def _unwrapped(first: int, end: int, capacity: int) -> list[tuple[int, int, int]]:
+    """Return (number, place, count) of the one or two parts of the ring that hold these items."""
+    place, count = first % capacity, end - first
+    head = min(count, capacity - place)
+    parts = [(first, place, head), (first + head, 0, count - head)]
+    return [part for part in parts if part[2]]
 
 
 def hide(found: NDArray[Any], runs: NDArray[Any], row: NDArray[np.int64]) -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from bisect import bisect_right
+from collections.abc import Iterator
 from pathlib import Path
+
+from pdctl.files import open_regular
+
+_MOST_PIECES = 65536
 
 
 class Source:
-    """Bytes in memory."""
+    """Bytes in memory. size: how many there are."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -17,14 +24,110 @@ class Source:
         """Return the bytes at ``offset``, fewer than ``length`` where they end."""
         return self._data[offset : offset + length]
 
+    def pieces(self, offset: int, length: int) -> list[tuple[int, int]]:
+        """Return (offset, length) of what was ever written of these bytes; around it are zeros that nobody has to read."""
+        length = min(length, self.size - offset)
+        return [(offset, length)] if length > 0 else []
+
+
+class Held(Source):
+    """The bytes of another source without its holes, in memory: it takes no descriptor, and no more than is there."""
+
+    def __init__(self, source: Source) -> None:
+        self.size = source.size
+        self._starts: list[int] = []
+        self._parts: list[bytes] = []
+        for start, length in source.pieces(0, source.size):
+            self._starts.append(start)
+            self._parts.append(source.read(start, length))
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return the bytes at ``offset``, zeros for holes."""
+        end = min(offset + length, self.size)
+        out, at = bytearray(), offset
+        for start, stop in self._within(offset, end):
+            part, begin = self._parts[start], self._starts[start]
+            out += bytes(max(0, begin - at))
+            out += part[max(at, begin) - begin : stop - begin]
+            at = offset + len(out)
+        return bytes(out) + bytes(max(0, end - at))
+
+    def pieces(self, offset: int, length: int) -> list[tuple[int, int]]:
+        """Return the pieces that are no holes."""
+        end = min(offset + length, self.size)
+        found = []
+        for number, stop in self._within(offset, end):
+            start = max(offset, self._starts[number])
+            found.append((start, stop - start))
+        return found
+
+    def _within(self, offset: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield (part, where it ends) for each part between these places."""
+        first = max(0, bisect_right(self._starts, offset) - 1)
+        for number in range(first, len(self._starts)):
+            start = self._starts[number]
+            stop = min(end, start + len(self._parts[number]))
+            if start >= end:
+                break
+            if stop > offset:
+                yield number, stop
+
 
 class FileSource(Source):
-    """A file, kept open so that what is read later is of the same file. Raises OSError when it can't be opened."""
+    """A regular file, kept open so that what is read later is of the same file.
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("rb")
+    follow: whether ``path`` may be a link, as one may that the user named. Raises OSError when it can't be opened.
+    """
+
+    def __init__(self, path: Path, *, follow: bool = False) -> None:
+        self._file = os.fdopen(open_regular(path, follow=follow), "rb", buffering=0)
         self.size = os.fstat(self._file.fileno()).st_size
 
     def read(self, offset: int, length: int) -> bytes:
         """Return the bytes at ``offset`` as they are now."""
-        return os.pread(self._file.fileno(), length, offset)
+        length = min(length, self.size - offset)
+        return os.pread(self._file.fileno(), length, offset) if length > 0 else b""
+
+    def pieces(self, offset: int, length: int) -> list[tuple[int, int]]:
+        """Return the pieces of the file that are no holes, as the file system tells them."""
+        whole = super().pieces(offset, length)
+        if not whole:
+            return []
+        end = offset + whole[0][1]
+        found: list[tuple[int, int]] = []
+        at, fd = offset, self._file.fileno()
+        while at < end:
+            if len(found) == _MOST_PIECES:
+                return [*found, (at, end - at)]
+            try:
+                start = os.lseek(fd, at, os.SEEK_DATA)
+                at = os.lseek(fd, start, os.SEEK_HOLE)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # nothing but a hole up to the end
+                    break
+                return whole  # a file system that can't tell
+            if start < end:
+                found.append((start, min(at, end) - start))
+        return found
+
+
+MAX_HOLES = 512 << 20
+"""Bytes of a recording that are taken for what they are, though most of them may be holes."""
+
+
+def whole(path: Path) -> bytes:
+    """Return all bytes of the recording at ``path``, holes as zeros.
+
+    Raises OSError where it can't be read, with EFBIG where it would take far more memory than the file has bytes.
+    """
+    source = FileSource(path)
+    check_dense(source)
+    return source.read(0, source.size)
+
+
+def check_dense(source: Source) -> None:
+    """Raise OSError (EFBIG) where all bytes of a recording would take far more memory than were ever written."""
+    if source.size > MAX_HOLES:
+        there = sum(length for _, length in source.pieces(0, source.size))
+        if source.size > MAX_HOLES + 4 * there:
+            raise OSError(errno.EFBIG, f"its {source.size} bytes are nearly all holes")

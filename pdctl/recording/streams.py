@@ -15,6 +15,11 @@ from pdctl.recording import format as f
 from pdctl.recording.rings import ITEM, ItemSpan, among, chosen, hide
 from pdctl.recording.source import Source
 
+MAX_REBUILT = 1 << 26
+"""Requests in the lists that one list may be built on; a rank writes a whole list long before."""
+MAX_KEPT = 1 << 21
+"""Requests in the lists that are kept for the next question, of 32 bytes each."""
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -91,6 +96,7 @@ class Stream:
         self._source = source
         self._items_offset, self._items_capacity = items
         self._cache: dict[int, NDArray[Any] | None] = {}
+        self._kept = 0
 
     def __len__(self) -> int:
         return len(self.table)
@@ -150,9 +156,10 @@ class Stream:
         search of the items instead of a rebuilt list for every run: what a recording says of few rooms costs little.
         """
         span = ItemSpan.read(self._source, self._items_offset, self._items_capacity, self.table)
-        numbers = np.flatnonzero(among(span.table["room"], rooms)) + span.first
-        if not len(numbers):
+        seen_at = np.flatnonzero(among(span.table["room"], rooms))
+        if not len(seen_at):
             return []
+        numbers = span.numbers(seen_at)
         starts, counts = self.table["items_start"].astype(np.int64), self.table["items_count"].astype(np.int64)
         order = np.flatnonzero(counts > 0)
         order = order[np.argsort(starts[order], kind="stable")]
@@ -190,13 +197,23 @@ class Stream:
 
         Fields the run's phase has not reached yet are not meaningful in it; :meth:`items` hides them.
         """
-        start = index
+        start, work = index, 0
         while start > 0 and start not in self._cache and not self._full(start) and self._follows(start):
+            work += int(self.table["n"][start])
+            if work > MAX_REBUILT:
+                return None
             start -= 1
         for row in range(start, index + 1):
             if row not in self._cache:
-                self._cache[row] = self._step(row)
+                self._keep(row, self._step(row))
         return self._cache[index]
+
+    def _keep(self, row: int, items: NDArray[Any] | None) -> None:
+        self._kept += 0 if items is None else len(items)
+        while self._kept > MAX_KEPT and self._cache:
+            gone = self._cache.pop(next(iter(self._cache)))
+            self._kept -= 0 if gone is None else len(gone)
+        self._cache[row] = items
 
     def _full(self, index: int) -> bool:
         return bool(self.table["flags"][index] >> 4 & f.FLAG_FULL)
@@ -209,6 +226,8 @@ class Stream:
         start, count = int(row["items_start"]), int(row["items_count"])
         if count > self._items_capacity:
             return None
+        if not count:
+            return np.zeros(0, ITEM) if int(row["items_crc"]) == 0 else None
         at = start % self._items_capacity
         head = min(count, self._items_capacity - at)
         data = self._source.read(self._items_offset + at * f.ITEM_SIZE, head * f.ITEM_SIZE)
@@ -231,6 +250,8 @@ class Stream:
         kept = before[before["action"] == 0]
         if len(kept) > n or (len(batch) and int(batch["index"].max()) >= n):
             return None
+        if np.count_nonzero(batch["index"] >= len(kept)) != n - len(kept):
+            return None  # nothing says what is at a new place
         rows = np.zeros(n, ITEM)
         rows[: len(kept)] = kept
         rows["index"] = np.arange(n, dtype=np.uint32)
@@ -255,6 +276,8 @@ def _rebuilt(
     left = n - np.bincount(row[items["action"] != 0], minlength=len(table))
     fits = np.ones(len(table), np.bool_)
     fits[1:] = left[:-1] <= n[1:]
+    before = np.r_[0, left[:-1]]
+    fits &= np.bincount(row[items["index"] >= before[row]], minlength=len(table)) == n - before
     fits[row[items["index"] >= n[row]]] = False
     begins = sound & full & (count == n)
     builds = sound & ~full & follows & fits

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 
 from pdctl.replay.fleet import FleetDocument
+from pdctl.shown import shown_copy
 
 _COLORS = ("#8ecae6", "#1d3557", "#d62828")
 
@@ -18,7 +19,8 @@ def draw(document: FleetDocument, form: str) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with mpl.rc_context({"svg.fonttype": "none", "font.size": 9.0, "svg.hashsalt": "pdctl"}):
+    document = shown_copy(document)
+    with mpl.rc_context({"svg.fonttype": "none", "font.size": 9.0, "svg.hashsalt": "pdctl", "text.parse_math": False}):
         figure = Figure(figsize=(9.0, 6.4), layout="constrained")
         FigureCanvasAgg(figure)
         axis = figure.subplots()

@@ -16,8 +16,17 @@ from numpy.typing import NDArray
 from pdctl.recording import format as f
 from pdctl.recording.header import parse_header
 from pdctl.recording.reader import live_runs
-from pdctl.recording.rings import EVENT, ROUND, record_sums
-from pdctl.recording.source import Source
+from pdctl.recording.rings import (
+    EVENT,
+    ROUND,
+    ItemSpan,
+    events,
+    possible_events,
+    possible_rounds,
+    record_sums,
+    rounds,
+)
+from pdctl.recording.source import Source, check_dense
 from pdctl.trace.manifest import Gap
 
 MAX_GAPS = 64
@@ -49,6 +58,8 @@ class _Ring:
         if not len(new):
             return new
         numbers = new["seq"].astype(np.int64)
+        if int(numbers[-1]) - (self.first or int(numbers[0])) >= f.MAX_SIZE // f.ROUND_SIZE // 4:
+            raise ValueError("its records skip more than a recording can hold")
         self.first = self.first or int(numbers[0])
         self.last = max(self.last, int(numbers[-1]))
         self.parts.append(new)
@@ -78,16 +89,20 @@ class _Ring:
 
     def _whole(self, source: Source) -> NDArray[Any]:
         """Return the sound records of the whole ring that are new, by number; what is between is lost."""
-        table = self._read(source, 0, self.capacity)
+        table = self.all_of(source)
         numbers = table["seq"].astype(np.int64)
-        places = np.arange(len(table), dtype=np.int64)
-        found = self._sound(table, (numbers >= self.next) & ((numbers - 1) % self.capacity == places))
-        found = found[np.argsort(found["seq"], kind="stable")]
+        found = table[(numbers >= self.next) & ~np.isin(numbers, np.fromiter(self.ahead, np.int64, len(self.ahead)))]
         if len(found):
             oldest = int(found["seq"][-1]) - self.capacity + 1
             self.next = max(self.next, oldest)
             self.ahead = {number for number in self.ahead if number >= self.next}
         return found
+
+    def all_of(self, source: Source) -> NDArray[Any]:
+        """Return the sound records of the whole ring, by number."""
+        if self.dtype is EVENT:
+            return events(source, self.offset, self.capacity)
+        return rounds(source, self.offset, self.capacity).table
 
     def _read(self, source: Source, place: int, count: int) -> NDArray[Any]:
         size = self.dtype.itemsize
@@ -99,7 +114,8 @@ class _Ring:
         places = np.array(new, np.int64)
         found = table[places]
         sums = record_sums(table.tobytes(), places, self.dtype.itemsize, self.body)
-        sound: NDArray[Any] = found[found["crc"] == sums]
+        possible = possible_events if self.dtype is EVENT else possible_rounds
+        sound: NDArray[Any] = found[(found["crc"] == sums) & possible(found)]
         return sound
 
     def records(self) -> NDArray[Any]:
@@ -119,10 +135,12 @@ class Carried:
 
     def __init__(self, source: Source) -> None:
         top = source.read(0, f.RINGS_OFFSET)
-        self._size = parse_header(top[: f.HEADER_SIZE]).size
-        rounds_at, rounds, self._items_at, self._items, events_at, events = f.layout(self._size)
-        if f.FIXED.unpack_from(top)[9:] != f.layout(self._size):
-            raise ValueError("header is damaged")
+        header = parse_header(top[: f.HEADER_SIZE])
+        if source.size < header.size:
+            raise ValueError(f"cut off: {source.size} of {header.size} bytes")
+        check_dense(source)
+        self._size = header.size
+        rounds_at, rounds, self._items_at, self._items, events_at, events = header.rings
         self._source = source
         self._top = top
         self._rounds = _Ring(rounds_at, rounds, ROUND, f.ROUND_BODY_SIZE)
@@ -130,6 +148,7 @@ class Carried:
         self._kept: dict[int, bytes] = {}
         self._live: dict[int, bytes] = {}
         self._first_item = self._end_item = -1
+        self._kept_bytes = 0
         self._had = 0
 
     def look(self) -> float:
@@ -156,28 +175,27 @@ class Carried:
         every = runs + now
         if not every:
             return 0
-        end = max(start + count for start, count, _ in every)
-        begin = max(min(start for start, _, _ in every), end - self._items)
-        data = self._range(begin, end - begin)
+        named = np.zeros(len(every), ROUND)
+        named["items_start"], named["items_count"] = [run[0] for run in every], [run[1] for run in every]
+        span = ItemSpan.read(self._source, self._items_at, self._items, named)
         for kept, batch in ((self._kept, runs), (self._live, now)):
             for start, count, crc in batch:
-                at = (start - begin) * f.ITEM_SIZE
-                found = data[at : at + count * f.ITEM_SIZE] if at >= 0 else b""
+                found = span.bytes_of(start, count)
                 if len(found) != count * f.ITEM_SIZE or crc32(found) != crc:
                     found = before.get(start, b"")  # overwritten since it was seen while the run went on
                 if len(found) == count * f.ITEM_SIZE and crc32(found) == crc:
-                    kept[start] = found
                     self._first_item = start if self._first_item < 0 else min(self._first_item, start)
                     self._end_item = max(self._end_item, start + count)
+                    self._check_items(kept is self._kept and start not in kept, len(found))
+                    kept[start] = found
         return sum(count for _, count, _ in runs)
 
-    def _range(self, first: int, count: int) -> bytes:
-        place = first % self._items
-        head = min(count, self._items - place)
-        data = self._source.read(self._items_at + place * f.ITEM_SIZE, head * f.ITEM_SIZE)
-        if len(data) == head * f.ITEM_SIZE and head < count:
-            data += self._source.read(self._items_at, (count - head) * f.ITEM_SIZE)
-        return data
+    def _check_items(self, new: bool, size: int) -> None:
+        """Raise ValueError where runs share items, or skip more of them than a recording can hold."""
+        span = (self._end_item - self._first_item) * f.ITEM_SIZE
+        self._kept_bytes += size if new else 0
+        if span > f.MAX_SIZE // 4 or self._kept_bytes > span:
+            raise ValueError("the requests of its rounds can't be where it says")
 
     @property
     def size(self) -> int:

@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pdctl.recording import format as f
 from pdctl.recording import rings
-from pdctl.recording.source import Source
+from pdctl.recording.reader import Recording
 from pdctl.recording.streams import Stream
 
 
-def events(data: bytes) -> NDArray[Any]:
-    """Return the sound events of a recording's bytes as rings.EVENT, by ``seq``."""
-    *_, offset, capacity = f.layout(_size(data))
-    return rings.events(data[offset : offset + capacity * f.EVENT_SIZE], capacity)
+def events(recording: Recording) -> NDArray[Any]:
+    """Return the sound events of a recording as rings.EVENT, by ``seq``, those of unknown kinds, too."""
+    _, _, _, _, offset, capacity = recording.rings
+    return rings.events(recording.source, offset, capacity)
 
 
 def rounds(streams: list[Stream]) -> NDArray[Any]:
@@ -24,19 +23,15 @@ def rounds(streams: list[Stream]) -> NDArray[Any]:
     return np.concatenate([stream.table for stream in streams]) if streams else np.zeros(0, rings.ROUND)
 
 
-def items(data: bytes, runs: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.bool_]]:
+def items(recording: Recording, runs: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.bool_]]:
     """Return (items, row of ``runs`` each belongs to, for each run whether its items are in the file).
 
-    Items of a run follow one another as they were written. Fields that the run's phase has not reached are UNKNOWN,
-    and flags 0.
+    runs: of :func:`rounds`. Items of a run follow one another as they were written. Fields that the run's phase has not
+    reached are UNKNOWN, and flags 0.
     """
-    _, _, offset, capacity, _, _ = f.layout(_size(data))
-    span = rings.ItemSpan.read(Source(data), offset, capacity, runs)
+    _, _, offset, capacity, _, _ = recording.rings
+    span = rings.ItemSpan.read(recording.source, offset, capacity, runs)
     known = span.sound(runs)
     found, row = span.of(runs, known)
     rings.hide(found, runs, row)
     return found, row, known
-
-
-def _size(data: bytes) -> int:
-    return int(f.FIXED.unpack_from(data)[3])

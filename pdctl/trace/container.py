@@ -7,11 +7,15 @@ unpacked into a directory of this user alone, where zero pages stay holes, as a 
 from __future__ import annotations
 
 import atexit
+import errno
 import hashlib
+import io
 import os
 import re
 import shutil
+import struct
 import tempfile
+import time
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -23,22 +27,26 @@ from typing import IO
 import msgspec
 
 from pdctl.errors import Exit, PdctlError
+from pdctl.files import open_regular, written
 from pdctl.processes import look
 from pdctl.recording import format as f
 from pdctl.recording.header import parse_header
-from pdctl.trace.manifest import MISSING, VERSION, WHOLE, Manifest, TraceRank
+from pdctl.trace.manifest import MISSING, WHOLE, Foreign, Manifest, TraceRank, decode
 
 SUFFIX = ".pdtrace"
 MANIFEST = "manifest.json"
-MAX_MANIFEST = 64 << 20
-MAX_RECORDING = 4 << 30
+MAX_MANIFEST = 32 << 20
 MAX_TOTAL = 64 << 30
-MAX_MEMBERS = 4096
+MAX_DIRECTORY = 4 << 20
+"""Bytes of the ZIP file's own list of its members: that of 4096 recordings with the longest names has a third of it."""
+MAX_RATIO = 100
+FREE_BYTES = 64 << 20
+"""What a trace may unpack to without holes: this, and so many times its own size. Real ones are packed to a tenth."""
 _MEMBER = re.compile(r"recordings/[A-Za-z0-9][A-Za-z0-9._-]{0,150}\.pdrec")
 _PAGE = 4096
 _CHUNK = 64 * _PAGE
-_ZERO = bytes(_PAGE)
-_SCHEMA = "pdctl.trace"
+_ZERO = bytes(_CHUNK)
+_ZERO_PAGE = bytes(_PAGE)
 _STATES = {f.STATE_WRITING: "writing", f.STATE_CLOSED: "closed", f.STATE_STOPPED: "stopped"}
 
 
@@ -81,58 +89,14 @@ def member_of(data: bytes, *, state: str = "recorded") -> Member:
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 
-def check_target(path: Path, *, force: bool) -> None:
-    """Raise PdctlError (USAGE) where a trace could not be put at ``path``; nothing is written yet."""
-    if path.is_dir():
-        raise PdctlError(f"{path} is a directory", "Name a file in it.", Exit.USAGE)
-    if os.path.lexists(path) and not force:
-        raise PdctlError(f"{path} exists", "Give --force to replace it, or another name.", Exit.USAGE)
-    if not path.parent.is_dir():
-        raise PdctlError(f"{path.parent} is not a directory", "Make it, or give another path.", Exit.USAGE)
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise PdctlError(f"{path.parent} can't be written to", "Give a path you may write to.", Exit.USAGE)
-
-
 def write_trace(path: Path, members: Iterable[Member], manifest: Manifest, *, force: bool = False) -> Manifest:
     """Write a trace to ``path`` (mode 0600) and return its manifest with the ranks of ``members``.
 
     It is there whole or not at all. Raises PdctlError: USAGE where there is a file already (unless force) or none may
     be made, PARTIAL where it can't be written, as on a full disk.
     """
-    check_target(path, force=force)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            with os.fdopen(fd, "w+b") as file:
-                done = _write(file, members, manifest)
-                file.flush()
-                os.fsync(file.fileno())
-            if not force:
-                _claim(path, part)
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
-    except FileExistsError:
-        raise PdctlError(f"{path} exists", "Give --force to replace it, or another name.", Exit.USAGE) from None
-    except OSError as error:
-        raise PdctlError(
-            f"{path} can't be written: {error.strerror or error}",
-            "Nothing was left there. Is the disk full? Give a path on another one.",
-            Exit.PARTIAL,
-        ) from None
-    _sync(path.parent)
-    return done
-
-
-def _claim(path: Path, part: Path) -> None:
-    """Take the name ``path``. Raises FileExistsError where something came there meanwhile."""
-    try:
-        os.link(part, path)  # whole from its first moment on
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without hard links
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    with written(path, force=force, mode=0o600) as file:
+        return _write(file, members, manifest)
 
 
 def _write(file: IO[bytes], members: Iterable[Member], manifest: Manifest) -> Manifest:
@@ -169,19 +133,6 @@ def _name(rank: TraceRank, taken: set[str]) -> str:
     return name
 
 
-def _sync(folder: Path) -> None:
-    try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        os.fsync(fd)
-    except OSError:
-        pass  # not every file system can; the file itself is safe
-    finally:
-        os.close(fd)
-
-
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 
@@ -203,13 +154,17 @@ def opened(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def unpacked(path: Path) -> Iterator[Trace]:
-    """As :func:`opened`, with the manifest."""
+def unpacked(path: Path, *, timeout_s: float | None = None) -> Iterator[Trace]:
+    """As :func:`opened`, with the manifest.
+
+    timeout_s: seconds that unpacking may take, None for any; recordings that are not unpacked then are left out, too.
+    """
     with _private_folder() as folder:
         with _archive(path) as archive:
             manifest = _manifest(path, archive)
             members = _members(path, archive, manifest)
-            ranks = tuple(_unpack(archive, members, rank, folder, path) for rank in manifest.ranks)
+            unpacking = _Unpacking(archive, members, path, folder, timeout_s)
+            ranks = tuple(unpacking.rank(rank) for rank in manifest.ranks)
         yield Trace(path, msgspec.structs.replace(manifest, ranks=ranks), folder)
 
 
@@ -218,28 +173,56 @@ _traces: dict[tuple[str, int, int], Trace] = {}
 atexit.register(_held.close)
 
 
-def held(path: Path) -> Trace:
-    """Return the trace at ``path``, unpacked until this process ends; the same one for the same file. Raises as above."""
+def held(path: Path, *, timeout_s: float | None = None) -> Trace:
+    """Return the trace at ``path``, unpacked until this process ends; the same one for the same file.
+
+    timeout_s: as for :func:`unpacked`, which also says what is raised.
+    """
     try:
         found = path.stat()
-    except OSError as error:
-        raise _bad(f"{path}: {error.strerror}", "Give a trace that pdctl record made, or a directory.") from None
+    except (OSError, ValueError) as error:
+        said = error.strerror if isinstance(error, OSError) else str(error)
+        raise _bad(f"{shown(path)}: {said}", "Give a trace that pdctl record made, or a directory.") from None
     key = (os.fspath(path.absolute()), found.st_ino, found.st_mtime_ns)
     if key not in _traces:
-        _traces[key] = _held.enter_context(unpacked(path))
+        _traces[key] = _held.enter_context(unpacked(path, timeout_s=timeout_s))
     return _traces[key]
+
+
+def shown(path: Path) -> str:
+    """Return ``path`` for a message: its end, where it is very long."""
+    text = str(path)
+    return text if len(text) <= 300 else f"…{text[-200:]}"
 
 
 def _bad(message: str, next_step: str = "Copy it again, or record anew with pdctl record.") -> PdctlError:
     return PdctlError(message, next_step, Exit.UNREACHABLE)
 
 
+class _Reader(io.BufferedReader):
+    """A file of which no part is read that is larger than MAX_DIRECTORY: :mod:`zipfile` reads its list in one piece."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return bytes as any file does. Raises BadZipFile for too many at once."""
+        if size is None or size < 0 or size > MAX_DIRECTORY:
+            data = super().read(MAX_DIRECTORY + 1)
+            if len(data) > MAX_DIRECTORY:
+                raise zipfile.BadZipFile(f"the list of its members has more than {MAX_DIRECTORY} bytes")
+            return data
+        return super().read(size)
+
+
 @contextmanager
 def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
     try:
-        if not path.is_file():
-            raise _bad(f"{path} is no file", "Give a trace that pdctl record made, or a directory of recordings.")
-        with path.open("rb") as file:
+        fd = open_regular(path, follow=True)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            said = f"{shown(path)} {error.strerror}"
+            raise _bad(said, "Give a trace that pdctl record made, or a directory of recordings.") from None
+        raise _bad(f"{shown(path)} can't be read: {error.strerror or error}", "Is it yours to read?") from None
+    try:
+        with _Reader(io.FileIO(fd)) as file:
             head = file.read(8)
             if not head:
                 raise _bad(f"{path} is empty")
@@ -251,7 +234,7 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
                 )
             try:
                 archive = zipfile.ZipFile(file)
-            except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
+            except (*_DAMAGE, ValueError, OverflowError) as error:
                 raise _bad(f"{path} is cut off or damaged: {error}") from None
             with archive:
                 yield archive
@@ -267,41 +250,49 @@ def _manifest(path: Path, archive: zipfile.ZipFile) -> Manifest:
     if infos[0].file_size > MAX_MANIFEST:
         raise _bad(f"{path}: {MANIFEST} has {infos[0].file_size} bytes, at most {MAX_MANIFEST} are read")
     try:
-        raw = _whole(archive, infos[0])
-        head = msgspec.json.decode(raw, type=_Head)
-        if head.schema != _SCHEMA:
-            raise _bad(f"{path} is a ZIP file, but no trace: its schema is {head.schema or 'not said'!r}")
-        if head.version > VERSION:
-            said = f"{path} is of trace version {head.version}; this pdctl reads up to {VERSION}"
-            raise _bad(said, f"Update pdctl; it was made by pdctl {head.pdctl_version or 'of a later version'}.")
-        return msgspec.json.decode(raw, type=Manifest)
-    except (msgspec.MsgspecError, *_DAMAGE) as error:
+        return decode(_whole(archive, infos[0]))
+    except Foreign as error:
+        if error.next_step:
+            raise _bad(f"{path} is of {error}", error.next_step) from None
+        raise _bad(f"{path} is a ZIP file, but no trace: {error}") from None
+    except (ValueError, *_DAMAGE) as error:
         raise _bad(f"{path}: {MANIFEST} is damaged: {error}") from None
 
 
-_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, UnicodeDecodeError)
+_DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    UnicodeDecodeError,
+    struct.error,
+)
 """What :mod:`zipfile` raises for a member that is damaged, encrypted or packed in a way it does not know."""
 
 
-class _Head(msgspec.Struct):
-    schema: str = ""
-    version: int = 0
-    pdctl_version: str = ""
+def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> IO[bytes]:
+    """Open a member. Raises BadZipFile where it is packed in a way that a trace has not: unpacking it costs who knows what."""
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise zipfile.BadZipFile(f"it is packed by method {info.compress_type}, neither stored nor deflated")
+    return archive.open(info)
 
 
 def _whole(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-    with archive.open(info) as stream:
-        data = stream.read(MAX_MANIFEST + 1)
-    if len(data) > MAX_MANIFEST:
-        raise zipfile.BadZipFile("it is larger than it says")
-    return data
+    data = bytearray()
+    with _member(archive, info) as stream:
+        while chunk := stream.read(_CHUNK):
+            data += chunk
+            if len(data) > MAX_MANIFEST:
+                raise zipfile.BadZipFile("it is larger than it says")
+    return bytes(data)
 
 
 def _members(path: Path, archive: zipfile.ZipFile, manifest: Manifest) -> dict[str, zipfile.ZipInfo]:
     """Return the members that the manifest names. Raises PdctlError where names or sizes are not to be trusted."""
     names = [rank.member for rank in manifest.ranks if rank.member]
-    if len(names) > MAX_MEMBERS or len(set(names)) != len(names):
-        raise _bad(f"{path} can't be trusted: its manifest names recordings twice, or more than {MAX_MEMBERS}")
+    if len(set(names)) != len(names):
+        raise _bad(f"{path} can't be trusted: its manifest names recordings twice")
     infos: dict[str, zipfile.ZipInfo] = {}
     for info in archive.infolist():
         if info.filename in infos:
@@ -316,61 +307,84 @@ def _members(path: Path, archive: zipfile.ZipFile, manifest: Manifest) -> dict[s
         found = infos.get(rank.member)
         size = found.file_size if found else 0
         total += size
-        if size > MAX_RECORDING or total > MAX_TOTAL:
+        if size > f.MAX_SIZE or total > MAX_TOTAL:
             raise _bad(f"{path} can't be trusted: {rank.member} would unpack to {size} bytes, {total} in all so far")
     return infos
 
 
-def _unpack(
-    archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], rank: TraceRank, folder: Path, trace: Path
-) -> TraceRank:
-    """Put the rank's recording into ``folder``; returns the rank, as missing where its recording is damaged."""
-    if not rank.member:
-        return rank
-    target = folder / Path(rank.member).name
-    why = "is not in the file"
-    info = members.get(rank.member)
-    if info is not None:
+class _Unpacking:
+    """Puts recordings of one trace into ``folder``, within its time, and within what a file of its size can hold."""
+
+    def __init__(
+        self,
+        archive: zipfile.ZipFile,
+        members: dict[str, zipfile.ZipInfo],
+        path: Path,
+        folder: Path,
+        timeout_s: float | None,
+    ) -> None:
+        self._archive, self._members, self._path, self._folder = archive, members, path, folder
+        self._timeout_s = timeout_s
+        self._end = None if timeout_s is None else time.monotonic() + timeout_s
+        self._room = FREE_BYTES + MAX_RATIO * path.stat().st_size
+
+    def rank(self, rank: TraceRank) -> TraceRank:
+        """Unpack the rank's recording; returns the rank, as missing where its recording is damaged."""
+        if not rank.member:
+            return rank
+        target = self._folder / Path(rank.member).name
+        why = "is not in the file"
+        info = self._members.get(rank.member)
+        if info is not None and info.file_size != rank.size:
+            why = f"has {info.file_size} bytes, its manifest says {rank.size}"
+        elif info is not None:
+            try:
+                with _member(self._archive, info) as stream:
+                    why = self._sparse(stream, target, rank)
+            except _DAMAGE as error:
+                why = f"is damaged: {error}"
+            except OSError as error:
+                where = tempfile.gettempdir()
+                raise PdctlError(
+                    f"{self._path} can't be unpacked into {where}: {error.strerror or error}",
+                    "Set TMPDIR to a directory with room.",
+                    Exit.UNREACHABLE,
+                ) from None
+        if not why:
+            return rank
+        target.unlink(missing_ok=True)
+        said = f"its recording in {self._path.name} {why}"
+        return msgspec.structs.replace(rank, kept=MISSING, reason=said, member="", problems=(*rank.problems, said))
+
+    def _sparse(self, stream: IO[bytes], target: Path, rank: TraceRank) -> str:
+        """Write a recording with holes for its zero pages; returns what is wrong with it, "" for nothing."""
+        sum_, size = hashlib.sha256(), 0
+        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            with archive.open(info) as stream:
-                why = _sparse(stream, target, rank)
-        except _DAMAGE as error:
-            why = f"is damaged: {error}"
-        except OSError as error:
-            where = tempfile.gettempdir()
-            raise PdctlError(
-                f"{trace} can't be unpacked into {where}: {error.strerror or error}",
-                "Set TMPDIR to a directory with room.",
-                Exit.UNREACHABLE,
-            ) from None
-    if not why:
-        return rank
-    target.unlink(missing_ok=True)
-    said = f"its recording in {trace.name} {why}"
-    return msgspec.structs.replace(rank, kept=MISSING, reason=said, member="", problems=(*rank.problems, said))
+            while chunk := stream.read(_CHUNK):
+                if self._end is not None and time.monotonic() > self._end:
+                    return f"is not unpacked: no time left of {self._timeout_s:g} s (--timeout)"
+                sum_.update(chunk)
+                if chunk != _ZERO[: len(chunk)]:
+                    self._pages(fd, memoryview(chunk), size)
+                size += len(chunk)
+                if self._room < 0:
+                    return "would unpack to more than a recording in a file of its size can hold"
+                if size > rank.size:
+                    return f"has more bytes than the {rank.size} that its manifest says"
+            os.ftruncate(fd, size)
+        finally:
+            os.close(fd)
+        if size != rank.size:
+            return f"has {size} bytes, its manifest says {rank.size}"
+        return "" if sum_.hexdigest() == rank.sha256 else "is damaged: its checksum is not that of the manifest"
 
-
-def _sparse(stream: IO[bytes], target: Path, rank: TraceRank) -> str:
-    """Write a recording with holes for its zero pages; returns what is wrong with it, "" for nothing."""
-    sum_, size = hashlib.sha256(), 0
-    fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        while chunk := stream.read(_CHUNK):
-            sum_.update(chunk)
-            view = memoryview(chunk)
-            for at in range(0, len(chunk), _PAGE):
-                page = view[at : at + _PAGE]
-                if page != _ZERO[: len(page)]:
-                    _put(fd, page, size + at)
-            size += len(chunk)
-            if size > MAX_RECORDING:
-                return f"is larger than {MAX_RECORDING} bytes"
-        os.ftruncate(fd, size)
-    finally:
-        os.close(fd)
-    if size != rank.size:
-        return f"has {size} bytes, its manifest says {rank.size}"
-    return "" if sum_.hexdigest() == rank.sha256 else "is damaged: its checksum is not that of the manifest"
+    def _pages(self, fd: int, view: memoryview, offset: int) -> None:
+        for at in range(0, len(view), _PAGE):
+            page = view[at : at + _PAGE]
+            if page != _ZERO_PAGE[: len(page)]:
+                self._room -= len(page)
+                _put(fd, page, offset + at)
 
 
 def _put(fd: int, data: memoryview, at: int) -> None:
@@ -426,7 +440,6 @@ def _sweep(where: Path) -> None:
 __all__ = [
     "Member",
     "Trace",
-    "check_target",
     "held",
     "member_of",
     "opened",

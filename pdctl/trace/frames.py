@@ -15,11 +15,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from pdctl.discovery import is_folder
 from pdctl.errors import PdctlError
 from pdctl.model import QUEUES, EventKind, Identity, Phase
 from pdctl.recording import format as f
-from pdctl.recording.reader import BadRecording, Recording, parse
+from pdctl.recording.reader import BadRecording, Recording, read_from
 from pdctl.recording.rings import EVENT, ITEM, ROUND, hide
+from pdctl.recording.source import FileSource, Held
 from pdctl.recording.streams import Stream
 from pdctl.trace import columns, container
 from pdctl.trace.manifest import MISSING, PARTIAL, WHOLE, Manifest, TraceRank
@@ -82,18 +84,18 @@ def load_trace(path: str | PathLike[str]) -> Trace:
     """
     source = Path(path)
     manifest = None
-    if source.is_dir():
+    if is_folder(source):
         loaded = [_load(file) for file in sorted(source.glob("*.pdrec"))]
         for file in sorted(source.glob(f"*{container.SUFFIX}")):
             loaded += _load_trace(file)[1]
         if not loaded:
             raise PdctlError(f"{source} has no recordings", "Give a trace, or the directory that they are in.")
-    elif source.is_file() and _magic(source) == f.MAGIC:
-        loaded = [_load(source)]
+    elif _magic(source) == f.MAGIC:
+        loaded = [_load(source, follow=True)]
     else:
         manifest, loaded = _load_trace(source)
     problems = [f"{rank.file or rank.label}: {rank.reason}" for rank in loaded if rank.reason]
-    if all(rank.data is None for rank in loaded):
+    if all(rank.recording is None for rank in loaded):
         raise PdctlError(f"{source} has no recording that can be read: {'; '.join(problems)}", "Give another one.")
     every = (*(manifest.problems if manifest else ()), *problems)
     return _trace([rank for rank in loaded if rank.identity is not None], manifest, every)
@@ -108,7 +110,6 @@ class _Loaded:
     state: str = "recorded"
     kept: str = WHOLE
     reason: str = ""
-    data: bytes | None = None
     recording: Recording | None = None
 
     @property
@@ -117,18 +118,19 @@ class _Loaded:
 
 
 def _magic(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(8)
-
-
-def _load(path: Path) -> _Loaded:
     try:
-        data = path.read_bytes()
-        recording = parse(data, str(path))
+        return FileSource(path, follow=True).read(0, 8)
+    except (OSError, ValueError):
+        return b""  # who opens it as a trace says why
+
+
+def _load(path: Path, *, follow: bool = False) -> _Loaded:
+    try:
+        recording = read_from(Held(FileSource(path, follow=follow)), str(path))
     except (OSError, BadRecording) as error:
         return _Loaded(None, path.name, kept=MISSING, reason=str(error))
     kept = PARTIAL if recording.problems else WHOLE
-    return _Loaded(recording.identity, path.name, "recorded", kept, "; ".join(recording.problems), data, recording)
+    return _Loaded(recording.identity, path.name, "recorded", kept, "; ".join(recording.problems), recording)
 
 
 def _load_trace(path: Path) -> tuple[Manifest, list[_Loaded]]:
@@ -140,7 +142,7 @@ def _of_trace(rank: TraceRank, folder: Path) -> _Loaded:
     if not rank.member:
         return _Loaded(rank.identity, "", rank.state, rank.kept, rank.reason)
     found = _load(folder / Path(rank.member).name)
-    if found.data is None:
+    if found.recording is None:
         return _Loaded(rank.identity, rank.member, rank.state, MISSING, found.reason)
     found.file, found.state, found.kept = rank.member, rank.state, rank.kept
     found.reason = rank.reason or found.reason
@@ -158,18 +160,17 @@ def _trace(loaded: list[_Loaded], manifest: Manifest | None, problems: tuple[str
     streams: dict[tuple[str, str, str], tuple[int, Stream]] = {}
     rows = 0
     for number, rank in enumerate(loaded):
-        if rank.data is None or rank.recording is None:
+        if rank.recording is None:
             continue
-        data = rank.data.ljust(int(f.FIXED.unpack_from(rank.data)[3]), b"\0")  # one that was cut off has no more
         table = columns.rounds(rank.recording.streams)
-        items, row, known = columns.items(data, table)
+        items, row, known = columns.items(rank.recording, table)
         for stream in rank.recording.streams:
             streams.setdefault((names[number], stream.queue, stream.group.kind), (rows, stream))
             groups += [stream.group.kind] * len(stream)
             rows += len(stream)
         round_parts.append((number, table, known))
         item_parts.append((number, items, row + rows - len(table)))
-        event_parts.append((number, columns.events(data)))
+        event_parts.append((number, columns.events(rank.recording)))
     rounds = _rounds_frame(names, round_parts, groups, loaded)
     table, row, ids = _joined(item_parts, ITEM)
     return Trace(

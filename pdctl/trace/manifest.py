@@ -7,24 +7,29 @@ import socket
 import time
 from hashlib import blake2b
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from pdctl import __version__
 from pdctl.documents import Document
-from pdctl.model import Identity
+from pdctl.model import Count, Identity, MonoNs, Name, why_not
 
 VERSION = 1
+SCHEMA = "pdctl.trace"
+MAX_RANKS = 4096
+MAX_PROBLEMS = 20
+"""Ranks left out that are told one by one."""
 WHOLE, PARTIAL, MISSING = "whole", "partial", "missing"
 
 
 class Clock(msgspec.Struct, frozen=True):
     """The clocks of the host on which the trace was made, read together. boot: names that start of the host."""
 
-    host: str
-    boot: str
-    wall_ns: int
-    mono_ns: int
+    host: Name
+    boot: Name
+    wall_ns: Count
+    mono_ns: MonoNs
 
 
 class Gap(msgspec.Struct, frozen=True):
@@ -34,10 +39,10 @@ class Gap(msgspec.Struct, frozen=True):
     after_ns, before_ns: monotonic times of the records around them, 0 where unknown.
     """
 
-    ring: str
-    lost: int
-    after_ns: int = 0
-    before_ns: int = 0
+    ring: Name
+    lost: Count
+    after_ns: MonoNs = 0
+    before_ns: MonoNs = 0
 
 
 class TraceRank(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,18 +55,18 @@ class TraceRank(msgspec.Struct, frozen=True, kw_only=True):
     taken_wall_ns, taken_mono_ns: the maker's clocks when the last of it was read, 0 where its recording may be older.
     """
 
-    rank: str
-    state: str
-    kept: str
+    rank: Name
+    state: Name
+    kept: Name
     identity: Identity
     reason: str = ""
     member: str = ""
-    size: int = 0
+    size: Count = 0
     sha256: str = ""
-    writer: str = ""
-    through: str = ""
-    taken_wall_ns: int = 0
-    taken_mono_ns: int = 0
+    writer: Name = ""
+    through: Name = ""
+    taken_wall_ns: Count = 0
+    taken_mono_ns: MonoNs = 0
     gaps: tuple[Gap, ...] = ()
     problems: tuple[str, ...] = ()
 
@@ -69,9 +74,9 @@ class TraceRank(msgspec.Struct, frozen=True, kw_only=True):
 class Divergence(msgspec.Struct, frozen=True):
     """The divergence that ended a trace: in which group and queue, at which round, over which rooms and ranks."""
 
-    group: str
-    queue: str
-    round: int
+    group: Name
+    queue: Name
+    round: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)]
     rooms: tuple[int, ...]
     ranks: tuple[str, ...]
     findings: tuple[str, ...] = ()
@@ -85,21 +90,76 @@ class Manifest(Document, frozen=True, kw_only=True, tag="pdctl.trace"):
     """
 
     pdctl_version: str
-    started_wall_ns: int
-    seconds: float
+    started_wall_ns: Count
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
     stopped: str
     clock: Clock
     redacted: bool = False
-    salt: str = ""
+    salt: Annotated[str, msgspec.Meta(pattern=r"^(?:[0-9a-f]{2}){0,64}(?![\s\S])")] = ""
     ranks: tuple[TraceRank, ...] = ()
     divergence: Divergence | None = None
-    earlier: int = 0
+    earlier: Count = 0
     problems: tuple[str, ...] = ()
 
     @property
     def partial(self) -> bool:
         """Whether the recording of any rank is not whole, or something could not be read."""
         return bool(self.problems) or any(rank.kept != WHOLE for rank in self.ranks)
+
+
+class _Head(msgspec.Struct):
+    schema: str = ""
+    version: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 0
+    pdctl_version: Name = ""
+    ranks: list[msgspec.Raw] = []
+
+
+class Foreign(ValueError):  # noqa: N818  # it names what was found
+    """The JSON is no manifest of a trace, or one of a later version; next_step: what to do about it, "" where unknown."""
+
+    def __init__(self, message: str, next_step: str = "") -> None:
+        super().__init__(message)
+        self.next_step = next_step
+
+
+def decode(raw: bytes) -> Manifest:
+    """Return the manifest in these bytes of JSON, which nobody has vouched for.
+
+    A rank in it that can't be true is left out, which a line of ``problems`` says. Raises Foreign, and ValueError
+    where the manifest as a whole can't be used.
+    """
+    try:
+        head = msgspec.json.decode(raw, type=_Head)
+        if head.schema != SCHEMA:
+            raise Foreign(f"its schema is {head.schema[:100] or 'not said'!r}")
+        if head.version > VERSION:
+            newer = f"Update pdctl; it was made by pdctl {head.pdctl_version or 'of a later version'}."
+            raise Foreign(f"trace version {head.version}; this pdctl reads up to {VERSION}", newer)
+        if len(head.ranks) > MAX_RANKS:
+            raise ValueError(f"it names {len(head.ranks)} ranks, at most {MAX_RANKS} are read")
+        try:
+            return msgspec.json.decode(raw, type=Manifest)
+        except msgspec.ValidationError:
+            return _in_part(raw, head.ranks)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    except msgspec.MsgspecError as error:
+        raise ValueError(why_not(error)) from None
+
+
+def _in_part(raw: bytes, ranks: list[msgspec.Raw]) -> Manifest:
+    fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    fields["ranks"] = msgspec.Raw(b"[]")
+    manifest = msgspec.json.decode(msgspec.json.encode(fields), type=Manifest)
+    sane, problems = [], []
+    for number, rank in enumerate(ranks, start=1):
+        try:
+            sane.append(msgspec.json.decode(rank, type=TraceRank))
+        except msgspec.ValidationError as error:
+            problems.append(f"rank {number} of the manifest can't be true and was left out: {why_not(error)}")
+    if len(problems) > MAX_PROBLEMS:
+        problems[MAX_PROBLEMS:] = [f"and {len(problems) - MAX_PROBLEMS} more ranks of the manifest"]
+    return msgspec.structs.replace(manifest, ranks=tuple(sane), problems=(*manifest.problems, *problems))
 
 
 def clock() -> Clock:

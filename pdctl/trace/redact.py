@@ -74,7 +74,10 @@ class Names:
         found = json.loads(raw)
         if not isinstance(found, dict):
             raise ValueError("an identity is a JSON object")
-        return msgspec.json.encode(self._identity(found))
+        try:
+            return msgspec.json.encode(self._identity(found))
+        except OverflowError as error:  # a field of a later version
+            raise ValueError(f"its identity has a number that is too large: {error}") from None
 
     def who(self, identity: Identity) -> Identity:
         """Return ``identity`` with its hosts replaced."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,26 @@ from tests.engine.env import (
     install_pdctl,
     loopback_namespace,
 )
+from tests.engine.light.host import LightHost
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Tests of one version's pair, or of its light host, run in one worker."""
+    callspec = getattr(item, "callspec", None)
+    version = callspec.params.get("version") if callspec else None
+    if version:
+        item.add_marker(pytest.mark.xdist_group(f"{'pair' if has_pair(item) else 'light'}-{version}"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Pairs come first, since they take longest."""
+    items.sort(key=lambda item: not has_pair(item))
+
+
+def has_pair(item: pytest.Item) -> bool:
+    """Whether a test starts real servers."""
+    return "namespace" in getattr(item, "fixturenames", ())
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +48,33 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def namespace() -> Iterator[Namespace]:
     with loopback_namespace() as ns:
         yield ns
+
+
+Hosts = Callable[[str], LightHost]
+
+
+@pytest.fixture(scope="session")
+def hosts(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    """The light host of a version, which imports the engine when it is first asked for and serves all its tests."""
+    started: dict[str, LightHost] = {}
+    with contextlib.ExitStack() as stack:
+        ns = stack.enter_context(loopback_namespace())
+
+        def host_of(version: str) -> LightHost:
+            if version not in started:
+                log = tmp_path_factory.mktemp("light") / "host.log"
+                started[version] = stack.enter_context(LightHost.start(engine(version, site), ns, log))
+            return started[version]
+
+        yield host_of
+
+
+@pytest.fixture
+def host(version: str, hosts: Hosts) -> Iterator[LightHost]:
+    """The light host of a test's ``version``; ranks that the test leaves behind are ended."""
+    of_version = hosts(version)
+    yield of_version
+    of_version.end_runs()
 
 
 def engine(version: str, site: Path) -> EngineEnv:

@@ -13,6 +13,7 @@ Nothing is waited for without a limit, and every process is ended by its pid at 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -20,14 +21,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 
@@ -38,24 +38,31 @@ from pdctl.inject.messages import HealBody, InjectArgs, InjectBody
 from pdctl.model import Snapshot
 from pdctl.recording.reader import Recording, read
 from tests.engine.env import ROOT, EngineEnv, Namespace
+from tests.support.patience import patience, until
 
 PREFILL_PORT, DECODE_PORT, BOOTSTRAP_PORT = 30100, 30200, 30300
-READY_S = 600.0
-ANSWER_S = 120.0
+READY_S = 150.0
+ANSWER_S = 60.0
+TIMEOUT_S, RANK_TIMEOUT_S = 20.0, 5.0
+"""Of a command and of one rank; twice and more what the commands' own defaults are."""
+ASKING = frozenset(
+    {"diff-queues", "dump", "faults", "heal", "inject", "ranks", "stacks", "story", "stuck", "verify-routing"}
+)
+"""The commands that ask ranks."""
 
-T = TypeVar("T")
+
+def client_of_tests() -> Client:
+    """A client that waits for ranks as long as this machine needs."""
+    return Client(timeout_s=patience(TIMEOUT_S), rank_timeout_s=patience(RANK_TIMEOUT_S))
 
 
-def wait_for(what: str, look: Callable[[], T | None], limit_s: float = 60.0, every_s: float = 0.1) -> T:
-    """Return what ``look`` gives as soon as it is true. Raises AssertionError after ``limit_s`` seconds."""
-    end = time.monotonic() + limit_s
-    while True:
-        found = look()
-        if found:
-            return found
-        if time.monotonic() > end:
-            raise AssertionError(f"{what}: not within {limit_s:g} s")
-        time.sleep(every_s)
+def patiently(*arguments: str) -> list[str]:
+    """Return a pdctl command line whose time-outs, where it names none, are those of this machine."""
+    if arguments[0] not in ASKING:
+        return list(arguments)
+    limits = (("--timeout", TIMEOUT_S), ("--rank-timeout", RANK_TIMEOUT_S))
+    more = [word for name, limit in limits if name not in arguments for word in (name, f"{patience(limit):g}")]
+    return [*arguments, *more]
 
 
 @dataclass
@@ -111,6 +118,7 @@ class Pair:
     ns: Namespace
     run_dir: Path
     record_dir: Path
+    environ: Mapping[str, str] = field(default_factory=dict)
     servers: list[Server] = field(default_factory=list)
     rooms: list[int] = field(default_factory=list)
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(16))
@@ -131,7 +139,7 @@ class Pair:
         ready_s: float = READY_S,
     ) -> Iterator[Pair]:
         """Start both servers at once and wait until both are healthy. wrap: put before their command lines."""
-        pair = cls(env, ns, folder / "run", folder / "record")
+        pair = cls(env, ns, folder / "run", folder / "record", environ or {})
         for directory in (pair.run_dir, pair.record_dir):
             directory.mkdir(mode=0o700)
         try:
@@ -140,7 +148,7 @@ class Pair:
                 ("decode", DECODE_PORT, decode_tp, ()),
             ):
                 argv = [*wrap, *env.server_argv(role, port=port, tp=tp, bootstrap_port=BOOTSTRAP_PORT, extra=extra)]
-                pair.servers.append(pair._spawn(role, port, argv, folder, tp, environ or {}))
+                pair.servers.append(pair._spawn(role, port, argv, folder / f"{role}.log", tp, pair.environ))
             for server in pair.servers:
                 pair._healthy(server, ready_s)
             yield pair
@@ -152,10 +160,25 @@ class Pair:
         """What agents and commands need to find each other."""
         return {"PDCTL_RUN_DIR": str(self.run_dir), "PDCTL_RECORD_DIR": str(self.record_dir)}
 
+    def restart_decode(self, *, tp: int = 2, environ: Mapping[str, str] | None = None) -> None:
+        """Start the decode server anew, of which nothing is left, while prefill goes on."""
+        [old] = [server for server in self.servers if server.role == "decode"]
+        old.stop()
+        for rank in self.ranks():
+            if rank.identity.role == "decode":
+                for left in itertools.chain(
+                    *(d.glob(f"{rank.identity.pid}-*") for d in (self.run_dir, self.record_dir))
+                ):
+                    left.unlink()
+        argv = self.env.server_argv("decode", port=DECODE_PORT, tp=tp, bootstrap_port=BOOTSTRAP_PORT)
+        log = old.log.with_name("decode-again.log")
+        new = self._spawn("decode", DECODE_PORT, argv, log, tp, {**self.environ, **(environ or {})})
+        self.servers[self.servers.index(old)] = new
+        self._healthy(new, READY_S)
+
     def _spawn(
-        self, role: str, port: int, argv: Sequence[str], folder: Path, tp: int, environ: Mapping[str, str]
+        self, role: str, port: int, argv: Sequence[str], log: Path, tp: int, environ: Mapping[str, str]
     ) -> Server:
-        log = folder / f"{role}.log"
         extra = {**self.agent_environ, "PDCTL_ARM": "1", **environ}
         with log.open("wb") as out:
             process = subprocess.Popen(
@@ -175,7 +198,7 @@ class Pair:
             return self._get(server, "/health")
 
         try:
-            wait_for(f"{server.role} is healthy", look, limit_s, 0.3)
+            until(f"{server.role} is healthy", look, limit_s, 0.3)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{server.tail()}") from None
 
@@ -224,7 +247,8 @@ class Pair:
     ) -> list[Callable[[], Outcome]]:
         """Send ``count`` requests and return at once, one function a request that waits for its outcome.
 
-        A request that is not answered within ``limit_s`` is given up by closing its connections. prefill_dp: where a
+        A request that is not answered within ``limit_s``, seconds of a quiet machine, is given up by closing its
+        connections. prefill_dp: where a
         router would pin them. to: the servers that hear of them. rid: the name of a single one, the engine's otherwise.
         text: the prompt of all, instead of the usual ones.
         """
@@ -242,6 +266,7 @@ class Pair:
     def _one(
         self, room: int, text: str, tokens: int, limit_s: float, asked: Mapping[str, Mapping[str, Any]]
     ) -> Outcome:
+        limit_s = patience(limit_s)
         body = {
             "text": text,
             "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True},
@@ -273,7 +298,7 @@ class Pair:
         """Have both servers abort these requests."""
         for server in self.servers:
             for rid in rids:
-                self._post(server, "/abort_request", {"rid": rid}, ANSWER_S)
+                self._post(server, "/abort_request", {"rid": rid}, patience(ANSWER_S))
 
     def _post(self, server: Server, path: str, body: Mapping[str, Any], limit_s: float) -> Any:
         request = urllib.request.Request(
@@ -296,7 +321,7 @@ class Pair:
 
     def queued(self, queue: str) -> dict[str, set[int]]:
         """Return label → rooms that each live rank has in a queue now."""
-        with Client() as client:
+        with client_of_tests() as client:
             answers = client.ask([rank for rank in self.ranks() if rank.live], "queues", Snapshot)
         return {
             answer.rank.identity.label: {entry.room for entry in answer.body.queues.get(queue, ())}
@@ -310,7 +335,7 @@ class Pair:
 
     def queues(self) -> dict[str, dict[str, list[int]]]:
         """Return label → queue → rooms, as the agents answer now."""
-        with Client() as client:
+        with client_of_tests() as client:
             answers = client.ask([rank for rank in self.ranks() if rank.live], "queues", Snapshot)
         return {
             answer.rank.identity.label: {
@@ -328,17 +353,17 @@ class Pair:
     def pdctl(self, *arguments: str, limit_s: float = 60.0) -> subprocess.CompletedProcess[str]:
         """Run a pdctl command against this pair, where its servers can be reached."""
         return subprocess.run(
-            self.ns.argv([sys.executable, "-m", "pdctl.cli", *arguments]),
+            self.ns.argv([sys.executable, "-m", "pdctl.cli", *patiently(*arguments)]),
             env={**os.environ, **self.agent_environ, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
-            timeout=limit_s,
+            timeout=patience(limit_s),
             check=False,
         )
 
     def inject(self, seconds: float, tp: int, *, room: int = 0, ttl_s: float = 60.0) -> None:
         """Place delay-metadata for decode rank ``tp`` on every prefill rank, through their sockets."""
-        with Client() as client:
+        with client_of_tests() as client:
             prefill = [rank for rank in self.ranks() if rank.identity.role == "prefill" and rank.live]
             args = InjectArgs(
                 id="test",
@@ -356,7 +381,7 @@ class Pair:
 
     def heal(self) -> None:
         """End all faults."""
-        with Client() as client:
+        with client_of_tests() as client:
             client.ask([rank for rank in self.ranks() if rank.live], "heal", HealBody, {})
 
 

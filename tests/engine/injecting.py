@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.engine.env import ROOT
-from tests.engine.harness import Pair, wait_for
+from tests.engine.harness import Pair
+from tests.support.patience import patience, until
 
 
 class Fault:
@@ -39,7 +40,7 @@ class Fault:
             stderr=subprocess.PIPE,
             text=True,
         )
-        wait_for("the fault is in place", lambda: self.counts() is not None, 60)
+        until("the fault is in place", lambda: self.counts() is not None, 60)
 
     def counts(self) -> dict[str, Any] | None:
         """Return its row of ``pdctl faults``, None before it is in place."""
@@ -56,7 +57,7 @@ class Fault:
     def heal(self) -> dict[str, Any]:
         """Press Ctrl-C; returns how the fault went."""
         self.process.send_signal(signal.SIGINT)
-        out, err = self.process.communicate(timeout=60)
+        out, err = self.process.communicate(timeout=patience(60))
         assert self.process.returncode == 130, err
         went: dict[str, Any] = json.loads(out)
         assert went["healed"]

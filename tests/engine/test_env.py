@@ -7,13 +7,14 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.engine import recipe
-from tests.engine.env import EngineNotInstalledError, engine_env, install_pdctl, loopback_namespace
+from tests.engine.env import loopback_namespace
+from tests.engine.light.host import LightHost
+from tests.support.patience import patience, until
 
 pytestmark = pytest.mark.engine
 
@@ -42,18 +43,15 @@ def test_nothing_that_ran_in_the_namespace_outlives_it() -> None:
     with loopback_namespace() as ns:
         # A session of its own, as the engine's servers have: no group or terminal to end it by.
         process = subprocess.Popen(ns.argv(["sleep", "600"]), start_new_session=True)
-        while not subprocess.run(["ip", "netns", "pids", ns.name], capture_output=True, check=True).stdout:
-            time.sleep(0.01)
-    assert process.wait(timeout=10) == -signal.SIGKILL
+        inside = ["ip", "netns", "pids", str(ns.name)]
+        until("it runs inside", lambda: subprocess.run(inside, capture_output=True, check=True).stdout)
+    assert process.wait(timeout=patience(10)) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("version", sorted(recipe.VERSIONS))
-def test_the_engine_has_its_version_its_patches_and_the_agents_entry_point(version: str, tmp_path: Path) -> None:
-    try:
-        env = engine_env(version)
-    except EngineNotInstalledError as error:
-        pytest.skip(str(error))
-    env = env.with_path(install_pdctl(tmp_path / "site"))
+def test_the_engine_has_its_version_its_patches_and_the_agents_entry_point(
+    version: str, host: LightHost, tmp_path: Path
+) -> None:
     script = """
 import importlib.metadata as m, sys
 import torchvision, transformers, mooncake.engine
@@ -61,9 +59,7 @@ print(m.version("sglang"), m.version("transformers"), transformers.__version__)
 print([p.value for p in m.entry_points(group="sglang.srt.plugins") if p.name == "pdctl"])
 print([type(f).__module__ for f in sys.meta_path if type(f).__module__ == "_engine_test_patches"])
 """
-    done = subprocess.run(
-        [str(env.python), "-c", script], env=env.process_environ(), capture_output=True, text=True, check=False
-    )
+    done = host.program(tmp_path, "-c", script)
     assert done.returncode == 0, done.stderr
     versions, plugins, patches = done.stdout.splitlines()
     sglang, distribution, module = versions.split()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from pdctl.model import Action
 from pdctl.replay.explore.policies import POLICIES, Policy
 from pdctl.replay.explore.rules import run
 from pdctl.replay.explore.space import Model, Schedule, space_of
-from tests.engine.conftest import engine
+from tests.engine.light.host import LightHost
 
 pytestmark = pytest.mark.engine
 
@@ -46,22 +45,14 @@ def schedules(policy: Policy) -> list[Schedule]:
 
 
 @pytest.mark.parametrize(("version", "name"), RULES)
-def test_the_engine_does_what_the_policy_says(version: str, name: str, site: Path) -> None:
+def test_the_engine_does_what_the_policy_says(name: str, host: LightHost, tmp_path: Path) -> None:
     policy = POLICIES[name]
     chosen = schedules(policy)
     order = {
         "machine": policy.machine,
         "schedules": [{"rounds": s.rounds, "arrivals": s.arrivals, "cells": s.cells} for s in chosen],
     }
-    env = engine(version, site)
-    done = subprocess.run(
-        [str(env.python), str(PROGRAM)],
-        input=json.dumps(order),
-        env=env.process_environ(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = host.program(tmp_path, PROGRAM, stdin=json.dumps(order))
     assert done.returncode == 0, done.stderr[-4000:]
     answers = json.loads(done.stdout.splitlines()[-1])
     parted = 0

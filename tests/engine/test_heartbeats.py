@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from pdctl.model import KVPoll
 from tests.engine import recipe
-from tests.engine.conftest import engine
-from tests.engine.env import Namespace
+from tests.engine.light.host import LightHost
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -19,16 +17,8 @@ SCRIPT = Path(__file__).parent / "light" / "heartbeat.py"
 
 
 @pytest.mark.parametrize("version", recipe.VERSIONS)
-def test_silenced_heartbeats_have_the_engine_give_the_server_up(version: str, site: Path, namespace: Namespace) -> None:
-    env = engine(version, site)
-    done = subprocess.run(
-        namespace.argv([str(env.python), str(SCRIPT)]),
-        env=env.process_environ(),
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+def test_silenced_heartbeats_have_the_engine_give_the_server_up(host: LightHost, tmp_path: Path) -> None:
+    done = host.program(tmp_path, SCRIPT)
     assert done.returncode == 0, done.stderr[-4000:]
     went = json.loads(done.stdout.splitlines()[-1])
     assert not went["without_thread"], "no thread, no site"

@@ -11,7 +11,7 @@ from tests.engine import recipe
 from tests.engine.env import EngineNotInstalledError, engine_env
 from tests.installing import build_wheel, installed, moved, pip_install, run
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(600)]
 
 _PLUGINS = "from importlib.metadata import entry_points as e; print([p.value for p in e(group='sglang.srt.plugins')])"
 

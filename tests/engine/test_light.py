@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from pdctl.client import Client
 from pdctl.discovery import discover
 from pdctl.metadata import Metadata
 from pdctl.model import Action, EventKind, KVPoll, Phase, Snapshot, Status
@@ -32,10 +31,9 @@ from pdctl.probes.queues.collect import collect
 from pdctl.probes.queues.judge import judge
 from pdctl.recording.reader import Recording, Stream
 from pdctl.rooms import QUERY_FORCED
-from tests.engine.conftest import engine
-from tests.engine.env import Namespace
-from tests.engine.harness import wait_for
+from tests.engine.harness import client_of_tests
 from tests.engine.light.host import LightHost, LightRun
+from tests.support.patience import until
 
 T = TypeVar("T")
 
@@ -60,15 +58,6 @@ LATE = {
 @pytest.fixture(scope="module", params=HAS_GATE)
 def version(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def host(
-    version: str, site: Path, namespace: Namespace, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[LightHost]:
-    log = tmp_path_factory.mktemp("light") / "host.log"
-    with LightHost.start(engine(version, site), namespace, log) as started:
-        yield started
 
 
 @pytest.fixture
@@ -164,9 +153,9 @@ def test_seams_and_snapshot_of_a_live_rank(version: str, host: LightHost, tmp_pa
     script = {"turns": 100_000, "pause_s": 0.01, "requests": [{"room": 7001, "polls": [[TRANSFERRING]]}]}
     run = host.run(script, "decode", tmp_path)
     try:
-        wait_for("two ranks", lambda: len([r for r in run.ranks() if r.live]) == 2, 120)
-        statuses = wait_for("both answer", lambda: asked(run, "status", Status), 100)
-        snapshots = wait_for("both answer", lambda: asked(run, "queues", Snapshot), 100)
+        until("two ranks", lambda: len([r for r in run.ranks() if r.live]) == 2, 120)
+        statuses = until("both answer", lambda: asked(run, "status", Status), 100)
+        snapshots = until("both answer", lambda: asked(run, "queues", Snapshot), 100)
         for status in statuses:
             seams = {seam.name: seam for seam in status.seams}
             absent = {name for name, seam in seams.items() if not seam.present}
@@ -202,7 +191,7 @@ def test_late_metadata(version: str, host: LightHost, tmp_path: Path) -> None:
         assert host.wait(run, 120), run.output()
         held_by_the_gate(run)
     else:
-        wait_for("both ranks are in round 4", lambda: in_round(run, 4), 120)
+        until("both ranks are in round 4", lambda: in_round(run, 4), 120)
         assert not host.wait(run, 1.0), "a rank got out of the collective it can't get out of"
         diverged(run)
 
@@ -257,16 +246,16 @@ def test_an_entry_missing_on_one_rank(version: str, host: LightHost, tmp_path: P
     requests = [{"room": 7001 + i, "polls": [[TRANSFERRING]]} for i in range(1 + others)]
     script = {"turns": 100_000, "requests": requests, "drop": {"rank": 1, "turn": 10, "room": 7001}}
     run = host.run(script, "decode", tmp_path)
-    wait_for("tp0 is in round 10", lambda: entered(run, "tp0", 10), 120)
+    until("tp0 is in round 10", lambda: entered(run, "tp0", 10), 120)
     if others:
         # Gloo may let the shorter list out of the collective, so tp1 can be a round further.
-        wait_for("tp1 is in round 10 or past it", lambda: last_round(run, "tp1") >= 10, 120)
+        until("tp1 is in round 10 or past it", lambda: last_round(run, "tp1") >= 10, 120)
         assert rooms_at(run.recordings()["tp0"], "decode.transfer", 10) == [7001, 7002, 7003]
         assert rooms_at(run.recordings()["tp1"], "decode.transfer", 10) == [7002, 7003]
     else:
-        wait_for("tp1 goes on without polling", lambda: ticks(run, "tp1") > 11, 120)
+        until("tp1 goes on without polling", lambda: ticks(run, "tp1") > 11, 120)
         assert stream(run.recordings()["tp1"], "decode.transfer").last == 9
-    document = wait_for("a finding about room 7001", lambda: found_something(run, 7001), 100)
+    document = until("a finding about room 7001", lambda: found_something(run, 7001), 100)
     [group] = document.groups
     assert group.verdict in ("DIVERGED", "WAITING")
 
@@ -285,7 +274,7 @@ USED_SLOT = {
 def test_a_slot_that_still_holds_its_previous_owners_room(version: str, finish: Callable[..., LightRun]) -> None:
     """C8: stale, not corrupt, where freed slots keep their room; where they are zeroed the gate waits for the row."""
     run = finish(USED_SLOT, "decode")
-    with Client() as client:
+    with client_of_tests() as client:
         document = judge_rows(collect_rows(discover(run.environ), client), now_s=time.time())
     found = [finding for finding in document.findings if finding.level != "info"]
     if HAS_GATE[version]:
@@ -300,19 +289,19 @@ def test_a_slot_that_still_holds_its_previous_owners_room(version: str, finish: 
 
 def test_slots_of_live_ranks(version: str, host: LightHost, tmp_path: Path) -> None:
     """The engine's own buffers, read while it works: not written on tp1, then landed; and nothing leaks."""
-    requests = [{"room": 7001, "polls": [[TRANSFERRING]], "lands": [0, 1500]}]
+    requests = [{"room": 7001, "polls": [[TRANSFERRING]], "lands": [0, 300]}]
     run = host.run({"turns": 100_000, "pause_s": 0.01, "requests": requests}, "decode", tmp_path)
     try:
-        slots = wait_for("the row is missing on tp1", lambda: rows(run, "landed", "not written"), 120)
+        slots = until("the row is missing on tp1", lambda: rows(run, "landed", "not written"), 120)
         assert {(slot.slot, slot.expected, slot.state) for slot in slots} == {(0, 7001, "Transferring")}
         tensors = {len(slot.sums) for slot in slots}
         assert tensors == {10}
         # The rows differ in nothing but the room: nobody wrote a token.
         differ = [name for name in slots[0].sums if slots[0].sums[name] != slots[1].sums[name]]
         assert differ == ["bootstrap_room"]
-        slots = wait_for("it has landed", lambda: rows(run, "landed", "landed"), 120)
+        slots = until("it has landed", lambda: rows(run, "landed", "landed"), 120)
         assert slots[0].sums == slots[1].sums
-        with Client() as client:
+        with client_of_tests() as client:
             found = discover(run.environ)
             metadata = client.ask(run.ranks(), "metadata", Metadata)
             leaks = judge_leaks(collect_leaks(found, client, watch_s=1.0), watch_s=1.0)
@@ -336,13 +325,13 @@ STEADY = {
 def test_read_from_outside_it_is_what_the_agent_says(version: str, host: LightHost, tmp_path: Path, role: str) -> None:
     run = host.run({"turns": 10_000_000, "requests": STEADY[role]}, role, tmp_path)
     try:
-        wait_for("both ranks hold their requests", lambda: holding(run), 120)
+        until("both ranks hold their requests", lambda: holding(run), 120)
         for rank in run.ranks():
             opened = OutsideRank(Target(rank.identity.pid, 60))
             own = {"pdctl_version": "", "started_wall_ns": 0, "started_mono_ns": 0, "armed": False, "loaded_by": ""}
             assert msgspec.structs.replace(opened.identity, **own) == msgspec.structs.replace(rank.identity, **own)
             assert opened.identity.engine_version == version
-            wait_for("both have polled, and are seen alike", lambda opened=opened: alike(run, opened), 60)
+            until("both have polled, and are seen alike", lambda opened=opened: alike(run, opened), 60)
     finally:
         run.kill()
 
@@ -352,7 +341,7 @@ def test_a_rank_whose_agent_is_silent_is_read_from_outside_in_its_group(
 ) -> None:
     run = host.run({"turns": 10_000_000, "requests": STEADY["decode"]}, "decode", tmp_path)
     try:
-        inside = wait_for("both ranks hold their requests", lambda: holding(run), 120)
+        inside = until("both ranks hold their requests", lambda: holding(run), 120)
         [silent] = [rank for rank in run.ranks() if rank.identity.tp == 1]
         Path(silent.endpoint.removeprefix("ipc://")).unlink()
         seen = pdctl(run, "ranks")
@@ -405,7 +394,7 @@ def plain(snapshot: Snapshot) -> dict[str, list[tuple[int, str, int, int]]]:
 
 def rows(run: LightRun, *wanted: str):  # type: ignore[no-untyped-def]
     """The slots that have an owner, tp0's first, if their verdicts are these."""
-    with Client() as client:
+    with client_of_tests() as client:
         document = judge_rows(collect_rows(discover(run.environ), client), now_s=time.time())
     assert not document.findings
     slots = [slot for slot in document.slots if slot.expected]
@@ -430,7 +419,7 @@ def entered(run: LightRun, name: str, ordinal: int) -> bool:
 
 
 def asked(run: LightRun, op: str, kind: type[T]) -> list[T] | None:
-    with Client() as client:
+    with client_of_tests() as client:
         bodies = [answer.body for answer in client.ask(run.ranks(), op, kind)]
     found = [body for body in bodies if body is not None]
     return found if len(found) == len(bodies) else None
@@ -438,7 +427,7 @@ def asked(run: LightRun, op: str, kind: type[T]) -> list[T] | None:
 
 def verdict(run: LightRun, *, sockets: bool = False):  # type: ignore[no-untyped-def]
     """What diff-queues makes of it, from recordings alone."""
-    with Client() as client:
+    with client_of_tests() as client:
         return judge(collect(discover(run.environ), client, sockets=sockets), stalled_s=2.0)
 
 

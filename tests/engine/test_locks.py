@@ -11,10 +11,11 @@ import pytest
 
 from tests.engine.conftest import engine
 from tests.engine.env import Namespace
-from tests.engine.harness import Pair, wait_for
+from tests.engine.harness import Pair
 from tests.engine.injecting import fault
+from tests.support.patience import until
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def row(pair: Pair, *command: str) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def test_a_prompt_stays_in_the_prefix_cache_until_it_is_sent(
         fault(pair, "--flip-poll", "Transferring", rank="prefill") as placed,
     ):
         [answer] = pair.begin(1, limit_s=300)
-        wait_for("flip-poll has fired", placed.fired, 60, 0.5)
+        until("flip-poll has fired", placed.fired, 60, 0.5)
         held = row(pair, "dump", "queues")
         assert 0 < held["locked"] <= held["tokens"]
         assert held["kv"] >= held["tokens"]

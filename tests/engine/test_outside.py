@@ -15,7 +15,10 @@ import pytest
 
 from pdctl.outside.find import candidates
 from tests.engine.env import ROOT, EngineNotInstalledError, Namespace, engine_env
-from tests.engine.harness import Pair, wait_for
+from tests.engine.harness import Pair
+from tests.support.patience import until
+
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 MOST_STOPPED_MS = 500.0
 """Far more than a stop takes, for a busy machine; docs/track-record.md has what was measured."""
@@ -77,7 +80,7 @@ def test_a_pair_without_pdctl_is_diagnosed_from_outside(pair: Pair, tmp_path: Pa
         return found if set(found) == labels and whole else None
 
     for _ in range(3):  # while they work: a look may come in a bad moment, and says so
-        for row in wait_for("all three are read", read, 120, 0.5).values():
+        for row in until("all three are read", read, 120, 0.5).values():
             assert (row["reason"], row["engine_version"], row["slots"]) == ("", "0.5.12.post1", 64)
             assert row["lacks"] == ["rounds: no agent counts them"]
             assert row["stopped_ms"] <= MOST_STOPPED_MS
@@ -93,7 +96,7 @@ def test_a_pair_without_pdctl_is_diagnosed_from_outside(pair: Pair, tmp_path: Pa
         hung = "all_reduce" in doing.get(("decode", "tp0"), "") and "broadcast" in doing.get(("decode", "tp1"), "")
         return seen if status == 1 and hung else None
 
-    seen = wait_for("diff-queues names the room and where both ranks hang", parted, 300, 1.0)
+    seen = until("diff-queues names the room and where both ranks hang", parted, 300, 1.0)
     [group] = [group for group in seen["groups"] if group["role"] == "decode"]
     assert (group["verdict"], group["ranks"]) == ("SKEWED", ["tp0", "tp1"])
     assert {now["state"] for now in group["now"]} == {"outside"}
@@ -118,7 +121,7 @@ def test_a_pair_without_pdctl_is_diagnosed_from_outside(pair: Pair, tmp_path: Pa
         assert [slot["where"] for slot in rows] == ["decode.transfer"]
         return bool(rows[0]["found"] == room)  # 0 before: not written
 
-    wait_for("the late row lands, long after both ranks hang", landed, 120, 0.5)
+    until("the late row lands, long after both ranks hang", landed, 120, 0.5)
     _, stacks = asked(pids, "stacks")
     moves = {row["rank"]: row["moves"] for row in stacks["ranks"]}
     assert moves["decode dp0 pp0 tp0"] == moves["decode dp0 pp0 tp1"] == "stuck"
@@ -140,4 +143,4 @@ def test_a_pair_without_pdctl_is_diagnosed_from_outside(pair: Pair, tmp_path: Pa
     assert [r["room"] for r in document["requests"] if r["queue"] == "decode.transfer"] == [room]
     status, document = asked(pids, "attach", *hung, "--remove-agent", *where)
     assert (status, [row["kept"] for row in document["ranks"]]) == (0, ["", ""])
-    wait_for("nothing is left of them", lambda: not list(pair.run_dir.iterdir()), 30)
+    until("nothing is left of them", lambda: not list(pair.run_dir.iterdir()), 30)

@@ -12,11 +12,12 @@ import pytest
 
 from tests.engine.conftest import engine
 from tests.engine.env import Namespace
-from tests.engine.harness import Pair, wait_for
-from tests.system.curve import Keyring
-from tests.system.tiny_ranks import ROOT
+from tests.engine.harness import Pair
+from tests.support.curve import Keyring
+from tests.support.patience import until
+from tests.support.tiny_ranks import ROOT
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(600)]
 STORE = "127.0.0.1:31987"
 
 
@@ -45,7 +46,7 @@ def test_a_server_is_found_by_its_store(
                 done = subprocess.run(pair.ns.argv(command), env=named, capture_output=True, text=True, check=False)
                 return json.loads(done.stdout)["ranks"] if done.returncode == 0 else []
 
-            rows = wait_for(f"the {role} rank is published", found, 120, 1.0)
+            rows = until(f"the {role} rank is published", found, 120, 1.0)
             assert [(row["role"], row["state"], row["engine_version"]) for row in rows] == [(role, "live", version)]
             assert str(rows[0]["endpoint"]).startswith("tcp://127.0.0.1:")
             assert rows[0]["store"] == stores[role]

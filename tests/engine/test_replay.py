@@ -9,36 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.conftest import engine
-from tests.engine.env import ROOT, EngineEnv
+from tests.engine.env import ROOT
+from tests.engine.light.host import LightHost
+from tests.support.patience import patience
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 REAL = ROOT / "tests" / "unit" / "data" / "sglang-0.5.12.post1-c1.pdtrace"
 ROOM = 16851422098683615
+OFF = {"PDCTL_AGENT": "off"}
 # The engine's environment has no pytest; the emitted test needs nothing of it but a folder.
 RUN = "import pathlib, runpy, sys; runpy.run_path(sys.argv[1])['test_ranks_stay_in_step'](pathlib.Path(sys.argv[2]))"
 
 
-def run(env: EngineEnv, *arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(env.python), *map(str, arguments)],
-        env=env.process_environ({"PDCTL_AGENT": "off"}),
-        capture_output=True,
-        text=True,
-        timeout=800,
-        check=False,
-    )
-
-
 @pytest.mark.parametrize(("version", "gate"), [("0.5.12.post1", False), ("0.5.13.post1", True)])
-def test_the_emitted_test(version: str, gate: bool, site: Path, tmp_path: Path) -> None:
+def test_the_emitted_test(version: str, gate: bool, host: LightHost, tmp_path: Path) -> None:
     file = tmp_path / "test_ranks.py"
     emit = [sys.executable, "-m", "pdctl.cli", "replay", str(REAL), "--emit-test", str(file)]
     assert subprocess.run(emit, cwd=ROOT, capture_output=True, check=False).returncode == 0
     folder = tmp_path / "run"
     folder.mkdir()
-    done = run(engine(version, site), "-c", RUN, file, folder)
+    done = host.program(folder, "-c", RUN, file, folder, env=OFF)
     if gate:
         assert done.returncode == 0, done.stderr[-4000:]
     else:
@@ -51,15 +42,17 @@ def test_the_emitted_test(version: str, gate: bool, site: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("version", "gate", "verdict"), [("0.5.12.post1", "off", "DIVERGES"), ("0.5.13.post1", "on", "DIFFERS")]
 )
-def test_the_engines_own_poll_and_gate(version: str, gate: str, verdict: str, site: Path) -> None:
+def test_the_engines_own_poll_and_gate(version: str, gate: str, verdict: str, host: LightHost, tmp_path: Path) -> None:
     """Polled, gated and reduced by SGLang's functions, round for round the same as by pdctl's."""
     words = ("replay", REAL, "--engine", "sglang", "--gate", gate, "--queue", "decode.transfer", "--repeats", 5)
-    done = run(engine(version, site), "-m", "pdctl.cli", *words, "--round-timeout", "20s", "-o", "json")
+    limit = ("--round-timeout", f"{patience(20):g}s")
+    done = host.program(tmp_path, "-m", "pdctl.cli", *words, *limit, "-o", "json", env=OFF)
     assert done.stdout, done.stderr[-4000:]
     [one] = json.loads(done.stdout)["groups"][0]["runs"]
     assert (one["verdict"], one["round"], one["rooms"]) == (verdict, 247, [ROOM])
     assert (one["engine"], one["engine_differs"]) == ("sglang", [])
     if gate == "off":
-        refused = run(engine(version, site), "-m", "pdctl.cli", "replay", REAL, "--engine", "sglang", "--gate", "on")
+        words = ("replay", REAL, "--engine", "sglang", "--gate", "on")
+        refused = host.program(tmp_path, "-m", "pdctl.cli", *words, env=OFF)
         assert refused.returncode == 2
         assert "has no metadata gate" in refused.stderr

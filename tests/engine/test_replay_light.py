@@ -6,18 +6,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.engine.conftest import engine
-from tests.engine.env import ROOT, Namespace
-from tests.engine.harness import wait_for
+from tests.engine.conftest import Hosts
+from tests.engine.env import ROOT
 from tests.engine.light.host import LightHost, LightRun
 from tests.engine.test_light import LATE, TRANSFERRING, USED_SLOT, WAITING
-from tests.engine.test_replay import RUN, run
+from tests.engine.test_replay import RUN
+from tests.support.patience import patience, until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -38,11 +37,9 @@ LOST = {
 }
 
 
-@pytest.fixture(scope="module")
-def host(site: Path, namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LightHost]:
-    log = tmp_path_factory.mktemp("light") / "host.log"
-    with LightHost.start(engine(VERSION, site), namespace, log) as started:
-        yield started
+@pytest.fixture(params=[VERSION])
+def version(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 def pdctl(*arguments: object, light: LightRun | None = None, code: int | None = None) -> str:
@@ -52,7 +49,7 @@ def pdctl(*arguments: object, light: LightRun | None = None, code: int | None = 
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=patience(120),
         check=False,
     )
     assert code is None or done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
@@ -67,26 +64,36 @@ def recorded(light: LightRun, file: Path) -> Path:
 
 def runs(file: Path, *options: object) -> dict[str, dict[str, Any]]:
     """What replaying the transfer queue comes to, by gate."""
-    words = ("replay", file, "--queue", "decode.transfer", "--round-timeout", "5s", *options, "-o", "json")
+    words = (
+        "replay",
+        file,
+        "--queue",
+        "decode.transfer",
+        "--round-timeout",
+        f"{patience(5):g}s",
+        *options,
+        "-o",
+        "json",
+    )
     [group] = json.loads(pdctl(*words, code=1))["groups"]
     return {one["gate"]: one for one in group["runs"]}
 
 
-def emitted(file: Path, site: Path, folder: Path, says: str) -> None:
+def emitted(file: Path, hosts: Hosts, folder: Path, says: str) -> None:
     """The test made of a trace fails on the engine it was recorded from, saying so, and passes on the one with the fix."""
     test = folder / "test_ranks.py"
     pdctl("replay", file, "--emit-test", test, code=0)
     for version, fixed in ((VERSION, False), ("0.5.13.post1", True)):
         place = folder / version
         place.mkdir()
-        done = run(engine(version, site), "-c", RUN, test, place)
+        done = hosts(version).program(place, "-c", RUN, test, place, env={"PDCTL_AGENT": "off"})
         assert done.returncode == (0 if fixed else 1), done.stderr[-4000:]
         assert fixed or says in done.stderr, done.stderr[-4000:]
 
 
-def test_c2_two_of_four_ranks(host: LightHost, site: Path, tmp_path: Path) -> None:
+def test_c2_two_of_four_ranks(host: LightHost, hosts: Hosts, tmp_path: Path) -> None:
     light = host.run(FOUR, "decode", tmp_path)
-    wait_for("they part", lambda: "PD101" in pdctl("diff-queues", light=light), 120)
+    until("they part", lambda: "PD101" in pdctl("diff-queues", light=light), 120)
     file = recorded(light, tmp_path / "c2.pdtrace")
     light.kill()
     found = runs(file)
@@ -96,12 +103,12 @@ def test_c2_two_of_four_ranks(host: LightHost, site: Path, tmp_path: Path) -> No
         "tp0": "committed", "tp1": "kept", "tp2": "committed", "tp3": "kept"
     }  # fmt: skip
     assert (on["verdict"], on["round"], on["held"]) == ("DIFFERS", 3, [7001])
-    emitted(file, site, tmp_path, "the ranks' transfer queues are")
+    emitted(file, hosts, tmp_path, "the ranks' transfer queues are")
 
 
 def test_c7_a_request_that_one_rank_lost(host: LightHost, tmp_path: Path) -> None:
     light = host.run(LOST, "decode", tmp_path)
-    wait_for("they part", lambda: "room 7001 is on tp0 only" in pdctl("diff-queues", light=light), 120)
+    until("they part", lambda: "room 7001 is on tp0 only" in pdctl("diff-queues", light=light), 120)
     file = recorded(light, tmp_path / "c7.pdtrace")
     light.kill()
     for one in runs(file).values():  # no gate helps
@@ -109,7 +116,7 @@ def test_c7_a_request_that_one_rank_lost(host: LightHost, tmp_path: Path) -> Non
         assert any(end["how"] != "done" for end in one["ends"]), "lists of different length in one collective"
 
 
-def test_c8_a_slot_with_its_former_owners_room(host: LightHost, site: Path, tmp_path: Path) -> None:
+def test_c8_a_slot_with_its_former_owners_room(host: LightHost, hosts: Hosts, tmp_path: Path) -> None:
     light = host.run(USED_SLOT, "decode", tmp_path)
     assert host.wait(light, 120), light.output()
     file = recorded(light, tmp_path / "c8.pdtrace")
@@ -117,4 +124,4 @@ def test_c8_a_slot_with_its_former_owners_room(host: LightHost, site: Path, tmp_
         assert (one["verdict"], one["rooms"]) == ("DIVERGES", [7002])
         assert {side["rank"]: side["action"] for side in one["sides"]} == {"tp0": "committed", "tp1": "aborted"}
         assert {end["how"] for end in one["ends"]} == {"done"}, "both have let it go: their lists do not differ"
-    emitted(file, site, tmp_path, "the ranks took these requests over")
+    emitted(file, hosts, tmp_path, "the ranks took these requests over")

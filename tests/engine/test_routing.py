@@ -18,13 +18,11 @@ from typing import Any
 import pytest
 
 from pdctl.rooms import FORCE_QUERY
-from tests.engine.conftest import engine
-from tests.engine.env import Namespace
-from tests.engine.harness import wait_for
 from tests.engine.light.host import LightHost, LightRun
+from tests.support.patience import until
 
 VERSIONS = ("0.5.10.post1", "0.5.12.post1", "0.5.13.post1", "0.5.23")
-UP_S = 120
+UP_S = 90
 FOLLOW = "follow_bootstrap_room"
 _ports = itertools.count(30300)
 
@@ -32,15 +30,6 @@ _ports = itertools.count(30300)
 @pytest.fixture(scope="module", params=VERSIONS)
 def version(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def host(
-    version: str, site: Path, namespace: Namespace, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[LightHost]:
-    log = tmp_path_factory.mktemp("routing") / "host.log"
-    with LightHost.start(engine(version, site), namespace, log) as started:
-        yield started
 
 
 Cluster = Callable[..., LightRun]
@@ -58,10 +47,10 @@ def cluster(host: LightHost, tmp_path: Path) -> Iterator[Cluster]:
         run = host.prepare(script, folder)
         runs.append(run)
         first = host.add(run, "bootstrap", 0)
-        wait_for("the bootstrap server serves", lambda: says(run, first, "serves"), UP_S)
+        until("the bootstrap server serves", lambda: says(run, first, "serves"), UP_S)
         names = [host.add(run, role, rank, env) for role in ("prefill", "decode") for rank in (0, 1)]
         for name in names:
-            wait_for(f"{name} has its rooms", lambda name=name: says(run, name, "took"), UP_S)
+            until(f"{name} has its rooms", lambda name=name: says(run, name, "took"), UP_S)
         return run
 
     yield start
@@ -96,7 +85,7 @@ def settled(run: LightRun, rooms: set[int]) -> dict[str, Any]:
         there = {row["room"] for row in document["rooms"]}
         return document if all(side["believes"] for side in sides) and there >= rooms and old else None
 
-    found: dict[str, Any] = wait_for("decode knows prefill", look, UP_S)
+    found: dict[str, Any] = until("decode knows prefill", look, UP_S)
     return found
 
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from pdctl.probes.routing import GRACE_S
-from tests.system.labs import Lab, Labs, wait_for
+from tests.support.labs import Lab, Labs
+from tests.support.patience import until
 
 Words = dict[str, str]
 
@@ -34,7 +35,7 @@ def _diverged(labs: Labs, lab: Lab) -> str:
             found = json.loads(done.stdout)["findings"] if done.stdout else []
             return next((finding["rooms"] for finding in found if finding["code"] == "PD101"), [])
 
-        return str(wait_for(rooms)[0])
+        return str(until("rooms in a finding", rooms)[0])
 
 
 @contextmanager
@@ -54,7 +55,7 @@ def died() -> Iterator[tuple[Labs, Words]]:
         decode = [process for process in lab.left() if process.label.startswith("decode")]
         for process in decode:
             os.kill(process.pid, signal.SIGKILL)
-        wait_for(lambda: not any(process.alive for process in decode))
+        until("the end of the decode ranks", lambda: not any(process.alive for process in decode))
         yield labs, {"ROOM": room}
 
 
@@ -64,7 +65,7 @@ def one_sided() -> Iterator[tuple[Labs, Words]]:
     with Labs() as labs:
         lab = labs.up()
         with _sending(lab, requests=1, room=4001, to="prefill", seconds=600):
-            wait_for(lambda: lab.queues()["prefill dp0 pp0 tp0"]["prefill.bootstrap"] == [4001])
+            until("the room at prefill", lambda: lab.queues()["prefill dp0 pp0 tp0"]["prefill.bootstrap"] == [4001])
             yield labs, {"ROOM": "4001"}
 
 
@@ -75,12 +76,13 @@ def orphan() -> Iterator[tuple[Labs, Words]]:
         lab = labs.up("--prefill", "pp=2", "--without", "orphan-drain")
         lab.load(requests=1, room=4003, to="prefill", abort_after_s=0.5, seconds=10)
         first, second = "prefill dp0 pp0 tp0", "prefill dp0 pp1 tp0"
-        wait_for(
+        until(
+            "the requests in their queues",
             lambda: (
                 (queues := lab.queues())
                 and queues[second]["prefill.bootstrap"] == [4003]
                 and not queues[first]["prefill.bootstrap"]
-            )
+            ),
         )
         yield labs, {"ROOM": "4003"}
 
@@ -91,7 +93,7 @@ def misrouted() -> Iterator[tuple[Labs, Words]]:
     with Labs() as labs:
         lab = labs.up("--prefill", "dp=2", "--without", "dp-registration")
         with _sending(lab, requests=1, room=7, prefill_dp=0, seconds=600):
-            wait_for(lambda: lab.queues()["prefill dp0 pp0 tp0"]["prefill.bootstrap"] == [7])
+            until("the room at prefill", lambda: lab.queues()["prefill dp0 pp0 tp0"]["prefill.bootstrap"] == [7])
             time.sleep(2 * GRACE_S)  # a difference that is younger may be skew
             yield labs, {"ROOM": "7"}
 

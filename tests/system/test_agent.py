@@ -8,7 +8,6 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -17,15 +16,9 @@ import pytest
 from pdctl.agent.paths import Registration
 from pdctl.model import FlightEntry, Snapshot, Status
 from pdctl.recording.reader import parse, read
-from tests.system.tiny_ranks import ROOT, TinyRanks, Wire
+from tests.support.tiny_ranks import ROOT, TinyRanks, Wire
 
 pytestmark = pytest.mark.system
-
-
-@pytest.fixture
-def ranks(tmp_path: Path) -> Iterator[TinyRanks]:
-    with TinyRanks(tmp_path) as ranks:
-        yield ranks
 
 
 def modes(folder: Path) -> dict[str, int]:

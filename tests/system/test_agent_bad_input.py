@@ -9,23 +9,15 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
 
 from pdctl import wire
 from pdctl.model import Status
-from tests.system.tiny_ranks import ROOT, TinyRanks, Wire
+from tests.support.tiny_ranks import ROOT, TinyRanks, Wire
 
 pytestmark = pytest.mark.system
-
-
-@pytest.fixture
-def ranks(tmp_path: Path) -> Iterator[TinyRanks]:
-    with TinyRanks(tmp_path) as ranks:
-        yield ranks
 
 
 def test_frames_of_garbage_are_answered_with_an_error(ranks: TinyRanks) -> None:
@@ -108,7 +100,7 @@ def test_a_client_killed_while_it_asks_disturbs_nobody(ranks: TinyRanks) -> None
     program = f"""
 from pathlib import Path
 from pdctl import wire
-from tests.system.tiny_ranks import Wire
+from tests.support.tiny_ranks import Wire
 connection = Wire(Path({str(path)!r}))
 print("asking", flush=True)
 while True:

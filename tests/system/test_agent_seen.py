@@ -6,33 +6,27 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pdctl.agent.visible import Stacks, taken
-from tests.system.tiny_ranks import ROOT, TinyRanks
+from tests.support.patience import patience, until
+from tests.support.tiny_ranks import ROOT, TinyRanks
 
 pytestmark = pytest.mark.system
-
-
-@pytest.fixture
-def ranks(tmp_path: Path) -> Iterator[TinyRanks]:
-    with TinyRanks(tmp_path) as ranks:
-        yield ranks
 
 
 def test_stacks_come_while_the_gil_is_held_for_ever(ranks: TinyRanks) -> None:
     child = ranks.start("--then", "gil")
     [path] = ranks.run_dir.glob("*.stacks")
     assert path.read_bytes() == b""
-    end = time.monotonic() + 60
-    while b"Thread" not in path.read_bytes():
+
+    def stacks() -> bool:
         os.kill(child.pid, signal.SIGUSR1)
-        time.sleep(0.1)
-        assert time.monotonic() < end
+        return b"Thread" in path.read_bytes()
+
+    until("the stacks", stacks, every_s=0.1)
     assert "tiny.py" in path.read_text()
     assert child.poll() is None
 
@@ -40,7 +34,7 @@ def test_stacks_come_while_the_gil_is_held_for_ever(ranks: TinyRanks) -> None:
 def test_an_agent_that_ends_takes_its_empty_file_along(ranks: TinyRanks) -> None:
     child = ranks.start("--then", "exit")
     assert list(ranks.run_dir.glob("*.stacks"))
-    child.communicate("", timeout=60)
+    child.communicate("", timeout=patience(60))
     assert child.returncode == 0
     assert not list(ranks.run_dir.iterdir())
 

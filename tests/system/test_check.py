@@ -13,12 +13,13 @@ import pytest
 from pdctl.client import Client
 from pdctl.discovery import discover
 from pdctl.probes.check.stages import STAGES, Looking, run
-from tests.system.labs import Lab, Labs, wait_for
+from tests.support.labs import Lab, Labs
+from tests.support.patience import until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(3600, method="signal")]  # the machine may be busy
 
 PATIENT = ("--rank-timeout", "60s", "--timeout", "60s")
-LOOKS = int(os.environ.get("PDCTL_TEST_CHECKS", "15"))
+LOOKS = int(os.environ.get("PDCTL_TEST_CHECKS", "5"))
 """Runs on the healthy cluster; 1000 for the record."""
 
 
@@ -44,7 +45,7 @@ def test_a_healthy_cluster_under_load_with_aborts() -> None:
         thread = threading.Thread(target=load, daemon=True)
         thread.start()
         try:
-            wait_for(lambda: sent[0])
+            until("the first requests", lambda: sent[0])
             for number in range(LOOKS):
                 with Client(timeout_s=60, rank_timeout_s=60) as client:
                     looking = Looking(discover(labs.env).require(), client, 0.5)
@@ -54,7 +55,7 @@ def test_a_healthy_cluster_under_load_with_aborts() -> None:
         finally:
             over.set()
             thread.join()
-        wait_for(lambda: check_any(lab)["level"] in ("ok", "info"))
+        until("a check without a failure", lambda: check_any(lab)["level"] in ("ok", "info"))
 
 
 def test_a_lost_message_a_stopped_rank_and_what_is_suppressed() -> None:
@@ -63,8 +64,8 @@ def test_a_lost_message_a_stopped_rank_and_what_is_suppressed() -> None:
         labs.cli("inject", "--drop-status", "--rank", "decode:tp1", "--for", "10m", "--detach", "--room", 4000)
         thread = threading.Thread(target=lambda: lab.load(requests=1, room=4000), daemon=True)
         thread.start()
-        wait_for(lambda: lab.queues()["decode dp0 pp0 tp1"]["decode.transfer"] == [4000])
-        document = wait_for(lambda: found if (found := check_any(lab))["failed"] else None)
+        until("room 4000 in transfer", lambda: lab.queues()["decode dp0 pp0 tp1"]["decode.transfer"] == [4000])
+        document = until("a failed check", lambda: found if (found := check_any(lab))["failed"] else None)
         assert [f["code"] for f in document["findings"]] == ["PD142"]
         levels = {row["stage"]: row["level"] for row in document["stages"]}
         assert (levels["ranks"], levels["queues"], levels["stuck"]) == ("ok", "ok", "error")
@@ -85,7 +86,7 @@ def test_a_lost_message_a_stopped_rank_and_what_is_suppressed() -> None:
             assert document["partial"]
         finally:
             os.kill(tp1.pid, signal.SIGCONT)
-        wait_for(lambda: check_any(lab)["level"] == "ok")
+        until("a check without a finding", lambda: check_any(lab)["level"] == "ok")
 
 
 def check_any(lab: Lab) -> dict[str, Any]:

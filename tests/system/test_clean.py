@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from pdctl import stale
-from tests.system.labs import Labs, wait_for
+from tests.support.labs import Labs
+from tests.support.patience import until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900, method="signal")]
 
@@ -37,7 +38,7 @@ def test_only_what_nobody_uses_goes(monkeypatch: pytest.MonkeyPatch) -> None:
         process = lab.process(TP1)
         name = f"{process.pid}-{process.start}"
         os.kill(process.pid, signal.SIGKILL)
-        wait_for(lambda: not process.alive)
+        until("the death of the process", lambda: not process.alive)
         (labs.folder / "run" / f".{name}.json.{process.pid}.part").write_bytes(b"{")
         (labs.folder / "run" / f"{name}.stacks").write_text("File where it was asked\n")
         live = lab.process(TP0)
@@ -108,7 +109,7 @@ def killed(labs: Labs) -> set[str]:
     lab = labs.up()
     for process in lab.processes:
         os.kill(process.pid, signal.SIGKILL)
-    wait_for(lambda: not lab.left())
+    until("the end of all processes of the lab", lambda: not lab.left())
     return {path.name for path in (labs.folder / "rec").glob("*.pdrec")} - before
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pdctl import containers
-from tests.system.labs import wait_for
+from tests.support.patience import patience, until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600, method="signal")]
 
@@ -70,7 +70,7 @@ def contained(request: pytest.FixtureRequest) -> Iterator[Contained]:
 def pdctl(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pdctl.cli", *arguments]
     return subprocess.run(
-        command, cwd=ROOT, env={**env(), **more}, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=ROOT, env={**env(), **more}, capture_output=True, text=True, timeout=patience(120), check=False
     )
 
 
@@ -89,13 +89,13 @@ def test_a_rank_in_a_container_answers_to_the_host(contained: Contained) -> None
     requests = [r for r in json.loads(done.stdout)["requests"] if r["service"] == SERVICE]
     assert len(requests) == 3
     # Its recording is read through the container, too.
-    found = {rank.identity.service: rank for rank in containers.find(env(), [])}
+    found = {rank.identity.service: rank for rank in containers.find(env(), [], [], [])}
     assert found[SERVICE].recording is not None
     assert str(found[SERVICE].recording).startswith(f"/proc/{row['pid']}/root/") or found[SERVICE].recording.exists()
     # A directory of one's own is all that is looked into, and the way through containers can be left.
     assert rows(PDCTL_CONTAINERS="off") == []
     contained.end()
-    wait_for(lambda: rows() == [])
+    until("no rank in the list", lambda: rows() == [])
 
 
 def test_what_a_container_has_prepared_is_not_followed(contained: Contained) -> None:
@@ -103,15 +103,15 @@ def test_what_a_container_has_prepared_is_not_followed(contained: Contained) -> 
     folder = Path(f"/proc/{row['pid']}/root/tmp") / f"pdctl-{os.getuid()}"
     (folder / "7-7.json").symlink_to("/etc/passwd")
     (folder / "8-8.json").write_text("{}")
-    problems: list[str] = []
-    found = [rank for rank in containers.find(env(), problems) if rank.identity.service == SERVICE]
+    others: list[str] = []
+    found = [rank for rank in containers.find(env(), [], others, []) if rank.identity.service == SERVICE]
     assert len(found) == 1
-    said = "\n".join(problems)
-    assert "7-7.json: a symbolic link is not followed" in said
+    said = "\n".join(others)
+    assert "7-7.json is a link, which is not followed" in said
     assert "8-8.json" in said
     assert "root:" not in said
     assert [one["pid"] for one in rows()] == [row["pid"]]
     folder.chmod(0o755)
-    problems.clear()
-    assert not [rank for rank in containers.find(env(), problems) if rank.identity.service == SERVICE]
-    assert any("is open to others" in problem for problem in problems)
+    others.clear()
+    assert not [rank for rank in containers.find(env(), [], others, []) if rank.identity.service == SERVICE]
+    assert any("is open to others" in one for one in others)

@@ -6,17 +6,16 @@ import json
 
 import pytest
 
-from tests.system.test_inject import Cluster, until
+from tests.support.cluster import Cluster
+from tests.support.patience import until
 
 pytestmark = pytest.mark.system
 
 
 @pytest.fixture
-def cluster(tmp_path):
-    made = Cluster(tmp_path)
-    made.env["XDG_CONFIG_HOME"] = str(tmp_path / "config")
-    yield made
-    made.close()
+def cluster(cluster: Cluster) -> Cluster:
+    cluster.env["XDG_CONFIG_HOME"] = str(cluster.folder / "config")
+    return cluster
 
 
 def bare(cluster: Cluster) -> None:
@@ -47,7 +46,7 @@ def test_a_context_says_where_to_look_and_forbids_faults(cluster):
 
     assert cluster.run("context", "use", "lab").returncode == 0
     assert cluster.run(*inject, "--detach").returncode == 0
-    until(lambda: any(row["held"] for row in cluster.faults()), "a hit")
+    until("a hit", lambda: any(row["held"] for row in cluster.faults()))
     assert cluster.run("--context", "prod", "heal", "--all").returncode == 0, "healing is allowed everywhere"
     listed = json.loads(cluster.run("context", "list", "-o", "json").stdout)["contexts"]
     assert {row["context"]: (row["used"], row["inject"]) for row in listed} == {

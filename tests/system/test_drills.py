@@ -9,27 +9,19 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from pdctl.inject.drill.files import built_in, load
-from tests.system.labs import Labs
+from tests.support.labs import Labs
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600, method="signal")]
 
 QUICK = ("metadata-gate", "dp-routing")
 ALL = os.environ.get("PDCTL_TEST_DRILLS") == "all"
 VERDICTS = {"HOLDS": 0, "BROKEN": 1, "INCONCLUSIVE": 3}
-
-
-@pytest.fixture
-def labs() -> Iterator[Labs]:
-    with Labs() as made:
-        made.env["XDG_STATE_HOME"] = str(made.folder / "state")
-        yield made
 
 
 def drill(labs: Labs, *arguments: object) -> dict:

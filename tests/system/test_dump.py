@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,17 +15,12 @@ import pytest
 from pdctl.lab.client import Client as LabClient
 from pdctl.lab.client import Load
 from pdctl.model import EventKind
-from tests.system.labs import Lab, Labs, wait_for
+from tests.support.labs import Lab, Labs
+from tests.support.patience import until
 
 pytestmark = pytest.mark.system
 
 PREFILL, TP0, TP1 = "prefill dp0 pp0 tp0", "decode dp0 pp0 tp0", "decode dp0 pp0 tp1"
-
-
-@pytest.fixture
-def labs() -> Iterator[Labs]:
-    with Labs() as labs:
-        yield labs
 
 
 def dump(labs: Labs, what: str, *options: object, code: int | None) -> dict[str, Any]:
@@ -53,8 +47,9 @@ def test_a_row_that_is_held_back_on_two_of_four_ranks(labs: Labs) -> None:
     labs.cli("inject", "--delay-metadata", "25s", "--rank", "decode:tp[13]", "--allow-ranks", 2, "--detach")
     load = in_background(lab, requests=1, room=77)
     decode = {f"decode dp0 pp0 tp{n}": "landed" if n in (0, 2) else "not written" for n in range(4)}
-    document = wait_for(
-        lambda: (d := dump(labs, "metadata", "--rank", "decode", code=0)) and verdicts(d, 77) == decode and d
+    document = until(
+        "the slots' verdicts on room 77",
+        lambda: (d := dump(labs, "metadata", "--rank", "decode", code=0)) and verdicts(d, 77) == decode and d,
     )
     assert document["findings"] == []
     ranks = {rank["rank"]: rank for rank in document["ranks"]}
@@ -79,7 +74,7 @@ def test_a_row_that_is_held_back_on_two_of_four_ranks(labs: Labs) -> None:
     load.join()
     landed = lab.events(TP1, EventKind.LANDED)
     assert [event.room for event in landed] == [77]
-    assert wait_for(lambda: not dump(labs, "metadata", "--rank", "decode", code=0)["slots"]), (
+    assert until("slots that are zeroed", lambda: not dump(labs, "metadata", "--rank", "decode", code=0)["slots"]), (
         "slots are zeroed when freed"
     )
 
@@ -89,7 +84,10 @@ def late_in_a_used_slot(labs: Labs, lab: Lab) -> None:
     assert lab.load(requests=1, room=100).good
     lab.inject_late_metadata("--room", 102)
     lab.load(requests=1, room=102, seconds=6)
-    wait_for(lambda: any(item.room == 102 and item.action in (1, 3) for item in lab.items(TP1, "decode.transfer")))
+    until(
+        "the end of room 102 on decode tp1",
+        lambda: any(item.room == 102 and item.action in (1, 3) for item in lab.items(TP1, "decode.transfer")),
+    )
 
 
 def test_the_room_of_a_finished_request_in_a_slot_is_stale_not_foreign(labs: Labs) -> None:
@@ -106,7 +104,7 @@ def test_the_room_of_a_finished_request_in_a_slot_is_stale_not_foreign(labs: Lab
     assert "PD131" in text
     for process in sick.left():
         os.kill(process.pid, signal.SIGKILL)
-    wait_for(lambda: not sick.left())
+    until("the end of all processes of the lab", lambda: not sick.left())
     document = dump(labs, "metadata", "--from", labs.folder / "rec", code=1)
     assert [found["code"] for found in serious(document)] == ["PD131"], "of ranks that are gone, recordings tell it"
     assert not document["partial"]
@@ -116,7 +114,10 @@ def test_the_room_of_a_finished_request_in_a_slot_is_stale_not_foreign(labs: Lab
     labs.cli("inject", "--delay-metadata", "15s", "--rank", "decode:tp1:cluster=well", "--detach")
     load = in_background(well, requests=1, room=102)
     mine = ("--rank", "decode:cluster=well")
-    wait_for(lambda: verdicts(dump(labs, "metadata", *mine, code=0), 102) == {TP0: "landed", TP1: "not written"})
+    until(
+        "room 102 landed on decode tp0 only",
+        lambda: verdicts(dump(labs, "metadata", *mine, code=0), 102) == {TP0: "landed", TP1: "not written"},
+    )
     load.join()
     assert serious(dump(labs, "metadata", *mine, code=0)) == []
 
@@ -126,7 +127,7 @@ def test_a_foreign_room_is_named_and_so_is_the_fault(labs: Labs) -> None:
     assert lab.load(requests=2).good
     labs.cli("inject", "--corrupt-room", "--rank", "decode:tp1", "--detach", "--room", 55)
     lab.load(requests=1, room=55, seconds=4)
-    document = wait_for(lambda: (d := dump(labs, "metadata", code=None)) and serious(d) and d)
+    document = until("a finding", lambda: (d := dump(labs, "metadata", code=None)) and serious(d) and d)
     [found] = serious(document)
     assert (found["code"], found["ranks"]) == ("PD133", [TP1])
     assert 55 in found["rooms"]
@@ -151,12 +152,13 @@ def test_queues_groups_and_config(labs: Labs) -> None:
     lab = labs.up()
     lab.inject_late_metadata(delay="15s")
     load = in_background(lab, requests=1, room=31)
-    document = wait_for(
+    document = until(
+        "two requests of room 31",
         lambda: (
             (d := dump(labs, "queues", "--room", 31, code=None)) and len(d["requests"]) >= 2 and d
             if any(rooms["decode.transfer"] for rank, rooms in lab.queues().items() if rank == TP0)
             else None
-        )
+        ),
     )
     [request] = [r for r in document["requests"] if r["rank"] == TP0]
     assert (request["queue"], request["room"], request["slot"]) == ("decode.transfer", 31, 0)
@@ -185,12 +187,12 @@ def test_a_request_that_is_lost_leaks_and_one_that_is_aborted_does_not(labs: Lab
     client = LabClient(lab.config, Load(to="decode", room=91))
     try:
         aborted, lost = client.send(), client.send()
-        wait_for(lambda: lab.queues()[TP0]["decode.transfer"] == [91, 92])
+        until("both rooms in transfer", lambda: lab.queues()[TP0]["decode.transfer"] == [91, 92])
         client.abort(aborted, ("decode",))
-        wait_for(lambda: lab.queues()[TP0]["decode.transfer"] == [92])
+        until("the abort of room 91", lambda: lab.queues()[TP0]["decode.transfer"] == [92])
         assert serious(dump(labs, "leaks", "--watch", "1s", code=0)) == []
         client.lose(lost, tp=0)
-        wait_for(lambda: lab.queues()[TP0]["decode.transfer"] == [])
+        until("the loss of room 92", lambda: lab.queues()[TP0]["decode.transfer"] == [])
         document = dump(labs, "leaks", "--watch", "1s", code=1)
     finally:
         client.close()
@@ -209,8 +211,8 @@ def test_a_request_that_is_lost_leaks_and_one_that_is_aborted_does_not(labs: Lab
 
 def abort_in_bootstrap(lab: Lab) -> None:
     lab.load(requests=1, seconds=3, to="prefill", room=6, abort_after_s=0.5)
-    wait_for(lambda: not lab.queues()[PREFILL]["prefill.bootstrap"])
-    wait_for(lambda: lab.events("prefill dp0 pp1 tp0", EventKind.ABORT))
+    until("an empty bootstrap queue", lambda: not lab.queues()[PREFILL]["prefill.bootstrap"])
+    until("the abort on prefill pp1", lambda: lab.events("prefill dp0 pp1 tp0", EventKind.ABORT))
 
 
 def test_an_orphan_of_a_later_stage_and_stages_a_round_apart(labs: Labs) -> None:
@@ -242,7 +244,7 @@ def test_nothing_is_found_under_load_with_aborts(labs: Labs) -> None:
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_for(lambda: any(dump(labs, "queues", code=None)["requests"]))
+        until("a request that waits", lambda: any(dump(labs, "queues", code=None)["requests"]))
         for _ in range(6):
             assert serious(dump(labs, "leaks", "--watch", "500ms", code=None)) == []
             assert serious(dump(labs, "metadata", code=None)) == []
@@ -251,5 +253,7 @@ def test_nothing_is_found_under_load_with_aborts(labs: Labs) -> None:
     finally:
         load.kill()
         load.wait()
-    document = wait_for(lambda: (d := dump(labs, "leaks", "--watch", "1s", code=0)) and not d["slots"] and d)
+    document = until(
+        "no slot in use", lambda: (d := dump(labs, "leaks", "--watch", "1s", code=0)) and not d["slots"] and d
+    )
     assert document["space"] == []

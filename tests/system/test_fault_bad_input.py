@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.test_inject import INJECT, Cluster
+from tests.support.cluster import INJECT, Cluster
+from tests.support.patience import patience
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
@@ -31,7 +32,7 @@ def shell(cluster: Cluster, command: str, **env: str) -> subprocess.CompletedPro
     text = command.replace("pdctl", f"{sys.executable} -m pdctl.cli").replace("@", shlex.quote(str(cluster.folder)))
     return subprocess.run(
         ["bash", "-c", text], cwd=Path(__file__).parents[2], env={**cluster.env, **env}, capture_output=True, text=True,
-        timeout=90, check=False,
+        timeout=patience(90), check=False,
     )  # fmt: skip
 
 

@@ -17,7 +17,8 @@ from pdctl.inject.faults import Target
 from pdctl.inject.messages import FaultsBody, HealArgs, HealBody, InjectArgs, InjectBody, RenewArgs, RenewBody
 from pdctl.lab.client import Client, Load
 from pdctl.model import Action, EventKind, FaultStatus, KVPoll
-from tests.system.labs import Lab, Labs, wait_for
+from tests.support.labs import Lab, Labs
+from tests.support.patience import until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600, method="signal")]  # the machine may be busy
 
@@ -68,12 +69,12 @@ def waits(lab: Lab, room: int, queue: str, *labels: str) -> Any:
         queues = lab.queues()
         return all(room in queues[label][queue] for label in labels)
 
-    return wait_for(there)
+    return until("the room in that queue of all of them", there)
 
 
 def committed(lab: Lab, room: int, *labels: str) -> None:
     for label in labels:
-        wait_for(lambda label=label: (room, Action.COMMITTED) in ends(lab, label))
+        until("the commit of the room", lambda label=label: (room, Action.COMMITTED) in ends(lab, label))
 
 
 def ends(lab: Lab, label: str, queue: str = "decode.transfer") -> list[tuple[int, int]]:
@@ -141,12 +142,15 @@ def test_what_is_held_keeps_the_room_and_comes_when_it_is_healed(
         local = {
             label: [i.local for i in lab.items(label, "decode.transfer") if i.room == room] for label in (TP0, TP1)
         }
-        wait_for(lambda: [i.local for i in lab.items(TP0, "decode.transfer") if i.room == room][-1] == KVPoll.SUCCESS)
+        until(
+            "the success of the room on decode tp0",
+            lambda: [i.local for i in lab.items(TP0, "decode.transfer") if i.room == room][-1] == KVPoll.SUCCESS,
+        )
         assert local[TP1][-1] == tp1_state
         assert (fault.now().fired, fault.now().pending) == (1, 1)
         assert lab.load(requests=4).good, "other rooms pass"
     committed(lab, room, TP0, TP1)
-    assert wait_for(lambda: fault.now().released) == 1
+    assert until("the release of what was held", lambda: fault.now().released) == 1
 
 
 @pytest.mark.parametrize(
@@ -198,7 +202,7 @@ def test_a_poll_that_says_another_state(lab: Lab) -> None:
             found = [i for i in lab.items(label, "decode.transfer") if i.room == room]
             return {(i.local, i.reduced) for i in found}
 
-        wait_for(lambda: (KVPoll.SUCCESS, KVPoll.TRANSFERRING) in seen(TP0))
+        until("a success that decode tp0 alone sees", lambda: (KVPoll.SUCCESS, KVPoll.TRANSFERRING) in seen(TP0))
         assert {local for local, _ in seen(TP1)} == {KVPoll.TRANSFERRING}
     committed(lab, room, TP0, TP1)
 
@@ -248,7 +252,7 @@ def test_a_registration_that_one_rank_is_not_told(query: Lab) -> None:
     with Placed(query, TP1, kinds.HIDE_REGISTRATION, room=room) as fault:
         assert query.load(requests=1, room=room, prefill_dp=0, seconds=SHORT_S).unfinished == 1
         waits(query, room, "decode.pending", TP1)
-        wait_for(lambda: room not in query.queues()[TP0]["decode.pending"])
+        until("an answer to decode tp0", lambda: room not in query.queues()[TP0]["decode.pending"])
         assert fault.now().fired > 0
         answers = {
             label: [e.a for e in query.events(label, EventKind.DP_ANSWER) if e.room == room] for label in (TP0, TP1)
@@ -288,7 +292,7 @@ def test_heartbeats_without_an_answer_fail_the_rooms_of_their_prefill(beating: L
 def test_a_silence_ends_with_its_duration(beating: Lab) -> None:
     assert beating.load(requests=1).good  # a rank sends no heartbeat before it knows a prefill
     with Placed(beating, TP1, kinds.SILENCE_HEARTBEAT, delay_s=0.01) as fault:
-        wait_for(lambda: fault.now().ended)
+        until("the end of the fault", lambda: fault.now().ended)
         assert (fault.now().ended, fault.now().fired) == ("its duration is over", 1)
         room = next(rooms)
         waiting = beating.load(requests=1, room=room, to="decode", seconds=SHORT_S)
@@ -311,11 +315,14 @@ def test_a_request_with_the_room_of_an_earlier_one_on_decode(lab: Lab, named: bo
         with waiting(lab, room, "both"):
             waits(lab, room, "prefill.bootstrap", PREFILL)
             for label in (TP0, TP1):
-                wait_for(lambda label=label: lab.queues()[label]["decode.transfer"] == [earlier, earlier])
+                until(
+                    "both requests of the room in transfer",
+                    lambda label=label: lab.queues()[label]["decode.transfer"] == [earlier, earlier],
+                )
             assert (first.now().fired, second.now().fired) == (1, 1)
     # The abort of one is an abort of the other: what both have is the status of their room.
     for label in (TP0, TP1):
-        wait_for(lambda label=label: ends(lab, label).count((earlier, Action.FAILED)) == 2)
+        until("the failure of both requests", lambda label=label: ends(lab, label).count((earlier, Action.FAILED)) == 2)
     assert lab.load(requests=4).good
 
 
@@ -327,12 +334,15 @@ def test_a_request_with_the_room_of_an_earlier_one_on_prefill(lab: Lab) -> None:
     ):
         waits(lab, earlier, "prefill.bootstrap", PREFILL)
         with waiting(lab, room, "both"):
-            wait_for(lambda: lab.queues()[PREFILL]["prefill.bootstrap"] == [earlier, earlier])
+            until(
+                "both requests of the room at prefill",
+                lambda: lab.queues()[PREFILL]["prefill.bootstrap"] == [earlier, earlier],
+            )
             waits(lab, room, "decode.transfer", TP0, TP1)
             assert (fault.now().fired, fault.now().last_room) == (1, room)
-            assert wait_for(lambda: fault.now().ended) == "hit count reached"
+            assert until("the end of the fault", lambda: fault.now().ended) == "hit count reached"
     for label in (TP0, TP1):
-        wait_for(lambda label=label: (room, Action.FAILED) in ends(lab, label))
+        until("the failure of the room", lambda label=label: (room, Action.FAILED) in ends(lab, label))
     assert lab.load(requests=4).good
 
 

@@ -3,128 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
-from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from pdctl.model import EventKind
 from pdctl.recording.reader import read
+from tests.support.cluster import INJECT, every_row_once, held
+from tests.support.patience import patience, until
 
 pytestmark = pytest.mark.system
-ROOT = Path(__file__).parents[2]
-
-
-def until(condition, what: str):
-    """Wait for something that must happen; the limit only turns a hang into a failure."""
-    for _ in range(400):
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"never came: {what}")
-
-
-class Cluster:
-    """Ranks of one test in directories of their own, and pdctl as its user runs it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.started: list[subprocess.Popen[str]] = []
-        self.env = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("PDCTL", "TINY"))},
-            "PYTHONPATH": str(ROOT),
-            "PDCTL_RUN_DIR": str(folder / "run"),
-            "PDCTL_RECORD_DIR": str(folder / "rec"),
-            "PDCTL_RECORD_SIZE": str(1 << 20),
-            "XDG_STATE_HOME": str(folder / "state"),
-            "XDG_CACHE_HOME": str(folder / "cache"),
-            "COLUMNS": "200",
-        }
-        self.log = folder / "rows"
-
-    def rank(self, role: str, *args: str, **env: str) -> subprocess.Popen[str]:
-        env = {"PDCTL_ARM": "1", "PDCTL_CLUSTER": "test", **env}
-        rank = self._popen(
-            [sys.executable, "-m", "tests.system.targets.writer", str(self.log), "--role", role, *args], env
-        )
-        assert rank.stdout is not None
-        line = rank.stdout.readline()
-        assert line.startswith("ready"), rank.communicate()[1]
-        return rank
-
-    def pair(self, *args: str, **env: str) -> subprocess.Popen[str]:
-        """Start decode tp0 and tp1 and one prefill rank, which is returned."""
-        for tp in "01":
-            self.rank("decode", "--tp", tp, "--size", "2", **env)
-        return self.rank("prefill", *args, **env)
-
-    def _popen(self, command: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env={**self.env, **env}, text=True, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-        self.started.append(process)
-        return process
-
-    def start(self, *args: str) -> subprocess.Popen[str]:
-        return self._popen([sys.executable, "-m", "pdctl.cli", *args], {})
-
-    def run(self, *args: str) -> subprocess.CompletedProcess[str]:
-        process = self.start(*args)
-        out, err = process.communicate(timeout=90)
-        return subprocess.CompletedProcess(args, process.returncode, out, err)
-
-    def faults(self, *args: str) -> list[dict]:
-        done = self.run("faults", "-o", "json", *args)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)["faults"]
-
-    def rows(self) -> Counter[tuple[int, int, str]]:
-        text = self.log.read_text() if self.log.exists() else ""
-        lines = text[: text.rfind("\n") + 1].splitlines()
-        return Counter((int(room), int(tp), how) for room, tp, how in map(str.split, lines))
-
-    def late(self) -> list[tuple[int, int]]:
-        return [(room, tp) for room, tp, how in self.rows() if how == "late"]
-
-    def audit(self) -> list[dict]:
-        return [json.loads(line) for line in (self.folder / "state/pdctl/audit.jsonl").read_text().splitlines()]
-
-    def close(self) -> None:
-        for process in self.started:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
-
-
-@pytest.fixture
-def cluster(tmp_path):
-    made = Cluster(tmp_path)
-    yield made
-    made.close()
-
-
-INJECT = ("inject", "--rank", "decode:tp1", "--delay-metadata")
-
-
-def every_row_once(cluster: Cluster) -> None:
-    """Every room up to the newest has been written to tp0 and tp1, each exactly once, late or not."""
-    newest = max(room for room, _, _ in cluster.rows())
-
-    def written() -> bool:
-        rows = cluster.rows()
-        assert set(rows.values()) == {1}
-        seen = Counter((room, tp) for room, tp, _ in rows if room <= newest)
-        assert set(seen.values()) == {1}
-        return len(seen) == 2 * (newest - 1000)
-
-    until(written, "all rows")
 
 
 def test_delays_one_rank_for_a_while_and_lets_go(cluster):
@@ -171,16 +59,12 @@ def test_arm_wait_and_release_are_three_commands(cluster):
     assert (gone["ended"], gone["released"]) == ("heal", 1)
 
 
-def held(cluster: Cluster) -> bool:
-    return any(row["held"] for row in cluster.faults())
-
-
 def test_a_killed_command_heals(cluster):
     cluster.pair()
     command = cluster.start(*INJECT, "10m", "--for", "15m")
-    until(lambda: held(cluster), "a hit")
+    until("a hit", lambda: held(cluster))
     command.kill()
-    until(lambda: not cluster.faults(), "the end of the lease")
+    until("the end of the lease", lambda: not cluster.faults())
     assert cluster.faults("--past")[0]["ended"] == "lease lost"
     every_row_once(cluster)
 
@@ -188,11 +72,11 @@ def test_a_killed_command_heals(cluster):
 def test_a_stopped_command_heals_and_says_so_when_it_goes_on(cluster):
     cluster.pair()
     command = cluster.start(*INJECT, "10m", "--for", "15m")
-    until(lambda: held(cluster), "a hit")
+    until("a hit", lambda: held(cluster))
     command.send_signal(signal.SIGSTOP)
-    until(lambda: not cluster.faults(), "the end of the lease")
+    until("the end of the lease", lambda: not cluster.faults())
     command.send_signal(signal.SIGCONT)
-    out, _ = command.communicate(timeout=60)
+    out, _ = command.communicate(timeout=patience(60))
     assert "lease lost" in out
     every_row_once(cluster)
 
@@ -201,9 +85,9 @@ def test_a_stopped_command_heals_and_says_so_when_it_goes_on(cluster):
 def test_a_signal_heals_before_the_command_ends(cluster, number):
     cluster.pair()
     command = cluster.start(*INJECT, "10m", "--for", "15m")
-    until(lambda: held(cluster), "a hit")
+    until("a hit", lambda: held(cluster))
     command.send_signal(number)
-    out, err = command.communicate(timeout=60)
+    out, err = command.communicate(timeout=patience(60))
     assert command.returncode == 130, err
     assert "healed" in out
     assert cluster.faults() == []
@@ -303,7 +187,7 @@ def test_another_clusters_ranks_are_left_alone(cluster):
 def test_a_stopped_rank_may_hold_a_fault_and_a_dead_one_not(cluster):
     prefill = cluster.pair()
     assert cluster.run(*INJECT, "10m", "--for", "15m", "--detach").returncode == 0
-    until(lambda: held(cluster), "a hit")
+    until("a hit", lambda: held(cluster))
     prefill.send_signal(signal.SIGSTOP)
     unsure = cluster.run("heal", "--all", "--rank-timeout", "500ms")
     assert unsure.returncode == 6
@@ -326,11 +210,10 @@ def test_half_of_the_ranks_are_dead_and_one_is_stopped(cluster):
     cluster.pair()
     prefills = [cluster.rank("prefill", "--tp", str(tp), "--size", "4") for tp in (1, 2, 3)]
     assert cluster.run(*INJECT, "10m", "--for", "15m", "--detach").returncode == 0
-    until(lambda: held(cluster), "a hit")
+    until("a hit", lambda: held(cluster))
     for dead in (*cluster.started[:1], *prefills[:2]):
         dead.kill()
         dead.wait()
-    began = time.monotonic()
     done = cluster.run("heal", "--all")
     assert done.returncode == 0, done.stderr
     assert "ended: f-" in done.stdout
@@ -340,17 +223,16 @@ def test_half_of_the_ranks_are_dead_and_one_is_stopped(cluster):
     assert again.returncode == 6
     assert f"(pid {prefills[2].pid}) may hold a fault" in again.stderr
     assert again.stderr.count("not reached, and holds nothing") == 3
-    assert time.monotonic() - began < 60, "two commands with limits of 10 s and 2 s, and time to start them"
 
 
 def test_a_rank_that_dies_under_a_fault_leaves_nothing_behind(cluster):
     prefill = cluster.pair()
     command = cluster.start(*INJECT, "10m", "--for", "15m")
-    until(lambda: held(cluster), "a hit")
+    until("a hit", lambda: held(cluster))
     prefill.kill()
     prefill.wait()
     command.send_signal(signal.SIGINT)
-    out, err = command.communicate(timeout=60)
+    out, err = command.communicate(timeout=patience(60))
     assert command.returncode == 130, err
     assert "healed" in out
 

@@ -19,16 +19,17 @@ from typing import Any
 import pytest
 
 from pdctl.outside import borrow
-from tests.system.labs import Labs, wait_for
+from tests.support.labs import Labs
+from tests.support.patience import patience, until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1800, method="signal")]
 if borrow.unsupported():
     pytest.skip(borrow.unsupported(), allow_module_level=True)
 
 TARGET = Path(__file__).with_name("targets") / "busy.py"
-INJECTIONS = int(os.environ.get("PDCTL_TEST_INJECTIONS", "40"))
+INJECTIONS = int(os.environ.get("PDCTL_TEST_INJECTIONS", "15"))
 """300 for the record."""
-KILLS = int(os.environ.get("PDCTL_TEST_INJECT_KILLS", "25"))
+KILLS = int(os.environ.get("PDCTL_TEST_INJECT_KILLS", "8"))
 WAITERS = ("main", "sleep", "futex", "select", "poll", "epoll")
 
 
@@ -36,7 +37,7 @@ class Busy:
     def __init__(self, folder: Path, *words: str, python: str | Path = sys.executable) -> None:
         self.folder = folder
         self.process = subprocess.Popen([str(python), str(TARGET), str(folder), *words])
-        wait_for((folder / "up").exists)
+        until("the process to be up", (folder / "up").exists)
 
     def turns(self) -> dict[str, int]:
         return {name: int((self.folder / name).read_text() or 0) for name in WAITERS if (self.folder / name).exists()}
@@ -45,14 +46,14 @@ class Busy:
         """All its threads still take turns, those that were borrowed as well."""
         assert self.process.poll() is None, f"it ended with {self.process.returncode}"
         before = self.turns()
-        wait_for(lambda: all(now > before.get(name, 0) for name, now in self.turns().items()))
+        until("a turn of every waiter", lambda: all(now > before.get(name, 0) for name, now in self.turns().items()))
         assert set(before) == set(WAITERS)
 
 
 @pytest.fixture
 def busy(tmp_path: Path) -> Iterator[Busy]:
     target = Busy(tmp_path)
-    wait_for(lambda: set(target.turns()) == set(WAITERS))
+    until("a first turn of every waiter", lambda: set(target.turns()) == set(WAITERS))
     yield target
     target.process.kill()
     target.process.wait()
@@ -73,11 +74,11 @@ def test_many_threads_started_in_a_process_that_allocates(busy: Busy, tmp_path: 
     for number in range(INJECTIONS):
         file = tmp_path / f"done.{number}"
         borrow.start_thread(pid, f"open({str(file)!r}, 'w').close()")
-        wait_for(file.exists)
+        until("the agent's file", file.exists)
     busy.goes_on()
     # Nothing is left: no thread, no page of code, and no code behind any library's.
-    wait_for(lambda: len(list(Path(f"/proc/{pid}/task").iterdir())) == 8)
-    wait_for(lambda: made_to_run(pid) == before)
+    until("the end of the threads that were started", lambda: len(list(Path(f"/proc/{pid}/task").iterdir())) == 8)
+    until("the memory as it was", lambda: made_to_run(pid) == before)
 
 
 def test_pdctl_is_killed_at_any_moment_of_it(busy: Busy, tmp_path: Path) -> None:
@@ -98,7 +99,7 @@ def test_pdctl_is_killed_at_any_moment_of_it(busy: Busy, tmp_path: Path) -> None
     busy.goes_on()
     file = tmp_path / "after"
     borrow.start_thread(pid, f"open({str(file)!r}, 'w').close()")
-    wait_for(file.exists)
+    until("the agent's file", file.exists)
     busy.goes_on()
 
 
@@ -118,9 +119,9 @@ def test_who_has_the_gil_is_told_while_the_agent_waits_for_it(tmp_path: Path) ->
             assert not (tmp_path / "free").exists(), "it was so until after the answer"
             # It gets its turn when the GIL is free, and finds that this is no rank.
             [result] = [file for file in (labs.folder / "run").glob("*.attach") if ".waits." not in file.name]
-            wait_for(lambda: result.read_text().strip())
+            until("the result of the attempt", lambda: result.read_text().strip())
             assert result.read_text().startswith("no scheduler was found on its main thread")
-            wait_for(lambda: len(target.turns()) == len(WAITERS))
+            until("a turn of every waiter", lambda: len(target.turns()) == len(WAITERS))
             target.goes_on()
     finally:
         target.process.kill()
@@ -167,7 +168,7 @@ def test_only_one_agent_waits_in_a_process() -> None:
         command = labs.start("attach", pid, "--inject-agent", "-o", "json", "--timeout", "60s")
         time.sleep(1)
         os.kill(pid, signal.SIGCONT)
-        out, _ = command.communicate(timeout=120)
+        out, _ = command.communicate(timeout=patience(120))
         [found] = json.loads(out)["processes"]
         assert (found["state"], command.returncode) == ("there", 0)
         assert "(attach, not armed)" in found["reason"]
@@ -178,12 +179,14 @@ def test_two_put_an_agent_into_one_process_at_the_same_time() -> None:
         labs.env["PDCTL_AGENT"] = "off"
         pid = labs.up().process("decode dp0 pp0 tp0").pid
         commands = [labs.start("attach", pid, "--inject-agent", "--arm", "-o", "json") for _ in range(4)]
-        found = [json.loads(command.communicate(timeout=120)[0])["processes"][0] for command in commands]
+        found = [json.loads(command.communicate(timeout=patience(120))[0])["processes"][0] for command in commands]
         assert sorted(one["state"] for one in found) == ["running", "there", "there", "there"], found
         assert {command.returncode for command in commands} == {0}
         assert len({one["endpoint"] for one in found}) == 1
         attach(labs, pid, "--remove-agent")
-        wait_for(lambda: not [file for file in labs.files() if file.endswith((".sock", ".attach"))])
+        until(
+            "the sockets to be gone", lambda: not [file for file in labs.files() if file.endswith((".sock", ".attach"))]
+        )
 
 
 def test_a_run_directory_that_takes_nothing() -> None:
@@ -253,7 +256,7 @@ def test_an_agent_that_was_put_in_answers_takes_faults_and_leaves() -> None:
         assert outcome.latency_max_s >= 1.0, "the fault has fired"
         assert {row["kept"] for row in attach(labs, *ranks.values(), "--remove-agent")["ranks"]} == {""}
         assert not [file for file in labs.files() if file.endswith((".json", ".sock")) and file not in before]
-        wait_for(lambda: labs.files() == before)
+        until("the files as they were", lambda: labs.files() == before)
         assert lab.load(requests=8).good
         assert "no agent answers" in labs.cli("attach", *ranks.values(), "--remove-agent", code=4).stderr
         # And once more, unarmed.

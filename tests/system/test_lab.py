@@ -6,24 +6,18 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pdctl.lab.client import Outcome
 from pdctl.model import Action, EventKind, KVPoll
-from tests.system.labs import Lab, Labs, wait_for
+from tests.support.labs import Lab, Labs
+from tests.support.patience import until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600, method="signal")]  # the machine may be busy
 
 TP0, TP1, PREFILL = "decode dp0 pp0 tp0", "decode dp0 pp0 tp1", "prefill dp0 pp0 tp0"
-
-
-@pytest.fixture
-def labs() -> Iterator[Labs]:
-    with Labs() as labs:
-        yield labs
 
 
 def gone(labs: Labs, *ended: Lab) -> None:
@@ -42,9 +36,9 @@ def test_up_load_status_down(labs: Labs) -> None:
     assert len({p["transport"] for p in ranks}) == 1
     assert ranks[0]["transport"]
     os.kill(lab.process(TP1).pid, signal.SIGSTOP)
-    wait_for(lambda: labs.cli("lab", "status").stdout.count("stopped") == 1)
+    until("one stopped process", lambda: labs.cli("lab", "status").stdout.count("stopped") == 1)
     os.kill(lab.process(TP1).pid, signal.SIGCONT)
-    wait_for(lambda: "stopped" not in labs.cli("lab", "status").stdout)
+    until("no stopped process", lambda: "stopped" not in labs.cli("lab", "status").stdout)
     # Rounds of every polled queue are in the recordings, and each room was committed once on each decode rank.
     assert {s.queue for s in lab.recording(PREFILL).streams} == {"prefill.bootstrap", "prefill.inflight"}
     for label in (TP0, TP1):
@@ -71,7 +65,7 @@ def test_shapes(labs: Labs, options: tuple[str, ...]) -> None:
     lab = labs.up(*options)
     outcome = lab.load(requests=16, concurrency=6)
     assert outcome.good, outcome
-    wait_for(lambda: not any(rooms for queues in lab.queues().values() for rooms in queues.values()))
+    until("empty queues", lambda: not any(rooms for queues in lab.queues().values() for rooms in queues.values()))
     labs.cli("lab", "down")
     gone(labs, lab)
 
@@ -99,7 +93,7 @@ def test_without_the_gate_late_metadata_hangs_the_ranks_and_recordings_tell(labs
     outcome = lab.load(requests=1, seconds=2)
     assert outcome.unfinished == 1
     [room] = outcome.unfinished_rooms
-    wait_for(lambda: lab.events(TP1, EventKind.LANDED))
+    until("a landing on decode tp1", lambda: lab.events(TP1, EventKind.LANDED))
     assert {p.label for p in lab.left()} == {p.label for p in lab.processes}, "a hang, not a crash"
     for label in (TP0, TP1):
         os.kill(lab.process(label).pid, signal.SIGKILL)
@@ -137,7 +131,7 @@ def test_nothing_survives_down_when_ranks_hang_and_one_has_died(labs: Labs) -> N
     lab.inject_late_metadata()
     lab.load(requests=1, seconds=1)
     os.kill(lab.process(PREFILL).pid, signal.SIGKILL)
-    wait_for(lambda: labs.cli("lab", "status", code=None).returncode == 3)
+    until("a status that says one is lost", lambda: labs.cli("lab", "status", code=None).returncode == 3)
     assert "SIGKILL" in labs.cli("lab", "status", code=3).stdout
     labs.cli("lab", "down")
     gone(labs, lab)

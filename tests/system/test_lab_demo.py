@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pdctl.lab import state
-from tests.system.labs import wait_for
+from tests.support.patience import until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600, method="signal")]
 
@@ -37,7 +37,7 @@ def lab_of(demo: subprocess.Popen[str]) -> Path:
 
 def ranks_up(folder: Path) -> list[state.Process]:
     """Return the lab's processes once the ranks have been forked."""
-    wait_for(lambda: len(state.processes(folder)) == 5)
+    until("five processes", lambda: len(state.processes(folder)) == 5)
     return state.processes(folder)
 
 
@@ -65,11 +65,11 @@ def test_the_cluster_of_a_killed_demo_ends_by_itself() -> None:
     folder = lab_of(demo)
     processes = ranks_up(folder)
     recordings = folder.parent.parent / "rec"
-    wait_for(lambda: len(list(recordings.glob("*.pdrec"))) == 3)
+    until("three recordings", lambda: len(list(recordings.glob("*.pdrec"))) == 3)
     demo.kill()
     demo.communicate()
-    wait_for(lambda: not [p for p in processes if p.alive])
-    wait_for(lambda: not folder.exists())
+    until("the end of all processes", lambda: not [p for p in processes if p.alive])
+    until("the lab's folder to be gone", lambda: not folder.exists())
     assert list(recordings.iterdir()) == []
     shutil.rmtree(folder.parent.parent)
 
@@ -80,4 +80,4 @@ def test_a_step_that_goes_wrong_is_named_and_nothing_is_left() -> None:
     _, errors = demo.communicate()
     assert demo.returncode == 124
     assert "time is over" in errors
-    wait_for(lambda: not folder.exists())
+    until("the lab's folder to be gone", lambda: not folder.exists())

@@ -8,23 +8,21 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.system.curve import Keyring
-from tests.system.labs import Labs
-from tests.system.tiny_ranks import free_port
+from tests.support.curve import Keyring
+from tests.support.labs import Labs
+from tests.support.tiny_ranks import free_port
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900, method="signal")]
 
 
 @pytest.fixture
-def labs(tmp_path: Path) -> Iterator[Labs]:
-    with Labs() as made:
-        made.env["PDCTL_KEYS"] = str(tmp_path / "keys")
-        yield made
+def labs(labs: Labs, tmp_path: Path) -> Labs:
+    labs.env["PDCTL_KEYS"] = str(tmp_path / "keys")
+    return labs
 
 
 def test_a_lab_without_keys_runs_but_says_that_nobody_listens(labs: Labs) -> None:

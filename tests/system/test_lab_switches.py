@@ -8,7 +8,8 @@ import pytest
 
 from pdctl.lab.config import FIXES
 from pdctl.model import Action, EventKind
-from tests.system.labs import Lab, Labs, wait_for
+from tests.support.labs import Lab, Labs
+from tests.support.patience import until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600, method="signal")]  # the machine may be busy
 
@@ -51,7 +52,7 @@ def test_metadata_sync(follow: Lab, without: Callable[..., Lab]) -> None:
 def room_nobody_registers(lab: Lab) -> dict[str, list[int]]:
     """Send a room to decode alone and return tp0's queues when it is there."""
     lab.load(requests=1, seconds=0.5, to="decode", room=4_000_001)
-    wait_for(lambda: all(lab.queues()[rank]["decode.pending"] for rank in (TP0, TP1)))
+    until("pending requests on both ranks", lambda: all(lab.queues()[rank]["decode.pending"] for rank in (TP0, TP1)))
     return lab.queues()[TP0]
 
 
@@ -80,10 +81,10 @@ def test_dp_registration(follow: Lab, without: Callable[..., Lab]) -> None:
 def orphans(lab: Lab) -> tuple[list[int], list[int]]:
     """Abort a room in prefill.bootstrap; returns that queue on the first stage and on the second, when settled."""
     lab.load(requests=1, seconds=3, to="prefill", room=6, abort_after_s=0.5)
-    wait_for(lambda: not lab.queues()["prefill dp0 pp0 tp0"]["prefill.bootstrap"])
-    wait_for(lambda: lab.events("prefill dp0 pp1 tp0", EventKind.ABORT))
+    until("an empty bootstrap queue", lambda: not lab.queues()["prefill dp0 pp0 tp0"]["prefill.bootstrap"])
+    until("the abort on prefill pp1", lambda: lab.events("prefill dp0 pp1 tp0", EventKind.ABORT))
     seen = lab.recording("prefill dp0 pp1 tp0").ticks
-    wait_for(lambda: lab.recording("prefill dp0 pp1 tp0").ticks > seen + 5)
+    until("five more ticks of prefill pp1", lambda: lab.recording("prefill dp0 pp1 tp0").ticks > seen + 5)
     queues = lab.queues()
     return queues["prefill dp0 pp0 tp0"]["prefill.bootstrap"], queues["prefill dp0 pp1 tp0"]["prefill.bootstrap"]
 
@@ -98,7 +99,10 @@ def late_row_in_a_used_slot(lab: Lab) -> list[tuple[int, int | None]]:
     assert lab.load(requests=1, room=100).good
     lab.inject_late_metadata("--room", 102)
     lab.load(requests=1, room=102, seconds=6)
-    wait_for(lambda: any(i.room == 102 and i.action in (Action.COMMITTED, Action.ABORTED) for i in transfers(lab)))
+    until(
+        "the end of room 102",
+        lambda: any(i.room == 102 and i.action in (Action.COMMITTED, Action.ABORTED) for i in transfers(lab)),
+    )
     return [(i.action, i.found) for i in transfers(lab) if i.room == 102 and i.action != Action.KEPT]
 
 

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,15 +22,9 @@ from pdctl.agent.paths import Registration
 from pdctl.client import Client, Silence
 from pdctl.discovery import discover
 from pdctl.model import Status
-from tests.system.tiny_ranks import PATIENT, TinyRanks, stop
+from tests.support.tiny_ranks import PATIENT, TinyRanks, stop
 
 pytestmark = pytest.mark.system
-
-
-@pytest.fixture
-def ranks(tmp_path: Path) -> Iterator[TinyRanks]:
-    with TinyRanks(tmp_path) as ranks:
-        yield ranks
 
 
 def by_pid(rows: list[dict[str, object]], child: subprocess.Popen[str]) -> dict[str, object]:

@@ -13,13 +13,13 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.system.labs import Lab, Labs, wait_for
+from tests.support.labs import Lab, Labs
+from tests.support.patience import patience, until
 
 pytestmark = pytest.mark.system
 
@@ -28,10 +28,9 @@ SMALL = {"PDCTL_RECORD_SIZE": str(256 * 1024)}
 
 
 @pytest.fixture
-def labs() -> Iterator[Labs]:
-    with Labs() as labs:
-        labs.env |= SMALL
-        yield labs
+def labs(labs: Labs) -> Labs:
+    labs.env |= SMALL
+    return labs
 
 
 def hang(labs: Labs) -> Lab:
@@ -39,7 +38,7 @@ def hang(labs: Labs) -> Lab:
     lab = labs.up("--without", "gate")
     lab.inject_late_metadata(delay="1s")
     threading.Thread(target=lambda: lab.load(requests=1, seconds=3), daemon=True).start()
-    wait_for(lambda: lab.events(TP1, 13))
+    until("a landing on decode tp1", lambda: lab.events(TP1, 13))
     return lab
 
 
@@ -47,7 +46,7 @@ def kill(labs: Labs, lab: Lab) -> None:
     for process in lab.processes:
         if process.alive:
             os.kill(process.pid, signal.SIGKILL)
-    wait_for(lambda: not lab.left())
+    until("the end of all processes of the lab", lambda: not lab.left())
 
 
 def record(labs: Labs, file: Path, *options: object, code: int = 0) -> dict[str, Any]:
@@ -138,7 +137,7 @@ def test_ranks_that_have_no_recording_are_told_and_cost_code_3(labs: Labs) -> No
     lab = labs.up("--prefill", "tp=1", "--decode", "tp=2")
     assert lab.load(requests=4).good
     os.kill(lab.process(TP1).pid, signal.SIGKILL)
-    wait_for(lambda: not lab.process(TP1).alive)
+    until("the death of decode tp1", lambda: not lab.process(TP1).alive)
     lost = labs.folder / "rec" / f"{lab.process(TP1).pid}-{lab.process(TP1).start}.pdrec"
     lost.unlink()
     (labs.folder / "rec" / "1-1.pdrec").write_bytes(b"garbage of some kind")
@@ -202,7 +201,7 @@ def test_two_at_once_make_one_file(labs: Labs) -> None:
     file = labs.folder / "same.pdtrace"
     command = [sys.executable, "-m", "pdctl.cli", "record", str(file)]
     both = [subprocess.Popen(command, env=labs.env, stderr=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)]
-    errors = [process.communicate(timeout=120)[1].decode() for process in both]
+    errors = [process.communicate(timeout=patience(120))[1].decode() for process in both]
     assert sorted(process.returncode for process in both) == [0, 2]
     assert any("exists" in error for error in errors)
     assert labs.cli("diff-queues", "--from", file).stdout

@@ -9,14 +9,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import pdctl
-from tests.system.labs import Lab, Labs, wait_for
+from tests.support.labs import Lab, Labs
+from tests.support.patience import patience, until
 
 pytestmark = pytest.mark.system
 
@@ -24,10 +24,9 @@ PREFILL, TP0, TP1 = "prefill dp0 pp0 tp0", "decode dp0 pp0 tp0", "decode dp0 pp0
 
 
 @pytest.fixture
-def labs() -> Iterator[Labs]:
-    with Labs() as labs:
-        labs.env["PDCTL_RECORD_SIZE"] = str(256 * 1024)
-        yield labs
+def labs(labs: Labs) -> Labs:
+    labs.env["PDCTL_RECORD_SIZE"] = str(256 * 1024)
+    return labs
 
 
 def recording(labs: Labs, file: Path, *options: object) -> subprocess.Popen[str]:
@@ -36,7 +35,7 @@ def recording(labs: Labs, file: Path, *options: object) -> subprocess.Popen[str]
 
 
 def result(process: subprocess.Popen[str], code: int) -> dict[str, Any]:
-    out, err = process.communicate(timeout=200)
+    out, err = process.communicate(timeout=patience(200))
     assert process.returncode == code, f"{process.returncode}\n{out}{err}"
     trace: dict[str, Any] = json.loads(out)["trace"]
     return trace
@@ -56,7 +55,7 @@ def followed(process: subprocess.Popen[str]) -> None:
         [mask] = [int(line.split()[1], 16) for line in status.read_text().splitlines() if line.startswith("SigCgt")]
         return bool(mask >> (signal.SIGTERM - 1) & 1)
 
-    wait_for(caught)
+    until("what was followed", caught)
 
 
 def test_for_a_while_keeps_what_the_ring_loses(labs: Labs) -> None:
@@ -99,7 +98,7 @@ def test_a_signal_ends_it_and_keeps_what_there_is(labs: Labs) -> None:
         assert lab.load(requests=3).good
         if ending == signal.SIGTERM:
             os.kill(lab.process(TP1).pid, signal.SIGKILL)  # it is followed to its death, and is whole
-            wait_for(lambda: not lab.process(TP1).alive)
+            until("the death of decode tp1", lambda: not lab.process(TP1).alive)
         process.send_signal(ending)
         trace = result(process, 0)
         assert trace["stopped"] == "interrupted"

@@ -27,7 +27,8 @@ from pdctl.replay.rounds.plan import plan
 from pdctl.replay.rounds.run import execute
 from pdctl.replay.rounds.worker_log import Options
 from pdctl.trace.container import opened
-from tests.system.labs import Labs, wait_for
+from tests.support.labs import Labs
+from tests.support.patience import patience, until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600, method="signal")]  # the machine may be busy
 
@@ -51,7 +52,7 @@ def pdctl(*arguments: object) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "COLUMNS": "100"},
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=patience(500),
         check=False,
     )
 
@@ -83,12 +84,6 @@ def test_c1_of_real_sglang() -> None:
     assert "that repeat others left out" in done.stdout
 
 
-@pytest.fixture
-def labs() -> Any:
-    with Labs() as labs:
-        yield labs
-
-
 def recorded(labs: Labs, name: str) -> Path:
     file = labs.folder / f"{name}.pdtrace"
     labs.cli("record", file, code=None)
@@ -112,7 +107,7 @@ def test_c2_two_of_four_ranks(labs: Labs) -> None:
     lab = labs.up("--decode", "tp=4", "--without", "gate")
     labs.cli("inject", "--delay-metadata", "8s", "--rank", "decode:tp[13]", "--allow-ranks", 2, "--detach")
     threading.Thread(target=lambda: lab.load(requests=3, concurrency=3, seconds=20), daemon=True).start()
-    wait_for(lambda: "PD101" in labs.cli("diff-queues", code=None).stdout)
+    until("PD101", lambda: "PD101" in labs.cli("diff-queues", code=None).stdout)
     document = replay(recorded(labs, "c2"), "--queue", "decode.transfer", "--repeats", 20, code=1)
     off, on = runs(document)["off"], runs(document)["on"]
     [room] = off["rooms"]
@@ -138,7 +133,7 @@ def test_c7_a_request_that_one_rank_lost(labs: Labs, earlier: int) -> None:
     if earlier:
         assert lab.load(requests=earlier).good
     lab.load(requests=1, to="decode", room=91, lost_on=0, seconds=1)
-    wait_for(lambda: "PD103" in labs.cli("diff-queues", code=None).stdout)
+    until("PD103", lambda: "PD103" in labs.cli("diff-queues", code=None).stdout)
     groups = json.loads(labs.cli("diff-queues", "-o", "json", code=1).stdout)["groups"]
     [queue] = [one["queue"] for one in groups if one["verdict"] == "DIVERGED"]  # how far it had come when it was lost
     document = replay(recorded(labs, "c7"), "--queue", queue, "--round-timeout", "3s", code=1)
@@ -155,9 +150,9 @@ def test_c7_a_request_that_one_rank_lost_after_rounds_with_it_on_both(labs: Labs
     try:
         request = client.send()  # nobody sends its KV: it waits on both ranks
         for label in ("decode dp0 pp0 tp0", "decode dp0 pp0 tp1"):
-            wait_for(lambda: any(item.room == 91 for item in lab.items(label, "decode.transfer")))  # noqa: B023
+            until("room 91 in transfer", lambda: any(item.room == 91 for item in lab.items(label, "decode.transfer")))  # noqa: B023
         client.lose(request, tp=0)
-        wait_for(lambda: "PD103" in labs.cli("diff-queues", code=None).stdout)
+        until("PD103", lambda: "PD103" in labs.cli("diff-queues", code=None).stdout)
     finally:
         client.close()
     document = replay(recorded(labs, "c7"), "--queue", "decode.transfer", "--round-timeout", "3s", code=1)
@@ -171,10 +166,11 @@ def test_c8_a_slot_with_its_former_owners_room(labs: Labs) -> None:
     assert lab.load(requests=1, room=100).good
     lab.inject_late_metadata("--room", 102)
     lab.load(requests=1, room=102, seconds=6)
-    wait_for(
+    until(
+        "the end of room 102 on decode tp1",
         lambda: any(
             item.room == 102 and item.action in (1, 3) for item in lab.items("decode dp0 pp0 tp1", "decode.transfer")
-        )
+        ),
     )
     document = replay(recorded(labs, "c8"), "--queue", "decode.transfer", code=1)
     for one in runs(document).values():  # the gate looks for a row that is not there, and here is one
@@ -195,7 +191,7 @@ def test_a_worker_killed_in_the_middle() -> None:
 
     def kill(pids: list[int], folder: Path) -> None:
         def later() -> None:
-            wait_for(lambda: position.read(folder / "1.position").round >= 20)
+            until("round 20 of the worker", lambda: position.read(folder / "1.position").round >= 20)
             os.kill(pids[1], signal.SIGKILL)
 
         threading.Thread(target=later).start()
@@ -217,11 +213,14 @@ def test_what_ends_the_command_ends_its_workers(how: signal.Signals, tmp_path: P
         stderr=subprocess.DEVNULL,
     )
     me = psutil.Process(command.pid)
-    workers = wait_for(lambda: found if len(found := me.children()) == 2 else None)
+    workers = until("both workers", lambda: found if len(found := me.children()) == 2 else None)
     time.sleep(0.5)  # they are Python by now
     command.send_signal(how)
     command.wait(30)
-    wait_for(lambda: not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers))
+    until(
+        "the end of both workers",
+        lambda: not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers),
+    )
     if how is not signal.SIGKILL:
         assert list(tmp_path.iterdir()) == []
 
@@ -281,13 +280,17 @@ def test_torchrun_starts_the_ranks() -> None:
             env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "COLUMNS": "200"},
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=patience(300),
             check=False,
         )  # fmt: skip
         assert said in done.stdout, done.stdout + done.stderr
         assert (done.returncode == 0) == (code == 0)
     alone = subprocess.run(
-        [sys.executable, "-m", "pdctl.replay", str(REAL)], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-m", "pdctl.replay", str(REAL)],
+        capture_output=True,
+        text=True,
+        timeout=patience(300),
+        check=False,
     )
     assert alone.returncode == 2
     assert "torchrun sets them" in alone.stderr

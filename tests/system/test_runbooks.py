@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.labs import Labs
+from tests.support.labs import Labs
+from tests.support.patience import patience
 from tests.system.runbook_states import STATES
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900, method="signal")]  # the machine may be busy
@@ -58,7 +59,7 @@ def run(labs: Labs, command: str) -> subprocess.CompletedProcess[str]:
         cwd=labs.folder,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=patience(300),
         check=False,
     )
 

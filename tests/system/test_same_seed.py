@@ -7,7 +7,7 @@ import random
 import pytest
 
 from pdctl.model import EventKind
-from tests.system.labs import Labs
+from tests.support.labs import Labs
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 

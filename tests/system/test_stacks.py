@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +17,14 @@ from pdctl.client import Client
 from pdctl.discovery import discover
 from pdctl.probes.stacks.collect import collect
 from pdctl.probes.stacks.judge import judge
-from tests.system.labs import Labs, wait_for
-from tests.system.tiny_ranks import PATIENT, TinyRanks
+from tests.support.labs import Labs
+from tests.support.patience import until
+from tests.support.tiny_ranks import PATIENT, TinyRanks
 
 pytestmark = pytest.mark.system
 
 TP0, TP1 = "decode dp0 pp0 tp0", "decode dp0 pp0 tp1"
-RUNS = 50
-
-
-@pytest.fixture
-def labs() -> Iterator[Labs]:
-    with Labs() as labs:
-        yield labs
+RUNS = 20
 
 
 def look(labs: Labs, *options: object, code: int | None) -> dict[str, Any]:
@@ -52,7 +46,7 @@ def test_a_hung_group(labs: Labs) -> None:
         document = look(labs, code=None)
         return document if document["findings"] else None
 
-    document = wait_for(is_hung)
+    document = until("the hang", is_hung)
     [finding] = document["findings"]
     assert finding["code"] == "PD161"
     assert finding["ranks"] == [TP0, TP1]
@@ -78,7 +72,7 @@ def test_a_hung_group(labs: Labs) -> None:
     assert look(labs, "--rank", "decode:tp1", code=0)["findings"] == []
 
     os.kill(lab.process(TP1).pid, signal.SIGKILL)
-    wait_for(lambda: not lab.process(TP1).alive)
+    until("the death of decode tp1", lambda: not lab.process(TP1).alive)
     document = look(labs, "--no-collectives", code=3)
     row = rows(document)[TP1]
     assert (row["state"], row["source"]) == ("dead", "")
@@ -92,7 +86,7 @@ def test_a_busy_lab_has_no_finding_and_a_stopped_rank_has_a_row(labs: Labs) -> N
     command = ("lab", "load", "-n", "0", "--seconds", "800", "-c", "6", "--abort-after", "2")
     load = subprocess.Popen([sys.executable, "-m", "pdctl.cli", *command], env=labs.env, stdout=subprocess.DEVNULL)
     try:
-        wait_for(lambda: any(lab.queues().get(TP0, {}).values()))
+        until("requests on decode tp0", lambda: any(lab.queues().get(TP0, {}).values()))
         inside = 0
         for number in range(RUNS):
             if number % 10 == 0:
@@ -109,7 +103,9 @@ def test_a_busy_lab_has_no_finding_and_a_stopped_rank_has_a_row(labs: Labs) -> N
         assert inside, "no rank was ever seen in a collective"
         assert load.poll() is None, "the load ended before the looks did"
         os.kill(lab.process(TP1).pid, signal.SIGSTOP)
-        wait_for(lambda: look(labs, "--rank", "decode:tp0", code=0)["ranks"][0]["moves"] == "stuck")
+        until(
+            "decode tp0 to be stuck", lambda: look(labs, "--rank", "decode:tp0", code=0)["ranks"][0]["moves"] == "stuck"
+        )
         document = json.loads(labs.cli("stacks", "-o", "json", "--timeout", "60s", code=3).stdout)
         row = rows(document)[TP1]
         assert row["state"] == "silent"
@@ -132,7 +128,7 @@ def test_without_the_flight_recorder_the_stack_tells(tmp_path: Path) -> None:
             document = json.loads(ranks.pdctl("stacks", "-o", "json", "--timeout", "60", "--rank-timeout", "3").stdout)
             return document if rows(document)[TP0]["moves"] == "stuck" and rows(document)[TP0]["call"]["op"] else None
 
-        document = wait_for(stuck)
+        document = until("the hang", stuck)
         [attn] = [group for group in document["collectives"] if group["kind"] == "attn-tp"]
         tp0, tp1 = attn["rows"]
         assert (tp0["ranks"], tp0["current"]["op"], tp0["current"]["size"]) == ("tp0", "all_reduce", "7")

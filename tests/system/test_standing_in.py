@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.system.labs import wait_for
-from tests.system.tiny_ranks import ROOT, TinyRanks
+from tests.support.patience import until
+from tests.support.tiny_ranks import ROOT, TinyRanks
 
 PATIENT = ("--timeout", "40", "--rank-timeout", "8")
 """Three times as long as for one rank, and a quarter more."""
@@ -64,7 +64,10 @@ def its_agents_thread_ends(pair: Pair) -> str:
     assert child.stdin is not None
     child.stdin.write("pdctl-agent\n")
     child.stdin.flush()
-    wait_for(lambda: "nobody listens" in json.dumps(pair.asked("dump", "queues", "--rank", "decode:tp1")[1]))
+    until(
+        "nobody listening on the socket of decode tp1",
+        lambda: "nobody listens" in json.dumps(pair.asked("dump", "queues", "--rank", "decode:tp1")[1]),
+    )
     return "nobody listens on its socket"
 
 

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from tests.system.labs import Lab, Labs, wait_for
+from tests.support.labs import Lab, Labs
+from tests.support.patience import patience, until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
@@ -21,7 +22,7 @@ def begin(lab: Lab, *arguments: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
-    wait_for(lambda: lab.labs.cli("faults", "-o", "json").stdout.count('"fault"'))
+    until("the fault", lambda: lab.labs.cli("faults", "-o", "json").stdout.count('"fault"'))
     return process
 
 
@@ -30,7 +31,7 @@ def test_so_many_failed_rooms_end_it():
         lab = labs.up("--prefill", "tp=1", "--decode", "tp=2")
         command = begin(lab, "--fail-transfer", "--hits", "1000", "--stop-when", "failed:3")
         assert lab.load(requests=3, concurrency=1).failed == 3
-        out, err = command.communicate(timeout=120)
+        out, err = command.communicate(timeout=patience(120))
         assert "stop condition: 3 rooms have failed" in out, err
         assert command.returncode == 0
         assert lab.load(requests=3).good, "it is healed"
@@ -58,7 +59,7 @@ def test_a_divergence_ends_it_and_keeps_another_from_being_placed():
         lab = labs.up("--prefill", "tp=1", "--decode", "tp=2", "--without", "gate")
         command = begin(lab, "--delay-metadata", "2m", "--stop-when", "diverged")
         lab.load(requests=1, seconds=3)  # one: lists of unequal length may kill the ranks instead of hanging them
-        out, err = command.communicate(timeout=120)
+        out, err = command.communicate(timeout=patience(120))
         assert "stop condition: diverged" in out, err
         again = labs.cli("inject", "--rank", "decode:tp1", "--delay-metadata", "1s", "--stop-when", "diverged", code=5)
         assert "nothing was injected, diverged" in again.stderr

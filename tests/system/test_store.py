@@ -23,9 +23,9 @@ import pytest
 from pdctl import keys, published
 from pdctl.agent.publish import reachable, store_address
 from pdctl.model import Status
-from tests.system.curve import Keyring, endpoint_of
-from tests.system.labs import wait_for
-from tests.system.tiny_ranks import PATIENT, TinyRanks, free_port, stop
+from tests.support.curve import Keyring, endpoint_of
+from tests.support.patience import patience, until
+from tests.support.tiny_ranks import PATIENT, TinyRanks, free_port, stop
 
 pytestmark = pytest.mark.system
 ANYWHERE = "tcp://127.0.0.1"
@@ -47,7 +47,7 @@ class Job:
         self.children = [ranks.begin("--rank", n, *args, PDCTL_LISTEN=ANYWHERE, **ring.env, **env) for n in (0, 1)]
         for child in self.children:
             ranks.ready(child)
-        wait_for(lambda: len(self.names()) == 2)
+        until("both ranks in the store", lambda: len(self.names()) == 2)
 
     def client(self) -> Any:
         from torch.distributed import TCPStore
@@ -106,7 +106,10 @@ def test_one_address_is_enough_to_find_and_ask_all_ranks(ranks: TinyRanks, ring:
 def test_agents_publish_the_other_key_they_took(ranks: TinyRanks, ring: Keyring) -> None:
     job = Job(ranks, ring)
     public = keys.make(ring.folder, keys.SERVER, replace=True).public
-    wait_for(lambda: {job.entry(name).registration.server_key for name in job.names()} == {public})
+    until(
+        "the new key in the store",
+        lambda: {job.entry(name).registration.server_key for name in job.names()} == {public},
+    )
     rows = job.rows("--server-key", public, code=0)
     assert [row["state"] for row in rows] == ["live", "live"]
 
@@ -263,9 +266,9 @@ def test_an_agent_whose_store_never_answers_does_not_stop_its_rank(ranks: TinyRa
                 return answer.body.ticks
 
             seen = turns()
-            wait_for(lambda: turns() > seen + 20)
+            until("twenty more turns", lambda: turns() > seen + 20)
         child.terminate()
-        assert child.wait(timeout=60) == -signal.SIGTERM
+        assert child.wait(timeout=patience(60)) == -signal.SIGTERM
 
 
 def test_where_an_agent_publishes_and_what() -> None:

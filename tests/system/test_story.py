@@ -7,25 +7,19 @@ import os
 import signal
 import threading
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pdctl.model import EventKind
-from tests.system.labs import Lab, Labs, wait_for
+from tests.support.labs import Lab, Labs
+from tests.support.patience import until
 
 pytestmark = pytest.mark.system
 
 PREFILL = "prefill dp0 pp0 tp0"
 TP0, TP1 = "decode dp0 pp0 tp0", "decode dp0 pp0 tp1"
-
-
-@pytest.fixture
-def labs() -> Iterator[Labs]:
-    with Labs() as labs:
-        yield labs
 
 
 def story(labs: Labs, asked: object, *options: object) -> dict[str, Any]:
@@ -132,11 +126,11 @@ def test_a_hung_room_with_a_killed_rank_and_with_half_of_the_files(labs: Labs, t
     before = served(lab)
     lab.inject_late_metadata("--rank-timeout", "30s", "--timeout", "60s", delay="1s")
     threading.Thread(target=lambda: lab.load(requests=1, seconds=4), daemon=True).start()
-    wait_for(lambda: lab.events(TP1, EventKind.LANDED))
+    until("a landing on decode tp1", lambda: lab.events(TP1, EventKind.LANDED))
     room = lab.events(TP1, EventKind.LANDED)[0].room
     killed = lab.process(TP1)
     os.kill(killed.pid, signal.SIGKILL)
-    wait_for(lambda: not killed.alive)
+    until("the death of decode tp1", lambda: not killed.alive)
     told = story(labs, room)
     lines = {line["rank"]: line for line in told["ranks"]}
     assert (lines["decode tp1"]["state"], lines["decode tp1"]["saw"]) == ("dead", True)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from pdctl.lab.client import Client, Load
-from tests.system.labs import PATIENCE_S, Lab, Labs, wait_for
+from tests.support.labs import Lab, Labs
+from tests.support.patience import patience, until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600, method="signal")]  # the machine may be busy
 
@@ -34,7 +35,7 @@ class Sending:
     """A load on a thread of its own; the block ends when every request has, or when it was told to stop."""
 
     def __init__(self, lab: Lab, **how: Any) -> None:
-        self.client = Client(lab.config, Load(**{"seconds": PATIENCE_S, **how}))
+        self.client = Client(lab.config, Load(**{"seconds": patience(60), **how}))
         self.outcome: Any = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -82,10 +83,11 @@ def test_what_never_arrives(lab: Lab, kind: str) -> None:
     code = "PD142" if kind == "--drop-status" else "PD141"
     try:
         with Sending(lab, requests=1, room=4000) as sending:
-            wait_for(lambda: lab.queues()["decode dp0 pp0 tp1"]["decode.transfer"] == [4000])
+            until("room 4000 in transfer", lambda: lab.queues()["decode dp0 pp0 tp1"]["decode.transfer"] == [4000])
             # Until both sides are where they stay: the first looks may see it move.
-            document = wait_for(
-                lambda: (found := stuck(lab, "--stuck-after", "2s", "--watch", "1s", code=None))["findings"] and found
+            document = until(
+                "a finding",
+                lambda: (found := stuck(lab, "--stuck-after", "2s", "--watch", "1s", code=None))["findings"] and found,
             )
             [finding] = document["findings"]
             assert (finding["code"], finding["rooms"]) == (code, [4000])
@@ -124,19 +126,24 @@ def test_a_full_decode_is_full(lab: Lab) -> None:
     """C12: two requests fill the KV pool, ten wait in line."""
     with Sending(lab, requests=10_000, concurrency=12, prompt_tokens=30, new_tokens=60, seconds=600) as sending:
         try:
-            found = wait_for(lambda: stuck(lab, "--stuck-after", "1s", "--watch", "1s", code=0)["findings"])
+            found = until("a finding", lambda: stuck(lab, "--stuck-after", "1s", "--watch", "1s", code=0)["findings"])
         finally:
-            sending.client.stopping = True
+            sending.client.load.requests = (
+                1  # no more, and those on their way to the end: the next test has the same lab
+            )
     assert {(finding["code"], finding["level"]) for finding in found} == {("PD140", "info")}
     assert (sending.outcome.failed, sending.outcome.wrong) == (0, 0)
 
 
 def test_a_room_that_only_one_side_has(lab: Lab) -> None:
-    sent = Sending(lab, requests=1, room=4004, to="prefill", abort_after_s=12.0)
-    with sent:
-        document = wait_for(
-            lambda: (found := stuck(lab, "--stuck-after", "2s", "--watch", "1s", code=None))["findings"] and found
-        )
+    with Sending(lab, requests=1, room=4004, to="prefill", seconds=patience(600)) as sending:
+        try:
+            document = until(
+                "a finding",
+                lambda: (found := stuck(lab, "--stuck-after", "2s", "--watch", "1s", code=None))["findings"] and found,
+            )
+        finally:
+            sending.client.load.abort_after_s = 1e-3
     assert [(f["code"], f["rooms"]) for f in document["findings"]] == [("PD143", [4004])]
     [request] = document["requests"]
     assert request["cover"] == "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT"

@@ -16,10 +16,10 @@ from pdctl.agent.paths import Registration
 from pdctl.client import Client, Silence
 from pdctl.errors import Exit
 from pdctl.model import Snapshot
-from tests.system.curve import Curve, Keyring, endpoint_of, notes
-from tests.system.labs import wait_for
-from tests.system.test_inject import Cluster
-from tests.system.tiny_ranks import PATIENT, TinyRanks, free_port
+from tests.support.cluster import Cluster
+from tests.support.curve import Curve, Keyring, endpoint_of, notes
+from tests.support.patience import until
+from tests.support.tiny_ranks import PATIENT, TinyRanks, free_port
 
 pytestmark = pytest.mark.system
 ANYWHERE = "tcp://127.0.0.1"
@@ -179,14 +179,16 @@ def test_keys_change_while_the_rank_runs(ranks: TinyRanks, ring: Keyring) -> Non
         assert not alice.ask("queues").error
         done = asked_from_afar(ranks, ring, "keys", "authorize", ring.pairs["carol"].public, "--role", "observe")
         assert done.returncode == 0, done
-        wait_for(lambda: answers("carol", 5.0))
+        until("carol let in", lambda: answers("carol", 5.0))
         assert asked_from_afar(ranks, ring, "keys", "revoke", "alice").returncode == 0
-        wait_for(lambda: alice.ask("queues").error)  # over the connection it has had all the time
+        until(
+            "alice told that her key is revoked", lambda: alice.ask("queues").error
+        )  # over the connection it has had all the time
     assert not answers("alice", 1.0)
     (ring.folder / keys.AUTHORIZED).chmod(0o666)
-    wait_for(lambda: not answers("carol", 1.0))
+    until("nobody let in while others may write the list", lambda: not answers("carol", 1.0))
     (ring.folder / keys.AUTHORIZED).chmod(0o600)
-    wait_for(lambda: answers("carol", 5.0))
+    until("carol let in again", lambda: answers("carol", 5.0))
 
 
 def test_the_agents_own_key_changes_while_the_rank_runs(ranks: TinyRanks, ring: Keyring) -> None:
@@ -211,7 +213,7 @@ def test_the_agents_own_key_changes_while_the_rank_runs(ranks: TinyRanks, ring: 
         assert (done.returncode, "--server-key" in done.stderr) == (0, True), done
         public = done.stdout.strip()
         assert public != former
-        wait_for(lambda: answers(public, 5000))
+        until("an answer with the new server key", lambda: answers(public, 5000))
         assert known_by() == public
         alice.send(wire.encode(wire.Request("queues", id=2)))
         assert alice.reply(1000) is None, "connections made with the former key have ended"
@@ -221,7 +223,7 @@ def test_the_agents_own_key_changes_while_the_rank_runs(ranks: TinyRanks, ring: 
     for number, text in enumerate(("public zz\n", f"public {halves[1].public}\nsecret {halves[0].secret}\n"), 1):
         (ring.folder / "server.key").write_text(text)
         said = "goes on with the key it has"
-        wait_for(lambda: sum(said in note for note in notes(ranks, child.pid)) == number)  # noqa: B023
+        until("the agent's note", lambda: sum(said in note for note in notes(ranks, child.pid)) == number)  # noqa: B023
     assert asked_from_afar(ranks, ring, "keys", "list").returncode == 3
     assert answers(public, 5000)
     assert known_by() == public

@@ -15,9 +15,9 @@ from pdctl import wire
 from pdctl.agent.tcp import MAX_CONNECTIONS
 from pdctl.client import Client
 from pdctl.model import Status
-from tests.system.curve import Curve, Keyring, endpoint_of, notes
-from tests.system.labs import wait_for
-from tests.system.tiny_ranks import TinyRanks
+from tests.support.curve import Curve, Keyring, endpoint_of, notes
+from tests.support.patience import patience, until
+from tests.support.tiny_ranks import TinyRanks
 
 pytestmark = pytest.mark.system
 ANYWHERE = "tcp://127.0.0.1"
@@ -79,7 +79,7 @@ def test_a_recorded_handshake_played_again_gets_nothing(ranks: TinyRanks, ring: 
     taken = bytes(tape.sent)
     assert b"CURVE" in taken
     assert b"heal" not in taken, "what is asked is not readable on the way"
-    with socket.create_connection(where, timeout=30) as thief:
+    with socket.create_connection(where, timeout=patience(30)) as thief:
         thief.sendall(taken)
         heard = bytearray()
         with contextlib.suppress(ConnectionResetError):
@@ -88,7 +88,7 @@ def test_a_recorded_handshake_played_again_gets_nothing(ranks: TinyRanks, ring: 
     # The 64 bytes of a greeting, and at most the WELCOME that any HELLO gets: never READY, never a message.
     assert b"READY" not in heard
     assert len(heard) <= 64 + 2 + 168
-    wait_for(lambda: any("did not get through" in note for note in notes(ranks, child.pid)))
+    until("the agent's note", lambda: any("did not get through" in note for note in notes(ranks, child.pid)))
 
 
 def test_a_request_over_the_limit_ends_its_connection_only(ranks: TinyRanks, ring: Keyring) -> None:
@@ -121,7 +121,7 @@ def test_a_flood_is_cut_down_and_takes_nothing_from_others(ranks: TinyRanks, rin
     flooder = threading.Thread(target=flood, daemon=True)
     flooder.start()
     try:
-        wait_for(lambda: told)
+        until("what the other was told", lambda: told)
         with Client(timeout_s=120, rank_timeout_s=60) as polite:
             rank = ring.rank(where, "bob")
             began = time.monotonic()
@@ -147,7 +147,7 @@ def test_very_many_connections_are_not_taken(ranks: TinyRanks, ring: Keyring) ->
         refused = 0
         for _ in range(4 * MAX_CONNECTIONS):
             try:
-                stack.enter_context(socket.create_connection(port_of(where), timeout=1))
+                stack.enter_context(socket.create_connection(port_of(where), timeout=patience(1)))
             except OSError:
                 refused += 1
         assert refused
@@ -159,5 +159,5 @@ def test_very_many_connections_are_not_taken(ranks: TinyRanks, ring: Keyring) ->
                 client.hello()
                 return client.reply(1000) is not None
 
-        wait_for(let_in)
+        until("a connection that is let in", let_in)
     assert any("connections" in note for note in notes(ranks, child.pid))

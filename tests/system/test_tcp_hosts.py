@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.system.curve import Keyring, notes
-from tests.system.hosts import Hosts, why_not
-from tests.system.labs import wait_for
-from tests.system.tiny_ranks import PATIENT, ROOT, TinyRanks
+from tests.support.curve import Keyring, notes
+from tests.support.hosts import Hosts, why_not
+from tests.support.patience import patience, until
+from tests.support.tiny_ranks import PATIENT, ROOT, TinyRanks
 
 pytestmark = pytest.mark.system
 PORT = 29_511
@@ -60,7 +60,7 @@ def away(hosts: Hosts, ranks: list[TinyRanks], ring: Keyring, tmp_path: Path) ->
         done = client.pdctl(*STORE, "ranks", "-o", "json", *PATIENT)
         return done.returncode == 0 and len(json.loads(done.stdout)["ranks"]) == 3
 
-    wait_for(published)
+    until("all ranks in the store", published)
     return client
 
 
@@ -99,7 +99,9 @@ def test_hosts_are_found_by_the_store_asked_over_curve_and_missed_when_cut_off(
         cwd=ROOT, env=away.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     with pytest.raises(subprocess.TimeoutExpired):
-        following.wait(timeout=8)  # it has found the ranks by now, or finds that one is gone: both have to be said
+        following.wait(
+            timeout=patience(8)
+        )  # it has found the ranks by now, or finds that one is gone: both have to be said
     hosts.pull(3)
     out, err = following.communicate()
     assert following.returncode == 3, (out, err)
@@ -117,7 +119,7 @@ def test_hosts_are_found_by_the_store_asked_over_curve_and_missed_when_cut_off(
     assert partial.returncode in (1, 3), partial
     assert any("not reachable" in problem for problem in json.loads(partial.stdout)["problems"])
     hosts.plug(3)
-    wait_for(lambda: away.pdctl(*STORE, "ranks", *PATIENT).returncode == 0)
+    until("an answer of every rank", lambda: away.pdctl(*STORE, "ranks", *PATIENT).returncode == 0)
 
 
 def pid_of(ranks: TinyRanks) -> int:

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from tests.system.labs import Labs, wait_for
+from tests.support.labs import Labs
+from tests.support.patience import until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
@@ -59,5 +60,5 @@ def test_two_operators_on_one_cluster():
             for fault, owner in zip(rank["ended"], rank["owners"], strict=True)
         }
         assert ended == {ann: "ann", bob: "bob"}
-        wait_for(lambda: not faults(labs))
+        until("the end of all faults", lambda: not faults(labs))
         assert lab.load(requests=3).good

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.system.tiny_ranks import PATIENT, TinyRanks
+from tests.support.tiny_ranks import PATIENT, TinyRanks
 
 pytestmark = pytest.mark.system
-
-
-@pytest.fixture
-def ranks(tmp_path: Path) -> Iterator[TinyRanks]:
-    with TinyRanks(tmp_path) as made:
-        yield made
 
 
 def blocks(ranks: TinyRanks) -> dict[str, int]:

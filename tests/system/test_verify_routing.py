@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from pdctl.lab.engine import bootstrap
-from tests.system.labs import Lab, Labs, wait_for
+from tests.support.labs import Lab, Labs
+from tests.support.patience import until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600, method="signal")]  # the machine may be busy
 
@@ -85,11 +86,14 @@ def when_both_have(lab: Lab, room: int) -> None:
         sides = [{r for q in rooms.values() for r in q} for rooms in queues.values()]
         return sum(room in side for side in sides) == 3  # one prefill rank, two decode ranks
 
-    wait_for(everywhere)
+    until("the registration on every rank", everywhere)
 
 
 def when_prefill_has(lab: Lab, room: int) -> None:
-    wait_for(lambda: any(room in queues.get("prefill.bootstrap", []) for queues in lab.queues().values()))
+    until(
+        "the room at prefill",
+        lambda: any(room in queues.get("prefill.bootstrap", []) for queues in lab.queues().values()),
+    )
 
 
 # ---- C4 --------------------------------------------------------------------------------------------------------------
@@ -129,9 +133,9 @@ def test_the_engines_own_failure_is_shown_as_such(follow: Lab) -> None:
     # Decode alone does not hear of it where no router tells it.
     in_flight(follow, room=9, to="decode")
     in_flight(follow, room=9, prefill_dp=0, to="prefill")
-    wait_for(lambda: codes(verify(follow, code=None)) == ["PD121"])  # type: ignore[arg-type]
+    until("the one finding", lambda: codes(verify(follow, code=None)) == ["PD121"])  # type: ignore[arg-type]
     follow.load(requests=1, room=9, prefill_dp=1, to="prefill")
-    wait_for(lambda: verify(follow, code=0)["rooms"] == [])
+    until("no room that is off", lambda: verify(follow, code=0)["rooms"] == [])
 
 
 def test_a_healthy_cluster_under_load(follow: Lab, query: Lab) -> None:
@@ -202,7 +206,10 @@ def hidden_from_tp0(lab: Lab, room: int) -> None:
     lab.labs.cli("inject", "--hide-registration", "--rank", "decode:tp0", "--room", room, "--for", "10m", "--detach")
     in_flight(lab, room=room, prefill_dp=0)
     when_both_have(lab, room)
-    wait_for(lambda: {d["dp"] for d in row(verify(lab, room, code=None), room)["decode"]} == {None, 0})  # type: ignore[arg-type]
+    until(
+        "what both decode ranks believe",
+        lambda: {d["dp"] for d in row(verify(lab, room, code=None), room)["decode"]} == {None, 0},
+    )  # type: ignore[arg-type]
 
 
 def test_pending_on_one_rank_and_in_the_handshake_on_another(without: Callable[..., Lab]) -> None:
@@ -226,7 +233,7 @@ def test_twin_with_the_new_life_cycle(query: Lab) -> None:
         assert tp0["queues"] == ["decode.pending", "decode.prealloc"]
     finally:
         query.labs.cli("heal", "--all")
-    wait_for(lambda: verify(query, code=0)["rooms"] == [])
+    until("no room that is off", lambda: verify(query, code=0)["rooms"] == [])
 
 
 # ---- bootstrap servers -----------------------------------------------------------------------------------------------
@@ -265,12 +272,15 @@ def test_two_requests_with_one_room(follow: Lab) -> None:
         return all(sum(queue.count(402) for queue in rooms.values()) == 2 for rooms in queues)
 
     loads = [in_flight(follow, room=402, to="decode", abort_after_s=60.0)]
-    wait_for(lambda: any(402 in rooms for queues in follow.queues().values() for rooms in queues.values()))
+    until(
+        "room 402 in a queue",
+        lambda: any(402 in rooms for queues in follow.queues().values() for rooms in queues.values()),
+    )
     which = ("--rank", "decode:*", "--allow-ranks", "2", "--for", "1m", "--detach")
     follow.labs.cli("inject", "--duplicate-room", "402", "--room", 406, *which)
     try:
         loads.append(in_flight(follow, room=406, to="decode", abort_after_s=60.0))
-        wait_for(twice)
+        until("two rooms of one number", twice)
     finally:
         follow.labs.cli("heal", "--all")
     document = verify(follow, 402, "--grace", "1s", code=1)
@@ -289,7 +299,7 @@ def test_a_registration_that_runs_out(without: Callable[..., Lab]) -> None:
     load = in_flight(lab, room=7, prefill_dp=0, to="prefill", abort_after_s=60.0)
     when_prefill_has(lab, 7)
     assert "PD126" not in codes(verify(lab, 7, code=None)), "it has just been registered"
-    document = wait_for(lambda: found if "PD126" in codes(found := verify(lab, 7, code=None)) else None)
+    document = until("PD126", lambda: found if "PD126" in codes(found := verify(lab, 7, code=None)) else None)
     [finding] = [finding for finding in document["findings"] if finding["code"] == "PD126"]
     assert finding["rooms"] == [7]
     assert "(after 20 s), and no decode rank has been told of it yet" in finding["summary"]
@@ -387,7 +397,9 @@ def test_the_labs_own_server_is_stopped(query: Lab) -> None:
     finally:
         os.kill(pid, signal.SIGCONT)
     assert "missing: " in done.stdout
-    wait_for(lambda: "missing" not in query.labs.cli("verify-routing", *PATIENT, code=None).stdout)
+    until(
+        "no rank that is missing", lambda: "missing" not in query.labs.cli("verify-routing", *PATIENT, code=None).stdout
+    )
 
 
 # ---- what is asked ---------------------------------------------------------------------------------------------------

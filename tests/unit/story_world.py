@@ -128,7 +128,7 @@ class World:
             if leaves is not None:
                 for request in entries:
                     tap.decided(request, leaves, request.room if request.there else 0)
-                entries = []
+                entries = entries if leaves is Action.KEPT else []
             tap.leave(entries)
             rank.queues[queue] = entries
             self.wait(skew)

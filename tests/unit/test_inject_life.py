@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pdctl.inject.faults import Fault, Target
 from pdctl.inject.kinds import KINDS, Parameter, Way
 from pdctl.inject.table import FaultTable
+from tests.support.patience import until
 
 FAR = 500.0
 ANYWHERE = (Target(),)
@@ -37,10 +38,7 @@ def a_table() -> Iterator[FaultTable]:
         yield table
     finally:
         table.heal()
-        end = time.monotonic() + 30
-        while table.status():
-            assert time.monotonic() < end, f"never let go: {table.status()}"
-            time.sleep(0.001)
+        until("the end of all faults", lambda: not table.status(), every_s=0.001)
 
 
 @dataclass
@@ -215,8 +213,5 @@ def test_a_duration_that_spans_ends_the_fault_that_long_after_its_first_hit() ->
             time.sleep(0.1)
             assert not fault.ended, "it waits for its first hit"
             assert Stage(table).visit(kind.name, 0) is fault
-            end = time.monotonic() + 30
-            while not fault.ended:
-                assert time.monotonic() < end
-                time.sleep(0.001)
+            until("the end of its duration", lambda: fault.ended, every_s=0.001)  # noqa: B023 - asked in this turn
             assert fault.ended == "its duration is over"

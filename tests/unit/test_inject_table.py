@@ -15,18 +15,10 @@ from pdctl.inject.faults import Fault, Target
 from pdctl.inject.kinds import HELD_METADATA
 from pdctl.inject.table import FaultTable
 from pdctl.model import FaultStatus
+from tests.support.patience import until
 
 FAR = 500.0
 TP1 = (Target(tp=1),)
-
-
-def until(condition, what: str) -> None:
-    """Wait for something that must happen; the limit only turns a hang into a failure."""
-    for _ in range(6000):
-        if condition():
-            return
-        time.sleep(0.005)
-    raise AssertionError(f"never came: {what}")
 
 
 def fault(name: str = "f", *, delay: float = FAR, ttl: float = FAR, lease: float | None = None, **more) -> Fault:
@@ -36,7 +28,7 @@ def fault(name: str = "f", *, delay: float = FAR, ttl: float = FAR, lease: float
 
 
 def past(table: FaultTable, name: str = "f") -> FaultStatus:
-    until(lambda: any(f.id == name for f in table.history()), f"the end of {name}")
+    until(f"the end of {name}", lambda: any(f.id == name for f in table.history()))
     return next(f for f in table.history() if f.id == name)
 
 
@@ -87,7 +79,7 @@ def test_whatever_ends_first_ends_it_and_the_held_write_is_done(table, placed, w
     held = writes.write(7)
     ended = past(table)
     assert ended.ended == why
-    until(lambda: table.metadata == (), "the site to be free again")
+    until("the site to be free again", lambda: table.metadata == ())
     assert writes.late[7] + writes.direct[7] == 1
     assert ended.fired == int(held)
     assert not writes.write(8)
@@ -101,7 +93,7 @@ def test_heal_lets_go_of_what_is_held_and_can_be_repeated(table):
     assert table.heal() == []
     assert table.heal("f") == []
     assert table.heal("another") == []
-    until(lambda: not table.status(), "nothing left")
+    until("nothing left", lambda: not table.status())
     assert writes.late == {7: 1}
     assert past(table).released == 1
 
@@ -110,9 +102,9 @@ def test_a_delay_that_is_over_releases_and_the_fault_takes_the_next_room(table):
     writes = Writes(table)
     table.arm(fault(delay=0.01))
     assert writes.write(7)
-    until(lambda: not table.status()[0].pending, "the release of room 7")
+    until("the release of room 7", lambda: not table.status()[0].pending)
     assert writes.write(8)
-    until(lambda: not table.status()[0].pending, "the release of room 8")
+    until("the release of room 8", lambda: not table.status()[0].pending)
     assert writes.late == {7: 1, 8: 1}
     assert table.status()[0].fired == 2
 
@@ -204,7 +196,7 @@ def test_a_write_nobody_waits_for_is_dropped(table):
     table.arm(fault())
     assert writes.write(7, still_wanted=lambda: False)
     table.heal()
-    until(lambda: not table.status(), "nothing left")
+    until("nothing left", lambda: not table.status())
     assert writes.late == {}
     assert (past(table).dropped, past(table).released) == (1, 0)
 
@@ -214,7 +206,7 @@ def test_a_check_that_fails_does_not_leave_a_request_waiting(table):
     table.arm(fault())
     assert writes.write(7, still_wanted=lambda: 1 // 0 == 0)
     table.heal()
-    until(lambda: writes.late[7] == 1, "the write")
+    until("the write", lambda: writes.late[7] == 1)
 
 
 def test_an_aborted_room_is_dropped_at_once_and_makes_way(table):
@@ -224,7 +216,7 @@ def test_an_aborted_room_is_dropped_at_once_and_makes_way(table):
     table.gone(6)
     assert table.status()[0].pending == 1
     table.gone(7)
-    until(lambda: not table.status()[0].pending, "the drop")
+    until("the drop", lambda: not table.status()[0].pending)
     assert writes.late == {}
     assert writes.write(8)
 
@@ -234,7 +226,7 @@ def test_a_slot_with_a_new_owner_never_gets_the_old_row(table):
     table.arm(fault())
     assert writes.write(7, place=("session", 3))
     assert not writes.write(8, place=("session", 3))
-    until(lambda: table.status()[0].dropped == 1, "the drop")
+    until("the drop", lambda: table.status()[0].dropped == 1)
     assert writes.late == {}
     assert writes.direct == {8: 1}
 
@@ -275,7 +267,7 @@ def test_a_row_that_hangs_does_not_keep_the_new_owner_waiting(table, monkeypatch
     started.wait()
     assert table.offer(HELD_METADATA, 8, tp=1, place="slot 3") is None
     stuck.set()
-    until(lambda: not table.status(), "the end")
+    until("the end", lambda: not table.status())
 
 
 def test_the_new_owner_is_seen_even_after_the_fault_has_ended(table):
@@ -285,7 +277,7 @@ def test_the_new_owner_is_seen_even_after_the_fault_has_ended(table):
     table.heal()
     assert table.metadata, "a site that no longer asks would not see who comes next"
     stuck.set()
-    until(lambda: table.metadata == (), "the end")
+    until("the end", lambda: table.metadata == ())
     assert not writes.write(8)
 
 
@@ -294,7 +286,7 @@ def test_an_engine_write_that_fails_is_counted_and_the_keeper_lives(table):
     taken = table.offer(HELD_METADATA, 7, tp=1)
     assert taken is not None
     assert table.hold(taken, lambda: 1 // 0, room=7)
-    until(lambda: table.status()[0].failed == 1, "the failure")
+    until("the failure", lambda: table.status()[0].failed == 1)
     assert Writes(table).write(8)
 
 
@@ -311,7 +303,7 @@ def test_a_release_that_hangs_keeps_no_fault_from_ending(table):
     (left,) = table.status()
     assert (left.id, left.pending, left.ended) == ("stuck", 1, "heal")
     stuck.set()
-    until(lambda: not table.status(), "nothing left")
+    until("nothing left", lambda: not table.status())
 
 
 def test_one_fault_at_a_time_and_no_id_twice(table):
@@ -362,7 +354,7 @@ def test_a_recorder_that_fails_changes_nothing():
     table.arm(fault())
     assert writes.write(7)
     table.heal()
-    until(lambda: writes.late[7] == 1, "the write")
+    until("the write", lambda: writes.late[7] == 1)
 
 
 def test_each_step_is_recorded():
@@ -372,7 +364,7 @@ def test_each_step_is_recorded():
     table.arm(fault())
     writes.write(7)
     table.heal(why="told to")
-    until(lambda: len(seen) == 4, "four records")
+    until("four records", lambda: len(seen) == 4)
     assert seen[:2] == [("armed", 0, "delay-metadata"), ("fired", 7, "tp1")]
     assert sorted(seen[2:]) == [("ended", 0, "told to"), ("released", 7, "")]
 
@@ -417,7 +409,7 @@ def test_no_order_of_events_holds_two_rooms_or_loses_a_write(operations, delay, 
         with table._lock:
             assert len({held.room for held in table._all_held()}) <= 1
     table.heal()
-    until(lambda: not table.status(), "nothing left")
+    until("nothing left", lambda: not table.status())
     assert set((writes.late + writes.direct).values()) <= {1}
     done = [table_fault for table_fault in table.history() if table_fault.id in {f.id for f in made}]
     assert sum(f.fired for f in done) == sum(writes.held.values())
@@ -470,7 +462,7 @@ def test_many_threads_hold_one_room_and_lose_nothing():
     for thread in threads:
         thread.join()
     table.heal()
-    until(lambda: not table.status(), "nothing left")
+    until("nothing left", lambda: not table.status())
     stop.set()
     watcher.join()
     assert max(rooms_seen) <= 1

@@ -45,10 +45,10 @@ def rendered(form: Format, env: dict[str, str] | None = None) -> str:
     return out.getvalue()
 
 
-def draw(console: Console) -> None:
+def draw(document: Rows, console: Console) -> None:
     table = Table(box=None)
     table.add_column("name")
-    for row in DOCUMENT.rows:
+    for row in document.rows:
         table.add_row(row.name * 60, style="red")
     console.print(table)
 

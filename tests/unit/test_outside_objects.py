@@ -13,7 +13,7 @@ from pdctl.outside.layouts import LAYOUTS
 from pdctl.outside.memory import PAGE, BadAddressError, Bulk, Memory
 from pdctl.outside.mirror import Mirror, World, modules
 from pdctl.outside.objects import Objects
-from tests.system.outside_targets import READABLE, pythons
+from tests.support.outside_targets import READABLE, pythons
 
 ROOT = Path(__file__).parents[2]
 

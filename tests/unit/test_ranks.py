@@ -40,7 +40,9 @@ def silent(state: str, silence: Silence, reason: str) -> Answer[Status]:
 def drawn(document: RanksDocument, columns: int = 80, form: Format = Format.TABLE) -> str:
     out = io.StringIO()
     wide = form is Format.WIDE
-    Output(form, out=out, env={"COLUMNS": str(columns)}).document(document, (), lambda c: draw(document, c, wide=wide))
+    Output(form, out=out, env={"COLUMNS": str(columns)}).document(
+        document, (), lambda seen, console: draw(seen, console, wide=wide)
+    )
     return out.getvalue()
 
 

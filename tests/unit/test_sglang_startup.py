@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pdctl.commands.run import STARTUP, environment
+from tests.support.patience import patience
 
 ROOT = Path(__file__).parents[2]
 
@@ -93,7 +94,7 @@ def run(*command: str) -> subprocess.Popen[str]:
 
 def test_the_command_takes_its_place() -> None:
     process = run("sh", "-c", "echo $$; exit 7", "--help")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=patience(60))
     assert process.returncode == 7
     assert int(out) == process.pid
     assert err.count("\n") == 1
@@ -110,6 +111,6 @@ def test_signals_reach_the_command() -> None:
 
 def test_no_such_command() -> None:
     process = run("no-such-engine")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=patience(60))
     assert process.returncode == 2
     assert "no-such-engine" in err

@@ -77,7 +77,7 @@ def drawn(document: StacksDocument, form: Format = Format.TABLE, columns: int = 
     out = io.StringIO()
     wide = form is Format.WIDE
     Output(form, out=out, env={"COLUMNS": str(columns)}).document(
-        document, document.ranks, lambda console: draw(document, console, wide=wide)
+        document, document.ranks, lambda seen, console: draw(seen, console, wide=wide)
     )
     return out.getvalue()
 

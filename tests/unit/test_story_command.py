@@ -128,13 +128,19 @@ def test_a_file_that_can_not_be_written(recordings: Path, tmp_path: Path, option
     assert done.stdout == ""
 
 
-def test_a_disk_that_is_full_is_an_error(recordings: Path) -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("no /dev/full here")
-    done = run(recordings, ROOM, "--perfetto", "/dev/full", "--force")
-    assert done.exit_code == 3
-    assert str(ROOM) in done.stdout, "what could be told is told"
-    assert "/dev/full can't be written: No space left on device" in done.stderr
+def test_nothing_is_written_onto_what_is_no_file(recordings: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo.json")
+    (tmp_path / "victim").write_text("theirs")
+    (tmp_path / "link.json").symlink_to(tmp_path / "victim")
+    for name, kind in (
+        ("/dev/full", "a device"),
+        (tmp_path / "fifo.json", "a FIFO"),
+        (tmp_path / "link.json", "a link"),
+    ):
+        done = run(recordings, ROOM, "--perfetto", str(name), "--force")
+        assert done.exit_code == 2
+        assert f"is {kind}, which is neither replaced nor written through" in done.output
+    assert (tmp_path / "victim").read_text() == "theirs"
 
 
 def test_pictures(recordings: Path, tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def test_what_is_no_trace_is_named(tmp_path: Path, recording: bytes) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("manifest.json", '{"schema": "else", "version": 1}')
     assert "its schema is 'else'" in refused(path)
-    assert "no file" in refused(tmp_path / "nowhere")
+    assert "No such file" in refused(tmp_path / "nowhere")
 
 
 def test_a_truncated_one_is_refused_at_any_length(trace: Path) -> None:
@@ -247,7 +247,7 @@ def test_names_that_would_leave_the_directory_are_refused(trace: Path, recording
 
 
 def test_sizes_are_bounded(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(container, "MAX_RECORDING", f.MIN_SIZE - 1)
+    monkeypatch.setattr(f, "MAX_SIZE", f.MIN_SIZE - 1)
     assert "would unpack to" in refused(trace)
     monkeypatch.setattr(container, "MAX_MANIFEST", 10)
     assert "manifest.json has" in refused(trace)

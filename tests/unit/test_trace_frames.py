@@ -204,7 +204,7 @@ def test_two_ranks_of_one_place_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_nothing_to_read_is_said(tmp_path: Path) -> None:
-    for path, words in ((tmp_path, "no recordings"), (tmp_path / "no.pdtrace", "no file")):
+    for path, words in ((tmp_path, "no recordings"), (tmp_path / "no.pdtrace", "No such file")):
         with pytest.raises(PdctlError, match=words):
             pdctl.load_trace(path)
     (tmp_path / "1-2.pdrec").write_bytes(f.MAGIC)

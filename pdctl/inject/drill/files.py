@@ -13,6 +13,7 @@ import yaml
 
 from pdctl import durations, selectors
 from pdctl.errors import Exit, PdctlError
+from pdctl.files import read_regular
 from pdctl.findings import CATALOGUE
 from pdctl.inject.drill.schema import Drill, FaultSpec, LabOptions, LoadSpec
 from pdctl.inject.kinds import KINDS, STATES, Parameter
@@ -42,15 +43,17 @@ def find(name: str) -> Path:
 
 def load(path: Path) -> Drill:
     """Return the drill in ``path``. Raises PdctlError (USAGE) that names file, line and key."""
+    return parse(read(path), str(path))
+
+
+def read(path: Path) -> str:
+    """Return the text of the drill file ``path``. Raises PdctlError (USAGE) where it can't be read, or is too long."""
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise PdctlError(f"{path} is too long for a drill file", code=Exit.USAGE)
-        text = path.read_text(encoding="utf-8")
+        return read_regular(path, MOST_BYTES, follow=True).decode()
     except OSError as error:
         raise PdctlError(f"{path} can't be read: {error.strerror}", code=Exit.USAGE) from None
     except UnicodeDecodeError as error:
         raise PdctlError(f"{path} is not UTF-8 text: {error.reason}", code=Exit.USAGE) from None
-    return parse(text, str(path))
 
 
 def parse(text: str, name: str) -> Drill:

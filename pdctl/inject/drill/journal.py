@@ -10,8 +10,10 @@ from pathlib import Path
 import msgspec
 
 from pdctl.errors import Exit, PdctlError
+from pdctl.files import read_regular
 from pdctl.inject.audit import audit_path
 from pdctl.inject.drill.records import VERSION, Manifest, Record
+from pdctl.shown import json_encoded
 
 MOST_BYTES = 256 << 20
 
@@ -50,7 +52,7 @@ class Journal:
         self.records.append(record)
         if self._handle >= 0:
             try:
-                os.write(self._handle, msgspec.json.encode(record) + b"\n")
+                os.write(self._handle, f"{json_encoded(record)}\n".encode())
             except OSError:
                 self.close()
 
@@ -68,9 +70,7 @@ def read(path: Path) -> list[Record]:
     pdctl wrote.
     """
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise PdctlError(f"{path} is too long for a journal", code=Exit.USAGE)
-        data = path.read_bytes()
+        data = read_regular(path, MOST_BYTES, follow=True)
     except OSError as error:
         raise PdctlError(f"{path} can't be read: {error.strerror}", code=Exit.USAGE) from None
     lines = data.split(b"\n")

@@ -42,8 +42,10 @@ def wanted(finding: Finding, suppressed: Suppressed) -> Finding | None:
     return msgspec.structs.replace(finding, rooms=left) if left else None
 
 
-def judge(outcomes: Sequence[Outcome], *, suppressed: Suppressed, fail_on: str) -> CheckDocument:
-    """Return the document of these stages. fail_on: one of FAIL_ON, the lowest level that fails."""
+def judge(
+    outcomes: Sequence[Outcome], *, suppressed: Suppressed, fail_on: str, others: tuple[str, ...] = ()
+) -> CheckDocument:
+    """Return the document of these stages. fail_on: one of FAIL_ON, the lowest level that fails. others: as it has them."""
     rows, findings, problems, out = [], [], [], 0
     for outcome in outcomes:
         kept = [found for found in (wanted(one, suppressed) for one in outcome.findings) if found is not None]
@@ -62,6 +64,7 @@ def judge(outcomes: Sequence[Outcome], *, suppressed: Suppressed, fail_on: str) 
         suppressed=out,
         partial=bool(problems),
         problems=tuple(problems),
+        others=others,
     )
 
 

@@ -37,7 +37,10 @@ class StageRow(msgspec.Struct, frozen=True):
 
 
 class CheckDocument(Document, frozen=True, kw_only=True, tag="pdctl.check"):
-    """Answer of ``pdctl check``. level: the worst of the stages. failed: it is at or above what was asked for."""
+    """Answer of ``pdctl check``. level: the worst of the stages. failed: it is at or above what was asked for.
+
+    others: what belongs to other users and was left alone; it makes nothing partial.
+    """
 
     level: str
     failed: bool
@@ -46,3 +49,4 @@ class CheckDocument(Document, frozen=True, kw_only=True, tag="pdctl.check"):
     suppressed: int = 0
     partial: bool = False
     problems: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()

@@ -76,11 +76,15 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RanksDocument(Document, frozen=True, kw_only=True, tag="pdctl.ranks"):
-    """Answer of ``pdctl ranks``. earlier: dead ranks of earlier starts, not shown. problems: what was not, or partly, read."""
+    """Answer of ``pdctl ranks``. earlier: dead ranks of earlier starts, not shown. problems: what was not, or partly, read.
+
+    others: what belongs to other users and was left alone; it makes nothing partial.
+    """
 
     ranks: tuple[RankRow, ...]
     earlier: int = 0
     problems: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
     partial: bool = False
 
 
@@ -90,6 +94,7 @@ def judge(
     *,
     earlier: int = 0,
     problems: tuple[str, ...] = (),
+    others: tuple[str, ...] = (),
     now_wall_ns: int | None = None,
 ) -> RanksDocument:
     """Return the document of these answers. now_wall_ns: what ages of dead ranks are counted to (default: now)."""
@@ -102,7 +107,7 @@ def judge(
     ]
     said = (*problems, *torn)
     partial = any(r.state != "live" and not (r.state == r.source == "outside") for r in rows) or bool(said)
-    return RanksDocument(ranks=rows, earlier=earlier, problems=said, partial=partial)
+    return RanksDocument(ranks=rows, earlier=earlier, problems=said, others=others, partial=partial)
 
 
 def row(answer: Answer[Status], recording: Recording | None, now_wall_ns: int) -> RankRow:

@@ -17,15 +17,14 @@ def short_names(identities: Sequence[Identity]) -> list[str]:
     and port.
     """
     names = [_name(identity) for identity in identities]
-    for more in (_service, _start):
+    for more in (_services(identities), _starts(identities)):
         twice = {name for name, count in Counter(names).items() if count > 1}
-        names = [
-            f"{name} {more(identity, identities)}".rstrip() if name in twice else name
-            for name, identity in zip(names, identities, strict=True)
-        ]
+        names = [f"{name} {said}".rstrip() if name in twice else name for name, said in zip(names, more, strict=True)]
+    seen: set[str] = set()
     for n, name in enumerate(names):
-        if name in names[:n]:
+        if name in seen:
             names[n] = f"{name} pid {identities[n].pid}"
+        seen.add(names[n])
     return names
 
 
@@ -35,15 +34,23 @@ def _name(identity: Identity) -> str:
     return " ".join([identity.role, *(f"{axis}{getattr(identity, axis)}" for axis in axes)])
 
 
-def _service(identity: Identity, among: Sequence[Identity]) -> str:
-    alike = {other.service for other in among if other.role == identity.role}
-    return identity.service.removeprefix(f"{identity.role} ") if len(alike) > 1 else ""
+def _services(identities: Sequence[Identity]) -> list[str]:
+    """Return the service of each rank, "" where its role has but one."""
+    of: dict[str, set[str]] = {}
+    for one in identities:
+        of.setdefault(one.role, set()).add(one.service)
+    return [one.service.removeprefix(f"{one.role} ") if len(of[one.role]) > 1 else "" for one in identities]
 
 
-def _start(identity: Identity, among: Sequence[Identity]) -> str:
-    starts: dict[str, int] = {}
-    for other in among:
-        if (other.service, other.cluster) == (identity.service, identity.cluster):
-            starts[other.instance] = min(other.started_wall_ns, starts.get(other.instance, other.started_wall_ns))
-    order = sorted(starts, key=lambda instance: starts[instance])
-    return f"#{order.index(identity.instance) + 1}" if len(order) > 1 else ""
+def _starts(identities: Sequence[Identity]) -> list[str]:
+    """Return which start of its server each rank is of, "" where there is but one."""
+    starts: dict[tuple[str, str], dict[str, int]] = {}
+    for one in identities:
+        of = starts.setdefault((one.service, one.cluster), {})
+        of[one.instance] = min(one.started_wall_ns, of.get(one.instance, one.started_wall_ns))
+    place = {
+        server: {instance: number for number, instance in enumerate(sorted(of, key=lambda i: of[i]), start=1)}
+        for server, of in starts.items()
+    }
+    of_all = [place[one.service, one.cluster] for one in identities]
+    return [f"#{of[one.instance]}" if len(of) > 1 else "" for of, one in zip(of_all, identities, strict=True)]

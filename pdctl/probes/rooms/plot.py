@@ -14,6 +14,7 @@ from typing import Any
 from pdctl.probes.rooms.model import RoomStory
 from pdctl.probes.rooms.perfetto import arrows, uncertainty
 from pdctl.probes.rooms.timescale import scale
+from pdctl.shown import shown_copy
 
 _QUEUE_COLORS = {
     "prefill.bootstrap": "#8ecae6",
@@ -48,10 +49,11 @@ def draw(stories: Sequence[RoomStory], form: str) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    stories = shown_copy(stories)
     lanes = [max(1, sum(line.saw for line in story.ranks)) for story in stories]
     said = [min(len(story.gaps) + len(story.notes), 6) for story in stories]
     heights = [1.5 + 0.62 * n + 0.2 * more for n, more in zip(lanes, said, strict=True)]
-    with mpl.rc_context({"svg.fonttype": "none", "font.size": 9.0, "svg.hashsalt": "pdctl"}):
+    with mpl.rc_context({"svg.fonttype": "none", "font.size": 9.0, "svg.hashsalt": "pdctl", "text.parse_math": False}):
         figure = Figure(figsize=(12.0, sum(heights) + 0.9), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots(len(stories), 1, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
@@ -219,7 +221,7 @@ def _page(stories: Sequence[RoomStory], picture: str) -> bytes:
         parts += [f"<p>{html.escape(note)}</p>" for note in story.notes]
         parts.append("<table>")
         parts += [
-            f"<tr title='{entry.time}'><td>{entry.t_s * 1e3:,.1f} ms</td><td>{html.escape(entry.rank)}</td>"
+            f"<tr title='{html.escape(entry.time)}'><td>{entry.t_s * 1e3:,.1f} ms</td><td>{html.escape(entry.rank)}</td>"
             f"<td>{html.escape(entry.text)}</td></tr>"
             for entry in story.entries
         ]

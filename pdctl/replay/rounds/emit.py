@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pdctl
 from pdctl.replay.rounds.plan import HAS_ROWS, Plan, Step
 from pdctl.replay.rounds.simulate import parting
+from pdctl.shown import in_source
 
 AFTER = 3
 """Turns after the one in which the last metadata lands."""
@@ -34,12 +35,13 @@ def source(plan: Plan) -> str:
         script = _of_one_slot(plan)
     template = files("pdctl.replay.rounds").joinpath("emitted_test.txt").read_text()
     where = f"{plan.title}, rounds {plan.ordinals[0]} to {plan.ordinals[-1]}"
-    return (
-        template.replace("@VERSION@", pdctl.__version__)
-        .replace("@ENGINE@", plan.engine or "an engine")
-        .replace("@WHERE@", where)
-        .replace('"@SCRIPT@"', _literal(script))
-    )
+    values = {
+        "@VERSION@": in_source(pdctl.__version__),
+        "@ENGINE@": in_source(plan.engine or "an engine"),
+        "@WHERE@": in_source(where),
+        '"@SCRIPT@"': _literal(script),
+    }
+    return re.sub('"@SCRIPT@"|@[A-Z]+@', lambda found: values[found[0]], template)
 
 
 class Reuse(NamedTuple):
@@ -123,7 +125,7 @@ def _literal(script: dict[str, Any]) -> str:
     for request in script["requests"]:
         lines += [
             "        {",
-            *(f'            "{name}": {json.dumps(value)},' for name, value in request.items()),
+            *(f'            "{name}": {value!r},' for name, value in request.items()),
             "        },",
         ]
     return "\n".join([*lines, "    ],", "}"])

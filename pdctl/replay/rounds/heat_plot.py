@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pdctl.replay.rounds.heat import HELD, NEVER, NONE, OTHER, PARTS, STATES, STEP, Heat
+from pdctl.shown import shown_copy
 
 _COLORS = {STEP: "#cfe3ee", HELD: "#c8b6e2", PARTS: "#d62828", OTHER: "#f4a259", NEVER: "#4a4a4a", NONE: "#ffffff"}
 _DARK = (PARTS, NEVER)
@@ -21,17 +22,16 @@ def draw(heats: Sequence[Heat], form: str) -> bytes:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
+    heats = shown_copy(heats)
     heights = [1.1 + _ROW * len(heat.ranks) for heat in heats]
-    with mpl.rc_context({"svg.fonttype": "none", "font.size": 9.0, "svg.hashsalt": "pdctl"}):
+    with mpl.rc_context({"svg.fonttype": "none", "font.size": 9.0, "svg.hashsalt": "pdctl", "text.parse_math": False}):
         figure = Figure(figsize=(12.0, sum(heights) + 0.6), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots(len(heats), 1, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
         for axis, heat in zip(axes, heats, strict=True):
             _draw_map(axis, heat)
-        shown = [
-            state for state in STATES if any(c.state == state for heat in heats for row in heat.cells for c in row)
-        ]
-        patches = [Patch(facecolor=_COLORS[state], edgecolor="#888888", label=state) for state in shown]
+        used = [state for state in STATES if any(c.state == state for heat in heats for row in heat.cells for c in row)]
+        patches = [Patch(facecolor=_COLORS[state], edgecolor="#888888", label=state) for state in used]
         figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), frameon=False)
         out = io.BytesIO()
         kind = "svg" if form == "html" else form
@@ -69,9 +69,8 @@ def _page(heats: Sequence[Heat], picture: str) -> bytes:
         rows += [f"<th>{html.escape(rank)}</th>" for rank in heat.ranks]
         rows.append("</tr>")
         for x, ordinal in enumerate(heat.ordinals):
-            cells = "".join(
-                f"<td>{cell.words if cell.n else ''} {cell.state}</td>" for cell in (row[x] for row in heat.cells)
-            )
+            words = (f"{cell.words if cell.n else ''} {cell.state}" for cell in (row[x] for row in heat.cells))
+            cells = "".join(f"<td>{html.escape(said)}</td>" for said in words)
             rows.append(f"<tr><td>{ordinal}</td>{cells}</tr>")
         rows.append("</table>")
     return "\n".join([_HEAD, picture[picture.index("<svg") :], *rows, "</body></html>\n"]).encode()

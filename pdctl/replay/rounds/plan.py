@@ -25,6 +25,11 @@ HAS_ROWS = "decode.transfer"
 DECIDED_BY_POLLS = (HAS_ROWS, "prefill.inflight")
 """Queues that a request leaves because of its reduced poll alone; with pipeline stages, which agree first, not the second."""
 REPEATS = 1000
+MAX_ROUNDS = 1 << 21
+"""Rounds that are executed at most, where fewer repeats of each run make that possible."""
+MAX_SLOTS = 1 << 20
+MAX_RANKS = 128
+"""Processes that are started for one group at most."""
 TAIL = 16
 """Rounds after the last recorded one, at least."""
 
@@ -114,11 +119,14 @@ def plan(
     known = [stream for stream in streams if stream is not None]
     if not known:
         raise NotReplayable(f"no rank has rounds of {queue}")
+    if len(recordings) > MAX_RANKS:
+        raise NotReplayable(f"it has {len(recordings)} ranks, and at most {MAX_RANKS} processes are started")
     begin, end = _span(known)
     views = [_View(recording, stream, begin, end) for recording, stream in zip(recordings, streams, strict=True)]
     rooms = list(dict.fromkeys(room for view in views for room in view.rooms))
     numbers = {room: number for number, room in enumerate(rooms)}
     marks = sorted({begin, *(at for view in views for at in view.changes if begin <= at <= end)})
+    repeats = max(1, min(repeats, MAX_ROUNDS // len(marks)))
     ordinals: list[int] = []
     places: dict[int, int] = {}
     for mark, after in zip(marks, [*marks[1:], end + 1], strict=True):
@@ -133,6 +141,9 @@ def plan(
         kept = {place: step for place, step in steps.items() if step != Step()}
         ranks.append(RankPlan(i.label, f"tp{i.tp}", "gate" not in i.lacks, kept))
     slots = tuple(tuple(view.slots.get(room, -1) for view in views) for room in rooms)
+    highest = max((slot for of in slots for slot in of), default=0)
+    if highest >= MAX_SLOTS:
+        raise NotReplayable(f"a request of its rounds is said to be in metadata slot {highest}; no engine has so many")
     identity = recordings[0].identity
     return Plan(
         queue=queue,
@@ -143,7 +154,7 @@ def plan(
         ordinals=tuple(ordinals),
         tail=len(late) + TAIL,
         left_out=end + 1 - begin - len(ordinals),
-        slots=1 + max((slot for of in slots for slot in of), default=0),
+        slots=1 + highest,
         missing=missing,
         notes=tuple(dict.fromkeys(note for view in views for note in view.notes)),
         engine=f"{'SGLang' if identity.engine == 'sglang' else identity.engine} {identity.engine_version}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import queue
@@ -18,9 +19,11 @@ from typing import Any
 from pdctl.discovery import FoundRank, discover
 from pdctl.recording.reader import BadRecording, Recording, read
 from tests.engine.env import EngineEnv, Namespace
+from tests.support.patience import patience
 
 PROGRAM = Path(__file__).with_name("rank.py")
-UP_S = 240.0
+UP_S = 90.0
+PROGRAM_S = 300.0
 
 
 @dataclass
@@ -69,11 +72,13 @@ class LightRun:
 class LightHost:
     """One process that has imported one version of the engine and becomes any rank."""
 
-    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
+    def __init__(self, env: EngineEnv, process: subprocess.Popen[str], log: Path) -> None:
+        self.env = env
         self._process = process
         self._log = log
         self._said: queue.Queue[list[Any] | None] = queue.Queue()
         self._runs: list[LightRun] = []
+        self._numbers = itertools.count()
         threading.Thread(target=self._read, daemon=True).start()
 
     @classmethod
@@ -89,13 +94,12 @@ class LightHost:
                 stderr=err,
                 text=True,
             )
-        host = cls(process, log)
+        host = cls(env, process, log)
         try:
             host._expect("up", UP_S)
             yield host
         finally:
-            for run in host._runs:
-                run.kill()
+            host.end_runs()
             process.kill()
             process.wait(10)
 
@@ -108,7 +112,7 @@ class LightHost:
 
     def _expect(self, what: str, limit_s: float) -> list[Any]:
         try:
-            said = self._said.get(timeout=limit_s)
+            said = self._said.get(timeout=patience(limit_s))
         except queue.Empty:
             raise AssertionError(f"no {what!r} within {limit_s:g} s:\n{self._log.read_text()[-3000:]}") from None
         if said is None:
@@ -142,7 +146,7 @@ class LightHost:
 
     def add(self, run: LightRun, role: str, rank: int, env: Mapping[str, str] | None = None) -> str:
         """Start one rank of a run and return its name at once. env: more of its environment."""
-        name = f"{role}-{rank}-{len(self._runs)}"
+        name = f"{role}-{rank}-{next(self._numbers)}"
         order = {
             "script": str(run.folder / "script.json"),
             "role": role,
@@ -151,15 +155,43 @@ class LightHost:
             "out": str(run.folder / f"{name}.out"),
             "env": {**run.environ, **(env or {})},
         }
+        self._start(run, order)
+        return name
+
+    def program(
+        self, folder: Path, *arguments: object, stdin: str = "", env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run what ``python ARGUMENTS…`` runs, where the engine is imported already, and return how it ended.
+
+        folder: where its streams are kept. stdin: its standard input. env: more of its environment.
+        """
+        run = LightRun(folder)
+        self._runs.append(run)
+        name = f"program-{next(self._numbers)}"
+        files = {stream: folder / f"{name}.{stream}" for stream in ("in", "out", "err")}
+        files["in"].write_text(stdin)
+        order = {stream: str(file) for stream, file in files.items()}
+        argv = [str(argument) for argument in arguments]
+        self._start(run, {**order, "name": name, "program": argv, "env": self.env.process_environ(env)})
+        out, err = (files[stream] for stream in ("out", "err"))
+        assert self.wait(run, PROGRAM_S), f"{argv} still runs:\n{out.read_text()}{err.read_text()}"
+        return subprocess.CompletedProcess(argv, run.ended[name], out.read_text(), err.read_text())
+
+    def end_runs(self) -> None:
+        """Kill what the runs have left, by pid, and forget them."""
+        for run in self._runs:
+            run.kill()
+        self._runs.clear()
+
+    def _start(self, run: LightRun, order: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
-        run.pids[name] = self._expect("started", 30)[2]
-        return name
+        run.pids[order["name"]] = self._expect("started", 30)[2]
 
     def wait(self, run: LightRun, limit_s: float) -> bool:
-        """Wait until all ranks of ``run`` have ended; False when ``limit_s`` seconds were not enough."""
-        end = time.monotonic() + limit_s
+        """Wait until all ranks of ``run`` have ended; False when ``limit_s`` seconds of a quiet machine were not enough."""
+        end = time.monotonic() + patience(limit_s)
         while len(run.ended) < len(run.pids):
             try:
                 said = self._said.get(timeout=max(0.0, end - time.monotonic()))

@@ -1,7 +1,7 @@
 """One rank of the light harness: the engine's own queue classes, polls, gate, commit and Gloo groups in a process.
 
-Run in the engine's environment; reads orders on stdin, one a line, and forks a rank for each, so that the engine is
-imported once for many ranks.
+Run in the engine's environment; reads orders on stdin, one a line, and forks a rank or a program for each, so that the
+engine is imported once for all of them.
 
 What stands in: the scheduler (attributes only, with the engine's own methods for prefill's in-flight queue), the
 requests, and the transfer, whose polls and whose metadata writes the script dictates. What is the engine's:
@@ -15,7 +15,10 @@ import importlib.util
 import inspect
 import json
 import os
+import runpy
 import select
+import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -294,11 +297,7 @@ def say(*words: object) -> None:
 
 def serve() -> None:
     """Import the engine once, then fork a rank for every order on stdin; say when each has ended."""
-    import sglang.srt.disaggregation.decode
-    import sglang.srt.disaggregation.prefill
-    import sglang.srt.managers.scheduler_pp_mixin
 
-    publish_settings(sglang.srt.disaggregation.decode, sglang.srt.disaggregation.prefill)
     torch.set_num_threads(1)
     say("up")
     children: dict[int, str] = {}
@@ -311,7 +310,7 @@ def serve() -> None:
             order = json.loads(line)
             pid = os.fork()
             if pid == 0:
-                become_rank(order)
+                (become_program if "program" in order else become_rank)(order)
             children[pid] = order["name"]
             say("started", order["name"], pid)
         for pid in list(children):
@@ -328,6 +327,8 @@ def become_rank(order: dict[str, Any]) -> NoReturn:
         os.dup2(out, 1)
         os.dup2(out, 2)
         os.environ.update(order["env"])
+        decode, prefill = (sys.modules[f"sglang.srt.disaggregation.{role}"] for role in ("decode", "prefill"))
+        publish_settings(decode, prefill)
         script, rank = json.loads(Path(order["script"]).read_text()), order["rank"]
         if script.get("routing"):
             of_routing(order, script)
@@ -340,6 +341,93 @@ def become_rank(order: dict[str, Any]) -> NoReturn:
         traceback.print_exc()
     finally:
         sys.stdout.flush()
+        os._exit(status)
+
+
+def become_program(order: dict[str, Any]) -> NoReturn:
+    """Be a Python program that has the engine imported already, and so are the Python programs that it starts."""
+    start = subprocess.Popen
+
+    def popen(argv: list[str], **how: Any) -> Any:
+        return Forked(argv, **how) if argv[0] == sys.executable else start(argv, **how)
+
+    subprocess.Popen = popen  # type: ignore[assignment,misc]
+    given, out, err = (Path(order[stream]) for stream in ("in", "out", "err"))
+    with given.open("rb") as stdin, out.open("wb") as stdout, err.open("wb") as stderr:
+        be(order["program"], order["env"], (stdin.fileno(), stdout.fileno(), stderr.fileno()))
+
+
+class Forked:
+    """What ``subprocess.Popen`` returns, of the methods that programs use here: a fork that becomes the program."""
+
+    def __init__(
+        self,
+        argv: list[str],
+        *,
+        env: dict[str, str],
+        stdout: Any,
+        stderr: int,
+        stdin: Any = None,
+        start_new_session: bool = False,
+    ) -> None:
+        assert stderr == subprocess.STDOUT
+        assert stdin in (None, subprocess.DEVNULL)
+        self.returncode: int | None = None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            if start_new_session:
+                os.setsid()
+            be(argv[1:], env, (os.open(os.devnull, os.O_RDONLY), stdout.fileno(), stdout.fileno()))
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self._note(os.waitpid(self.pid, os.WNOHANG))
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        del timeout
+        if self.returncode is None:
+            self._note(os.waitpid(self.pid, 0))
+        assert self.returncode is not None
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def _note(self, ended: tuple[int, int]) -> None:
+        if ended[0]:
+            self.returncode = os.waitstatus_to_exitcode(ended[1])
+
+
+def be(argv: list[str], env: dict[str, str], files: tuple[int, int, int]) -> NoReturn:
+    """Run what ``python ARGV…`` runs, with this environment and these standard streams, and never return."""
+    status = 1
+    try:
+        for number, file in enumerate(files):
+            os.dup2(file, number)
+        sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+        os.environ.clear()
+        os.environ.update(env)
+        if argv[0] == "-c":
+            sys.argv = ["-c", *argv[2:]]
+            exec(compile(argv[1], "<string>", "exec"), {"__name__": "__main__"})
+        elif argv[0] == "-m":
+            sys.argv = argv[1:]
+            runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = argv
+            runpy.run_path(argv[0], run_name="__main__")
+        status = 0
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:  # noqa: BLE001 - said on stderr, as the interpreter does
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(status)
 
 

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support.patience import patience
+
 PROGRAM = Path(__file__).parent / "targets" / "lookalike.py"
 READABLE = ((3, 10), (3, 11), (3, 12), (3, 13))
 
@@ -52,7 +54,7 @@ class Ranks:
     def pdctl(self, *args: str) -> subprocess.CompletedProcess[str]:
         """Run a command on these ranks."""
         command = [sys.executable, "-m", "pdctl.cli", *args]
-        return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=200, check=False)
+        return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=patience(200), check=False)
 
 
 @contextlib.contextmanager

@@ -8,8 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,8 +19,7 @@ from pdctl.lab.client import Client, Load, Outcome
 from pdctl.lab.config import LabConfig
 from pdctl.model import Snapshot
 from pdctl.recording.reader import Event, Item, Recording, read
-
-PATIENCE_S = 60.0
+from tests.support.patience import patience
 
 
 class Labs:
@@ -35,6 +32,7 @@ class Labs:
             **{k: v for k, v in os.environ.items() if not k.startswith("PDCTL_")},
             "PDCTL_RUN_DIR": str(self.folder / "run"),
             "PDCTL_RECORD_DIR": str(self.folder / "rec"),
+            "XDG_STATE_HOME": str(self.folder / "state"),
         }
 
     def __enter__(self) -> Labs:  # noqa: PYI034
@@ -58,7 +56,7 @@ class Labs:
             env=self.env,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=patience(300),
             check=False,
         )
         assert code is None or done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
@@ -76,7 +74,8 @@ class Labs:
 
     def files(self) -> list[str]:
         """Return every file in the run and record directories except the lock that outlives labs."""
-        found = [p for p in self.folder.rglob("*") if not p.is_dir() and p.name != ".labs.lock"]
+        found = [p for name in ("run", "rec") for p in (self.folder / name).rglob("*")]
+        found = [p for p in found if not p.is_dir() and p.name != ".labs.lock"]
         return sorted(str(p.relative_to(self.folder)) for p in found)
 
 
@@ -100,7 +99,7 @@ class Lab:
 
     def load(self, **how: Any) -> Outcome:
         """Send a load and return what came of it."""
-        client = Client(self.config, Load(**{"seconds": PATIENCE_S, **how}))
+        client = Client(self.config, Load(**{"seconds": patience(60), **how}))
         try:
             return client.run()
         finally:
@@ -134,14 +133,3 @@ class Lab:
         """Return every request in every run of rounds of a rank's queue, oldest first."""
         stream = self.recording(label).stream(queue)
         return [] if stream is None else [item for run in stream.runs for item in stream.items(run) or []]
-
-
-def wait_for(what: Callable[[], Any]) -> Any:
-    """Return the first true answer of ``what``; fails when there is none for a long time."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        answer = what()
-        if answer:
-            return answer
-        assert time.monotonic() < deadline, f"never true: {answer!r}"
-        time.sleep(0.05)

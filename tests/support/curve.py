@@ -13,7 +13,7 @@ from pdctl.model import EventKind
 from pdctl.observed import Access, FoundRank
 from pdctl.recording.reader import read
 from pdctl.remote import stranger
-from tests.system.tiny_ranks import TinyRanks, Wire
+from tests.support.tiny_ranks import TinyRanks, Wire
 
 
 class Keyring:

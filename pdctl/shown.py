@@ -1,0 +1,157 @@
+"""Makes text of others safe for where it goes: a terminal, JSON, a cell of a spreadsheet, a shell, a program's source.
+
+A request id is chosen by a client of the engine, a trace comes from a colleague, an agent may lie. None of their text is
+pasted: each place it can go to has one encoder, here. Pure; standard library and msgspec only.
+"""
+
+from __future__ import annotations
+
+import codecs
+import dataclasses
+import re
+import shlex
+import unicodedata
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+MOST_SHOWN = 2_000
+"""Characters of one text that are shown to people; JSON, YAML and CSV have all of it."""
+MOST_IN_SOURCE = 120
+ASCII = "pdctl.ascii"
+"""How a stream with a small character set writes what it lacks: see :func:`_stand_in`."""
+
+_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0")  # letters and marks that take no ink
+_BLANKS = re.compile(f"[{''.join(sorted(_BLANK))}]")
+_WORDS = {
+    "…": "...", "·": "-", "×": "x", "–": "-", "—": "-", "→": "->", "←": "<-", "⋯": "...", "≥": ">=", "≤": "<=",
+    "─": "-", "│": "|", "├": "|", "└": "`", "┃": "|", "━": "-", "┣": "|", "┗": "`", "\u00a0": " ",
+}  # fmt: skip
+
+T = TypeVar("T")
+
+
+def shown(text: str, *, most: int = MOST_SHOWN) -> str:
+    """Return ``text`` as one line that does nothing but stand there: what is not visible is written as an escape.
+
+    Such are control characters, line ends, characters that change the direction of writing, and those without a width.
+    Letters of all scripts stay. At most ``most`` characters; a … stands for the rest.
+    """
+    if len(text) > most:
+        text = f"{text[: most - 1]}…"
+    if text.isprintable() and (text.isascii() or not _BLANKS.search(text)):
+        return text
+    return "".join(char if _visible(char) else _escape(char) for char in text)
+
+
+def shown_lines(text: str) -> str:
+    """Return ``text`` as :func:`shown`, of any length and with its line ends. For text that has lines: a file, a help."""
+    return "\n".join(shown(line, most=max(1, len(line))) for line in text.split("\n"))
+
+
+def shown_copy(value: T) -> T:
+    """Return ``value`` (a document, or a part of one) with every text in it as :func:`shown`; itself where nothing changes."""
+    encoded = _json(value)
+    if _all_visible(encoded) and max(map(len, encoded.split('"'))) <= MOST_SHOWN:
+        return value  # the usual case: a large document is not walked through
+    changed: T = _changed(value, shown)
+    return changed
+
+
+def json_text(text: str, *, ascii_only: bool = False) -> str:
+    """Return the JSON ``text`` with what is not visible escaped; it means the same. ascii_only: all beyond ASCII is."""
+    if text.isascii() and "\x7f" not in text:
+        return text
+    return re.sub(r"[^\x00-\x7e]", lambda found: _json_char(found[0], ascii_only=ascii_only), text)
+
+
+def json_encoded(value: Any, *, ascii_only: bool = False) -> str:
+    """Return ``value`` as JSON on one line, as :func:`json_text`; half characters, which JSON can't have, as :func:`shown`."""
+    return json_text(_json(value), ascii_only=ascii_only)
+
+
+def cell(text: str) -> str:
+    """Return ``text`` for a cell of a spreadsheet: one line, and no formula even where it begins like one."""
+    text = shown(text, most=max(1, len(text)))
+    return f"'{text}" if len(text) > 1 and text[0] in "=+-@＝＋－＠" else text
+
+
+def argument(text: object) -> str:
+    """Return ``text`` as one word of a shell command that is suggested to the user."""
+    return shlex.quote(shown(str(text)))
+
+
+def in_source(text: str, *, most: int = MOST_IN_SOURCE) -> str:
+    """Return ``text`` for a comment or docstring of source code: one line, no quotes, no backslashes, of bounded length."""
+    text = f"{text[: most - 1]}…" if len(text) > most else text
+    return "".join(char if _visible(char) and char not in "\"'`\\" else "?" for char in text)
+
+
+def all_visible(value: Any) -> bool:
+    """Return whether every text in ``value`` is as :func:`shown` without a change, but for its length."""
+    return _all_visible(_json(value))
+
+
+def _all_visible(encoded: str) -> bool:
+    return encoded.isprintable() and not _BLANKS.search(encoded) and not re.search(r"\\[bfnrtu]", encoded)
+
+
+def _visible(char: str) -> bool:
+    return char not in _BLANK if char.isprintable() else unicodedata.category(char) == "Zs"
+
+
+def _escape(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii") if char not in _BLANK else f"\\u{ord(char):04x}"
+
+
+def _json_char(char: str, *, ascii_only: bool) -> str:
+    if not ascii_only and _visible(char):
+        return char
+    units = char.encode("utf-16-be")
+    return "".join(f"\\u{units[n]:02x}{units[n + 1]:02x}" for n in range(0, len(units), 2))
+
+
+def _json(value: Any) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:  # half a character: a name of a file that is not UTF-8
+        return msgspec.json.encode(_changed(value, _whole)).decode()
+
+
+def _whole(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
+    """Return ``value`` with ``change`` made to every text in it, keys of dicts, too; itself where that changes nothing."""
+    if type(value) is str:
+        return change(value)
+    if isinstance(value, msgspec.Struct):
+        names = value.__struct_fields__
+        replace: Callable[..., Any] = msgspec.structs.replace
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = tuple(field.name for field in dataclasses.fields(value) if field.init)
+        replace = dataclasses.replace
+    elif isinstance(value, dict):
+        return {_changed(key, change): _changed(item, change) for key, item in value.items()}
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_changed(item, change) for item in value))
+    elif type(value) in (list, tuple, set, frozenset):
+        return type(value)(_changed(item, change) for item in value)
+    else:
+        return value
+    old = {name: getattr(value, name) for name in names}
+    new = {name: _changed(item, change) for name, item in old.items()}
+    return replace(value, **{name: item for name, item in new.items() if item is not old[name]})
+
+
+def _stand_in(error: UnicodeError) -> tuple[str, int]:
+    """Write what a character set lacks in ASCII: pdctl's own signs by others that look alike, the rest as escapes."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end]
+    return "".join(_WORDS.get(char) or _escape(char) for char in text), error.end
+
+
+codecs.register_error(ASCII, _stand_in)

@@ -1,0 +1,134 @@
+"""What a pair of real servers must show whatever its version: health and clean dumps; and how its metadata is held back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from pdctl.discovery import discover
+from pdctl.model import Status
+from pdctl.probes.queues.collect import collect
+from pdctl.probes.queues.judge import judge
+from tests.engine.env import ROOT
+from tests.engine.harness import Pair, client_of_tests, patiently
+from tests.support.patience import patience, until
+
+LABELS = {"prefill dp0 pp0 tp0", "decode dp0 pp0 tp0", "decode dp0 pp0 tp1"}
+READS = 60
+
+
+def document(pair: Pair, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Run ``pdctl diff-queues -o json`` and return its exit code and document."""
+    done = pair.pdctl("diff-queues", "-o", "json", *arguments)
+    assert done.stdout, f"exit {done.returncode}\n{done.stderr}"
+    return done.returncode, json.loads(done.stdout)
+
+
+MAY_LACK = {
+    "gate", "slots.zeroed", "events.abort-message", "registration.conflicts", "registration.every-room", "query.forced"
+}  # fmt: skip
+"""Seams of the engine's own protections and options, which not every version has."""
+
+
+def is_healthy(pair: Pair, loaded_by: str, reads: int = READS) -> None:
+    """Every rank is there, its hooks work, and nothing is reported in so many looks while requests run: C11."""
+    with client_of_tests() as client:
+        answers = client.ask(pair.ranks(), "status", Status)
+    assert {answer.rank.identity.label for answer in answers} == LABELS
+    for answer in answers:
+        assert answer.body is not None, answer.reason
+        assert answer.body.identity.loaded_by == loaded_by
+        assert answer.body.identity.engine_version == pair.env.version
+        assert not answer.body.hook_errors
+        assert not answer.body.hooks_removed
+        assert bool(answer.body.recording_off) == (loaded_by == "attach"), "it numbers no rounds"
+        absent = {seam.name for seam in answer.body.seams if not seam.present}
+        assert absent <= MAY_LACK, absent
+    with ThreadPoolExecutor(1) as pool:
+        load = pool.submit(lambda: [pair.generate(3) for _ in range(4)])
+        looks = 0
+        while looks < reads or not load.done():
+            if loaded_by == "attach":  # without rounds a difference must last, which the command looks for
+                _, told = document(pair)
+                assert not [finding for finding in told["findings"] if finding["level"] != "info"], told["findings"]
+                looks += reads // 5
+                continue
+            with client_of_tests() as client:
+                seen = judge(collect(discover(pair.agent_environ), client))
+            assert not [finding for finding in seen.findings if finding.level != "info"], seen.findings
+            looks += 1
+            if looks % 50 == 0:
+                status, _ = document(pair)
+                assert status == 0
+        assert all(outcome.tokens for batch in load.result() for outcome in batch)
+
+
+SECRET = "xyzzy-swordfish 4111-1111-1111-1111"
+
+
+def dumped(pair: Pair, what: str, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Run ``pdctl dump`` and return its exit code and document, in which nothing of a prompt may be."""
+    done = pair.pdctl("dump", what, "-o", "json", *arguments, limit_s=60)
+    assert done.stdout, f"exit {done.returncode}\n{done.stderr}"
+    for part in SECRET.split():
+        assert part not in done.stdout + done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def dumps_are_clean(pair: Pair) -> None:
+    """What a healthy pair holds: nothing wrong, nothing leaked, and nothing of what users asked."""
+    load = pair.begin(3, tokens=64, text=SECRET)
+    for what in ("metadata", "queues", "groups", "config"):
+        status, seen = dumped(pair, what)
+        assert status == 0, seen
+        assert not [found for found in seen.get("findings", ()) if found["level"] != "info"]
+    assert all(request().tokens for request in load)
+    status, seen = dumped(pair, "config")
+    assert {server["role"]: len(server["peers"]) for server in seen["servers"]} == {"prefill": 1, "decode": 1}
+    # An abort leaves at most rooms in tables behind, which is information.
+    [gone] = pair.begin(1, tokens=2000, limit_s=1.0, text=SECRET)
+    gone()
+    until("it has left", lambda: not dumped(pair, "queues")[1]["requests"], 60, 0.5)
+    status, seen = dumped(pair, "leaks", "--watch", "2s")
+    assert status == 0, seen
+    assert all(row["judged"] and not row["slots_lost"] and not row["kv_lost"] for row in seen["ranks"])
+
+
+@contextlib.contextmanager
+def late_metadata(pair: Pair, delay: str) -> Iterator[subprocess.Popen[str]]:
+    """``pdctl inject --delay-metadata`` for one room of decode tp1, as long as the block lasts."""
+    arguments = ["inject", "--delay-metadata", delay, "--rank", "decode:tp1", "--hits", "1", "--for", "5m"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pdctl.cli", *patiently(*arguments)],
+        env={**os.environ, **pair.agent_environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        prefill = pair.rank("prefill dp0 pp0 tp0")
+
+        def placed() -> bool:
+            if process.poll() is not None:
+                raise AssertionError(
+                    f"inject ended with {process.returncode}: {process.stdout and process.stdout.read()}"
+                )
+            with client_of_tests() as client:
+                [answer] = client.ask([prefill], "status", Status)
+            return answer.body is not None and bool(answer.body.faults)
+
+        until("the fault is in place", placed, 60)
+        yield process
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(patience(20))
+        except subprocess.TimeoutExpired:
+            process.kill()

@@ -1,0 +1,217 @@
+"""Streams, variables and paths as they should not be: the documented exit code, one line, no traceback, nothing left over."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pdctl.cli import app
+from tests.support.labs import Labs
+
+TRACE = Path(__file__).parents[2] / "unit" / "data" / "version-1.pdtrace"
+LONG = "x" * 300
+_PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 24, 1, 2
+LIBC = ctypes.CDLL(None)
+
+
+def as_anybody() -> None:
+    """Let file modes hold for root, too, in the program that is started next."""
+    for capability in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH):
+        LIBC.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+
+
+def no_room() -> None:
+    """Let every write into a file fail."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PDCTL_", "COLUMNS"))}
+    return {**kept, "PDCTL_RUN_DIR": str(tmp_path / "run"), "PDCTL_RECORD_DIR": str(tmp_path / "rec")}
+
+
+def pdctl(
+    env: dict[str, str], *words: object, shell: str = "", before: Callable[[], None] | None = None
+) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [
+            "/bin/sh",
+            "-c",
+            f'exec "$0" -m pdctl.cli "$@" {shell}',
+            sys.executable,
+            *(word if isinstance(word, bytes) else str(word) for word in words),
+        ],
+        env=env,
+        capture_output=True,
+        text=True,
+        preexec_fn=before,
+        check=False,
+    )
+    for sign in ("Traceback", "Exception ignored", "of pdctl's own"):
+        assert sign not in done.stderr
+    return done
+
+
+# ---- streams ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["--help", "--version", "ranks --help", "explain -o csv"])
+def test_what_can_not_be_written_is_said(command: str, env: dict[str, str]) -> None:
+    done = pdctl(env, *command.split(), shell=">/dev/full")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (
+        3,
+        "pdctl: standard output can't be written: No space left on device",
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "shell", "code"),
+    [
+        ("--help", ">&-", 0),
+        ("explain PD101", ">&- 2>&- <&-", 0),
+        ("ranks --nope", "2>&-", 2),
+        ("ranks --nope", "2>/dev/full", 2),
+        ("run -- true", ">&-", 0),
+        ("--version", "2>/dev/full <&-", 0),
+    ],
+)
+def test_closed_and_full_streams_change_no_exit_code(command: str, shell: str, code: int, env: dict[str, str]) -> None:
+    assert pdctl(env, *command.split(), shell=shell).returncode == code
+
+
+def test_a_file_that_is_opened_does_not_become_the_closed_standard_output(tmp_path: Path, env: dict[str, str]) -> None:
+    made = tmp_path / "made.pdtrace"
+    assert pdctl(env, "record", made, "--from", TRACE, shell=">&-").returncode == 3  # one rank has no recording
+    assert pdctl(env, "record", tmp_path / "again.pdtrace", "--from", made).returncode == 3
+
+
+@pytest.mark.parametrize("command", ["explain PD101", "story 7 --from"])
+def test_a_small_character_set_is_no_reason_to_fail(command: str, env: dict[str, str]) -> None:
+    words = [*command.split(), *([TRACE] if command.endswith("--from") else [])]
+    done = pdctl({**env, "PYTHONIOENCODING": "ascii"}, *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
+
+
+# ---- variables -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"COLUMNS": "9" * 20, "LINES": "9" * 20},
+        {"COLUMNS": "9" * 6000, "TERM": "\x1b[2J"},
+        {"COLUMNS": "\u00b2", "LINES": "\u00b2", "LANG": "C", "LC_ALL": "C"},
+        {"COLUMNS": "0", "LINES": "-1", "TMPDIR": "/nowhere", "HOME": ""},
+    ],
+    ids=str,
+)
+def test_odd_variables_are_no_reason_to_fail(odd: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in odd.items():
+        monkeypatch.setenv(name, value)
+    done = CliRunner().invoke(app, ["explain", "PD101"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("PD101")
+    assert CliRunner().invoke(app, ["story", "7", "--from", str(TRACE)]).exit_code == 0
+
+
+# ---- paths -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["", LONG, f"{'y/' * 3000}z"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "ranks --from", "replay", "record", "story 7 --plot", "ranks --run-dir", "clean --record-dir", "drill judge",
+        "lab up --run-dir", "replay --fleet ranks=8,group=8,rate=1/s --plot",
+    ],
+)  # fmt: skip
+def test_a_path_that_nothing_can_have_is_wrong_usage(command: str, path: str) -> None:
+    done = CliRunner().invoke(app, [*command.split(), path])
+    assert done.exit_code == 2, done.output
+    assert ("it is empty" if not path else "File name too long") in done.stderr
+    assert len(done.stderr) < 500
+
+
+@pytest.mark.parametrize("command", ["context add x --run-dir", "lab up --run-dir"])
+def test_a_name_that_is_not_utf_8_is_wrong_usage(command: str, tmp_path: Path, env: dict[str, str]) -> None:
+    done = pdctl({**env, "XDG_CONFIG_HOME": str(tmp_path)}, *command.split(), os.fsencode(tmp_path) + b"/a\xff")
+    assert done.returncode == 2, done.stderr
+    assert r"a\udcff" in done.stderr
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(("lab-", ".contexts"))]
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Iterator[Path]:
+    """A file in a directory that may not be entered."""
+    folder = tmp_path / "locked"
+    folder.mkdir()
+    (folder / "file").write_bytes(TRACE.read_bytes())
+    folder.chmod(0)
+    yield folder / "file"
+    folder.chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    ("command", "code"), [("ranks --from", 4), ("replay", 4), ("record", 2), ("story 7 --perfetto", 2)]
+)
+def test_where_one_may_not_look(command: str, code: int, locked: Path, env: dict[str, str]) -> None:
+    done = pdctl(env, *command.split(), locked, before=as_anybody)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (
+        code,
+        f"pdctl: {locked} can't be reached: Permission denied",
+    )
+
+
+# ---- labs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["/proc/here", "file", "file/below", "locked/run"])
+def test_a_lab_needs_a_directory(place: str, tmp_path: Path, locked: Path, env: dict[str, str]) -> None:
+    (tmp_path / "file").touch()
+    before = sorted(tmp_path.iterdir())
+    done = pdctl(env, "lab", "up", "--run-dir", tmp_path / place, before=as_anybody)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(f"pdctl: the run directory {tmp_path / place} can't be used: ")
+    assert sorted(tmp_path.iterdir()) == before
+    del locked
+
+
+def test_a_lab_on_a_full_disk_leaves_nothing(tmp_path: Path, env: dict[str, str]) -> None:
+    done = pdctl(env, "lab", "up", before=no_room)
+    assert done.returncode == 2, done.stderr
+    assert "can't be used: File too large" in done.stderr
+    assert not list((tmp_path / "run").glob("lab-*"))
+
+
+def test_a_lab_that_is_not_there_is_not_ended_in_any_directory(tmp_path: Path, env: dict[str, str]) -> None:
+    (tmp_path / "file").touch()
+    for place in ("nowhere", "file"):
+        assert pdctl(env, "lab", "down", "--run-dir", tmp_path / place).returncode == 4
+
+
+def test_ending_a_lab_removes_what_it_can_and_says_what_is_left() -> None:
+    with Labs() as labs:
+        lab = labs.up("--decode", "tp=1")
+        recordings = labs.folder / "rec"
+        recordings.chmod(0o500)
+        try:
+            done = pdctl(labs.env, "lab", "down", before=as_anybody)
+        finally:
+            recordings.chmod(0o700)
+        assert done.returncode == 3, done.stderr
+        assert "ended; not all its files could be deleted" in done.stdout
+        left = sorted(str(path) for path in recordings.iterdir())
+        assert sorted(done.stderr.splitlines()) == [f"left: {path}: Permission denied" for path in left]
+        assert len(left) == 2
+        assert lab.left() == []
+        assert not list((labs.folder / "run").glob("lab-*"))
