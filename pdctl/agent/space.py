@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from pdctl.agent import paths
+from pdctl.files import open_regular, read_regular
 from pdctl.model import Identity
 from pdctl.recording import format as f
-from pdctl.recording.header import read_header
-from pdctl.recording.writer import process_start
+from pdctl.recording.header import parse_header
 
 SHARE = 8
 """A recording takes at most one eighth of what is free: NCCL and torch need shared memory too, and ranks are many."""
@@ -18,18 +21,27 @@ SHARE = 8
 _SUFFIXES = (paths.REGISTRATION_SUFFIX, paths.SOCKET_SUFFIX, paths.RECORDING_SUFFIX, paths.STACKS_SUFFIX)
 KEEP_STARTS = 2
 """Earlier starts of a server whose recordings are kept."""
+_MOST_FILES = 4096
+"""Files of a directory that are looked at: an engine does not start later because of what was left there."""
+_MAX_REGISTRATION = 64 * 1024
 
 
 def recording_size(folder: Path, wanted: str) -> int:
     """Return the size in bytes of a new recording in ``folder``.
 
-    wanted: PDCTL_RECORD_SIZE, which is taken as it is; where it is empty the default, or less where space is short.
-    Raises ValueError when it is no number, OSError when there is not even room for a small recording.
+    wanted: PDCTL_RECORD_SIZE, which is taken as it is where that much is free; where it is empty the default, or less where
+    space is short. Raises ValueError when it is no number of bytes, OSError when there is not even room for a small recording.
     """
-    if wanted:
-        return int(wanted)
     found = os.statvfs(folder)
     free = found.f_bavail * found.f_frsize
+    if wanted:
+        try:
+            size = int(wanted)
+        except ValueError:
+            raise ValueError(f"PDCTL_RECORD_SIZE={wanted[:40]!r} is no number of bytes") from None
+        if size > free:  # to reserve it would first fill what is there
+            raise OSError(f"PDCTL_RECORD_SIZE asks for more than the {free // 1024} KiB that are free in {folder}")
+        return size
     size = min(f.DEFAULT_SIZE, free // SHARE // 4096 * 4096)
     if size < f.MIN_SIZE:
         raise OSError(f"only {free // 1024} KiB are free in {folder}; PDCTL_RECORD_DIR names another place")
@@ -53,11 +65,12 @@ def make_way(folders: list[Path], own: Identity) -> int:
     left: dict[str, _Left] = {}
     for folder in folders:
         try:
-            names = list(folder.iterdir())
+            with os.scandir(folder) as entries:
+                names = [entry.name for entry in itertools.islice(entries, _MOST_FILES)]
         except OSError:
             continue
-        for path in names:
-            found = _left(path, own)
+        for name in names:
+            found = _left(folder / name, own)
             if found is not None:
                 left.setdefault(found.stem, found)
     starts = sorted({(r.identity.started_wall_ns // 10**9, r.identity.instance) for r in left.values()}, reverse=True)
@@ -78,17 +91,34 @@ def make_way(folders: list[Path], own: Identity) -> int:
 
 def _left(path: Path, own: Identity) -> _Left | None:
     """Return what ``path`` is of, None unless it is a dead rank's of an earlier start of the same server."""
-    stem = paths.parse_stem(path.name)
-    if stem is None or path.suffix not in (paths.RECORDING_SUFFIX, paths.REGISTRATION_SUFFIX):
-        return None
     try:
+        stem = paths.parse_stem(path.name)
+        if stem is None or path.suffix not in (paths.RECORDING_SUFFIX, paths.REGISTRATION_SUFFIX):
+            return None
         if path.suffix == paths.RECORDING_SUFFIX:
-            identity = read_header(path).identity
+            identity = _recorded(path)
         else:
-            identity = paths.read_registration(path).identity
-    except (OSError, ValueError):
-        return None
-    same = (identity.cluster, identity.service, identity.host) == (own.cluster, own.service, own.host)
-    if not same or identity.instance == own.instance or process_start(stem[0]) == stem[1]:
+            identity = msgspec.json.decode(read_regular(path, _MAX_REGISTRATION), type=paths.Registration).identity
+        same = (identity.cluster, identity.service, identity.host) == (own.cluster, own.service, own.host)
+        if not same or identity.instance == own.instance or _may_live(*stem):
+            return None
+    except Exception:  # whatever somebody put there, a recording of this rank is not lost to it
         return None
     return _Left(paths.stem(*stem), identity)
+
+
+def _recorded(path: Path) -> Identity:
+    fd = open_regular(path)
+    try:
+        return parse_header(os.pread(fd, f.HEADER_SIZE, 0)).identity
+    finally:
+        os.close(fd)
+
+
+def _may_live(pid: int, start: int) -> bool:
+    """Return whether this process is there; True where that can't be seen, as without a descriptor left to look with."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return int(stat.rsplit(b")", 1)[1].split()[19]) == start

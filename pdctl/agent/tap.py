@@ -10,8 +10,8 @@ The engine adapter calls, in this order and once per turn of the scheduler:
     tap.decided(entry, action, found) the engine committed, failed or kept an entry, as seen at its own seam
     tap.leave(queue)                  the turn is over; this is the queue now
 
-A turn that is equal to the one before costs a few list comparisons in C and three writes of a few words: when it begins, before
-the collective and when it is over; everything else is done only when something changed, and then for what changed.
+A turn that is equal to the one before costs a few list comparisons in C and two writes of a few words: before the collective
+and when it is over; everything else is done only when something changed, and then for what changed.
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ class QueueTap:
         words = self._visits
         words[0] = visits if queue else visits | f.EMPTY_BIT
         words[1] = _now()
-        self._flush()
+        if not queue:
+            self._flush()  # else it is in the file when the round that follows is entered
 
     def polled(self, pollers: list[Any]) -> None:
         """Take the pollers of this turn, one per entry; the same objects in the same order mean the same requests."""
@@ -196,6 +197,7 @@ class QueueTap:
             self._flush()
         else:
             self._start(stream, data, width)
+            self._flush()
 
     def left(self, group: int, data: Polls, width: int) -> None:
         """Record the reduced polls, in the same way."""

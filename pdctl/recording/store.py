@@ -24,6 +24,8 @@ _put.restype = ctypes.c_ssize_t
 _put_prepared = _LIBC["pwrite"]  # for arguments that are C values already, which is a third faster
 _put_prepared.restype = ctypes.c_ssize_t
 
+_LOOK_EVERY = 1024
+"""Writes of a window after which the file is looked at, a few times a second in a rank that polls."""
 _HIGH = 900
 """Descriptors from here on are not given to what the engine opens next, should it close what it does not know."""
 _BLOCK = 512  # bytes in a unit of st_blocks, whatever the file system
@@ -62,11 +64,23 @@ class Store:
         """Return what writes ``buffer``, as it is then, at ``offset``. It never raises either."""
         held = (ctypes.c_char * len(buffer)).from_buffer(buffer)
         length = len(buffer)
-        place = (self._out, ctypes.c_void_p(ctypes.addressof(held)), ctypes.c_size_t(length), ctypes.c_long(offset))
+        out, start, count, at = (
+            self._out,
+            ctypes.c_void_p(ctypes.addressof(held)),
+            ctypes.c_size_t(length),
+            ctypes.c_long(offset),
+        )
+        put = _put_prepared
+        looks = 0
 
         def write(held: object = held) -> None:  # noqa: ARG001  # what is written stays where it is
-            if _put_prepared(*place) != length:
+            nonlocal looks
+            if put(out, start, count, at) != length:
                 self._failed(offset, bytes(buffer))
+            looks += 1
+            if looks == _LOOK_EVERY:
+                looks = 0
+                self.look()
 
         return write
 

@@ -18,9 +18,6 @@ from zlib import crc32
 from pdctl.recording import format as f
 from pdctl.recording.store import Store, out_of_the_way, survive_file_limits
 
-_LOOK_EVERY = 1024
-"""Flushes after which the file is looked at, a few times a second in a rank that polls."""
-
 
 class RecordingWriter:
     """Writes one recording. Rounds and items come from the rank's main thread, events from any thread."""
@@ -43,8 +40,8 @@ class RecordingWriter:
         # The counters of the header: 8-byte words in memory, and all of them in the file after each flush.
         shadow = bytearray(_COUNTERS_END - f.PULSE_OFFSET)
         self._words = memoryview(shadow).cast("Q")
-        self._write_words = store.window(f.PULSE_OFFSET, shadow)
-        self._look_in = _LOOK_EVERY
+        self.flush = store.window(f.PULSE_OFFSET, shadow)
+        """Brings into the file what was stored into the words of :meth:`visits` and :class:`LiveRun`: one write."""
 
     @property
     def reason(self) -> str:
@@ -94,14 +91,6 @@ class RecordingWriter:
         words[0] = ticks
         words[1] = mono_ns
         self.flush()
-
-    def flush(self) -> None:
-        """Bring into the file what was stored into the words of :meth:`visits` and :class:`LiveRun`: one write."""
-        self._write_words()
-        look_in = self._look_in = self._look_in - 1
-        if not look_in:
-            self._look_in = _LOOK_EVERY
-            self._store.look()
 
     def visits(self, queue: int) -> memoryview[int]:
         """Return the two words of queue code ``queue``: its turns so far (or-ed with EMPTY_BIT), and the last one's time.
@@ -228,9 +217,7 @@ class LiveRun:
         _pack_crc(cell, f.ROUND_CRC_OFFSET, crc32(self._body))
         self._write[seq & 1]()
         self.tag = (seq & _SEQ_TAG) << f.REPEAT_BITS
-        self.words[0] = self.words[2] = (
-            0  # in the file with the next flush; until then their tag does not fit this cell
-        )
+        self.words[0] = self.words[2] = 0  # not yet in the file, where their tag does not fit this cell
 
 
 def process_start(pid: int) -> int:
