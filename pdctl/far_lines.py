@@ -17,7 +17,7 @@ from pdctl import wire
 from pdctl.observed import FoundRank
 from pdctl.remote import Watch
 
-MAX_HELD = 64 << 20
+MAX_HELD = 32 << 20
 """Bytes that this process may grow by while it waits for answers."""
 _MAX_FRAMES = 4
 _PAGE = os.sysconf("SC_PAGE_SIZE")

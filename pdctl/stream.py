@@ -16,6 +16,7 @@ from types import TracebackType
 HEAD = struct.Struct("<I")
 PART = 1 << 16
 """Bytes that are taken from a socket at once."""
+_AGAIN_S = 0.02
 
 
 def framed(payload: bytes) -> bytes:
@@ -96,16 +97,28 @@ class Connection:
 
     def send_raw(self, data: bytes, timeout_s: float) -> None:
         """Send bytes as they are, which may be no message. Raises OSError as :meth:`ask`."""
+        end = time.monotonic() + timeout_s
         try:
             if self._socket is None:
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                self._socket.settimeout(timeout_s)
-                self._socket.connect(self._path)
-            self._socket.settimeout(timeout_s)
+                self._connect(self._socket, end)
+            self._socket.settimeout(max(0.001, end - time.monotonic()))
             self._socket.sendall(data, socket.MSG_NOSIGNAL)
         except BaseException:
             self.close()
             raise
+
+    def _connect(self, made: socket.socket, end: float) -> None:
+        made.setblocking(False)
+        while True:
+            try:
+                made.connect(self._path)
+            except BlockingIOError:  # as many wait to be let in as can
+                if time.monotonic() >= end:
+                    raise TimeoutError("timed out") from None
+                time.sleep(_AGAIN_S)
+            else:
+                return
 
     def receive(self, timeout_s: float) -> bytes:
         """Return the next message. Raises OSError as :meth:`ask`."""

@@ -40,7 +40,7 @@ ROOM_S = 0.5
 """The same where others wait for room."""
 IDLE_S = 600.0
 """How long a connection is kept that asks nothing."""
-ALONE_S = 1.0
+ALONE_S = 0.1
 """The same where descriptors are scarce; there a connection is good for one question."""
 SCARCE = 32
 """Descriptors that are left to the engine: with fewer, one client at a time is served, on a descriptor kept for that."""
@@ -145,12 +145,10 @@ class LocalSocket:
 
     def _watch(self, poll: select.poll, now: float) -> bool:
         """Say what is waited for; returns whether somebody is not waited for who may be soon."""
-        held_up = False
-        if self._accepts:
-            if now >= self._accept_at:
-                poll.register(self._listener, select.POLLIN)
-            else:
-                held_up = True
+        listens = self._accepts and now >= self._accept_at
+        if listens:
+            poll.register(self._listener, select.POLLIN)
+        held_up = not listens
         room = self._unsent() < MAX_UNSENT
         for fd, one in self._connections.items():
             if one.out:

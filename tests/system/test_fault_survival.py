@@ -167,8 +167,12 @@ def test_the_socket_file_is_deleted(cluster):
     until(lambda: held(cluster), "a hit")
     path = sock(cluster, prefill)
     path.unlink()
-    path.mkdir()  # else it would listen there again
-    ended_unseen(cluster, command, "nobody listens")
+    until(path.exists, "the agent listens at the same name again")
+    assert len(cluster.faults()) == 1, "the command goes on over the connection it has"
+    command.send_signal(signal.SIGINT)
+    out, err = command.communicate(timeout=60)
+    assert "healed" in out, err
+    assert cluster.faults() == []
 
 
 def test_the_connection_is_cut_and_can_not_be_made_again(cluster):

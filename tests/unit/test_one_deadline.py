@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,11 @@ def test_a_pause_that_does_not_fit_is_refused(command: str, tmp_path: Path) -> N
     )
     assert done.exit_code == 2
     assert "20 s do not fit into --timeout, 5 s for the whole command" in done.output
+
+
+def test_a_recording_that_is_said_to_be_huge_is_not_fetched(deaf: Deaf) -> None:
+    with Client(timeout_s=60, rank_timeout_s=60) as client:
+        answer = client.recording(replace(deaf.rank, recording_size=1 << 60), through_socket=True)
+    assert answer.silence is Silence.GARBAGE
+    assert "at most 1 GiB" in answer.reason
+    assert deaf.asked() == 0
