@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # Tests that share a host or a pair of servers stay in one worker; what takes longest comes first.
-BESIDE ?= -n 2 --dist loadgroup --no-loadscope-reorder
+BESIDE ?= -n 2 --dist loadscope --no-loadscope-reorder
 ENGINE_VERSIONS ?= 0.5.12.post1 0.5.13.post1 0.5.10.post1 0.5.23
 
 .PHONY: help setup demo test test-engine test-long engine check format docs bench fuzz clean

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.engine.env import (
     EngineEnv,
@@ -18,24 +21,27 @@ from tests.engine.env import (
 )
 from tests.engine.light.host import LightHost
 
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Tests of one version's pair, or of its light host, run in one worker."""
-    callspec = getattr(item, "callspec", None)
-    version = callspec.params.get("version") if callspec else None
-    if version:
-        item.add_marker(pytest.mark.xdist_group(f"{'pair' if has_pair(item) else 'light'}-{version}"))
+LIGHT = ("env", "explorer_policies", "heartbeats", "light", "replay", "replay_light", "routing")
 
 
-@pytest.hookimpl(tryfirst=True)
+class OneWorkerAnEngine(LoadScopeScheduling):
+    """Sends all tests of one version's light host, and all of one pair of servers, to the same worker."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        found = re.search(r"test_(\w+)\.py::.*\[(\d+\.\d+\.\d+(?:\.post\d+)?)", nodeid)
+        if not found:
+            return nodeid
+        return f"light {found[2]}" if found[1] in LIGHT else f"{found[1]} {found[2]}"
+
+
+@pytest.hookimpl
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneWorkerAnEngine:
+    return OneWorkerAnEngine(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Pairs come first, since they take longest."""
-    items.sort(key=lambda item: not has_pair(item))
-
-
-def has_pair(item: pytest.Item) -> bool:
-    """Whether a test starts real servers."""
-    return "namespace" in getattr(item, "fixturenames", ())
+    items.sort(key=lambda item: "namespace" not in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(scope="session")

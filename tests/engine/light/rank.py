@@ -11,6 +11,7 @@ requests, and the transfer, whose polls and whose metadata writes the script dic
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
 import json
@@ -296,8 +297,9 @@ def say(*words: object) -> None:
 
 
 def serve() -> None:
-    """Import the engine once, then fork a rank for every order on stdin; say when each has ended."""
-
+    """Import the engine once, then fork a rank or a program for every order on stdin; say when each has ended."""
+    for module in ("disaggregation.decode", "disaggregation.prefill", "managers.scheduler_pp_mixin"):
+        importlib.import_module(f"sglang.srt.{module}")
     torch.set_num_threads(1)
     say("up")
     children: dict[int, str] = {}
