@@ -55,8 +55,9 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 def its_socket_goes(pair: Pair) -> str:
     child = pair.up()
-    pair.socket(child).unlink()
-    pair.socket(child).mkdir()  # else it would listen there again
+    path = pair.socket(child)
+    path.unlink()
+    path.mkdir()  # else it would listen there again
     return "nobody listens on its socket"
 
 
