@@ -383,7 +383,10 @@ def recording_file(rank: FoundRank) -> Answer[Recording]:
     from pdctl.recording.reader import BadRecording, read  # as above
 
     try:
-        return Answer(rank, read(rank.recording))
+        recording = read(rank.recording)
+        if (recording.identity.pid, recording.identity.proc_start) != (rank.identity.pid, rank.identity.proc_start):
+            return Answer(rank, None, Silence.GARBAGE, f"{rank.recording_name} is of another process")
+        return Answer(rank, recording)
     except BadRecording as error:
         return Answer(rank, None, Silence.GARBAGE, f"{rank.recording_name}: {error}")
     except OSError as error:

@@ -7,13 +7,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from pdctl.agent import paths
-from pdctl.files import open_regular, read_regular
 from pdctl.model import Identity
 from pdctl.recording import format as f
-from pdctl.recording.header import parse_header
+from pdctl.recording.header import read_header
 
 SHARE = 8
 """A recording takes at most one eighth of what is free: NCCL and torch need shared memory too, and ranks are many."""
@@ -23,7 +20,6 @@ KEEP_STARTS = 2
 """Earlier starts of a server whose recordings are kept."""
 _MOST_FILES = 4096
 """Files of a directory that are looked at: an engine does not start later because of what was left there."""
-_MAX_REGISTRATION = 64 * 1024
 
 
 def recording_size(folder: Path, wanted: str) -> int:
@@ -39,6 +35,8 @@ def recording_size(folder: Path, wanted: str) -> int:
             size = int(wanted)
         except ValueError:
             raise ValueError(f"PDCTL_RECORD_SIZE={wanted[:40]!r} is no number of bytes") from None
+        if size > f.MAX_SIZE:
+            raise ValueError(f"PDCTL_RECORD_SIZE={size} is over {f.MAX_SIZE}, the most that is read")
         if size > free:  # to reserve it would first fill what is there
             raise OSError(f"PDCTL_RECORD_SIZE asks for more than the {free // 1024} KiB that are free in {folder}")
         return size
@@ -96,23 +94,15 @@ def _left(path: Path, own: Identity) -> _Left | None:
         if stem is None or path.suffix not in (paths.RECORDING_SUFFIX, paths.REGISTRATION_SUFFIX):
             return None
         if path.suffix == paths.RECORDING_SUFFIX:
-            identity = _recorded(path)
+            identity = read_header(path).identity
         else:
-            identity = msgspec.json.decode(read_regular(path, _MAX_REGISTRATION), type=paths.Registration).identity
+            identity = paths.read_registration(path).identity
         same = (identity.cluster, identity.service, identity.host) == (own.cluster, own.service, own.host)
         if not same or identity.instance == own.instance or _may_live(*stem):
             return None
     except Exception:  # whatever somebody put there, a recording of this rank is not lost to it
         return None
     return _Left(paths.stem(*stem), identity)
-
-
-def _recorded(path: Path) -> Identity:
-    fd = open_regular(path)
-    try:
-        return parse_header(os.pread(fd, f.HEADER_SIZE, 0)).identity
-    finally:
-        os.close(fd)
 
 
 def _may_live(pid: int, start: int) -> bool:

@@ -24,7 +24,7 @@ _put.restype = ctypes.c_ssize_t
 _put_prepared = _LIBC["pwrite"]  # for arguments that are C values already, which is a third faster
 _put_prepared.restype = ctypes.c_ssize_t
 
-_LOOK_EVERY = 1024
+_LOOK_EVERY = 256
 """Writes of a window after which the file is looked at, a few times a second in a rank that polls."""
 _HIGH = 900
 """Descriptors from here on are not given to what the engine opens next, should it close what it does not know."""
