@@ -20,8 +20,6 @@ from tests.support.patience import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.long]
 
-MOST_STOPPED_MS = 500.0
-"""Far more than a stop takes, for a busy machine; docs/track-record.md has what was measured."""
 READS = ("queues", "stack", "metadata")
 PATIENT = ("--timeout", "240", "--rank-timeout", "100")
 
@@ -83,7 +81,6 @@ def test_a_pair_without_pdctl_is_diagnosed_from_outside(pair: Pair, tmp_path: Pa
         for row in until("all three are read", read, 120, 0.5).values():
             assert (row["reason"], row["engine_version"], row["slots"]) == ("", "0.5.12.post1", 64)
             assert row["lacks"] == ["rounds: no agent counts them"]
-            assert row["stopped_ms"] <= MOST_STOPPED_MS
     assert all(outcome().tokens for outcome in busy)
 
     (tmp_path / "late").write_text("6")
@@ -112,7 +109,6 @@ def test_a_pair_without_pdctl_is_diagnosed_from_outside(pair: Pair, tmp_path: Pa
     assert [row["stopped_ms"] for row in decode] == [0.0, 0.0], "a rank that hangs needs not be stopped"
     assert "all_reduce" in decode[0]["where"]
     assert "broadcast" in decode[1]["where"]
-    assert rows["prefill dp0 pp0 tp0"]["stopped_ms"] <= MOST_STOPPED_MS
 
     # What each other command knows of the hang: where the row is, and that both stand.
     def landed() -> bool:
@@ -133,7 +129,6 @@ def test_a_pair_without_pdctl_is_diagnosed_from_outside(pair: Pair, tmp_path: Pa
     status, document = asked(pids, "attach", *hung, "--inject-agent", *where)
     assert status == 0, document
     assert [one["rank"] for one in document["processes"]] == ["decode dp0 pp0 tp0", "decode dp0 pp0 tp1"]
-    assert max(one["stopped_ms"] for one in document["processes"]) <= MOST_STOPPED_MS
     assert not set(map(int, hung)) & {one["thread"] for one in document["processes"]}, "never the main thread"
     _, document = asked({int(pid): "" for pid in hung}, "ranks", *where)
     live = {row["rank"]: row for row in document["ranks"] if row["state"] == "live"}

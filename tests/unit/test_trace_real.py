@@ -1,4 +1,4 @@
-"""A trace of real SGLang 0.5.12.post1, recorded while it hung (tests/engine/test_record.py): it goes on being told alike."""
+"""A trace of real SGLang 0.5.12.post1, recorded while it hung (tests/engine/test_hang.py): it goes on being told alike."""
 
 from __future__ import annotations
 
