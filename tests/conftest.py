@@ -38,20 +38,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     return (yield)
 
 
-class Workers:
-    """Workers of pytest-xdist are kept apart where this machine can; elsewhere there is one only."""
-
-    @staticmethod
-    def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-        return 0 if apart.why_not() else WORKERS_A_CORE * len(os.sched_getaffinity(0))
-
-    @staticmethod
-    def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
-        if not apart.why_not():
-            python = f"{sys.executable} {apart.__file__} {sys.executable}"
-            specs[:] = [type(spec)(f"{spec}//python={python}") for spec in specs]
+# Workers of pytest-xdist are kept apart where this machine can; elsewhere there is one only.
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    return 0 if apart.why_not() else WORKERS_A_CORE * len(os.sched_getaffinity(0))
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    if config.pluginmanager.has_plugin("xdist"):
-        config.pluginmanager.register(Workers(), "workers-apart")
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    if not apart.why_not():
+        python = f"{sys.executable} {apart.__file__} {sys.executable}"
+        specs[:] = [type(spec)(f"{spec}//python={python}") for spec in specs]
