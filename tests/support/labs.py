@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -104,6 +106,21 @@ class Lab:
             return client.run()
         finally:
             client.close()
+
+    @contextlib.contextmanager
+    def waiting(self, room: int, side: str, **how: Any) -> Iterator[None]:
+        """Have a request in the lab, sent to one side or ``both``, until it is aborted on both at the end."""
+        client = Client(self.config, Load(**{"seconds": patience(60), "requests": 1, "room": room, "to": side, **how}))
+        try:
+            request = client.send()
+            try:
+                yield
+            finally:
+                client.abort(request, ("prefill", "decode"))
+                outcome = client.run()
+        finally:
+            client.close()
+        assert (outcome.failed, outcome.unfinished) == (1, 0)
 
     def inject_late_metadata(self, *options: object, delay: str = "3s") -> None:
         """Hold back the metadata of decode tp1."""

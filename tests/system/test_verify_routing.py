@@ -134,7 +134,7 @@ def test_the_engines_own_failure_is_shown_as_such(follow: Lab) -> None:
     in_flight(follow, room=9, to="decode")
     in_flight(follow, room=9, prefill_dp=0, to="prefill")
     until("the one finding", lambda: codes(verify(follow, code=None)) == ["PD121"])  # type: ignore[arg-type]
-    follow.load(requests=1, room=9, prefill_dp=1, to="prefill")
+    in_flight(follow, room=9, prefill_dp=1, to="prefill")
     until("no room that is off", lambda: verify(follow, code=0)["rooms"] == [])
 
 
@@ -271,39 +271,36 @@ def test_two_requests_with_one_room(follow: Lab) -> None:
         queues = [rooms for name, rooms in follow.queues().items() if name.startswith("decode")]
         return all(sum(queue.count(402) for queue in rooms.values()) == 2 for rooms in queues)
 
-    loads = [in_flight(follow, room=402, to="decode", abort_after_s=60.0)]
-    until(
-        "room 402 in a queue",
-        lambda: any(402 in rooms for queues in follow.queues().values() for rooms in queues.values()),
-    )
-    which = ("--rank", "decode:*", "--allow-ranks", "2", "--for", "1m", "--detach")
-    follow.labs.cli("inject", "--duplicate-room", "402", "--room", 406, *which)
-    try:
-        loads.append(in_flight(follow, room=406, to="decode", abort_after_s=60.0))
-        until("two rooms of one number", twice)
-    finally:
-        follow.labs.cli("heal", "--all")
-    document = verify(follow, 402, "--grace", "1s", code=1)
+    with follow.waiting(402, "decode"):
+        until(
+            "room 402 in a queue",
+            lambda: any(402 in rooms for queues in follow.queues().values() for rooms in queues.values()),
+        )
+        which = ("--rank", "decode:*", "--allow-ranks", "2", "--for", "1m", "--detach")
+        follow.labs.cli("inject", "--duplicate-room", "402", "--room", 406, *which)
+        with follow.waiting(406, "decode"):
+            try:
+                until("two rooms of one number", twice)
+            finally:
+                follow.labs.cli("heal", "--all")
+            document = verify(follow, 402, "--grace", "1s", code=1)
     [finding] = [finding for finding in document["findings"] if finding["code"] == "PD127"]
     assert finding["rooms"] == [402]
     assert "Room 402 belongs to 2 requests on decode: " in finding["summary"]
     assert set(finding["ranks"]) == {"decode dp0 pp0 tp0", "decode dp0 pp0 tp1"}
-    for load in loads:
-        load.join()
-    assert "PD127" not in codes(verify(follow, code=None))
+    until("no room of two requests", lambda: "PD127" not in codes(verify(follow, code=None)))
 
 
 def test_a_registration_that_runs_out(without: Callable[..., Lab]) -> None:
     """Prefill registered the room, and decode has not come for it."""
     lab = without("", *QUERY, "--entry-cleanup", "20s")
-    load = in_flight(lab, room=7, prefill_dp=0, to="prefill", abort_after_s=60.0)
+    in_flight(lab, room=7, prefill_dp=0, to="prefill")
     when_prefill_has(lab, 7)
     assert "PD126" not in codes(verify(lab, 7, code=None)), "it has just been registered"
     document = until("PD126", lambda: found if "PD126" in codes(found := verify(lab, 7, code=None)) else None)
     [finding] = [finding for finding in document["findings"] if finding["code"] == "PD126"]
     assert finding["rooms"] == [7]
     assert "(after 20 s), and no decode rank has been told of it yet" in finding["summary"]
-    load.join()
 
 
 @contextlib.contextmanager
