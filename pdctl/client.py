@@ -85,10 +85,13 @@ class _Question:
 class Client:
     """Keeps one connection to each rank asked. ``timeout_s`` runs from the client's making, over all its questions.
 
-    rank_timeout_s: how long one question waits for one rank; ranks are waited for at the same time.
+    spent_s: how much of it was over by then, as for finding the ranks. rank_timeout_s: how long one question waits for one
+    rank; ranks are waited for at the same time.
     """
 
-    def __init__(self, *, timeout_s: float = TIMEOUT_S, rank_timeout_s: float = RANK_TIMEOUT_S) -> None:
+    def __init__(
+        self, *, timeout_s: float = TIMEOUT_S, rank_timeout_s: float = RANK_TIMEOUT_S, spent_s: float = 0.0
+    ) -> None:
         self._local: dict[str, LocalLine] = {}
         self._far: dict[str, FarLine] = {}
         self._context: Any = None
@@ -96,7 +99,8 @@ class Client:
         self._numbers = itertools.count(1)
         self._timeout_s = timeout_s
         self._rank_timeout_s = rank_timeout_s
-        self.deadline = Deadline(timeout_s)
+        self._spent_s = spent_s
+        self.deadline = Deadline(timeout_s - spent_s)
         self._given_up: dict[str, Answer[Any]] | None = None
         self._fetched = 0
 
@@ -121,7 +125,7 @@ class Client:
 
     def restart(self) -> None:
         """Begin the overall deadline anew, for a command that follows ranks and asks again and again."""
-        self.deadline = Deadline(self._timeout_s)
+        self.deadline = Deadline(self._timeout_s - self._spent_s)
 
     def pause(self, seconds: float) -> None:
         """Wait for this long before asking again, and not beyond the deadline."""

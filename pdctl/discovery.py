@@ -58,10 +58,6 @@ class Found:
     asked: Wanted = OFF
     others: tuple[str, ...] = ()
 
-    def left(self, timeout_s: float) -> float:
-        """Return what is left of a command's time after finding them."""
-        return max(0.0, timeout_s - self.took_s)
-
     @property
     def left_alone(self) -> str:
         """What to say of what belongs to others, in one line, "" where there is nothing."""

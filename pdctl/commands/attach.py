@@ -158,8 +158,8 @@ def read(
 
     began = time.monotonic()
     ranks = found_ranks(chosen, min(rank_timeout_s, timeout_s / 2))
-    left_s = max(0.0, timeout_s - (time.monotonic() - began))
-    with Client(timeout_s=left_s, rank_timeout_s=rank_timeout_s) as client:
+    spent_s = time.monotonic() - began
+    with Client(timeout_s=timeout_s, spent_s=spent_s, rank_timeout_s=rank_timeout_s) as client:
         statuses = client.ask(ranks, "status", Status)
         snapshots = client.ask(ranks, "queues", Snapshot)
         rows = client.ask(ranks, "metadata", Metadata, {"sums": False})

@@ -84,7 +84,7 @@ def command(
     from pdctl.client import Client
     from pdctl.probes.check.stages import Looking, run
 
-    with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
+    with Client(timeout_s=timeout, spent_s=found.took_s, rank_timeout_s=rank_timeout) as client:
         outcomes = list(run(Looking(found, client, watch, recorded=source is not None), names))
     document = judge(outcomes, suppressed=suppressed, fail_on=fail_on, others=found.others)
     out = Output(output)

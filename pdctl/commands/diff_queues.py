@@ -68,7 +68,7 @@ def command(
     from pdctl.standing_in import stand_in
 
     sockets = through != "recordings" and source is None
-    with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
+    with Client(timeout_s=timeout, spent_s=found.took_s, rank_timeout_s=rank_timeout) as client:
         found = stand_in(found, client) if sockets else found
         document = look(found, client, stalled_s=stalled, confirm=confirm, sockets=sockets, files=through != "sockets")
     document = msgspec.structs.replace(document, earlier=found.earlier)

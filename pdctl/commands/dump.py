@@ -81,7 +81,7 @@ def metadata(
 
     found = find(run_dir, record_dir, source, timeout=timeout, rank_timeout=rank_timeout)
     ranks = chosen(found, rank)
-    with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
+    with Client(timeout_s=timeout, spent_s=found.took_s, rank_timeout_s=rank_timeout) as client:
         views = collect(found, client, ranks=ranks, slots=slot or (), rooms=room or (), every=all_slots)
     document = judge(views, now_s=time.time())
     _known(views, document, room or (), slot or ())
@@ -117,7 +117,7 @@ def queues(
     from pdctl.standing_in import stand_in
 
     found = find(run_dir, record_dir, timeout=timeout, rank_timeout=rank_timeout)
-    with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
+    with Client(timeout_s=timeout, spent_s=found.took_s, rank_timeout_s=rank_timeout) as client:
         found = replace(found, ranks=tuple(chosen(found, rank)))
         document = collect.queues(stand_in(found, client).ranks, client)
     if room:
@@ -175,7 +175,7 @@ def config(
     from pdctl.probes.config.judge import judge
 
     found = find(run_dir, record_dir, timeout=timeout, rank_timeout=rank_timeout)
-    with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
+    with Client(timeout_s=timeout, spent_s=found.took_s, rank_timeout_s=rank_timeout) as client:
         views = collect(chosen(found, rank), client)
     document = judge(views)
     out = Output(output)
@@ -210,7 +210,7 @@ def leaks(
 
     within(watch, timeout)
     found = find(run_dir, record_dir, timeout=timeout, rank_timeout=rank_timeout)
-    with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
+    with Client(timeout_s=timeout, spent_s=found.took_s, rank_timeout_s=rank_timeout) as client:
         views = collect(found, client, watch_s=watch)
     document = judge(views, watch_s=watch)
     out = Output(output)

@@ -105,7 +105,7 @@ def command(
     out = Output(output)
     there = find(run_dir, record_dir, timeout=timeout, rank_timeout=rank_timeout, outside=False)
     found = there.ranks
-    with Client(timeout_s=there.left(timeout), rank_timeout_s=rank_timeout) as client:
+    with Client(timeout_s=timeout, spent_s=there.took_s, rank_timeout_s=rank_timeout) as client:
         if available:
             from pdctl.commands.faults_available import show
 

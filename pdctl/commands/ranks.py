@@ -53,7 +53,7 @@ def command(
     from pdctl.standing_in import stand_in
 
     found = find(run_dir, record_dir, source, every_start=every_start, timeout=timeout, rank_timeout=rank_timeout)
-    with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
+    with Client(timeout_s=timeout, spent_s=found.took_s, rank_timeout_s=rank_timeout) as client:
         found = stand_in(found, client)
         answers, recordings = collect(found, client)
         document = judge(answers, recordings, earlier=found.earlier, problems=found.problems, others=found.others)

@@ -128,7 +128,7 @@ def command(
     from pdctl.client import Client
 
     seen: Divergence | None = None
-    with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
+    with Client(timeout_s=timeout, spent_s=found.took_s, rank_timeout_s=rank_timeout) as client:
         if lasting is None and not trigger:
             stopped = "recorded what there was"
             members = _copied(_allowed(found, through), client, names, sockets=through == "sockets")

@@ -80,7 +80,7 @@ def command(
     from pdctl.probes.stacks.collect import collect
     from pdctl.probes.stacks.judge import judge
 
-    with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
+    with Client(timeout_s=timeout, spent_s=found.took_s, rank_timeout_s=rank_timeout) as client:
         views = collect(found, client, looks=samples, every_s=every, flights=collectives, outside=outside)
     document = judge(views, with_collectives=collectives is not False)
     out = Output(output)

@@ -123,7 +123,7 @@ def _pasts(found: Found, through: str, timeout: float, rank_timeout: float) -> l
 
     if through == "recordings":
         return collect(found, None)
-    with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
+    with Client(timeout_s=timeout, spent_s=found.took_s, rank_timeout_s=rank_timeout) as client:
         return collect(found, client, files=through != "sockets")
 
 

@@ -76,7 +76,7 @@ def command(
     from pdctl.probes.stuck.collect import collect, collect_recorded
     from pdctl.standing_in import stand_in
 
-    with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
+    with Client(timeout_s=timeout, spent_s=found.took_s, rank_timeout_s=rank_timeout) as client:
         found = stand_in(found, client)
         looks = (collect if source is None else collect_recorded)(found, client, pause_s=watch)
     document = judge(looks, pause_s=watch, older_s=older or 0.0, stuck_s=stuck, by=by)

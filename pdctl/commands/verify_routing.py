@@ -86,7 +86,7 @@ def command(
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--bootstrap") from None
     found = find(run_dir, record_dir, source, timeout=timeout, rank_timeout=rank_timeout)
-    with Client(timeout_s=found.left(timeout), rank_timeout_s=rank_timeout) as client:
+    with Client(timeout_s=timeout, spent_s=found.took_s, rank_timeout_s=rank_timeout) as client:
         document = look(found, client, rooms=numbers, instead=bootstrap or (), grace_s=grace)
     out = Output(output)
     wide = output is Format.WIDE

@@ -258,7 +258,8 @@ def test_the_whole_command_ends_by_its_deadline_whatever_one_rank_may_take(ranks
         stop(ranks.start("--then", "sleep", TINY_SERVICE=service))
     rows = ranks.rows("--timeout", "500ms", "--rank-timeout", "1h", code=3)
     assert {row["state"] for row in rows} == {"silent"}
-    assert all("no answer within 0.5 s overall: process is stopped" in row["reason"] for row in rows)
+    reasons = [str(row["reason"]) for row in rows]
+    assert all("no answer within 0.5 s overall: process is stopped" in reason for reason in reasons), reasons
 
 
 def test_a_recording_comes_through_the_socket_as_well(ranks: TinyRanks) -> None:
