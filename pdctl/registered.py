@@ -53,13 +53,13 @@ def files(folder: Path, suffix: str, problems: list[str], until: float) -> Itera
         raise PdctlError(
             f"{folder} can't be read: {error.strerror}", "Run pdctl as the user the engine runs as."
         ) from None
+    if not whole:
+        problems.append(f"{folder}: more than {len(found)} files {suffix}; the others were not read")
     for number, name in enumerate(found):
         if time.monotonic() >= until:
             problems.append(f"{folder}: {len(found) - number} files {suffix} or more were not read in time")
             return
         yield folder / name
-    if not whole:
-        problems.append(f"{folder}: more than {len(found)} files {suffix}; the others were not read")
 
 
 def _rank(path: Path, raw: bytes, problems: list[str]) -> FoundRank | None:

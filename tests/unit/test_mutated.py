@@ -23,6 +23,7 @@ from pdctl.model import Identity
 from pdctl.recording.header import BadRecording
 from pdctl.recording.source import Source
 from pdctl.trace import manifest
+from pdctl.wire import PROTOCOL
 from tests.unit import crafted
 from tests.unit.read_all import carry, read_all, read_trace, without_names
 
@@ -142,7 +143,7 @@ def test_any_message_is_read_or_refused(data: bytes, depth: int) -> None:
 def test_any_registration_is_read_or_refused(data: bytes, value: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     identity = dict.fromkeys(Identity.__struct_fields__, value)
     path = tmp_path_factory.getbasetemp() / "1-1.json"
-    for raw in (data, json.dumps({"protocol": 1, "endpoint": "", "identity": identity}).encode()):
+    for raw in (data, json.dumps({"protocol": PROTOCOL, "endpoint": "", "identity": identity}).encode()):
         path.write_bytes(raw)
         with suppress(ValueError, OSError):
             paths.read_registration(path)

@@ -14,6 +14,7 @@ import pytest
 from pdctl import containers
 from pdctl.recording import format as f
 from pdctl.recording.writer import RecordingWriter
+from pdctl.wire import PROTOCOL
 from tests.system.hostile.test_files import registration
 from tests.system.hostile.test_strangers import PATIENT, box, pdctl
 
@@ -90,7 +91,7 @@ def test_no_file_of_the_host_is_read_as_a_recording(tmp_path: Path, way: str) ->
             "/proc/self/root": f"/tmp/{folder.name}/root{host}/5-5.pdrec",
         }[way]
         (folder / "5-5.json").write_text(json.dumps({
-            "protocol": 1, "identity": who, "endpoint": "", "recording": path, "recording_size": f.MIN_SIZE,
+            "protocol": PROTOCOL, "identity": who, "endpoint": "", "recording": path, "recording_size": f.MIN_SIZE,
         }))  # fmt: skip
         [rank] = [one for one in containers.find({}, [], [], []) if one.identity.service == who["service"]]
         assert rank.recording is None
@@ -108,7 +109,7 @@ def test_no_socket_of_the_host_is_connected_to(tmp_path: Path) -> None:
         folder = inside(child)
         (folder / "out").symlink_to(host)
         (folder / "5-5.json").write_text(json.dumps({
-            "protocol": 1, "identity": who, "endpoint": f"ipc:///tmp/{folder.name}/out/5-5.sock",
+            "protocol": PROTOCOL, "identity": who, "endpoint": f"ipc:///tmp/{folder.name}/out/5-5.sock",
         }))  # fmt: skip
         assert (folder / "out/5-5.sock").exists(), "the link leads there, from here"
         [rank] = [one for one in containers.find({}, [], [], []) if one.identity.service == who["service"]]
