@@ -1,7 +1,7 @@
 """Text that a client of the engine or a colleague chose does nothing on its way out: in no command, in no format.
 
 A request's id and every text of a trace carry what moves a terminal's cursor, forges a line, changes the direction of
-writing, is markup, or a formula.
+writing, is markup, or a formula. What names a rank may have no control characters: a rank that has them is refused.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import ast
 import csv
 import io
 import json
+import unicodedata
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -37,27 +38,35 @@ POISON = (
     f"\x1b]0;owned\x07\x1b[2J\n{FORGED}\r\n{FORGED}\x85{FORGED}\u2028{FORGED} [red]x[/red] \u202e\u2066\u200b\x7f\x9b1m"
     '"""\'"$\\frac{<script>x()</script>&@SCRIPT@'
 )
+NAMED = "".join(char for char in POISON if unicodedata.category(char) not in ("Cc", "Zl", "Zp"))
+"""What of POISON the name of a rank, a host or an engine may have."""
+REFUSED = (30, 31)
+"""Process ids of the ranks whose names have all of POISON."""
 COMMANDS = (
     "ranks", "diff-queues", "stuck", "verify-routing 8", "stacks", "check", "dump metadata", "dump groups", "story 7",
     "story 8",
 )  # fmt: skip
 
 
-def poisoned(value: Any) -> Any:
-    """Return ``value`` with POISON behind every text in it, but for the few whose words mean something to pdctl."""
+def poisoned(value: Any, poison: str) -> Any:
+    """Return ``value`` with ``poison`` behind every text in it, but for the few whose words mean something to pdctl."""
     if isinstance(value, str):
-        return value + POISON
+        return value + poison
     if isinstance(value, msgspec.Struct):
         keep = ("role", "kind", "kept", "member", "sha256", "state", "endpoint", "recording")
         return msgspec.structs.replace(
-            value, **{name: poisoned(getattr(value, name)) for name in value.__struct_fields__ if name not in keep}
+            value,
+            **{name: poisoned(getattr(value, name), poison) for name in value.__struct_fields__ if name not in keep},
         )
-    return tuple(map(poisoned, value)) if isinstance(value, tuple) else value
+    return tuple(poisoned(each, poison) for each in value) if isinstance(value, tuple) else value
 
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trace of a prefill rank and two decode ranks that part in room 8, every text of which is hostile."""
+    """A trace of a prefill rank and two decode ranks that part in room 8, every text of which is hostile.
+
+    Two more prefill ranks have names that no rank may have: one in its recording, the other in the manifest, too.
+    """
     with pytest.MonkeyPatch.context() as patch:
         world = World(tmp_path_factory.mktemp("world"), patch)
         prefill, *decode = (
@@ -75,15 +84,23 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         world.now += 3_000 * MS
         for rank in world.ranks:
             rank.event(EventKind.FAULT_FIRED, room=8, a=1, text=POISON[:60])
-            rank.writer.set_identity(msgspec.json.encode(poisoned(rank.identity)))
+            rank.writer.set_identity(msgspec.json.encode(poisoned(rank.identity, NAMED)))
         members = []
         for rank in world.ranks:
             member = member_of(world.data(rank))
             told = msgspec.structs.replace(member.rank, reason=POISON, problems=(POISON,))
             members.append(replace(member, rank=told))
+        for pid in REFUSED:
+            rank = world.rank("prefill", host="q", pid=pid, service=f"prefill q:{pid}", instance=f"q {pid}")
+            member, refused = member_of(world.data(rank)), poisoned(rank.identity, POISON)
+            rank.writer.set_identity(msgspec.json.encode(refused))
+            if pid == REFUSED[1]:
+                member = replace(member, rank=msgspec.structs.replace(member.rank, identity=refused))
+            members.append(replace(member, data=world.data(rank)))
         made = msgspec.structs.replace(
-            manifest.new(f"stopped{POISON}"), problems=(POISON,), pdctl_version=POISON, redacted=False
+            manifest.new(f"stopped{POISON}"), problems=(POISON,), pdctl_version=NAMED, redacted=False
         )
+        made = msgspec.structs.replace(made, clock=poisoned(made.clock, NAMED))
         target = tmp_path_factory.mktemp("trace") / "hostile.pdtrace"
         write_trace(target, members, made)
     return target
@@ -124,6 +141,19 @@ def test_a_hostile_trace_does_nothing_to_a_terminal(command: str, form: str, tra
     assert_harmless(done.stderr)
 
 
+def test_a_rank_with_control_characters_in_its_name_is_one_line_with_a_reason(trace: Path) -> None:
+    done = run("ranks", "--from", trace)
+    assert done.exit_code == 3, done.output
+    said = [line for line in done.output.splitlines() if "characters that may not be there" in line]
+    assert len(said) == len(REFUSED), done.output
+    recorded, listed = sorted(said, key=lambda line: " of the manifest " in line)
+    assert recorded.endswith("-30.pdrec: its identity can't be read: characters that may not be there - at `$.engine`")
+    assert "rank 5 of the manifest can't be true and was left out: characters that may not be there - at" in listed
+    found = json.loads(run("ranks", "--from", trace, "-o", "json").stdout)
+    assert [(rank["role"], rank["tp"]) for rank in found["ranks"]] == [("prefill", 0), ("decode", 0), ("decode", 1)]
+    assert found["problems"][0] == POISON
+
+
 @pytest.mark.usefixtures("every_format")
 def test_recording_a_hostile_trace_anew_says_so_harmlessly(trace: Path, tmp_path: Path) -> None:
     done = run("record", tmp_path / "again$(id)\n.pdtrace", "--from", trace, "--keep-names")
@@ -138,7 +168,7 @@ def test_people_see_what_is_in_it_and_programs_get_it_as_it_is(trace: Path) -> N
     [story] = json.loads(run("story", 8, "--from", trace, "-o", "json").stdout)["stories"]
     assert story["rids"] == [RID]
     assert yaml.safe_load(run("story", 8, "--from", trace, "-o", "yaml").stdout)["stories"] == [story]
-    assert json.loads(run("ranks", "--from", trace, "-o", "jsonl").stdout.split("\n")[0])["engine"] == f"tiny{POISON}"
+    assert json.loads(run("ranks", "--from", trace, "-o", "jsonl").stdout.split("\n")[0])["engine"] == f"tiny{NAMED}"
     rows = list(csv.reader(io.StringIO(run("ranks", "--from", trace, "-o", "csv").stdout)))
     assert len(rows) == 1 + 3
 
