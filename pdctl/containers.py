@@ -111,6 +111,8 @@ def _folders(container: Container, others: list[str], until: float) -> Iterator[
             there = [name for name in names(tmp, "", MAX_NAMES, until)[0] if _RUN_DIR.fullmatch(name)]
             likely = (f"pdctl-{os.geteuid()}", "pdctl-0")  # the second where another user is its root
             there.sort(key=lambda name: name not in likely)
+            if len(there) > MAX_FOLDERS:
+                others.append(f"{place} has {len(there)} run directories; {MAX_FOLDERS} were looked at")
             for name in there[:MAX_FOLDERS]:
                 path = place / name
                 try:
@@ -122,8 +124,6 @@ def _folders(container: Container, others: list[str], until: float) -> Iterator[
                     others.append(f"{path} {error.strerror}")
     except OSError:
         return  # it has ended, or has no such directory
-    if len(there) > MAX_FOLDERS:
-        others.append(f"{place} has {len(there)} run directories; {MAX_FOLDERS} were looked at")
 
 
 def _ranks(
