@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -27,6 +26,16 @@ MANY = 16
 SMALL_CLIENT = 256 << 20
 """What a command may use, whatever ranks answer."""
 
+PROGRAM = """
+import sys
+from pdctl.cli import main
+try:
+    main()
+finally:
+    print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM:")), end="", file=sys.stderr)
+"""
+"""Tells its own peak: what wait4 tells begins with that of the process it was forked from."""
+
 
 @pytest.fixture
 def ranks(tmp_path: Path) -> Iterator[TinyRanks]:
@@ -36,19 +45,15 @@ def ranks(tmp_path: Path) -> Iterator[TinyRanks]:
 
 def looked(ranks: TinyRanks, *args: str, **env: str) -> tuple[list[dict[str, str]], str]:
     """Return the rows of a command that ends by itself, and its errors; it must have stayed small."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "pdctl.cli", *args, "-o", "json"],
-        cwd=ROOT, env=ranks.env | env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as command:  # fmt: skip
-        assert command.stdout is not None
-        assert command.stderr is not None
-        out, err = command.stdout.read(), command.stderr.read()
-        _, _, used = os.wait4(command.pid, 0)
-        command.returncode = 0
-    print(f"{args[0]} took {used.ru_maxrss >> 10} MiB")
-    assert used.ru_maxrss << 10 < SMALL_CLIENT
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *args, "-o", "json"],
+        cwd=ROOT, env=ranks.env | env, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    err, _, peak = done.stderr.rpartition("VmHWM:")
+    print(f"{args[0]} took {peak.strip()}")
+    assert int(peak.split()[0]) << 10 < SMALL_CLIENT
     assert "Traceback" not in err
-    return json.loads(out)["ranks"], err
+    return json.loads(done.stdout)["ranks"], err
 
 
 def reply(body: object) -> bytes:
