@@ -74,7 +74,9 @@ class Job:
 
     def pdctl(self, *args: str, code: int, **env: str) -> subprocess.CompletedProcess[str]:
         named = () if "--store" in args else ("--store", f"127.0.0.1:{self.port}")
-        done = self.ranks.pdctl(*named, *args, *PATIENT, **AWAY, **self.ring.env, **env)
+        # Half of the time goes to a child process that loads torch, beside all other tests.
+        limits = ("--rank-timeout", "120", "--timeout", "120")
+        done = self.ranks.pdctl(*named, *args, *limits, **AWAY, **self.ring.env, **env)
         assert done.returncode == code, done
         return done
 
@@ -224,7 +226,7 @@ def test_what_is_no_store_costs_its_deadline_at_most(ranks: TinyRanks, ring: Key
             (f"127.0.0.1:{silent}", "no TCPStore"),
             ("192.0.2.1:29500", "no connection"),
         ):
-            done = ranks.pdctl("--store", address, "ranks", "--timeout", "12", **AWAY, **ring.env)
+            done = ranks.pdctl("--store", address, "ranks", "--timeout", f"{patience(12):.0f}", **AWAY, **ring.env)
             assert done.returncode == 4, done
             assert address in done.stderr
             assert why in done.stderr
