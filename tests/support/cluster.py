@@ -59,8 +59,9 @@ class Cluster:
         self.started.append(process)
         return process
 
-    def start(self, *args: str) -> subprocess.Popen[str]:
-        return self._popen([sys.executable, "-m", "pdctl.cli", *args], {})
+    def start(self, *args: str, program: str = "") -> subprocess.Popen[str]:
+        """Start a command of pdctl. program: Python text that runs it in another way."""
+        return self._popen([sys.executable, *(("-c", program) if program else ("-m", "pdctl.cli")), *args], {})
 
     def run(self, *args: str) -> subprocess.CompletedProcess[str]:
         process = self.start(*args)

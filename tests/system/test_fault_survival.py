@@ -205,13 +205,22 @@ def test_a_connection_that_is_cut_is_made_again(cluster):
 # ---- the command ends, or stands still, in each phase ----------------------------------------------------------------
 
 
-def opens(process: subprocess.Popen[str]) -> bool:
-    """Return whether the process waits in openat, as for the reader of a pipe, and does so for a while."""
-    for _ in range(3):
-        if Path(f"/proc/{process.pid}/syscall").read_text().split()[0] not in ("257", "56"):  # of x86-64, aarch64
-            return False
-        time.sleep(0.1)
-    return True
+STOPS_AT_ITS_AUDIT_LOG = """
+import os, signal
+from pdctl.inject.audit import Audit
+write = Audit.write
+def first(self, what, **fields):
+    Audit.write = write
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return write(self, what, **fields)
+Audit.write = first
+from pdctl.cli import main
+main()
+"""
+
+
+def state_of(process: subprocess.Popen[str]) -> str:
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 class At:
@@ -226,8 +235,9 @@ class At:
         if self.prefill.poll() is None:
             self.prefill.send_signal(signal.SIGCONT)
 
-    def _start(self, *args: str) -> subprocess.Popen[str]:
-        return self.cluster.start(*INJECT, "10m", "--for", "15m", "--rank-timeout", "20s", "--timeout", "30s", *args)
+    def _start(self, *args: str, program: str = "") -> subprocess.Popen[str]:
+        limits = ("--rank-timeout", "20s", "--timeout", "30s")
+        return self.cluster.start(*INJECT, "10m", "--for", "15m", *limits, *args, program=program)
 
     def _resolve(self) -> subprocess.Popen[str]:
         stop(self.prefill)
@@ -236,16 +246,13 @@ class At:
         return command
 
     def _arm(self) -> subprocess.Popen[str]:
-        """The audit log is a pipe: the command, which has resolved everything, waits there for a reader."""
-        log = self.cluster.folder / "state/pdctl/audit.jsonl"
-        log.parent.mkdir(parents=True)
-        os.mkfifo(log)
-        command = self._start()
-        until("the command at its audit log", lambda: opens(command))
+        """The command, which has resolved everything, stops where it writes its audit log."""
+        command = self._start(program=STOPS_AT_ITS_AUDIT_LOG)
+        until("the command at its audit log", lambda: state_of(command) == "T")
         stop(self.prefill)
-        with log.open() as reader:
-            assert '"what":"inject"' in reader.readline()
-        log.unlink()
+        command.send_signal(signal.SIGCONT)
+        log = self.cluster.folder / "state/pdctl/audit.jsonl"
+        until("the line in its audit log", lambda: log.exists() and '"what":"inject"' in log.read_text())
         time.sleep(1)  # to send it
         return command
 
