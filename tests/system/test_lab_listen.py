@@ -39,6 +39,7 @@ def test_a_lab_without_keys_runs_but_says_that_nobody_listens(labs: Labs) -> Non
 
 
 def test_a_port_that_is_taken_is_said(labs: Labs, tmp_path: Path) -> None:
+    labs.env["COLUMNS"] = "200"  # an endpoint stands on one line, however long a pid is
     Keyring(tmp_path, alice="observe")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

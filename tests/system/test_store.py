@@ -226,7 +226,7 @@ def test_what_is_no_store_costs_its_deadline_at_most(ranks: TinyRanks, ring: Key
             (f"127.0.0.1:{silent}", "no TCPStore"),
             ("192.0.2.1:29500", "no connection"),
         ):
-            done = ranks.pdctl("--store", address, "ranks", "--timeout", f"{patience(12):.0f}", **AWAY, **ring.env)
+            done = ranks.pdctl("--store", address, "ranks", "--timeout", f"{patience(30):.0f}", **AWAY, **ring.env)
             assert done.returncode == 4, done
             assert address in done.stderr
             assert why in done.stderr

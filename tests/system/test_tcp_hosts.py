@@ -93,15 +93,14 @@ def test_hosts_are_found_by_the_store_asked_over_curve_and_missed_when_cut_off(
 
     # The third host's cable is pulled while its rank is being followed.
     file = tmp_path / "cut.pdtrace"
-    command = [*STORE, "record", str(file), "--for", "10s", "-o", "json"]
+    a_second = patience(1)
+    command = [*STORE, "record", str(file), "--for", f"{10 * a_second:.0f}s", "-o", "json"]
     following = subprocess.Popen(
         [*away.prefix, sys.executable, "-m", "pdctl.cli", *command],
         cwd=ROOT, env=away.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     with pytest.raises(subprocess.TimeoutExpired):
-        following.wait(
-            timeout=patience(8)
-        )  # it has found the ranks by now, or finds that one is gone: both have to be said
+        following.wait(8 * a_second)  # it has found the ranks by now, or finds that one is gone: both have to be said
     hosts.pull(3)
     out, err = following.communicate()
     assert following.returncode == 3, (out, err)

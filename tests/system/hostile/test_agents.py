@@ -179,14 +179,15 @@ class Near:
         self._listeners: list[socket.socket] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         for number in range(count):
-            place = path.with_name(f"{number + 1}-1.sock")
+            self._processes.append(subprocess.Popen(["sleep", "1000"]))
+            pid = self._processes[-1].pid
+            start = process_start(pid)
+            place = path.with_name(f"{paths.stem(pid, start)}{paths.SOCKET_SUFFIX}")
             listener = socket.socket(socket.AF_UNIX)
             listener.bind(str(place))
             listener.listen()
             self._listeners.append(listener)
-            self._processes.append(subprocess.Popen(["sleep", "1000"]))
-            pid = self._processes[-1].pid
-            who = msgspec.structs.replace(mine.identity, pid=pid, proc_start=process_start(pid), service=f"s{number}")
+            who = msgspec.structs.replace(mine.identity, pid=pid, proc_start=start, service=f"s{number}")
             r = msgspec.structs.replace(mine, identity=who, endpoint=f"ipc://{place}", recording="", recording_size=0)
             paths.write_private(place.with_suffix(".json"), msgspec.json.encode(r))
             threading.Thread(target=self._serve, args=(listener,), daemon=True).start()
