@@ -20,7 +20,7 @@ from pdctl.lab.client import Load
 from pdctl.probes.queues.collect import collect
 from pdctl.probes.queues.judge import judge
 from tests.support.labs import Lab, Labs
-from tests.support.patience import until
+from tests.support.patience import patience, until
 
 pytestmark = pytest.mark.system
 
@@ -120,8 +120,8 @@ def test_late_metadata_without_the_gate(hung: tuple[Labs, Lab]) -> None:
 
 def test_with_the_gate_it_is_held_and_clean(labs: Labs) -> None:
     lab = labs.up()
-    lab.inject_late_metadata(delay="4s")
-    load = in_background(lab, requests=12, concurrency=4)
+    lab.inject_late_metadata(delay=f"{patience(8):.0f}s")  # longer than a look takes, however busy the machine is
+    load = in_background(lab, requests=4, concurrency=4)
     document = until(
         "a difference that is held", lambda: (d := look(labs, code=0)) and group(d)["verdict"] == "HELD" and d
     )
