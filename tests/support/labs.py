@@ -24,6 +24,12 @@ from pdctl.recording.reader import Event, Item, Recording, read
 from tests.support.patience import patience
 
 
+def end_process(process: state.Process) -> None:
+    """End a process of a lab with SIGKILL. It may have ended by itself: a rank does when its group has lost another."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGKILL)
+
+
 class Labs:
     """A run directory of its own, and the labs in it. On exit everything is ended, whatever the test did."""
 
@@ -44,7 +50,7 @@ class Labs:
         for folder in (self.folder / "run").glob("lab-*"):
             for process in state.processes(folder):
                 if process.alive:
-                    os.kill(process.pid, signal.SIGKILL)
+                    end_process(process)
                 elif error is not None:  # it may be why the test failed
                     log = folder / f"{process.label.replace(' ', '-')}.log"
                     print(f"{process.label} had ended; its log ends with:")

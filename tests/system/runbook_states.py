@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from pdctl.probes.routing import GRACE_S
-from tests.support.labs import Lab, Labs
+from tests.support.labs import Lab, Labs, end_process
 from tests.support.patience import until
 
 Words = dict[str, str]
@@ -54,7 +52,7 @@ def died() -> Iterator[tuple[Labs, Words]]:
         room = _diverged(labs, lab)
         decode = [process for process in lab.left() if process.label.startswith("decode")]
         for process in decode:
-            os.kill(process.pid, signal.SIGKILL)
+            end_process(process)
         until("the end of the decode ranks", lambda: not any(process.alive for process in decode))
         yield labs, {"ROOM": room}
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import socket
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 
 from pdctl import stale
-from tests.support.labs import Labs
+from tests.support.labs import Labs, end_process
 from tests.support.patience import until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900, method="signal")]
@@ -37,7 +35,7 @@ def test_only_what_nobody_uses_goes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert labs.cli("clean").stdout.strip() == "nothing is left of ranks that have ended"
         process = lab.process(TP1)
         name = f"{process.pid}-{process.start}"
-        os.kill(process.pid, signal.SIGKILL)
+        end_process(process)
         until("the death of the process", lambda: not process.alive)
         (labs.folder / "run" / f".{name}.json.{process.pid}.part").write_bytes(b"{")
         (labs.folder / "run" / f"{name}.stacks").write_text("File where it was asked\n")
@@ -108,7 +106,7 @@ def killed(labs: Labs) -> set[str]:
     before = {path.name for path in (labs.folder / "rec").glob("*.pdrec")}
     lab = labs.up()
     for process in lab.processes:
-        os.kill(process.pid, signal.SIGKILL)
+        end_process(process)
     until("the end of all processes of the lab", lambda: not lab.left())
     return {path.name for path in (labs.folder / "rec").glob("*.pdrec")} - before
 

@@ -19,7 +19,7 @@ from pdctl.lab.client import Client as LabClient
 from pdctl.lab.client import Load
 from pdctl.probes.queues.collect import collect
 from pdctl.probes.queues.judge import judge
-from tests.support.labs import Lab, Labs
+from tests.support.labs import Lab, Labs, end_process
 from tests.support.patience import patience, until
 
 pytestmark = pytest.mark.system
@@ -110,7 +110,7 @@ def test_late_metadata_without_the_gate(hung: tuple[Labs, Lab]) -> None:
     # After kill -9 of everything.
     for process in lab.processes:
         if process.alive:
-            os.kill(process.pid, signal.SIGKILL)
+            end_process(process)
     until("the end of all processes of the lab", lambda: not lab.left())
     document = look(labs, code=1)
     check_late_metadata(document)

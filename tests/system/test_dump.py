@@ -15,7 +15,7 @@ import pytest
 from pdctl.lab.client import Client as LabClient
 from pdctl.lab.client import Load
 from pdctl.model import EventKind
-from tests.support.labs import Lab, Labs
+from tests.support.labs import Lab, Labs, end_process
 from tests.support.patience import until
 
 pytestmark = pytest.mark.system
@@ -103,7 +103,7 @@ def test_the_room_of_a_finished_request_in_a_slot_is_stale_not_foreign(labs: Lab
     text = labs.cli("dump", "metadata", "--rank", "decode:tp1", code=1).stdout
     assert "PD131" in text
     for process in sick.left():
-        os.kill(process.pid, signal.SIGKILL)
+        end_process(process)
     until("the end of all processes of the lab", lambda: not sick.left())
     document = dump(labs, "metadata", "--from", labs.folder / "rec", code=1)
     assert [found["code"] for found in serious(document)] == ["PD131"], "of ranks that are gone, recordings tell it"

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.labs import Lab, Labs
+from tests.support.labs import Lab, Labs, end_process
 from tests.support.patience import patience, until
 
 pytestmark = pytest.mark.system
@@ -45,7 +45,7 @@ def hang(labs: Labs) -> Lab:
 def kill(labs: Labs, lab: Lab) -> None:
     for process in lab.processes:
         if process.alive:
-            os.kill(process.pid, signal.SIGKILL)
+            end_process(process)
     until("the end of all processes of the lab", lambda: not lab.left())
 
 
