@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
-
-from pdctl import wire
+from pdctl import structs, wire
 from pdctl.errors import Exit
 from pdctl.lines import AGAIN_S, Line, LocalLine
 from pdctl.observed import Answer, FoundRank, Silence
@@ -489,7 +487,7 @@ def _read(payload: bytes, question: _Question, kind: type[T]) -> Answer[T] | Non
             text, _, next_step = reply.error[: 2 * MAX_ERROR].partition("\n")
             silence = Silence.NOT_AUTHORISED if text.startswith(wire.NOT_AUTHORISED) else Silence.ERROR
             return Answer(rank, None, silence, _cut(text), _cut(next_step), reply.code or Exit.UNREACHABLE)
-        body = msgspec.msgpack.decode(reply.body, type=kind)
+        body = structs.from_msgpack(reply.body, kind)
     except wire.ProtocolMismatch as error:
         return Answer(
             rank,

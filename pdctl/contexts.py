@@ -33,6 +33,7 @@ from typing import Any
 
 import msgspec
 
+from pdctl import structs
 from pdctl.errors import Exit, PdctlError
 from pdctl.files import read_regular
 
@@ -87,7 +88,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Contexts:
     except UnicodeDecodeError as error:
         raise PdctlError(f"{file} can't be read: {error}", "it holds the contexts", Exit.USAGE) from None
     try:
-        found = msgspec.convert(_parse(text), Contexts)
+        found = structs.convert(_parse(text), Contexts)
     except (ValueError, RecursionError) as error:  # tomllib's and msgspec's own are both ValueErrors
         raise PdctlError(f"{file}: {error}", "pdctl context add writes it anew", Exit.USAGE) from None
     for name, context in found.context.items():

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from pdctl import structs
 from pdctl.agent import paths
 from pdctl.agent.paths import Registration
 from pdctl.files import names, read_regular
@@ -55,7 +56,7 @@ def load(env: Mapping[str, str]) -> dict[tuple[str, str], Reached]:
     """Return what is kept, by endpoint and key; nothing where it can't be read."""
     try:
         raw = read_regular(path(env), MAX_FILE, follow=True, owners=(os.geteuid(),))
-        kept = msgspec.json.decode(raw, type=list[Reached])
+        kept = structs.from_json(raw, list[Reached])
     except (OSError, ValueError, RuntimeError):
         return {}
     return {(one.endpoint, one.server_key): one for one in kept}

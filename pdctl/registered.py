@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from pdctl import structs
 from pdctl.agent.paths import MAX_REGISTRATION, SOCKET_SUFFIX, Registration, owners, parse_stem, registration
 from pdctl.agent.paths import REGISTRATION_SUFFIX as SUFFIX
 from pdctl.errors import PdctlError
@@ -174,6 +175,6 @@ def _protocol_of(raw: bytes) -> int:
         protocol: int = 0
 
     try:
-        return msgspec.json.decode(raw, type=Protocol).protocol
+        return structs.from_json(raw, Protocol).protocol
     except (ValueError, RecursionError):
         return 0

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from pdctl import structs
 from pdctl.model import UNKNOWN
 
 NO_LIMIT = 0.0
@@ -48,7 +49,7 @@ _TYPES = {
     "bootstrap": "H", "pinned": "h", "locked": "q",
 }  # fmt: skip
 _NAMED = ("queue", "bootstrap")
-_rids = msgspec.msgpack.Decoder(list[str])
+_rids = structs.msgpack_decoder(list[str])
 
 
 class RoomTable(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -19,9 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import TracebackType
 
-import msgspec
-
-from pdctl import keys, registered
+from pdctl import keys, registered, structs
 from pdctl.errors import Exit, PdctlError
 from pdctl.observed import FoundRank, Silence
 from pdctl.published import STALE_S, Beat, Entry, Found, Read
@@ -111,7 +109,7 @@ class _Child:
             return Read(error=f"no answer within {timeout_s:.3g} s: it is busy, stopped, or no TCPStore")
         self._out.seek(0)
         try:
-            return msgspec.json.decode(self._out.read(), type=Read)
+            return structs.from_json(self._out.read(), Read)
         except ValueError:
             status = self._process.returncode
             return Read(error=f"it can't be read: torch's client ended with status {status}; it may be no TCPStore")
@@ -140,8 +138,8 @@ def entries(found: Sequence[Found], problems: list[str]) -> list[tuple[Entry, Be
     known = []
     for one in found:
         try:
-            entry = msgspec.json.decode(one.entry, type=Entry)
-            beat = msgspec.json.decode(one.beat, type=Beat) if one.beat else None
+            entry = structs.from_json(one.entry, Entry)
+            beat = structs.from_json(one.beat, Beat) if one.beat else None
         except ValueError as error:
             problems.append(f"{one.name[:120]!r} in the store: not understood: {error}"[:300])
             continue

@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from pdctl import structs
+
 PROTOCOL = 2
 MAX_MESSAGE = 8 * 1024 * 1024
 MAX_REQUEST = 64 * 1024
@@ -48,9 +50,9 @@ class Envelope(msgspec.Struct):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_envelope = msgspec.msgpack.Decoder(Envelope)
-_request = msgspec.msgpack.Decoder(Request)
-_reply = msgspec.msgpack.Decoder(Reply)
+_envelope = structs.msgpack_decoder(Envelope)
+_request = structs.msgpack_decoder(Request)
+_reply = structs.msgpack_decoder(Reply)
 
 
 class ProtocolMismatch(ValueError):  # noqa: N818  # it names what was found, as the message does

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
+from pdctl import structs
 from pdctl.agent import flight
 from pdctl.agent.injected import LOADED_BY
 from pdctl.agent.paths import Registration
@@ -44,7 +45,7 @@ class Answers:
             "queues": self._queues,
             "rooms": lambda _: self._agent.adapter.rooms(),
             "settings": lambda _: self._agent.adapter.settings(),
-            "metadata": lambda args: self._agent.adapter.metadata(msgspec.convert(args, Wanted)),
+            "metadata": lambda args: self._agent.adapter.metadata(structs.convert(args, Wanted)),
             "recording": self._recording,
             "flight_recorder": self._flight_recorder,
             "leave": self._leave,
@@ -96,7 +97,7 @@ class Answers:
         recorder = self._agent.recorder
         if not isinstance(recorder, RecordingWriter):
             raise PdctlError(f"recording is off: {recorder.reason}")
-        span = msgspec.convert(args, _Span)
+        span = structs.convert(args, _Span)
         return recorder.read(span.offset, min(span.length, MAX_CHUNK))
 
     def _leave(self, _: dict[str, Any]) -> str:

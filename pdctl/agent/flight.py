@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from pdctl import structs
 from pdctl.model import FlightEntry
 
 _BUFFER_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
@@ -37,7 +38,7 @@ class _Dump(msgspec.Struct):
     entries: list[_Entry] = []
 
 
-_decoder = msgspec.json.Decoder(_Dump)
+_decoder = structs.json_decoder(_Dump)
 
 
 def off_because() -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from pdctl import structs
 from pdctl.files import read_regular
 from pdctl.model import Identity
 
@@ -67,7 +68,7 @@ def registration(name: str, raw: bytes) -> Registration:
     Raises ValueError (msgspec's errors are such) for what is none, or is of another process than its file is named after.
     """
     try:
-        r = msgspec.json.decode(raw, type=Registration)
+        r = structs.from_json(raw, Registration)
     except RecursionError:
         raise ValueError("nested too deep") from None
     if parse_stem(name) != (r.identity.pid, r.identity.proc_start):

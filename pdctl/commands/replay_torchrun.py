@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from pdctl import structs
 from pdctl.commands.options import OutputOption, seconds, source_place
 from pdctl.errors import Exit, PdctlError
 from pdctl.output import Format, Output, settle_streams
@@ -101,7 +102,7 @@ def _work(trace: Path, plan: Plan, rank: int, options: Options, out: Output, pro
             for peer in range(len(plan.ranks)):
                 try:
                     store.wait([f"{_KEY}/{peer}"], wait)
-                    left.append(msgspec.msgpack.decode(store.get(f"{_KEY}/{peer}"), type=Worked))
+                    left.append(structs.from_msgpack(store.get(f"{_KEY}/{peer}"), Worked))
                 except (RuntimeError, dist.DistError):
                     left.append(worked(folder, peer, 1))
             document = report(trace, [(plan, (judge(plan, options, left),))], options, problems)

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from pdctl import structs
 from pdctl.errors import Exit, PdctlError
 from pdctl.inject.faults import Fault
 from pdctl.inject.kinds import KINDS, SEAM_PREFIX, STATES, Parameter, names
@@ -71,7 +72,7 @@ def handle(
 
 def _parse(args: dict[str, Any], kind: type[_Args]) -> _Args:
     try:
-        return msgspec.convert(args, kind)
+        return structs.convert(args, kind)
     except msgspec.ValidationError as error:
         raise PdctlError(f"arguments not understood: {error}", code=Exit.USAGE) from None
 

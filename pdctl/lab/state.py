@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from pdctl import structs
 from pdctl.agent import paths
 from pdctl.errors import Exit, PdctlError
 from pdctl.files import read_regular
@@ -82,7 +83,7 @@ def processes(folder: Path) -> list[Process]:
     found = []
     for path in [folder / "supervisor.json", *sorted(folder.glob("proc-*.json"))]:
         try:
-            found.append(msgspec.json.decode(read_regular(path, MAX_FILE), type=Process))
+            found.append(structs.from_json(read_regular(path, MAX_FILE), Process))
         except (OSError, ValueError, RecursionError):
             continue
     return found
@@ -91,7 +92,7 @@ def processes(folder: Path) -> list[Process]:
 def read_config(folder: Path) -> LabConfig:
     """Return the configuration of the lab in ``folder``. Raises PdctlError when there is none to read."""
     try:
-        return msgspec.json.decode(read_regular(folder / "lab.json", MAX_FILE), type=LabConfig)
+        return structs.from_json(read_regular(folder / "lab.json", MAX_FILE), LabConfig)
     except (OSError, ValueError, RecursionError) as error:
         name = folder.name.removeprefix("lab-")
         raise PdctlError(

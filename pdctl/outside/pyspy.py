@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from pdctl import durations
+from pdctl import durations, structs
 from pdctl.model import Frame
 
 MORE_TIME = "Give it more: --timeout, --rank-timeout."
@@ -64,7 +64,7 @@ class Stack(msgspec.Struct):
     holds_gil: bool = False
 
 
-_decoder = msgspec.json.Decoder(list[_Thread])
+_decoder = structs.json_decoder(list[_Thread])
 
 
 def find(pid: int, environments: Sequence[Path] = ()) -> str:

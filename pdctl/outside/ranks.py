@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pdctl import durations
+from pdctl import durations, structs
 from pdctl.metadata import Wanted
 from pdctl.model import Identity, Status
 from pdctl.observed import Answer, FoundRank, Silence
@@ -159,7 +159,7 @@ _OPS: dict[str, Callable[[OutsideRank, dict[str, Any], float], Any]] = {
     "queues": lambda rank, *_: rank.queues(),
     "rooms": lambda rank, *_: rank.rooms(),
     "settings": lambda rank, *_: rank.settings(),
-    "metadata": lambda rank, args, _: rank.metadata(msgspec.convert(args, Wanted)),
+    "metadata": lambda rank, args, _: rank.metadata(structs.convert(args, Wanted)),
 }
 _WORDS = {
     "flight_recorder": "its flight recorder",

@@ -11,6 +11,7 @@ from zlib import crc32
 
 import msgspec
 
+from pdctl import structs
 from pdctl.files import read_head
 from pdctl.model import Identity, why_not
 from pdctl.recording import format as f
@@ -74,6 +75,6 @@ def _identity(data: bytes) -> Identity:
     if length > f.IDENTITY_MAX or len(raw) != length or crc32(raw) != crc:
         raise BadRecording("its identity is damaged: the rank it belongs to can't be told")
     try:
-        return msgspec.json.decode(raw, type=Identity)
+        return structs.from_json(raw, Identity)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise BadRecording(f"its identity can't be read: {why_not(error)}") from None

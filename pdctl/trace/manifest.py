@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from pdctl import __version__
+from pdctl import __version__, structs
 from pdctl.documents import Document
 from pdctl.model import Count, Identity, MonoNs, Name, why_not
 
@@ -129,7 +129,7 @@ def decode(raw: bytes) -> Manifest:
     where the manifest as a whole can't be used.
     """
     try:
-        head = msgspec.json.decode(raw, type=_Head)
+        head = structs.from_json(raw, _Head)
         if head.schema != SCHEMA:
             raise Foreign(f"its schema is {head.schema[:100] or 'not said'!r}")
         if head.version > VERSION:
@@ -138,7 +138,7 @@ def decode(raw: bytes) -> Manifest:
         if len(head.ranks) > MAX_RANKS:
             raise ValueError(f"it names {len(head.ranks)} ranks, at most {MAX_RANKS} are read")
         try:
-            return msgspec.json.decode(raw, type=Manifest)
+            return structs.from_json(raw, Manifest)
         except msgspec.ValidationError:
             return _in_part(raw, head.ranks)
     except RecursionError:
@@ -148,13 +148,13 @@ def decode(raw: bytes) -> Manifest:
 
 
 def _in_part(raw: bytes, ranks: list[msgspec.Raw]) -> Manifest:
-    fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    fields = structs.from_json(raw, dict[str, msgspec.Raw])
     fields["ranks"] = msgspec.Raw(b"[]")
-    manifest = msgspec.json.decode(msgspec.json.encode(fields), type=Manifest)
+    manifest = structs.from_json(msgspec.json.encode(fields), Manifest)
     sane, problems = [], []
     for number, rank in enumerate(ranks, start=1):
         try:
-            sane.append(msgspec.json.decode(rank, type=TraceRank))
+            sane.append(structs.from_json(rank, TraceRank))
         except msgspec.ValidationError as error:
             problems.append(f"rank {number} of the manifest can't be true and was left out: {why_not(error)}")
     if len(problems) > MAX_PROBLEMS:

@@ -15,6 +15,7 @@ from zlib import crc32
 
 import msgspec
 
+from pdctl import structs
 from pdctl.model import EventKind, Identity
 from pdctl.recording import format as f
 from pdctl.recording.header import parse_header
@@ -81,7 +82,7 @@ class Names:
 
     def who(self, identity: Identity) -> Identity:
         """Return ``identity`` with its hosts replaced."""
-        return msgspec.json.decode(self.identity(msgspec.json.encode(identity)), type=Identity)
+        return structs.from_json(self.identity(msgspec.json.encode(identity)), Identity)
 
     def event(self, kind: int, text: str) -> str:
         """Return the text of an event of this kind, with the names in it replaced."""

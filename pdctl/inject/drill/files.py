@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from pdctl import durations, selectors
+from pdctl import durations, selectors, structs
 from pdctl.errors import Exit, PdctlError
 from pdctl.files import read_regular
 from pdctl.findings import CATALOGUE
@@ -60,7 +60,7 @@ def parse(text: str, name: str) -> Drill:
     """Return the drill written as ``text``. Raises PdctlError (USAGE) that names ``name``, line and key."""
     source = _compose(text, name)
     try:
-        drill = msgspec.convert(source.value, Drill, strict=True)
+        drill = structs.convert(source.value, Drill)
     except msgspec.ValidationError as error:
         said, _, path = str(error).partition(" - at `")
         raise source.error(_steps(path.rstrip("`"), said), said) from None

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from pdctl import structs
 from pdctl.errors import Exit, PdctlError
 from pdctl.files import read_regular
 from pdctl.inject.audit import audit_path
@@ -79,11 +80,10 @@ def read(path: Path) -> list[Record]:
         text = "is empty" if not cut else "is no journal of a drill, or not even its first line is whole"
         raise PdctlError(f"{path} {text}", "pdctl drill run writes one", Exit.USAGE)
     _check_manifest(path, lines[0])
-    decoder = msgspec.json.Decoder(Record)
     records: list[Record] = []
     for number, line in enumerate(lines, 1):
         try:
-            record: Record = decoder.decode(line)
+            record: Record = structs.from_json(line, Record)  # type: ignore[arg-type]  # a union
         except msgspec.MsgspecError as error:
             raise PdctlError(f"{path}, line {number}: {error}", "the journal is damaged", Exit.USAGE) from None
         if isinstance(record, Manifest) != (number == 1):
@@ -99,7 +99,7 @@ class _Head(msgspec.Struct):
 
 def _check_manifest(path: Path, line: bytes) -> None:
     try:
-        head = msgspec.json.decode(line, type=_Head)
+        head = structs.from_json(line, _Head)
     except msgspec.MsgspecError:
         head = _Head()
     if head.record != "manifest":

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from pdctl import structs
 from pdctl.replay.rounds import position
 from pdctl.replay.rounds.model import Worked
 from pdctl.replay.rounds.plan import Plan
@@ -77,7 +78,7 @@ def worked(folder: Path, rank: int, status: int) -> Worked:
         raw = (folder / f"{rank}.log").read_bytes()
     except FileNotFoundError:
         raw = b""
-    lines = tuple(msgspec.json.decode(line, type=Line) for line in raw.splitlines() if line.endswith(b"}"))
+    lines = tuple(structs.from_json(line, Line) for line in raw.splitlines() if line.endswith(b"}"))
     at = position.read(folder / f"{rank}.position")
     if not lines and at.where is position.Where.STARTING:
         said = (folder / f"{rank}.out").read_text(errors="replace").strip().splitlines()

@@ -17,12 +17,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
-import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from pdctl import structs
 from pdctl.model import Action, KVPoll
 from pdctl.replay.rounds.plan import HAS_ROWS, Plan, Step
 from pdctl.replay.rounds.position import PositionFile, Where
@@ -205,8 +205,8 @@ def main(arguments: list[str]) -> None:
     """Be the worker of ``FOLDER RANK``; the folder has ``plan`` and ``options``."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # whatever ends pdctl ends its workers
     folder, rank = Path(arguments[0]), int(arguments[1])
-    plan = msgspec.msgpack.decode((folder / "plan").read_bytes(), type=Plan)
-    options = msgspec.json.decode((folder / "options").read_bytes(), type=Options)
+    plan = structs.from_msgpack((folder / "plan").read_bytes(), Plan)
+    options = structs.from_json((folder / "options").read_bytes(), Options)
     torch.set_num_threads(1)
     if options.backend == "nccl":
         torch.cuda.set_device(rank)
