@@ -183,11 +183,11 @@ def snapshot(options: argparse.Namespace) -> dict[str, Any]:
     import msgspec
 
     from benchmarks.statistics import quartiles
-    from pdctl import wire
     from pdctl.agent.core import Agent
     from pdctl.engines.sglang import queues as queue_reader
-    from pdctl.model import Snapshot
-    from pdctl.stream import Connection
+    from pdctl.protocol import wire
+    from pdctl.protocol.model import Snapshot
+    from pdctl.protocol.stream import Connection
 
     engine = scheduler(options.requests)
     agent = Agent.start(adapter(engine))

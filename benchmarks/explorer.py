@@ -22,12 +22,12 @@ from typing import Any
 
 import torch
 
-from pdctl.replay.explore.batches import every, sample
-from pdctl.replay.explore.kernels import Kernel
-from pdctl.replay.explore.policies import POLICIES, Policy
-from pdctl.replay.explore.rules import run as step
-from pdctl.replay.explore.search import search
-from pdctl.replay.explore.space import Model, Schedule, Space, space_of
+from pdctl.explore.batches import every, sample
+from pdctl.explore.kernels import Kernel
+from pdctl.explore.policies import POLICIES, Policy
+from pdctl.explore.rules import run as step
+from pdctl.explore.search import search
+from pdctl.explore.space import Model, Schedule, Space, space_of
 
 MODEL, STAGES = Model(2, 3, 3), Model(2, 3, 9)
 CPU = torch.device("cpu")

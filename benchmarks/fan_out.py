@@ -24,10 +24,10 @@ import msgspec
 
 from benchmarks.agent_rank import adapter, scheduler
 from pdctl.agent import core
-from pdctl.client import Client
-from pdctl.discovery import discover
-from pdctl.model import Snapshot, Status
-from pdctl.observed import FoundRank
+from pdctl.protocol.model import Snapshot, Status
+from pdctl.protocol.rank import FoundRank
+from pdctl.targets.client import Client
+from pdctl.targets.find import discover
 
 
 def be_rank(engine: Any, number: int, size: int) -> None:

@@ -22,8 +22,6 @@ from typing import Any
 import msgspec
 
 from pdctl.cli import collect_garbage_seldom
-from pdctl.metadata import Holder, Metadata, SlotRow
-from pdctl.model import Identity, KVPoll
 from pdctl.probes.leaks.judge import judge as judge_leaks
 from pdctl.probes.leaks.model import RankWatch, look
 from pdctl.probes.metadata.judge import judge as judge_metadata
@@ -32,7 +30,9 @@ from pdctl.probes.routing.judge import judge as judge_routing
 from pdctl.probes.routing.model import Look, RankView, ServerView
 from pdctl.probes.stuck.judge import judge as judge_stuck
 from pdctl.probes.stuck.model import RankLooks
-from pdctl.rooms import Cover, RoomEntry, Rooms, RoomTable, Settings, Space
+from pdctl.protocol.metadata import Holder, Metadata, SlotRow
+from pdctl.protocol.model import Identity, KVPoll
+from pdctl.protocol.requests import Cover, RoomEntry, Rooms, RoomTable, Settings, Space
 
 BASE = Identity(
     engine="bench", engine_version="0", pdctl_version="0", role="decode", host="h", pid=1, proc_start=1,

@@ -44,7 +44,7 @@ from pdctl.engines.base import Hooks
 from pdctl.engines.polls import PollHooks
 from pdctl.engines.sglang import seams
 from pdctl.engines.sites import PollSites
-from pdctl.inject.table import FaultTable
+from pdctl.faults.table import FaultTable
 from pdctl.recording.writer import RecordingWriter
 
 WARM_UP = 4

@@ -18,10 +18,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from pdctl.model import Action, KVPoll
-from pdctl.replay.rounds.plan import HAS_ROWS, Plan, RankPlan, Request, Step
-from pdctl.replay.rounds.run import execute
-from pdctl.replay.rounds.worker_log import Options
+from pdctl.protocol.model import Action, KVPoll
+from pdctl.replay.plan import HAS_ROWS, Plan, RankPlan, Request, Step
+from pdctl.replay.run import execute
+from pdctl.replay.worker_log import Options
 
 EVERY = 100
 """Rounds after which a request is committed and another arrives."""

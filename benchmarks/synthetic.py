@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 import pdctl
-from pdctl.model import GroupInfo, Identity
+from pdctl.protocol.model import GroupInfo, Identity
 
 
 def rank_identity(number: int = 0, **changes: Any) -> Identity:

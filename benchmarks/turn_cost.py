@@ -25,7 +25,7 @@ from benchmarks.synthetic import identity
 from pdctl.agent.tap import QueueTap
 from pdctl.engines.base import Hooks
 from pdctl.engines.polls import PollHooks
-from pdctl.model import KVPoll
+from pdctl.protocol.model import KVPoll
 
 TURNS = 4000
 WARM_UP = 4

@@ -13,7 +13,7 @@ def load_trace(path: str | PathLike[str]) -> Any:
     """Return a trace, a directory of recordings or one recording as pandas DataFrames (docs/dataframes.md).
 
     The result is a :class:`pdctl.trace.frames.Trace` with ``ranks``, ``rounds``, ``items`` and ``events``. Raises
-    :class:`pdctl.errors.PdctlError` where there is nothing that can be read.
+    :class:`pdctl.protocol.errors.PdctlError` where there is nothing that can be read.
     """
     # By name: ranks import this package, and pandas must not come with it.
     return import_module("pdctl.trace.frames").load_trace(path)

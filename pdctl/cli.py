@@ -16,9 +16,9 @@ from typer.core import TyperGroup
 
 import pdctl
 from pdctl import commands
-from pdctl.errors import Exit, PdctlError
-from pdctl.output import Output, hang_up, settle_streams
-from pdctl.shown import shown
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.report.escaping import shown
+from pdctl.report.output import Output, hang_up, settle_streams
 
 COMMANDS = {
     "ranks": ("ranks", "Show every rank and what its main thread does now."),

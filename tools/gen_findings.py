@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pdctl.findings import CATALOGUE, Code
+from pdctl.report.findings import CATALOGUE, Code
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "findings"
-HEADER = "<!-- Written by `make docs` from pdctl/findings.py. -->\n\n"
+HEADER = "<!-- Written by `make docs` from pdctl/report/findings.py. -->\n\n"
 
 
 def page(code: Code) -> str:

@@ -18,9 +18,9 @@ import pdctl.commands
 import pdctl.probes
 import pdctl.replay
 import pdctl.trace
-from pdctl.documents import Document
 from pdctl.inject.drill.records import Record
 from pdctl.inject.drill.schema import Drill
+from pdctl.protocol.documents import Document
 
 FILES = {"pdctl.drill.file": Drill, "pdctl.drill.journal": Record}
 """What people write and commands append to: a drill file, and a line of a journal."""

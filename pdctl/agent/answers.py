@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from pdctl import structs
 from pdctl.agent import flight
 from pdctl.agent.injected import LOADED_BY
-from pdctl.agent.paths import Registration
 from pdctl.agent.stack import call_of, counts, frames_of, thread_frame
-from pdctl.errors import Exit, PdctlError
-from pdctl.metadata import Wanted
-from pdctl.model import Call, FlightEntry, Snapshot, Status
+from pdctl.protocol import structs
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.metadata import Wanted
+from pdctl.protocol.model import Call, FlightEntry, Snapshot, Status
+from pdctl.protocol.paths import Registration
 from pdctl.recording.writer import RecordingWriter
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Answers:
     def answer(self, op: str, args: dict[str, Any]) -> Any:
         """Return what ``op`` asks for, ready to encode. Raises PdctlError, or whatever the adapter raises."""
         if op in _FAULT_OPS:
-            from pdctl.inject import ops
+            from pdctl.faults import ops
 
             return ops.handle(op, args, self._agent.faults, self._agent.adapter)
         known = self._ops.get(op)

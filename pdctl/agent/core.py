@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 import pdctl
-from pdctl.agent import paths
 from pdctl.agent.injected import LOADED_BY
 from pdctl.agent.space import make_way, recording_size
 from pdctl.engines.base import MAX_ERRORS, Adapter, Site
-from pdctl.inject.faults import Fault
-from pdctl.inject.table import FaultTable
-from pdctl.model import AGENT_ENDED, EventKind, Identity
+from pdctl.faults.fault import Fault
+from pdctl.faults.table import FaultTable
+from pdctl.protocol import paths
+from pdctl.protocol.model import AGENT_ENDED, EventKind, Identity
+from pdctl.protocol.wire import PROTOCOL
 from pdctl.recording.null import NullRecorder
 from pdctl.recording.writer import RecordingWriter, process_start
-from pdctl.wire import PROTOCOL
 
 if TYPE_CHECKING:
     from pdctl.agent.publish import Publisher

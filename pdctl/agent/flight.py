@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from pdctl import structs
-from pdctl.model import FlightEntry
+from pdctl.protocol import structs
+from pdctl.protocol.model import FlightEntry
 
 _BUFFER_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 PER_GROUP = 8

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pdctl
-from pdctl.agent.listen import parse_listen
+from pdctl.protocol.listen import parse_listen
 
 START_S = 30.0
 """How long a gateway may take until it listens. It takes 0.2 s where the machine has time."""

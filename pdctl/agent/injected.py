@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pdctl.agent.paths import Registration
+    from pdctl.protocol.paths import Registration
 
 LOADED_BY = "attach"
 RESULT_SUFFIX = ".attach"

@@ -21,8 +21,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
-from pdctl import wire
-from pdctl.stream import HEAD, PART, Reader
+from pdctl.protocol import wire
+from pdctl.protocol.stream import HEAD, PART, Reader
 
 MAX_CONNECTIONS = 64
 MAX_UNSENT = 8 << 20

@@ -19,9 +19,9 @@ from typing import Any
 
 import msgspec
 
-from pdctl import published
-from pdctl.agent.paths import Registration
-from pdctl.published import BEAT_EVERY_S, Beat, Entry
+from pdctl.protocol import store_schema
+from pdctl.protocol.paths import Registration
+from pdctl.protocol.store_schema import BEAT_EVERY_S, Beat, Entry
 
 TIMEOUT_S = 2.0
 _LONGEST_PAUSE_S = 120.0
@@ -132,7 +132,7 @@ class Publisher:
         timeout = datetime.timedelta(seconds=TIMEOUT_S)
         store = TCPStore(host, port, None, False, timeout=timeout, wait_for_workers=False)
         r = self.registration
-        name = published.name(r.identity)
+        name = store_schema.name(r.identity)
 
         def put() -> None:
             entry = Entry(r, reachable(r, host, self._env))
@@ -140,7 +140,7 @@ class Publisher:
 
         put()
         self._beat(store, name)
-        store.set(published.index(store.add(published.COUNT, 1)), name)
+        store.set(store_schema.index(store.add(store_schema.COUNT, 1)), name)
         while not self._over.wait(BEAT_EVERY_S):
             if r is not self.registration:
                 r = self.registration
@@ -151,4 +151,4 @@ class Publisher:
     def _beat(self, store: Any, name: str, *, ended: bool = False) -> None:
         self._number += 1
         beat = Beat(self._number, time.time_ns(), ended)
-        store.set(published.beat(name), msgspec.json.encode(beat).decode())
+        store.set(store_schema.beat(name), msgspec.json.encode(beat).decode())

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pdctl.agent.sinks import Live
-from pdctl.model import UNKNOWN, Action, KVPoll, Phase
+from pdctl.protocol.model import UNKNOWN, Action, KVPoll, Phase
 from pdctl.recording import format as f
 
 Polls = bytes | list[int]

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pdctl import wire
 from pdctl.agent.answers import Answers
 from pdctl.agent.local import LocalSocket
 from pdctl.engines.base import Site
-from pdctl.errors import Exit, PdctlError
+from pdctl.protocol import wire
+from pdctl.protocol.errors import Exit, PdctlError
 
 if TYPE_CHECKING:
     from pdctl.agent.core import Agent
     from pdctl.agent.gateway import Gateway
-    from pdctl.agent.paths import Registration
+    from pdctl.protocol.paths import Registration
 
 IDLE_MS = 250
 AWAITING_MS = 20

@@ -7,8 +7,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from pdctl.agent import paths
-from pdctl.model import Identity
+from pdctl.protocol import paths
+from pdctl.protocol.model import Identity
 from pdctl.recording import format as f
 from pdctl.recording.header import read_header
 

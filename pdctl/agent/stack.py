@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from pdctl.model import Call, Frame, GroupCount
+from pdctl.protocol.model import Call, Frame, GroupCount
 
 MAX_FRAMES = 128
 

@@ -35,7 +35,7 @@ from pdctl.agent.rounds import (
     outcome_hash,
 )
 from pdctl.agent.sinks import QueueView, Sink
-from pdctl.model import QUEUES, Action, KVPoll, Phase
+from pdctl.protocol.model import QUEUES, Action, KVPoll, Phase
 from pdctl.recording import format as f
 
 _now = time.monotonic_ns
@@ -49,7 +49,7 @@ _FULL_SHARE = 16
 class QueueTap:
     """Records the rounds of one polled queue.
 
-    queue: its name, one of :data:`pdctl.model.POLLED_QUEUES`. view: how entries and slots are read. sink: where it
+    queue: its name, one of :data:`pdctl.protocol.model.POLLED_QUEUES`. view: how entries and slots are read. sink: where it
     goes. next_stream: gives stream numbers unique in the recording. decides: reduced polls after which the engine
     decides on an entry (its metadata slot is looked at then). failed: told every room that leaves as failed.
     """

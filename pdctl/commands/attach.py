@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import msgspec
 import typer
 
-from pdctl import contexts
 from pdctl.commands.options import (
     RANK_TIMEOUT_S,
     TIMEOUT_S,
@@ -18,17 +17,18 @@ from pdctl.commands.options import (
     RunDirOption,
     TimeoutOption,
 )
-from pdctl.discovery import with_env
-from pdctl.documents import Document
-from pdctl.errors import Exit, PdctlError
-from pdctl.output import Format, Output
+from pdctl.protocol.documents import Document
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.report.output import Format, Output
+from pdctl.targets import contexts
+from pdctl.targets.find import with_env
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rich.console import Console
 
-    from pdctl.outside.find import Candidate
+    from pdctl.introspect.find import Candidate
 
 
 class AttachRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +88,7 @@ def command(
     agent now, as asked for, also one that was there before; 3 when some have, or one waits for the GIL; 5 when --arm was given
     and the agents there take no faults.
     """
-    from pdctl.outside.find import candidate, candidates
+    from pdctl.introspect.find import candidate, candidates
 
     if bool(pids) == every:
         raise typer.BadParameter("name processes, or --all")
@@ -127,7 +127,7 @@ def command(
 
 def _agents(env: Mapping[str, str]) -> dict[tuple[int, int], str]:
     """Return the processes here that have an agent, by pid and start: which one, in words."""
-    from pdctl.discovery import discover
+    from pdctl.targets.find import discover
 
     try:
         found = discover(env).ranks
@@ -150,11 +150,11 @@ def read(
     agents: Mapping[tuple[int, int], str] | None = None,
 ) -> tuple[AttachRow, ...]:
     """Return a row for every process, in their order, within ``timeout_s``. agents: what is said of those that have one."""
-    from pdctl.client import Client
-    from pdctl.metadata import Metadata
-    from pdctl.model import Snapshot, Status
-    from pdctl.outside.ranks import found_ranks, identity_of, python_of, refusal_of, stops
+    from pdctl.introspect.ranks import found_ranks, identity_of, python_of, refusal_of, stops
     from pdctl.probes.ranks.judge import call_words
+    from pdctl.protocol.metadata import Metadata
+    from pdctl.protocol.model import Snapshot, Status
+    from pdctl.targets.client import Client
 
     began = time.monotonic()
     ranks = found_ranks(chosen, min(rank_timeout_s, timeout_s / 2))

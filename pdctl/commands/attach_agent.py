@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pdctl.client import Client
-from pdctl.discovery import discover
-from pdctl.documents import Document
-from pdctl.errors import Exit, PdctlError
-from pdctl.model import Status
-from pdctl.observed import Answer
-from pdctl.outside.inject import Injected, inject, take_back
+from pdctl.introspect.inject import Injected, inject, take_back
+from pdctl.protocol.documents import Document
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.model import Status
+from pdctl.protocol.rank import Answer
+from pdctl.targets.client import Client
+from pdctl.targets.find import discover
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pdctl.output import Output
+    from pdctl.report.output import Output
 
 _AT_ONCE = 8
 _GOES_S = 5.0

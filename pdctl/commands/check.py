@@ -20,8 +20,8 @@ from pdctl.commands.options import (
     seconds,
     within,
 )
-from pdctl.errors import Exit
-from pdctl.output import Format, Output
+from pdctl.protocol.errors import Exit
+from pdctl.report.output import Format, Output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -81,8 +81,8 @@ def command(
     if source is None:
         within(watch, timeout)
     found = find(run_dir, record_dir, source, timeout=timeout, rank_timeout=rank_timeout)
-    from pdctl.client import Client
     from pdctl.probes.check.stages import Looking, run
+    from pdctl.targets.client import Client
 
     with Client(timeout_s=timeout, spent_s=found.took_s, rank_timeout_s=rank_timeout) as client:
         outcomes = list(run(Looking(found, client, watch, recorded=source is not None), names))

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from pdctl import contexts
 from pdctl.commands.options import OutputOption, RecordDirOption, RunDirOption
-from pdctl.discovery import with_env
-from pdctl.errors import Exit
-from pdctl.output import Document, Format, Output
-from pdctl.stale import Leftover, leftovers, remove
+from pdctl.protocol.errors import Exit
+from pdctl.report.output import Document, Format, Output
+from pdctl.targets import contexts
+from pdctl.targets.cleanup import Leftover, leftovers, remove
+from pdctl.targets.find import with_env
 
 if TYPE_CHECKING:
     from rich.console import Console

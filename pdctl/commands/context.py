@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import msgspec
 import typer
 
-from pdctl import contexts
 from pdctl.commands.options import OutputOption, place
-from pdctl.errors import Exit
-from pdctl.output import Document, Format, Output
+from pdctl.protocol.errors import Exit
+from pdctl.report.output import Document, Format, Output
+from pdctl.targets import contexts
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,7 +77,9 @@ def add(
     key: Annotated[str, typer.Option("--key", metavar="NAME", help="The key of pdctl keys to show them.")] = "",
 ) -> int:
     """Save a target, or change it."""
-    from pdctl import keys, remote, stores
+    from pdctl.protocol import keys
+    from pdctl.targets.sources import endpoints as remote
+    from pdctl.targets.sources import stores
 
     if inject not in contexts.INJECT:
         raise typer.BadParameter("allow or never", param_hint="--inject")

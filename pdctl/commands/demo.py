@@ -19,8 +19,8 @@ from typing import Annotated
 import typer
 
 from pdctl.commands.options import seconds
-from pdctl.errors import Exit, PdctlError
-from pdctl.output import Output
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.report.output import Output
 
 NAME = "demo"
 DELAY = "5s"

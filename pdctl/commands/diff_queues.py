@@ -20,9 +20,9 @@ from pdctl.commands.options import (
     find,
     seconds,
 )
-from pdctl.errors import Exit
-from pdctl.output import Format, Output
 from pdctl.probes.queues import CONFIRM, STALLED_S
+from pdctl.protocol.errors import Exit
+from pdctl.report.output import Format, Output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,9 +63,9 @@ def command(
     # Not before there is something to compare: judging loads numpy.
     import msgspec
 
-    from pdctl.client import Client
     from pdctl.probes.queues.look import look
-    from pdctl.standing_in import stand_in
+    from pdctl.targets.client import Client
+    from pdctl.targets.fallback import stand_in
 
     sockets = through != "recordings" and source is None
     with Client(timeout_s=timeout, spent_s=found.took_s, rank_timeout_s=rank_timeout) as client:
@@ -84,7 +84,7 @@ def command(
 
 def exit_code(document: QueuesDocument, *, found_problems: bool = False) -> Exit:
     """Return what the command exits with: findings come first, then what could not be judged."""
-    from pdctl.findings import Level
+    from pdctl.report.findings import Level
 
     if any(f.level is not Level.INFO for f in document.findings):
         return Exit.FINDING
@@ -114,7 +114,7 @@ def _draw_group(group: GroupReport, console: Console) -> None:
     if group.round >= 0:
         verdict += f" at round {group.round}"
     if group.age_s is not None:
-        from pdctl.probes.queues.words import seconds as spoken
+        from pdctl.probes.queues.formatting import seconds as spoken
 
         verdict += f", {spoken(group.age_s)} ago"
     line = Text(group.title, style="bold")
@@ -160,7 +160,7 @@ def _draw_splits(group: GroupReport, console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from pdctl.probes.queues.words import side
+    from pdctl.probes.queues.formatting import side
 
     for split in group.splits[:5]:
         rid = f" (rid {split.rid})" if split.rid else ""
@@ -179,7 +179,7 @@ def _draw_splits(group: GroupReport, console: Console) -> None:
 def _draw_now(now: tuple[RankNow, ...], pairing: tuple[str, ...], console: Console) -> None:
     from rich.table import Table
 
-    from pdctl.probes.queues.words import seconds as spoken
+    from pdctl.probes.queues.formatting import seconds as spoken
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(no_wrap=True)

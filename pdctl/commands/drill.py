@@ -21,18 +21,18 @@ from pdctl.commands.options import (
     seconds,
     target_place,
 )
-from pdctl.documents import Document
-from pdctl.errors import Exit, PdctlError
 from pdctl.inject.drill.records import BROKEN, HOLDS, Manifest, Problem, Record, Verdict
 from pdctl.inject.drill.schema import Drill, LabLoad, LoadSpec
-from pdctl.output import Format, Output
+from pdctl.protocol.documents import Document
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.report.output import Format, Output
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pdctl.discovery import Found
     from pdctl.inject.drill.servers import Address
     from pdctl.lab.config import LabConfig
+    from pdctl.targets.find import Found
 
 app = typer.Typer(
     name="drill",
@@ -179,10 +179,10 @@ def run(
     """
     import time
 
-    from pdctl.contexts import forbid_faults
     from pdctl.inject.drill import files
     from pdctl.inject.drill.journal import Journal, default_path
     from pdctl.inject.drill.servers import Address
+    from pdctl.targets.contexts import forbid_faults
 
     out = Output(output)
     if not lab:  # a lab of its own is not what a context means
@@ -266,15 +266,15 @@ def _run(
     run_dir: Path | None,
     record_dir: Path | None,
 ) -> Verdict:
-    from pdctl.client import TIMEOUT_S, Client
-    from pdctl.contexts import environment
-    from pdctl.discovery import discover, with_env
     from pdctl.inject.audit import Audit, audit_path
     from pdctl.inject.drill.journal import Journal
     from pdctl.inject.drill.load import Sender
     from pdctl.inject.drill.own_lab import describe, own_lab
     from pdctl.inject.drill.run import Run
     from pdctl.inject.drill.servers import check, check_version
+    from pdctl.targets.client import TIMEOUT_S, Client
+    from pdctl.targets.contexts import environment
+    from pdctl.targets.find import discover, with_env
 
     assert isinstance(kept, Journal)
     env = with_env(environment(), run_dir, record_dir)
@@ -378,7 +378,7 @@ def _show(out: Output, records: list[Record], verdict: Verdict, path: Path | Non
 
 
 def _row(drill: Drill) -> DrillRow:
-    from pdctl.inject.kinds import SEAM_PREFIX
+    from pdctl.faults.kinds import SEAM_PREFIX
 
     lab, control = drill.lab, drill.lab.control if drill.lab is not None else None
     told = {} if control is None else {n: getattr(control, n) for n in control.__struct_fields__ if getattr(control, n)}

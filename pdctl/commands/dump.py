@@ -20,16 +20,16 @@ from pdctl.commands.options import (
     seconds,
     within,
 )
-from pdctl.errors import Exit, PdctlError
-from pdctl.output import Format, Output
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.report.output import Format, Output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pdctl.discovery import Found
-    from pdctl.findings import Finding
-    from pdctl.observed import FoundRank
     from pdctl.probes.metadata.model import MetadataDocument, RankRows
+    from pdctl.protocol.rank import FoundRank
+    from pdctl.report.findings import Finding
+    from pdctl.targets.find import Found
 
 WATCH_S = 5.0
 
@@ -74,10 +74,10 @@ def metadata(
     """
     import time
 
-    from pdctl.client import Client
     from pdctl.commands.dump_tables import draw_metadata
     from pdctl.probes.metadata.collect import collect
     from pdctl.probes.metadata.judge import judge
+    from pdctl.targets.client import Client
 
     found = find(run_dir, record_dir, source, timeout=timeout, rank_timeout=rank_timeout)
     ranks = chosen(found, rank)
@@ -111,10 +111,10 @@ def queues(
 
     import msgspec
 
-    from pdctl.client import Client
     from pdctl.commands.dump_tables import draw_queues
     from pdctl.probes.dump import collect
-    from pdctl.standing_in import stand_in
+    from pdctl.targets.client import Client
+    from pdctl.targets.fallback import stand_in
 
     found = find(run_dir, record_dir, timeout=timeout, rank_timeout=rank_timeout)
     with Client(timeout_s=timeout, spent_s=found.took_s, rank_timeout_s=rank_timeout) as client:
@@ -169,10 +169,10 @@ def config(
     The table has what differs; -o wide has all. Exit code: 0 they go together, 1 on a finding, 3 when some ranks did not
     answer, 4 when none did.
     """
-    from pdctl.client import Client
     from pdctl.commands.dump_tables import draw_config
     from pdctl.probes.config.collect import collect
     from pdctl.probes.config.judge import judge
+    from pdctl.targets.client import Client
 
     found = find(run_dir, record_dir, timeout=timeout, rank_timeout=rank_timeout)
     with Client(timeout_s=timeout, spent_s=found.took_s, rank_timeout_s=rank_timeout) as client:
@@ -203,10 +203,10 @@ def leaks(
     behind after aborts are said, and are no fault.
     Exit code: 0 nothing leaks, 1 on a finding, 3 when some ranks could not be judged, 4 when none could.
     """
-    from pdctl.client import Client
     from pdctl.commands.dump_tables import draw_leaks
     from pdctl.probes.leaks.collect import collect
     from pdctl.probes.leaks.judge import judge
+    from pdctl.targets.client import Client
 
     within(watch, timeout)
     found = find(run_dir, record_dir, timeout=timeout, rank_timeout=rank_timeout)
@@ -227,7 +227,7 @@ def chosen(found: Found, patterns: Sequence[str] | None) -> list[FoundRank]:
     """Return the ranks that any pattern means, all without one. Raises BadParameter, or PdctlError when it is none."""
     if not patterns:
         return list(found.ranks)
-    from pdctl import selectors
+    from pdctl.targets import selectors
 
     try:
         wanted = [selectors.parse(pattern) for pattern in patterns]
@@ -275,7 +275,7 @@ def _notes(out: Output, problems: Sequence[str], found: Found) -> None:
 
 def _exit(findings: Sequence[Finding], *, answered: bool, partial: bool) -> Exit:
     """Return what the command exits with: findings come first, then what could not be seen."""
-    from pdctl.findings import Level
+    from pdctl.report.findings import Level
 
     if any(found.level is not Level.INFO for found in findings):
         return Exit.FINDING

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from pdctl.commands.options import OutputOption
-from pdctl.documents import Document
-from pdctl.errors import Exit, PdctlError
-from pdctl.findings import CATALOGUE, Code
-from pdctl.output import Format, Output
+from pdctl.protocol.documents import Document
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.report.findings import CATALOGUE, Code
+from pdctl.report.output import Format, Output
 
 if TYPE_CHECKING:
     from rich.console import Console

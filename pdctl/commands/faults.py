@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from pdctl import durations
 from pdctl.commands.inject_options import say
 from pdctl.commands.options import (
     RANK_TIMEOUT_S,
@@ -20,18 +19,19 @@ from pdctl.commands.options import (
     TimeoutOption,
     find,
 )
-from pdctl.errors import Exit, PdctlError
-from pdctl.output import Document, Format, Output
+from pdctl.protocol import durations
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.report.output import Document, Format, Output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import Console
 
-    from pdctl.client import Answer, Client
-    from pdctl.discovery import FoundRank
-    from pdctl.inject.messages import FaultsBody
-    from pdctl.model import FaultStatus
+    from pdctl.faults.messages import FaultsBody
+    from pdctl.protocol.model import FaultStatus
+    from pdctl.targets.client import Answer, Client
+    from pdctl.targets.find import FoundRank
 
 WAIT_S = 900.0
 LOOK_S = 0.25
@@ -100,7 +100,7 @@ def command(
         within_s = durations.parse(within, most_s=WAIT_S, what="--within")
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    from pdctl.client import Client
+    from pdctl.targets.client import Client
 
     out = Output(output)
     there = find(run_dir, record_dir, timeout=timeout, rank_timeout=rank_timeout, outside=False)
@@ -122,7 +122,7 @@ def command(
 
 
 def _ask(client: Client, found: Sequence[FoundRank]) -> list[Answer[FaultsBody]]:
-    from pdctl.inject.messages import FaultsBody
+    from pdctl.faults.messages import FaultsBody
 
     client.restart()
     return client.ask(found, "faults", FaultsBody)

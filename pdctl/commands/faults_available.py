@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pdctl.errors import Exit
-from pdctl.output import Document
+from pdctl.protocol.errors import Exit
+from pdctl.report.output import Document
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import Console
 
-    from pdctl.client import Answer
-    from pdctl.inject.messages import FaultsBody
-    from pdctl.output import Output
+    from pdctl.faults.messages import FaultsBody
+    from pdctl.report.output import Output
+    from pdctl.targets.client import Answer
 
 
 class AvailableRow(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class AvailableDocument(Document, frozen=True, kw_only=True, tag="pdctl.faults.a
 
 def rows_of(answers: Sequence[Answer[FaultsBody]]) -> list[AvailableRow]:
     """Return one row a rank and kind, in the order of ranks and kinds."""
-    from pdctl.inject.sites import sites_of
+    from pdctl.faults.capabilities import sites_of
 
     return [
         AvailableRow(

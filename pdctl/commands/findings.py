@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pdctl.findings import Finding
+    from pdctl.report.findings import Finding
 
 
 def draw_findings(findings: Sequence[Finding], console: Console) -> None:

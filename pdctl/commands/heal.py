@@ -18,9 +18,9 @@ from pdctl.commands.options import (
     TimeoutOption,
     find,
 )
-from pdctl.errors import Exit
-from pdctl.output import Document, Format, Output
-from pdctl.shown import shown
+from pdctl.protocol.errors import Exit
+from pdctl.report.escaping import shown
+from pdctl.report.output import Document, Format, Output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,9 +65,9 @@ def command(
     """
     if bool(fault) == every:
         raise typer.BadParameter("name one fault, or --all")
-    from pdctl.client import Client
     from pdctl.inject import healing
     from pdctl.inject.audit import Audit, audit_path
+    from pdctl.targets.client import Client
 
     out = Output(output)
     audit = Audit(audit_path(os.environ), out.note)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import msgspec
 import typer
 
-from pdctl import durations, selectors
 from pdctl.commands import inject_options
 from pdctl.commands.inject_options import MAX_ROOM, Asked
 from pdctl.commands.options import (
@@ -21,20 +20,22 @@ from pdctl.commands.options import (
     TimeoutOption,
     find,
 )
-from pdctl.errors import Exit, PdctlError
-from pdctl.inject.kinds import KINDS, Kind, Parameter
-from pdctl.inject.limits import LEASE_S
-from pdctl.output import Document, Format, Output
+from pdctl.faults.kinds import KINDS, Kind, Parameter
+from pdctl.faults.limits import LEASE_S
+from pdctl.protocol import durations
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.report.output import Document, Format, Output
+from pdctl.targets import selectors
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.console import Console
 
-    from pdctl.client import Client
-    from pdctl.discovery import Found, FoundRank
     from pdctl.inject.plan import Plan, Wish
     from pdctl.inject.stop import Condition, Watch
+    from pdctl.targets.client import Client
+    from pdctl.targets.find import Found, FoundRank
 
 _METAVARS = {Parameter.DURATION: "TIME", Parameter.STATE: "STATE", Parameter.DP: "DP", Parameter.ROOM: "ROOM|any"}
 
@@ -185,11 +186,11 @@ def command(
     if room and rid:
         raise typer.BadParameter("--room or --rid, not both")
 
-    from pdctl.client import Client
-    from pdctl.contexts import forbid_faults
     from pdctl.inject.audit import owner
     from pdctl.inject.plan import Wish
     from pdctl.inject.stop import Watch
+    from pdctl.targets.client import Client
+    from pdctl.targets.contexts import forbid_faults
 
     forbid_faults()
     wish = Wish(
@@ -213,11 +214,11 @@ def command(
 
 def _planned(everything: Found, client: Client, wish: Wish, run_dir: Path | None) -> Plan:
     """Return the plan. Raises PdctlError, which also tells of ranks without an agent where no other one is meant."""
-    from pdctl import strangers
-    from pdctl.contexts import environment
-    from pdctl.discovery import with_env
     from pdctl.inject.plan import plan
     from pdctl.inject.session import know
+    from pdctl.targets.contexts import environment
+    from pdctl.targets.find import with_env
+    from pdctl.targets.sources import agentless
 
     try:
         return plan(know(client, everything.ranks), _with_room(wish, client, everything))
@@ -225,11 +226,11 @@ def _planned(everything: Found, client: Client, wish: Wish, run_dir: Path | None
         if error.code is not Exit.PARTIAL or everything.elsewhere:
             raise
         env = with_env(environment(), run_dir, None)
-        there = strangers.choose(strangers.wanted(env), everything.ranks, run_dir=bool(env.get("PDCTL_RUN_DIR")))
+        there = agentless.choose(agentless.wanted(env), everything.ranks, run_dir=bool(env.get("PDCTL_RUN_DIR")))
         if not there.living:
             raise
         pids = ", ".join(str(one.pid) for one in there.living[:8])
-        step = f"{error.next_step}; without an agent: pid {pids}. {strangers.put_in(there.attach)}"
+        step = f"{error.next_step}; without an agent: pid {pids}. {agentless.put_in(there.attach)}"
         raise PdctlError(error.message, step, error.code) from None
 
 
@@ -327,10 +328,10 @@ def _inject(
     detach: bool,
     until_hit: bool,
 ) -> int:
-    from pdctl.client import Client
     from pdctl.commands.inject_watch import Foreground
     from pdctl.inject.audit import Audit, audit_path
     from pdctl.inject.session import BEAT_S, Session
+    from pdctl.targets.client import Client
 
     with Client(timeout_s=BEAT_S, rank_timeout_s=0.8 * BEAT_S) as beats:
         session = Session(client, beats, Audit(audit_path(os.environ), out.note), ranks, planned.args)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import typer
 
-from pdctl import durations
-from pdctl.errors import Exit, PdctlError
-from pdctl.inject.kinds import KINDS, STATES, Kind, Parameter
-from pdctl.inject.limits import MAX_TTL_S
+from pdctl.faults.kinds import KINDS, STATES, Kind, Parameter
+from pdctl.faults.limits import MAX_TTL_S
+from pdctl.protocol import durations
+from pdctl.protocol.errors import Exit, PdctlError
 
 ANOTHER_ROOM = "any"
 MAX_ROOM = (1 << 64) - 1

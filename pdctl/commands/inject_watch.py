@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from pdctl import durations
 from pdctl.commands import inject_options
-from pdctl.errors import Exit
+from pdctl.faults.kinds import KINDS
+from pdctl.faults.limits import LEASE_S
 from pdctl.inject import healing
-from pdctl.inject.kinds import KINDS
-from pdctl.inject.limits import LEASE_S
 from pdctl.inject.session import BEAT_S, Counts, Session
-from pdctl.output import Document, Output
+from pdctl.protocol import durations
+from pdctl.protocol.errors import Exit
+from pdctl.report.output import Document, Output
 
 if TYPE_CHECKING:
     from rich.console import Console

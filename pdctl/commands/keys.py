@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from pdctl import keys
 from pdctl.commands.options import OutputOption
-from pdctl.errors import Exit, PdctlError
-from pdctl.output import Document, Format, Output
+from pdctl.protocol import keys
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.report.output import Document, Format, Output
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from pdctl.commands.options import OutputOption, RecordDirOption, RunDirOption, seconds
-from pdctl.errors import Exit, PdctlError
 from pdctl.lab.config import DEVICES, FIXES, LOAD_BALANCE, SIDES, TRANSPORTS
-from pdctl.output import Document, Format, Output
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.report.output import Document, Format, Output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -159,10 +159,10 @@ def up(
     Exit code: 0 ready, 2 wrong options or a directory that can't be used, 3 ready, but a rank does not listen as --listen
     asks, 4 a process did not start, 5 the name is in use, 124 not ready in time.
     """
-    from pdctl.agent import paths
-    from pdctl.discovery import with_env
     from pdctl.lab import launch, state
     from pdctl.lab.config import LabConfig, check, check_name, parse_names, parse_shape
+    from pdctl.protocol import paths
+    from pdctl.targets.find import with_env
 
     env = with_env(os.environ, run_dir, record_dir)
     config = check(
@@ -303,7 +303,7 @@ def down(
 
 
 def _listen(text: str | None) -> str:
-    from pdctl.agent.listen import parse_listen
+    from pdctl.protocol.listen import parse_listen
 
     if text is None:
         return ""
@@ -374,7 +374,7 @@ def _order(process: Process) -> tuple[int, str]:
 
 def _row(config: LabConfig, process: Process) -> LabProcess:
     from pdctl.lab.listening import listening
-    from pdctl.processes import look
+    from pdctl.protocol.processes import look
 
     state = process.state if process.alive or process.state in ("failed", "ended") else "gone"
     if process.alive and look(process.pid).state in ("T", "t"):

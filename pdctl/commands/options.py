@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from pdctl import durations
-from pdctl.errors import Exit, PdctlError
-from pdctl.output import Format, Output
+from pdctl.protocol import durations
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.report.output import Format, Output
 
 if TYPE_CHECKING:
-    from pdctl.discovery import Found
+    from pdctl.targets.find import Found
 
 TIMEOUT_S = 10.0
 RANK_TIMEOUT_S = 2.0
@@ -129,8 +129,8 @@ def find(
     and was left alone is said on a line of stderr.
     Raises PdctlError (UNREACHABLE) when there are none, or none may be seen.
     """
-    from pdctl.contexts import environment
-    from pdctl.discovery import discover, with_env
+    from pdctl.targets.contexts import environment
+    from pdctl.targets.find import discover, with_env
 
     env = with_env(environment(), run_dir, record_dir)
     found = discover(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pdctl.errors import Exit, PdctlError
-from pdctl.files import check_target
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.files import check_target
 
 
 def plottable(plot: Path, forms: Sequence[str]) -> None:

@@ -19,8 +19,8 @@ from pdctl.commands.options import (
     TimeoutOption,
     find,
 )
-from pdctl.errors import Exit
-from pdctl.output import Format, Output
+from pdctl.protocol.errors import Exit
+from pdctl.report.output import Format, Output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,10 +47,10 @@ def command(
 
     Exit code: 0 when every rank answered, 3 when some did not, 4 when none could be reached and none left a recording.
     """
-    from pdctl.client import Client
     from pdctl.probes.ranks.collect import collect
     from pdctl.probes.ranks.judge import judge
-    from pdctl.standing_in import stand_in
+    from pdctl.targets.client import Client
+    from pdctl.targets.fallback import stand_in
 
     found = find(run_dir, record_dir, source, every_start=every_start, timeout=timeout, rank_timeout=rank_timeout)
     with Client(timeout_s=timeout, spent_s=found.took_s, rank_timeout_s=rank_timeout) as client:

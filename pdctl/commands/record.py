@@ -22,19 +22,19 @@ from pdctl.commands.options import (
     seconds,
     target_place,
 )
-from pdctl.documents import Document
-from pdctl.errors import Exit, PdctlError
-from pdctl.files import check_target
-from pdctl.output import Format, Output
-from pdctl.shown import argument
+from pdctl.protocol.documents import Document
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.files import check_target
+from pdctl.report.escaping import argument
+from pdctl.report.output import Format, Output
 from pdctl.trace.manifest import Manifest
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pdctl.client import Client
     from pdctl.commands.record_trigger import Trigger
-    from pdctl.discovery import Found
+    from pdctl.targets.client import Client
+    from pdctl.targets.find import Found
     from pdctl.trace.container import Member
     from pdctl.trace.manifest import Divergence
     from pdctl.trace.redact import Names
@@ -125,7 +125,7 @@ def command(
     started = time.time_ns()
     found = find(run_dir, record_dir, source, every_start=every_start, timeout=timeout, rank_timeout=rank_timeout)
     names, salt = _names(found, words, keep=keep_names)
-    from pdctl.client import Client
+    from pdctl.targets.client import Client
 
     seen: Divergence | None = None
     with Client(timeout_s=timeout, spent_s=found.took_s, rank_timeout_s=rank_timeout) as client:
@@ -160,7 +160,7 @@ def _names(found: Found, words: str, *, keep: bool) -> tuple[Names | None, str]:
         return None, "".join(found.salts)
     import socket
 
-    from pdctl.resolve import host_of
+    from pdctl.targets.resolve import host_of
     from pdctl.trace.manifest import new_salt
     from pdctl.trace.redact import Names
 
@@ -170,7 +170,7 @@ def _names(found: Found, words: str, *, keep: bool) -> tuple[Names | None, str]:
 
 
 def _copied(found: Found, client: Client, names: Names | None, *, sockets: bool) -> list[Member]:
-    from pdctl.trace import collect
+    from pdctl.targets import collect
 
     return [collect.member(copy, names) for copy in collect.copies(found, client, through_socket=sockets)]
 
@@ -186,7 +186,7 @@ def _followed(
     through: str,
 ) -> tuple[str, list[Member]]:  # fmt: skip
     """Follow the ranks; returns why that ended, and what was had of each."""
-    from pdctl.trace import collect, follow
+    from pdctl.targets import collect, follow
 
     with follow.interruptible() as over:
         ranks = follow.begin(found, client, through_socket=through == "sockets")
@@ -202,7 +202,7 @@ def _written(
     """Write the trace and return its manifest. Raises PdctlError (UNREACHABLE) where no rank has a recording."""
     import msgspec
 
-    from pdctl.strangers import unrecorded
+    from pdctl.targets.sources.agentless import unrecorded
     from pdctl.trace import container, manifest
 
     if all(member.data is None for member in members):

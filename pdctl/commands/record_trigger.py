@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from pdctl.client import Client
+from pdctl.targets.client import Client
 from pdctl.trace.manifest import Divergence
 
 if TYPE_CHECKING:
-    from pdctl.discovery import Found
+    from pdctl.targets.find import Found
 
 EVERY_S = 0.5
 AFTER_S = 1.0
@@ -18,9 +18,9 @@ AFTER_S = 1.0
 
 def divergence(found: Found) -> Divergence | None:
     """Return the first divergence in the recordings of these ranks as they are now, None where all agree."""
-    from pdctl.findings import Level
     from pdctl.probes.queues.collect import collect
     from pdctl.probes.queues.judge import judge
+    from pdctl.report.findings import Level
 
     # Through sockets only where a file can't be read: no stopped rank is waited for otherwise.
     sockets = any(rank.live and rank.recording is None and rank.recording_size for rank in found.ranks)

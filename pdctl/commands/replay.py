@@ -9,8 +9,8 @@ import typer
 
 from pdctl.commands.ending import tidy_end
 from pdctl.commands.options import OutputOption, seconds, source_place, target_place
-from pdctl.errors import Exit, PdctlError
-from pdctl.output import Format
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.report.output import Format
 
 LIMIT_S = 60.0
 

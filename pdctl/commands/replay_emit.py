@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pdctl.errors import Exit, PdctlError
-from pdctl.files import write_new
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.files import write_new
 
 if TYPE_CHECKING:
-    from pdctl.output import Output
-    from pdctl.replay.rounds.plan import Plan
+    from pdctl.replay.plan import Plan
+    from pdctl.report.output import Output
 
 
 def emit(plans: Sequence[Plan], path: Path, out: Output) -> int:
     """Write the test of the transfer queue's rounds to ``path``. Raises PdctlError where there is none, or no file."""
-    from pdctl.replay.rounds.emit import NothingToShow, source
-    from pdctl.replay.rounds.plan import HAS_ROWS
+    from pdctl.replay.emit import NothingToShow, source
+    from pdctl.replay.plan import HAS_ROWS
 
     chosen = next((plan for plan in plans if plan.queue == HAS_ROWS), None)
     if chosen is None:

@@ -8,17 +8,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from pdctl.errors import Exit, PdctlError
-from pdctl.output import Format, Output
-from pdctl.replay.explore.policies import POLICIES, Policy
-from pdctl.replay.explore.space import Space, parse, space_of
-from pdctl.shown import argument
+from pdctl.explore.policies import POLICIES, Policy
+from pdctl.explore.space import Space, parse, space_of
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.report.escaping import argument
+from pdctl.report.output import Format, Output
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pdctl.replay.explore.document import Counterexample, Explored, ExploreDocument
-    from pdctl.replay.explore.space import Schedule
+    from pdctl.explore.document import Counterexample, Explored, ExploreDocument
+    from pdctl.explore.space import Schedule
 
 AUTO = 10**8
 """Schedules that are all tried unless told otherwise."""
@@ -69,9 +69,9 @@ def _near(asked: Search, trace: Path, output: Format) -> int:
     import msgspec
 
     from pdctl.commands.options import find
+    from pdctl.explore.near import as_recorded, policies_for, recorded, space_near
+    from pdctl.explore.rules import run as step
     from pdctl.recording.reader import BadRecording, read
-    from pdctl.replay.explore.near import as_recorded, policies_for, recorded, space_near
-    from pdctl.replay.explore.rules import run as step
 
     found = find(None, None, trace, every_start=True)
     recordings, problems = [], list(found.problems)
@@ -119,8 +119,8 @@ def search(asked: Search, spaces: list[Space], bound: str, source: str = "") -> 
     _usable(asked.device)
     if asked.write is not None:
         _new(asked.write)
-    from pdctl.replay.explore.document import ASSUMES, ExploreDocument, explored, worst
-    from pdctl.replay.explore.search import search as run_search
+    from pdctl.explore.document import ASSUMES, ExploreDocument, explored, worst
+    from pdctl.explore.search import search as run_search
 
     ends = time.monotonic() + asked.limit_s
     results = []
@@ -187,7 +187,7 @@ def _new(folder: Path) -> None:
 def _written(folder: Path | None, policy: Policy, schedule: Schedule, way: str) -> str:
     if folder is None:
         return ""
-    from pdctl.replay.explore.recordings import write
+    from pdctl.explore.recordings import write
     from pdctl.trace.container import member_of, write_trace
     from pdctl.trace.manifest import new
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pdctl.commands.pictures import plottable
-from pdctl.errors import Exit, PdctlError
-from pdctl.files import write_new
-from pdctl.output import Format, Output
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.files import write_new
 from pdctl.replay.fleet import FleetDocument, Lag, counted, parse_fleet, parse_lag, project
+from pdctl.report.output import Format, Output
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 import typer
 
 from pdctl.commands.pictures import plottable
-from pdctl.errors import Exit, PdctlError
-from pdctl.files import write_new
-from pdctl.model import POLLED_QUEUES
-from pdctl.output import Format, Output
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.files import write_new
+from pdctl.protocol.model import POLLED_QUEUES
+from pdctl.report.output import Format, Output
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pdctl.replay.rounds.groups import Target
-    from pdctl.replay.rounds.model import ReplayDocument, ReplayGroup, ReplayRun
-    from pdctl.replay.rounds.plan import Plan
-    from pdctl.replay.rounds.worker_log import Options
+    from pdctl.replay.groups import Target
+    from pdctl.replay.model import ReplayDocument, ReplayGroup, ReplayRun
+    from pdctl.replay.plan import Plan
+    from pdctl.replay.worker_log import Options
 
 PLOTS = (".svg", ".png", ".html")
 GATES = ("on", "off", "both")
@@ -73,7 +73,7 @@ def run(trace: Path, asked: Asked, output: Format) -> int:
 
 def plans_of(trace: Path, asked: Asked) -> tuple[list[Plan], list[str]]:
     """Return the plan of every queue and group of the trace, and what can't be planned. Raises PdctlError for nothing."""
-    from pdctl.replay.rounds.plan import NotReplayable, plan
+    from pdctl.replay.plan import NotReplayable, plan
 
     found, problems = _targets(trace, asked)
     plans = []
@@ -100,10 +100,10 @@ def plans_of(trace: Path, asked: Asked) -> tuple[list[Plan], list[str]]:
 
 
 def _targets(trace: Path, asked: Asked) -> tuple[list[Target], list[str]]:
-    from pdctl.client import Client
     from pdctl.commands.options import find
     from pdctl.probes.queues.collect import collect
-    from pdctl.replay.rounds.groups import targets
+    from pdctl.replay.groups import targets
+    from pdctl.targets.client import Client
 
     found = find(None, None, trace)
     with Client() as client:
@@ -115,8 +115,8 @@ def _targets(trace: Path, asked: Asked) -> tuple[list[Target], list[str]]:
 
 def picture(trace: Path, asked: Asked) -> bytes:
     """Return the map of rounds × ranks of what the trace recorded."""
-    from pdctl.replay.rounds.heat import heat
-    from pdctl.replay.rounds.heat_plot import draw as draw_heat
+    from pdctl.replay.heat import heat
+    from pdctl.replay.heat_plot import draw as draw_heat
 
     assert asked.plot is not None
     found, _ = _targets(trace, asked)
@@ -126,8 +126,8 @@ def picture(trace: Path, asked: Asked) -> bytes:
 
 def execute_all(trace: Path, plans: list[Plan], asked: Asked, problems: list[str]) -> ReplayDocument:
     """Return what came of every plan, with the gate on, off or both ways where the queue has one."""
-    from pdctl.replay.rounds.judge import judge
-    from pdctl.replay.rounds.run import execute
+    from pdctl.replay.judge import judge
+    from pdctl.replay.run import execute
 
     ways = [(plan, _ways(plan, asked)) for plan in plans]
     done = [(plan, tuple(judge(plan, each, execute(plan, each)) for each in options)) for plan, options in ways]
@@ -138,7 +138,7 @@ def report(
     trace: Path, done: Sequence[tuple[Plan, tuple[ReplayRun, ...]]], options: Options, problems: Sequence[str]
 ) -> ReplayDocument:
     """Return the document of what was executed."""
-    from pdctl.replay.rounds.model import ReplayDocument, ReplayGroup
+    from pdctl.replay.model import ReplayDocument, ReplayGroup
 
     groups = [
         ReplayGroup(
@@ -169,7 +169,7 @@ def report(
 
 
 def _ways(plan: Plan, asked: Asked) -> list[Options]:
-    from pdctl.replay.rounds.worker_log import Options
+    from pdctl.replay.worker_log import Options
 
     gates = {"on": [True], "off": [False], "both": [False, True]}[asked.gate]
     if plan.queue != "decode.transfer":

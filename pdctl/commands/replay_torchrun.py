@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from pdctl import structs
 from pdctl.commands.options import OutputOption, seconds, source_place
-from pdctl.errors import Exit, PdctlError
-from pdctl.output import Format, Output, settle_streams
+from pdctl.protocol import structs
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.report.output import Format, Output, settle_streams
 
 if TYPE_CHECKING:
-    from pdctl.replay.rounds.plan import Plan
-    from pdctl.replay.rounds.worker_log import Options
+    from pdctl.replay.plan import Plan
+    from pdctl.replay.worker_log import Options
 
 _KEY = "pdctl/replay"
 
@@ -41,7 +41,7 @@ def one_rank(
 ) -> None:
     """Be one rank of TRACE, started by torchrun; rank 0 prints and exits as `pdctl replay` does."""
     from pdctl.commands.replay_rounds import Asked, check, plans_of
-    from pdctl.replay.rounds.worker_log import Options
+    from pdctl.replay.worker_log import Options
 
     try:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -74,10 +74,10 @@ def _work(trace: Path, plan: Plan, rank: int, options: Options, out: Output, pro
     import torch.distributed as dist
 
     from pdctl.commands.replay_rounds import draw, exit_code, report
-    from pdctl.replay.rounds.judge import judge
-    from pdctl.replay.rounds.model import Worked
-    from pdctl.replay.rounds.run import worked
-    from pdctl.replay.rounds.worker import Worker
+    from pdctl.replay.judge import judge
+    from pdctl.replay.model import Worked
+    from pdctl.replay.run import worked
+    from pdctl.replay.worker import Worker
 
     torch.set_num_threads(1)
     if options.backend == "nccl":

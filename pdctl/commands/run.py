@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from pdctl.errors import Exit, PdctlError
-from pdctl.output import Output
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.report.output import Output
 
 STARTUP = Path(__file__).parent.parent / "agent" / "startup"
 CONTEXT_SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}

@@ -21,12 +21,12 @@ from pdctl.commands.options import (
     find,
     seconds,
 )
-from pdctl.errors import Exit, PdctlError
-from pdctl.output import Format, Output
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.report.output import Format, Output
 
 if TYPE_CHECKING:
-    from pdctl.discovery import Found
     from pdctl.probes.stacks.model import StacksDocument
+    from pdctl.targets.find import Found
 
 LOOKS = 3
 EVERY_S = 0.2
@@ -76,9 +76,9 @@ def command(
         find(run_dir, record_dir, source, every_start=every_start, timeout=timeout, rank_timeout=rank_timeout),
         rank or [],
     )
-    from pdctl.client import Client
     from pdctl.probes.stacks.collect import collect
     from pdctl.probes.stacks.judge import judge
+    from pdctl.targets.client import Client
 
     with Client(timeout_s=timeout, spent_s=found.took_s, rank_timeout_s=rank_timeout) as client:
         views = collect(found, client, looks=samples, every_s=every, flights=collectives, outside=outside)
@@ -103,7 +103,7 @@ def exit_code(document: StacksDocument, *, found_problems: bool = False) -> Exit
 
 def _chosen(found: Found, patterns: list[str]) -> Found:
     """Return the ranks that a pattern matches; all without one. Raises PdctlError where one matches none."""
-    from pdctl import selectors
+    from pdctl.targets import selectors
 
     if not patterns:
         return found
@@ -123,11 +123,11 @@ def _chosen(found: Found, patterns: list[str]) -> Found:
 
 
 def _some(found: Found) -> str:
-    from pdctl import fold
+    from pdctl.targets import nodeset
 
     identities = [one.identity for one in found.ranks]
-    names = fold.server_names(identities)
-    return fold.fold((fold.place(one, names) for one in identities), fold.shown_axes(identities))
+    names = nodeset.server_names(identities)
+    return nodeset.fold((nodeset.place(one, names) for one in identities), nodeset.shown_axes(identities))
 
 
 def _draw(document: StacksDocument, console: object, *, wide: bool) -> None:

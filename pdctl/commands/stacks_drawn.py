@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec.structs import replace
 
 from pdctl.commands.findings import draw_findings
-from pdctl.fold import together
 from pdctl.probes.stacks.model import Collective, GroupCollectives, GroupStacks, StacksDocument, TreeFrame, TreeNode
+from pdctl.targets.nodeset import together
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -20,15 +20,15 @@ from pdctl.commands.options import (
     find,
     target_place,
 )
-from pdctl.errors import Exit, PdctlError
-from pdctl.files import check_target, write_new
-from pdctl.output import Format, Output
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.files import check_target, write_new
+from pdctl.report.output import Format, Output
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pdctl.discovery import Found
-    from pdctl.probes.rooms.model import RankPast, RoomStory, StoryDocument
+    from pdctl.probes.story.model import RankPast, RoomStory, StoryDocument
+    from pdctl.targets.find import Found
 
 PLOTS = (".svg", ".png", ".html")
 _STYLE = {
@@ -106,7 +106,7 @@ def command(
     if perfetto is not None:
         write_new(perfetto, _trace(document.stories), force=force)
     if plot is not None:
-        from pdctl.probes.rooms.plot import draw as picture
+        from pdctl.probes.story.plot import draw as picture
 
         write_new(plot, picture(document.stories, plot.suffix.lower().lstrip(".")), force=force)
     for path in targets:
@@ -118,8 +118,8 @@ def command(
 
 
 def _pasts(found: Found, through: str, timeout: float, rank_timeout: float) -> list[RankPast]:
-    from pdctl.client import Client
-    from pdctl.probes.rooms.collect import collect
+    from pdctl.probes.story.collect import collect
+    from pdctl.targets.client import Client
 
     if through == "recordings":
         return collect(found, None)
@@ -129,10 +129,10 @@ def _pasts(found: Found, through: str, timeout: float, rank_timeout: float) -> l
 
 def _document(asked: str, found: Found, pasts: list[RankPast]) -> StoryDocument:
     """Return the stories ``asked`` means. Raises PdctlError: PARTIAL for an unknown room, UNREACHABLE without recordings."""
-    from pdctl.probes.rooms.find import known_rooms, meant, nearest
-    from pdctl.probes.rooms.judge import story
-    from pdctl.probes.rooms.model import StoryDocument
-    from pdctl.strangers import unrecorded
+    from pdctl.probes.story.find import known_rooms, meant, nearest
+    from pdctl.probes.story.judge import story
+    from pdctl.probes.story.model import StoryDocument
+    from pdctl.targets.sources.agentless import unrecorded
 
     recordings = [past.recording for past in pasts if past.recording is not None]
     if not recordings:
@@ -182,8 +182,8 @@ def _plottable(path: Path) -> None:
 
 
 def _trace(stories: tuple[RoomStory, ...]) -> bytes:
-    from pdctl.probes.rooms.perfetto import trace
-    from pdctl.shown import json_encoded
+    from pdctl.probes.story.perfetto import trace
+    from pdctl.report.escaping import json_encoded
 
     return json_encoded(trace(stories)).encode()
 
@@ -248,7 +248,7 @@ def _draw_clocks(story: RoomStory, console: Console) -> None:
 
 
 def _sure(within: float | None, why: str) -> str:
-    from pdctl.probes.rooms.perfetto import uncertainty
+    from pdctl.probes.story.perfetto import uncertainty
 
     if within is None:
         return f"{uncertainty(None)}{why.removeprefix('wall clocks only')}"

@@ -21,9 +21,9 @@ from pdctl.commands.options import (
     seconds,
     within,
 )
-from pdctl.errors import Exit
-from pdctl.output import Format, Output
 from pdctl.probes.stuck import ORDER, STUCK_S
+from pdctl.protocol.errors import Exit
+from pdctl.report.output import Format, Output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,9 +72,9 @@ def command(
     if source is None:
         within(watch, timeout)
     found = find(run_dir, record_dir, source, timeout=timeout, rank_timeout=rank_timeout)
-    from pdctl.client import Client
     from pdctl.probes.stuck.collect import collect, collect_recorded
-    from pdctl.standing_in import stand_in
+    from pdctl.targets.client import Client
+    from pdctl.targets.fallback import stand_in
 
     with Client(timeout_s=timeout, spent_s=found.took_s, rank_timeout_s=rank_timeout) as client:
         found = stand_in(found, client)
@@ -94,7 +94,7 @@ def command(
 
 def exit_code(document: StuckDocument, *, answered: bool, partial: bool = False) -> Exit:
     """Return what the command exits with. partial: something was not found, besides what the document says."""
-    from pdctl.findings import Level
+    from pdctl.report.findings import Level
 
     if any(found.level is not Level.INFO for found in document.findings):
         return Exit.FINDING
@@ -129,7 +129,7 @@ def _draw_room(requests: list[Waiting], console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from pdctl.probes.queues.words import seconds as spoken
+    from pdctl.probes.queues.formatting import seconds as spoken
 
     oldest = max(requests, key=lambda request: request.age_s)
     age = spoken(oldest.age_s) if oldest.age_s >= 0 else "age unknown"
@@ -165,7 +165,7 @@ def _short(queue: str, state: str) -> str:
 
 
 def _ends(request: Waiting) -> str:
-    from pdctl.probes.queues.words import seconds as spoken
+    from pdctl.probes.queues.formatting import seconds as spoken
 
     if request.left_s is not None:
         return f"{request.cover.removeprefix(_PREFIX)} in {spoken(max(0.0, request.left_s))}"

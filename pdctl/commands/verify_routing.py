@@ -21,9 +21,9 @@ from pdctl.commands.options import (
     find,
     seconds,
 )
-from pdctl.errors import Exit
-from pdctl.output import Format, Output
 from pdctl.probes.routing import GRACE_S
+from pdctl.protocol.errors import Exit
+from pdctl.report.output import Format, Output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -74,10 +74,10 @@ def command(
     Exit code: 0 when nothing contradicts, 1 on a finding, 3 when a belief is missing or a room unknown, 4 when no
     rank answers.
     """
-    from pdctl.client import Client
     from pdctl.probes.routing.bootstrap import split
     from pdctl.probes.routing.look import look
     from pdctl.probes.routing.model import RoomRow
+    from pdctl.targets.client import Client
 
     numbers = [_room(text) for text in rooms or ()]
     for address in bootstrap or ():
@@ -112,7 +112,7 @@ def _room(text: str) -> int:
 
 def exit_code(document: RoutingDocument, *, recorded: bool = False, partial: bool = False) -> Exit:
     """Return what the command exits with: findings come first, then what could not be judged."""
-    from pdctl.findings import Level
+    from pdctl.report.findings import Level
 
     if any(found.level is not Level.INFO for found in document.findings):
         return Exit.FINDING

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from pdctl.agent.sinks import Recorder
-from pdctl.inject.table import FaultTable
-from pdctl.metadata import Metadata, Wanted
-from pdctl.model import Frame, Identity, QueueEntry, Seam, SlotEntry
-from pdctl.rooms import Rooms, Settings
+from pdctl.faults.table import FaultTable
+from pdctl.protocol.metadata import Metadata, Wanted
+from pdctl.protocol.model import Frame, Identity, QueueEntry, Seam, SlotEntry
+from pdctl.protocol.requests import Rooms, Settings
 
 MAX_ERRORS = 3
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pdctl.model import QUEUES, EventKind
+from pdctl.protocol.model import QUEUES, EventKind
 
 if TYPE_CHECKING:
     from pdctl.agent.sinks import Recorder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pdctl.model import EventKind, KVPoll
+from pdctl.protocol.model import EventKind, KVPoll
 
 if TYPE_CHECKING:
     from pdctl.engines.base import Maker, Site

@@ -11,8 +11,8 @@ from typing import Any
 
 from pdctl.engines.base import Maker, Site
 from pdctl.engines.shared import POLLED_STATES
-from pdctl.inject.faults import Fault
-from pdctl.inject.kinds import (
+from pdctl.faults.fault import Fault
+from pdctl.faults.kinds import (
     ABORT,
     CORRUPT_ROOM,
     DELAY_REGISTRATION,
@@ -28,8 +28,8 @@ from pdctl.inject.kinds import (
     STALE_METADATA,
     STALL_TRANSFER,
 )
-from pdctl.inject.table import FaultTable
-from pdctl.model import KVPoll, Seam
+from pdctl.faults.table import FaultTable
+from pdctl.protocol.model import KVPoll, Seam
 
 POLL_KINDS = (SKEW_POLL, FLIP_POLL, ABORT)
 WRITE_KINDS = (*sorted(METADATA_KINDS), FAIL_TRANSFER)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pdctl.engines.base import Hooks, Site
-from pdctl.model import EventKind
+from pdctl.protocol.model import EventKind
 
 if TYPE_CHECKING:
     from pdctl.agent.sinks import Recorder

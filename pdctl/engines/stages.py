@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from pdctl.engines.base import Maker, Site
-from pdctl.inject.kinds import DUPLICATE_ROOM, SILENCE_HEARTBEAT
-from pdctl.inject.table import FaultTable
+from pdctl.faults.kinds import DUPLICATE_ROOM, SILENCE_HEARTBEAT
+from pdctl.faults.table import FaultTable
 
 ENTRY_KINDS = (DUPLICATE_ROOM,)
 HEARTBEAT_KINDS = (SILENCE_HEARTBEAT,)

@@ -8,7 +8,7 @@ import os
 import socket
 import struct
 
-from pdctl.agent.listen import Listen
+from pdctl.protocol.listen import Listen
 
 _SIOCGIFADDR = 0x8915
 _BACKLOG = 512

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pdctl import keys, wire
-from pdctl.agent.listen import Listen
-from pdctl.errors import PdctlError
+from pdctl.protocol import keys, wire
+from pdctl.protocol.errors import PdctlError
+from pdctl.protocol.listen import Listen
 
 LOOK_AGAIN_S = 1.0
 """How often, at most, the list of clients is looked at while somebody asks."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import zmq
 
-from pdctl import keys, wire
+from pdctl.protocol import keys, wire
 
 MAX_FRAMES = 4
 """Over this many a message is no question: one that REQ sends has an empty frame in front, and ROUTER puts one before that."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 
-from pdctl import wire
+from pdctl.protocol import wire
 
 WINDOW = 16 * 1024
 """What a client may owe before a next frame of it is read. That frame may be of the largest size."""

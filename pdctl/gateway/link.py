@@ -8,8 +8,8 @@ import select
 import socket
 from pathlib import Path
 
-from pdctl import wire
-from pdctl.stream import PART, Reader, framed
+from pdctl.protocol import wire
+from pdctl.protocol.stream import PART, Reader, framed
 
 
 class Link:

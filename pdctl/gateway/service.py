@@ -17,16 +17,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pdctl import wire
-from pdctl.agent.listen import parse_listen
-from pdctl.errors import Exit, PdctlError
 from pdctl.gateway.address import listen_at
 from pdctl.gateway.allowed import LOOK_AGAIN_S, Allowed
 from pdctl.gateway.door import Door, Question
 from pdctl.gateway.limits import Budget, Limits
 from pdctl.gateway.link import Link
 from pdctl.gateway.relay import Connection, Relay
-from pdctl.processes import look
+from pdctl.protocol import wire
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.listen import parse_listen
+from pdctl.protocol.processes import look
 
 MEMORY = 44 << 20
 """Bytes that the gateway may use over what its program takes when nobody has come."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdctl.errors import Exit, PdctlError
-from pdctl.inject.faults import NOBODY, Target
+from pdctl.faults.fault import NOBODY, Target
 from pdctl.inject.plan import Known, Wish, name
-from pdctl.model import Identity
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.model import Identity
 
 
 def aims(ranks: Sequence[Known], targets: Sequence[Known]) -> tuple[Target, ...]:

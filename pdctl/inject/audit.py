@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from pdctl.files import open_append
+from pdctl.protocol.files import open_append
 
 
 def audit_path(environ: dict[str, str] | os._Environ[str] = os.environ) -> Path:

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pdctl.client import Answer, Client, Silence, recording_file
-from pdctl.discovery import FoundRank
-from pdctl.errors import Exit
-from pdctl.inject.messages import FaultsBody, HealArgs, HealBody
+from pdctl.faults.messages import FaultsBody, HealArgs, HealBody
 from pdctl.inject.recorded import told
-from pdctl.model import FaultStatus
-from pdctl.processes import look
+from pdctl.protocol.errors import Exit
+from pdctl.protocol.model import FaultStatus
+from pdctl.protocol.processes import look
+from pdctl.targets.client import Answer, Client, Silence, recording_file
+from pdctl.targets.find import FoundRank
 
 AGAIN_S = 0.1
 """Pause between two looks at a rank that still writes what it held."""

@@ -9,21 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pdctl import selectors
-from pdctl.errors import Exit, PdctlError
-from pdctl.inject.faults import Target
-from pdctl.inject.kinds import DELAY_METADATA, KINDS, Aim, Kind, Way
-from pdctl.inject.messages import FaultsBody, InjectArgs
-from pdctl.inject.sites import check_site
-from pdctl.model import FaultStatus, Identity
-from pdctl.shown import argument
+from pdctl.faults.capabilities import check_site
+from pdctl.faults.fault import Target
+from pdctl.faults.kinds import DELAY_METADATA, KINDS, Aim, Kind, Way
+from pdctl.faults.messages import FaultsBody, InjectArgs
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.model import FaultStatus, Identity
+from pdctl.report.escaping import argument
+from pdctl.targets import selectors
 
 
 @dataclass(frozen=True)
 class Known:
     """A rank as discovery and one question to it know it.
 
-    state: ``live``, ``dead`` or ``no agent`` (:class:`pdctl.discovery.FoundRank`). faults: its answer, None with
+    state: ``live``, ``dead`` or ``no agent`` (:class:`pdctl.targets.find.FoundRank`). faults: its answer, None with
     ``silent`` saying why there is none.
     """
 
@@ -37,7 +37,7 @@ class Known:
 class Wish:
     """What the operator asked for, in seconds. allow_ranks, allow_rooms: blast radius, 1 unless widened by name.
 
-    delay_s and value: the parameter of the kind (:class:`pdctl.inject.kinds.Parameter`), 0 for one without.
+    delay_s and value: the parameter of the kind (:class:`pdctl.faults.kinds.Parameter`), 0 for one without.
     """
 
     patterns: tuple[selectors.Selector, ...]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pdctl import durations
-from pdctl.inject.kinds import KINDS, Way
-from pdctl.model import AGENT_ENDED, EventKind
+from pdctl.faults.kinds import KINDS, Way
+from pdctl.protocol import durations
+from pdctl.protocol.model import AGENT_ENDED, EventKind
 
 if TYPE_CHECKING:
     from pdctl.recording.reader import Event

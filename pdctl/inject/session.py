@@ -9,14 +9,14 @@ from typing import Any
 
 import msgspec
 
-from pdctl.client import Answer, Client, Silence
-from pdctl.discovery import FoundRank
-from pdctl.errors import Exit, PdctlError
+from pdctl.faults.messages import FaultsBody, InjectArgs, InjectBody, RenewArgs, RenewBody
 from pdctl.inject import healing
 from pdctl.inject.audit import Audit
-from pdctl.inject.messages import FaultsBody, InjectArgs, InjectBody, RenewArgs, RenewBody
 from pdctl.inject.plan import Known
-from pdctl.model import FaultStatus, Snapshot
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.model import FaultStatus, Snapshot
+from pdctl.targets.client import Answer, Client, Silence
+from pdctl.targets.find import FoundRank
 
 BEAT_S = 1.0
 

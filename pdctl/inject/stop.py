@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pdctl.client import Client, recording_file
-from pdctl.discovery import Found, FoundRank
-from pdctl.errors import Exit, PdctlError
-from pdctl.model import Action
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.model import Action
+from pdctl.targets.client import Client, recording_file
+from pdctl.targets.find import Found, FoundRank
 
 if TYPE_CHECKING:
     from pdctl.recording.reader import Recording

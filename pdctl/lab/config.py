@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from pdctl.errors import Exit, PdctlError
+from pdctl.protocol.errors import Exit, PdctlError
 
 FIXES: dict[str, str] = {
     "gate": "metadata gate: Success becomes Transferring before the polls are reduced while the slot still reads 0 "

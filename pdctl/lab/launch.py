@@ -14,11 +14,11 @@ from pathlib import Path
 
 import msgspec
 
-from pdctl.agent import paths
-from pdctl.errors import Exit, PdctlError
-from pdctl.files import open_lock
 from pdctl.lab import rank, state
 from pdctl.lab.config import LabConfig
+from pdctl.protocol import paths
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.files import open_lock
 
 START_TIMEOUT_S = 90.0
 _LONGEST_SOCKET = len("/load-4194304-ffffff.reply")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from pdctl.agent import paths
 from pdctl.lab.config import LabConfig
 from pdctl.lab.state import Process
+from pdctl.protocol import paths
 
 
 def listening(config: LabConfig, process: Process) -> tuple[str, str]:

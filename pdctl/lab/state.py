@@ -18,11 +18,10 @@ from pathlib import Path
 
 import msgspec
 
-from pdctl import structs
-from pdctl.agent import paths
-from pdctl.errors import Exit, PdctlError
-from pdctl.files import read_regular
 from pdctl.lab.config import LabConfig
+from pdctl.protocol import paths, structs
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.files import read_regular
 from pdctl.recording.writer import process_start
 
 MAX_FILE = 1 << 20

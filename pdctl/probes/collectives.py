@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from pdctl.model import Call, FlightEntry, Identity
+from pdctl.protocol.model import Call, FlightEntry, Identity
 
 K = TypeVar("K")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from pdctl.model import Identity
+from pdctl.protocol.model import Identity
 
 
 def told_apart(identities: Sequence[Identity], names: Sequence[str]) -> list[str]:

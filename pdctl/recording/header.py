@@ -11,9 +11,9 @@ from zlib import crc32
 
 import msgspec
 
-from pdctl import structs
-from pdctl.files import read_head
-from pdctl.model import Identity, why_not
+from pdctl.protocol import structs
+from pdctl.protocol.files import read_head
+from pdctl.protocol.model import Identity, why_not
 from pdctl.recording import format as f
 
 CUT_OFF = "file is empty or cut off in its first bytes"

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pdctl.model import QUEUES, EventKind, GroupInfo, Identity
+from pdctl.protocol.model import QUEUES, EventKind, GroupInfo, Identity
 from pdctl.recording import format as f
 from pdctl.recording.header import BadRecording, parse_header
 from pdctl.recording.rings import ROUND, among, chosen, events, possible_rounds, rounds
@@ -31,7 +31,7 @@ _KINDS = {int(kind): kind for kind in EventKind}
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """Something that happened once; :class:`pdctl.model.EventKind` explains ``a``, ``b`` and ``text``."""
+    """Something that happened once; :class:`pdctl.protocol.model.EventKind` explains ``a``, ``b`` and ``text``."""
 
     seq: int
     mono_ns: int

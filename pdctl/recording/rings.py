@@ -14,7 +14,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from pdctl.model import QUEUES, UNKNOWN, Phase
+from pdctl.protocol.model import QUEUES, UNKNOWN, Phase
 from pdctl.recording import format as f
 from pdctl.recording.source import Source
 

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 
-from pdctl.files import open_regular
+from pdctl.protocol.files import open_regular
 
 _MOST_PIECES = 65536
 

@@ -10,7 +10,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from pdctl.model import QUEUES, UNKNOWN, GroupInfo, Phase
+from pdctl.protocol.model import QUEUES, UNKNOWN, GroupInfo, Phase
 from pdctl.recording import format as f
 from pdctl.recording.rings import ITEM, ItemSpan, among, chosen, hide
 from pdctl.recording.source import Source

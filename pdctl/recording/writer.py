@@ -16,7 +16,7 @@ from pathlib import Path
 from zlib import crc32
 
 from pdctl.recording import format as f
-from pdctl.recording.store import Store, out_of_the_way, survive_file_limits
+from pdctl.recording.file import Store, out_of_the_way, survive_file_limits
 
 
 class RecordingWriter:
@@ -146,7 +146,7 @@ class RecordingWriter:
         b: int = 0,
         text: str = "",
     ) -> None:
-        """Append an event (:class:`pdctl.model.EventKind` says what ``a``, ``b`` and ``text`` mean). Any thread."""
+        """Append an event (:class:`pdctl.protocol.model.EventKind` says what ``a``, ``b`` and ``text`` mean). Any thread."""
         seq = next(self._event_seq)
         when = time.monotonic_ns() if mono_ns is None else mono_ns
         body = f.EVENT.pack(seq, when, kind, queue, 0, slot, room, a, b, text.encode("utf-8", "replace")[:72])

@@ -1,1 +1,1 @@
-"""Recorded polls run again, and the search for the order of events that breaks a group: on workers, or in a model."""
+"""Recorded rounds executed again: planned from recordings, run by real processes on a real group, judged."""

@@ -2,7 +2,7 @@
 
 A request parts its group where not all ranks first see its row in the same round: with q(k) the probability that a rank
 sees it k rounds after its Success, and n ranks that are independent, with probability 1 − Σ q(k)ⁿ. That is the rule that
-:mod:`pdctl.replay.explore` steps; the tests hold the two together.
+:mod:`pdctl.explore` steps; the tests hold the two together.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from math import exp, expm1, inf, log, log1p, sqrt
 
 import msgspec
 
-from pdctl import durations
-from pdctl.documents import Document
+from pdctl.protocol import durations
+from pdctl.protocol.documents import Document
 
 HOUR_S = 3600.0
 ASSUMES = (

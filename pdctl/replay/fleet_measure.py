@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from pdctl.model import EventKind, KVPoll
+from pdctl.protocol.model import EventKind, KVPoll
 from pdctl.recording.reader import Recording
 from pdctl.recording.streams import Stream
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 
 from pdctl.replay.fleet import FleetDocument
-from pdctl.shown import shown_copy
+from pdctl.report.escaping import shown_copy
 
 _COLORS = ("#8ecae6", "#1d3557", "#d62828")
 

@@ -26,9 +26,9 @@ from typing import IO
 
 import msgspec
 
-from pdctl.errors import Exit, PdctlError
-from pdctl.files import open_regular, written
-from pdctl.processes import look
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.files import open_regular, written
+from pdctl.protocol.processes import look
 from pdctl.recording import format as f
 from pdctl.recording.header import parse_header
 from pdctl.trace.manifest import MISSING, WHOLE, Foreign, Manifest, TraceRank, decode

@@ -11,9 +11,10 @@ from typing import Annotated
 
 import msgspec
 
-from pdctl import __version__, structs
-from pdctl.documents import Document
-from pdctl.model import Count, Identity, MonoNs, Name, why_not
+from pdctl import __version__
+from pdctl.protocol import structs
+from pdctl.protocol.documents import Document
+from pdctl.protocol.model import Count, Identity, MonoNs, Name, why_not
 
 VERSION = 1
 SCHEMA = "pdctl.trace"

@@ -15,8 +15,8 @@ from zlib import crc32
 
 import msgspec
 
-from pdctl import structs
-from pdctl.model import EventKind, Identity
+from pdctl.protocol import structs
+from pdctl.protocol.model import EventKind, Identity
 from pdctl.recording import format as f
 from pdctl.recording.header import parse_header
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from pdctl.discovery import discover
-from pdctl.model import Status
 from pdctl.probes.queues.collect import collect
 from pdctl.probes.queues.judge import judge
+from pdctl.protocol.model import Status
+from pdctl.targets.find import discover
 from tests.engine.env import ROOT
 from tests.engine.harness import Pair, client_of_tests, patiently
 from tests.support.patience import patience, until

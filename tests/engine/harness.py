@@ -4,7 +4,7 @@
 
     with loopback_namespace() as ns, Pair.start(env, ns, tmp_path, decode_tp=2) as pair:
         pair.generate(3)                     # three requests at once, each to both servers
-        pair.ranks()                         # what `pdctl.discovery` finds
+        pair.ranks()                         # what `pdctl.targets.find` finds
         pair.recordings()                    # label → recording, read from the files
 
 Nothing is waited for without a limit, and every process is ended by its pid at the end, whatever happened.
@@ -31,12 +31,12 @@ from typing import Any
 
 import psutil
 
-from pdctl.client import Client
-from pdctl.discovery import FoundRank, discover
-from pdctl.inject.faults import Target
-from pdctl.inject.messages import HealBody, InjectArgs, InjectBody
-from pdctl.model import Snapshot
+from pdctl.faults.fault import Target
+from pdctl.faults.messages import HealBody, InjectArgs, InjectBody
+from pdctl.protocol.model import Snapshot
 from pdctl.recording.reader import Recording, read
+from pdctl.targets.client import Client
+from pdctl.targets.find import FoundRank, discover
 from tests.engine.env import ROOT, EngineEnv, Namespace
 from tests.support.patience import patience, until
 

@@ -16,7 +16,7 @@ import pytest
 
 from pdctl.inject.drill.journal import read
 from pdctl.inject.drill.records import DURING, LoadLine
-from pdctl.model import Action, EventKind
+from pdctl.protocol.model import Action, EventKind
 from tests.engine.conftest import engine
 from tests.engine.dp_attention import ARGUMENTS, with_dp_attention
 from tests.engine.env import Namespace

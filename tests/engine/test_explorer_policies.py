@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pdctl.model import Action
-from pdctl.replay.explore.policies import POLICIES, Policy
-from pdctl.replay.explore.rules import run
-from pdctl.replay.explore.space import Model, Schedule, space_of
+from pdctl.explore.policies import POLICIES, Policy
+from pdctl.explore.rules import run
+from pdctl.explore.space import Model, Schedule, space_of
+from pdctl.protocol.model import Action
 from tests.engine.light.host import LightHost
 
 pytestmark = pytest.mark.engine

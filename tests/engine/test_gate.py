@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from pdctl.model import Action, EventKind, KVPoll
+from pdctl.protocol.model import Action, EventKind, KVPoll
 from tests.engine import stories
 from tests.engine.checks import SECRET, document, dumped, dumps_are_clean, is_healthy, late_metadata
 from tests.engine.conftest import engine

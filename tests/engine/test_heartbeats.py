@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pdctl.model import KVPoll
+from pdctl.protocol.model import KVPoll
 from tests.engine import recipe
 from tests.engine.light.host import LightHost
 

@@ -18,19 +18,19 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from pdctl.discovery import discover
-from pdctl.metadata import Metadata
-from pdctl.model import Action, EventKind, KVPoll, Phase, Snapshot, Status
-from pdctl.outside.sglang import OutsideRank
-from pdctl.outside.target import Target
+from pdctl.introspect.sglang import OutsideRank
+from pdctl.introspect.target import Target
 from pdctl.probes.leaks.collect import collect as collect_leaks
 from pdctl.probes.leaks.judge import judge as judge_leaks
 from pdctl.probes.metadata.collect import collect as collect_rows
 from pdctl.probes.metadata.judge import judge as judge_rows
 from pdctl.probes.queues.collect import collect
 from pdctl.probes.queues.judge import judge
+from pdctl.protocol.metadata import Metadata
+from pdctl.protocol.model import Action, EventKind, KVPoll, Phase, Snapshot, Status
+from pdctl.protocol.requests import QUERY_FORCED
 from pdctl.recording.reader import Recording, Stream
-from pdctl.rooms import QUERY_FORCED
+from pdctl.targets.find import discover
 from tests.engine.harness import client_of_tests
 from tests.engine.light.host import LightHost, LightRun
 from tests.support.patience import until

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pdctl.outside.find import candidates
+from pdctl.introspect.find import candidates
 from tests.engine.env import ROOT, EngineNotInstalledError, Namespace, engine_env
 from tests.engine.harness import Pair
 from tests.support.patience import until

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from pdctl.rooms import FORCE_QUERY
+from pdctl.protocol.requests import FORCE_QUERY
 from tests.engine.light.host import LightHost, LightRun
 from tests.support.patience import until
 

@@ -19,15 +19,15 @@ from pathlib import Path
 
 import msgspec
 
-from pdctl import wire
-from pdctl.errors import PdctlError
-from pdctl.model import Snapshot, Status
+from pdctl.protocol import wire
+from pdctl.protocol.errors import PdctlError
+from pdctl.protocol.model import Snapshot, Status
 from pdctl.recording import format as f
 from pdctl.recording.header import BadRecording
 from pdctl.recording.source import Source
 from pdctl.trace import manifest as manifests
-from tests.unit import crafted
-from tests.unit.read_all import carry, read_all, read_trace, without_names
+from tests.support import crafted
+from tests.support.read_all import carry, read_all, read_trace, without_names
 
 _EDIT = 12
 _POWERS = [(1 << power) - below for power in (8, 16, 31, 32, 47, 53, 60, 62, 63, 64) for below in (1, 0)][:-1]

@@ -9,11 +9,11 @@ from typing import Any
 
 import zmq
 
-from pdctl import keys, wire
-from pdctl.model import EventKind
-from pdctl.observed import Access, FoundRank
+from pdctl.protocol import keys, wire
+from pdctl.protocol.model import EventKind
+from pdctl.protocol.rank import Access, FoundRank
 from pdctl.recording.reader import read
-from pdctl.remote import stranger
+from pdctl.targets.sources.endpoints import stranger
 from tests.support.tiny_ranks import TinyRanks, Wire
 
 

@@ -14,13 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from pdctl.client import Client as AgentClient
-from pdctl.discovery import discover
 from pdctl.lab import state
 from pdctl.lab.client import Client, Load, Outcome
 from pdctl.lab.config import LabConfig
-from pdctl.model import Snapshot
+from pdctl.protocol.model import Snapshot
 from pdctl.recording.reader import Event, Item, Recording, read
+from pdctl.targets.client import Client as AgentClient
+from pdctl.targets.find import discover
 from tests.support.patience import patience
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from pdctl import wire
-from pdctl.stream import Connection
+from pdctl.protocol import wire
+from pdctl.protocol.stream import Connection
 
 ROOT = Path(__file__).parents[2]
 PATIENT = ("--rank-timeout", "60", "--timeout", "60")

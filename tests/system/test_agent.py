@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pdctl.agent.paths import Registration
-from pdctl.model import FlightEntry, Snapshot, Status
+from pdctl.protocol.model import FlightEntry, Snapshot, Status
+from pdctl.protocol.paths import Registration
 from pdctl.recording.reader import parse, read
 from tests.support.tiny_ranks import ROOT, TinyRanks, Wire
 

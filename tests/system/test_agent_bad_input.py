@@ -13,9 +13,9 @@ import threading
 import msgspec
 import pytest
 
-from pdctl import wire
-from pdctl.model import Status
-from pdctl.stream import HEAD
+from pdctl.protocol import wire
+from pdctl.protocol.model import Status
+from pdctl.protocol.stream import HEAD
 from tests.support.tiny_ranks import ROOT, TinyRanks, Wire
 
 pytestmark = pytest.mark.system

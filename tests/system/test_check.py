@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from pdctl.client import Client
-from pdctl.discovery import discover
 from pdctl.probes.check.stages import STAGES, Looking, run
+from pdctl.targets.client import Client
+from pdctl.targets.find import discover
 from tests.support.labs import Lab, Labs
 from tests.support.patience import until
 

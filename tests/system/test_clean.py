@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pdctl import stale
+from pdctl.targets import cleanup
 from tests.support.labs import Labs, end_process
 from tests.support.patience import until
 
@@ -62,20 +62,20 @@ def test_only_what_nobody_uses_goes(monkeypatch: pytest.MonkeyPatch) -> None:
         # The recording alone still tells that there was such a rank, and how it ended.
         rows = json.loads(labs.cli("ranks", "-o", "json", code=None).stdout)["ranks"]
         assert {row["rank"]: row["state"] for row in rows}[TP1] == "dead"
-        monkeypatch.setattr(stale, "RECENT_S", 0.0)  # it was killed a moment ago
+        monkeypatch.setattr(cleanup, "RECENT_S", 0.0)  # it was killed a moment ago
         env = labs.env
-        [last] = [one for one in stale.leftovers(env, every=True) if one.path.name == f"{name}.pdrec"]
+        [last] = [one for one in cleanup.leftovers(env, every=True) if one.path.name == f"{name}.pdrec"]
         assert not last.kept
-        assert dict(stale.remove([last])) == {last: ""}
+        assert dict(cleanup.remove([last])) == {last: ""}
         assert not last.path.exists()
 
 
 def test_a_recording_written_a_moment_ago_stays_and_is_said_until_when(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stale, "RECENT_S", 3600.0)  # however busy the machine is
+    monkeypatch.setattr(cleanup, "RECENT_S", 3600.0)  # however busy the machine is
     with Labs() as labs:
         names = killed(labs)
         for every, then in ((True, "it may go when that is 3600 s ago, in "), (False, "--all removes it when that is")):
-            found = {one.path.name: one.kept for one in stale.leftovers(labs.env, every=every)}
+            found = {one.path.name: one.kept for one in cleanup.leftovers(labs.env, every=every)}
             assert all(then in found[name] for name in names), found
 
 
@@ -112,7 +112,7 @@ def killed(labs: Labs) -> set[str]:
 
 
 def test_recordings_of_an_earlier_start_go_and_the_newest_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stale, "RECENT_S", 0.0)
+    monkeypatch.setattr(cleanup, "RECENT_S", 0.0)
     with Labs() as labs:
         first = killed(labs)
         aside = {name: (labs.folder / "rec" / name).read_bytes() for name in first}
@@ -120,7 +120,7 @@ def test_recordings_of_an_earlier_start_go_and_the_newest_stay(monkeypatch: pyte
         for name, data in aside.items():  # a lab clears away what its own earlier start left; an engine does not
             (labs.folder / "rec" / name).write_bytes(data)
         assert len(first) == len(second) == 3
-        found = {one.path.name: one for one in stale.leftovers(labs.env) if one.kind == "recording"}
+        found = {one.path.name: one for one in cleanup.leftovers(labs.env) if one.kind == "recording"}
         assert {name for name, one in found.items() if not one.kept} == first
         assert {name for name, one in found.items() if "newest start" in one.kept} == second
 

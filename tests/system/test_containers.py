@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pdctl import containers
+from pdctl.targets.sources import containers
 from tests.support.patience import patience, until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600, method="signal")]

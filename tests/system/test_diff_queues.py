@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from pdctl.client import Client
-from pdctl.discovery import discover
-from pdctl.findings import Level
 from pdctl.lab.client import Client as LabClient
 from pdctl.lab.client import Load
 from pdctl.probes.queues.collect import collect
 from pdctl.probes.queues.judge import judge
+from pdctl.report.findings import Level
+from pdctl.targets.client import Client
+from pdctl.targets.find import discover
 from tests.support.labs import Lab, Labs, end_process
 from tests.support.patience import patience, until
 

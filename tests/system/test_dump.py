@@ -14,7 +14,7 @@ import pytest
 
 from pdctl.lab.client import Client as LabClient
 from pdctl.lab.client import Load
-from pdctl.model import EventKind
+from pdctl.protocol.model import EventKind
 from tests.support.labs import Lab, Labs, end_process
 from tests.support.patience import until
 

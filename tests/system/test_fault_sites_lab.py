@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from pdctl.client import Client as AgentClient
-from pdctl.discovery import FoundRank, discover
-from pdctl.inject import kinds
-from pdctl.inject.faults import Target
-from pdctl.inject.messages import FaultsBody, HealArgs, HealBody, InjectArgs, InjectBody, RenewArgs, RenewBody
+from pdctl.faults import kinds
+from pdctl.faults.fault import Target
+from pdctl.faults.messages import FaultsBody, HealArgs, HealBody, InjectArgs, InjectBody, RenewArgs, RenewBody
 from pdctl.lab.client import Client, Load
-from pdctl.model import Action, EventKind, FaultStatus, KVPoll
+from pdctl.protocol.model import Action, EventKind, FaultStatus, KVPoll
+from pdctl.targets.client import Client as AgentClient
+from pdctl.targets.find import FoundRank, discover
 from tests.support.labs import Lab, Labs
 from tests.support.patience import until
 

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from pdctl.model import EventKind
+from pdctl.protocol.model import EventKind
 from pdctl.recording.reader import read
 from tests.support.cluster import INJECT, every_row_once, held
 from tests.support.patience import patience, until

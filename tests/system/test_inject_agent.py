@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
-from pdctl.outside import borrow
+from pdctl.introspect import hijack
 from tests.support.labs import Labs
 from tests.support.patience import patience, until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1800, method="signal")]
-if borrow.unsupported():
-    pytest.skip(borrow.unsupported(), allow_module_level=True)
+if hijack.unsupported():
+    pytest.skip(hijack.unsupported(), allow_module_level=True)
 
 TARGET = Path(__file__).with_name("targets") / "busy.py"
 INJECTIONS = int(os.environ.get("PDCTL_TEST_INJECTIONS", "15"))
@@ -73,7 +73,7 @@ def test_many_threads_started_in_a_process_that_allocates(busy: Busy, tmp_path: 
     before = made_to_run(pid)
     for number in range(INJECTIONS):
         file = tmp_path / f"done.{number}"
-        borrow.start_thread(pid, f"open({str(file)!r}, 'w').close()")
+        hijack.start_thread(pid, f"open({str(file)!r}, 'w').close()")
         until("the agent's file", file.exists)
     busy.goes_on()
     # Nothing is left: no thread, no page of code, and no code behind any library's.
@@ -84,7 +84,7 @@ def test_many_threads_started_in_a_process_that_allocates(busy: Busy, tmp_path: 
 def test_pdctl_is_killed_at_any_moment_of_it(busy: Busy, tmp_path: Path) -> None:
     pid, choose = busy.process.pid, random.Random(int(os.environ.get("PDCTL_TEST_SEED", "7")))
     code = (
-        "import sys\nfrom pdctl.outside import borrow\nprint(flush=True)\n"
+        "import sys\nfrom pdctl.introspect import borrow\nprint(flush=True)\n"
         "while True:\n    borrow.start_thread(int(sys.argv[1]), 'pass')"
     )
     for _ in range(KILLS):
@@ -98,7 +98,7 @@ def test_pdctl_is_killed_at_any_moment_of_it(busy: Busy, tmp_path: Path) -> None
         assert tool.returncode == -signal.SIGKILL, said.decode()
     busy.goes_on()
     file = tmp_path / "after"
-    borrow.start_thread(pid, f"open({str(file)!r}, 'w').close()")
+    hijack.start_thread(pid, f"open({str(file)!r}, 'w').close()")
     until("the agent's file", file.exists)
     busy.goes_on()
 

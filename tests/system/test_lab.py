@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pdctl.lab.client import Outcome
-from pdctl.model import Action, EventKind, KVPoll
+from pdctl.protocol.model import Action, EventKind, KVPoll
 from tests.support.labs import Lab, Labs
 from tests.support.patience import until
 

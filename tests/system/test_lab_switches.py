@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pdctl.lab.config import FIXES
-from pdctl.model import Action, EventKind
+from pdctl.protocol.model import Action, EventKind
 from tests.support.labs import Lab, Labs
 from tests.support.patience import until
 

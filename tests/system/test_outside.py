@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from pdctl.observed import Silence
-from pdctl.outside import frozen
-from pdctl.outside.frozen import NotStoppedError
-from pdctl.outside.memory import Bulk, GoneError, NotPermittedError
-from pdctl.outside.sglang import OutsideRank, is_scheduler
-from pdctl.outside.target import Target, UnreadableError
-from pdctl.processes import look
+from pdctl.introspect import snapshot as frozen
+from pdctl.introspect.memory import Bulk, GoneError, NotPermittedError
+from pdctl.introspect.sglang import OutsideRank, is_scheduler
+from pdctl.introspect.snapshot import NotStoppedError
+from pdctl.introspect.target import Target, UnreadableError
+from pdctl.protocol.processes import look
+from pdctl.protocol.rank import Silence
 from tests.support.outside_targets import READABLE, Ranks, pythons, ranks
 from tests.support.patience import until
 
@@ -309,8 +309,8 @@ def test_a_python_that_is_no_scheduler(started: Ranks) -> None:
 
 AS_ANOTHER = """
 import ctypes, os, sys
-from pdctl.outside.target import Target, UnreadableError
-import pdctl.outside.sglang
+from pdctl.introspect.target import Target, UnreadableError
+import pdctl.introspect.sglang
 how, pid = sys.argv[1], int(sys.argv[2])
 if how == "user":
     os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
@@ -385,7 +385,7 @@ sys.stdin.read()
 
 def test_without_py_spy_it_is_said_what_to_install(started: Ranks, tmp_path: Path) -> None:
     child = started.start()
-    program = "import sys, pdctl.outside.pyspy as p; sys.executable = '/nowhere/python'\n"
+    program = "import sys, pdctl.introspect.pyspy as p; sys.executable = '/nowhere/python'\n"
     program += "try:\n    p.find(1, ())\nexcept p.PySpyError as e:\n    print(e, '|', e.next_step)"
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -421,7 +421,7 @@ def test_thirty_two_at_once(started: Ranks) -> None:
 
 HOLDS = """
 import sys, time
-from pdctl.outside import tracing
+from pdctl.introspect import tracing
 pid = int(sys.argv[1])
 assert tracing.ask(tracing.SEIZE, pid) == 0
 assert tracing.ask(tracing.INTERRUPT, pid) == 0

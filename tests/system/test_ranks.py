@@ -16,13 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from pdctl import wire
-from pdctl.agent import paths
-from pdctl.agent.paths import Registration
-from pdctl.client import Client, Silence
-from pdctl.discovery import discover
-from pdctl.model import Status
-from pdctl.stream import framed
+from pdctl.protocol import paths, wire
+from pdctl.protocol.model import Status
+from pdctl.protocol.paths import Registration
+from pdctl.protocol.stream import framed
+from pdctl.targets.client import Client, Silence
+from pdctl.targets.find import discover
 from tests.support.tiny_ranks import PATIENT, TinyRanks, stop
 
 pytestmark = pytest.mark.system

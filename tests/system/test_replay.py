@@ -21,11 +21,11 @@ import pytest
 from pdctl.lab.client import Client as LabClient
 from pdctl.lab.client import Load
 from pdctl.recording.reader import read
-from pdctl.replay.rounds import position
-from pdctl.replay.rounds.judge import judge
-from pdctl.replay.rounds.plan import plan
-from pdctl.replay.rounds.run import execute
-from pdctl.replay.rounds.worker_log import Options
+from pdctl.replay import position
+from pdctl.replay.judge import judge
+from pdctl.replay.plan import plan
+from pdctl.replay.run import execute
+from pdctl.replay.worker_log import Options
 from pdctl.trace.container import opened
 from tests.support.labs import Labs
 from tests.support.patience import patience, until

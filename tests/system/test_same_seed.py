@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from pdctl.model import EventKind
+from pdctl.protocol.model import EventKind
 from tests.support.labs import Labs
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from pdctl.client import Client
-from pdctl.discovery import discover
 from pdctl.probes.stacks.collect import collect
 from pdctl.probes.stacks.judge import judge
+from pdctl.targets.client import Client
+from pdctl.targets.find import discover
 from tests.support.labs import Labs
 from tests.support.patience import until
 from tests.support.tiny_ranks import PATIENT, TinyRanks

@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from pdctl import keys, published
 from pdctl.agent.publish import reachable, store_address
-from pdctl.model import Status
+from pdctl.protocol import keys, store_schema
+from pdctl.protocol.model import Status
 from tests.support.curve import Keyring, endpoint_of
 from tests.support.patience import patience, until
 from tests.support.tiny_ranks import PATIENT, TinyRanks, free_port, stop
@@ -57,20 +57,20 @@ class Job:
 
     def names(self) -> list[str]:
         store = self.client()
-        count = int(store.get(published.COUNT)) if store.check([published.COUNT]) else 0
-        there = [published.index(n) for n in range(1, count + 1)]
+        count = int(store.get(store_schema.COUNT)) if store.check([store_schema.COUNT]) else 0
+        there = [store_schema.index(n) for n in range(1, count + 1)]
         return [store.get(name).decode() for name in there if store.check([name])]
 
-    def entry(self, name: str) -> published.Entry:
-        return msgspec.json.decode(self.client().get(name), type=published.Entry)
+    def entry(self, name: str) -> store_schema.Entry:
+        return msgspec.json.decode(self.client().get(name), type=store_schema.Entry)
 
-    def publish(self, entry: published.Entry, beat: published.Beat | None) -> None:
+    def publish(self, entry: store_schema.Entry, beat: store_schema.Beat | None) -> None:
         """Put an entry into the store that no agent has put there."""
-        store, name = self.client(), published.name(entry.registration.identity)
+        store, name = self.client(), store_schema.name(entry.registration.identity)
         store.set(name, msgspec.json.encode(entry).decode())
         if beat is not None:
-            store.set(published.beat(name), msgspec.json.encode(beat).decode())
-        store.set(published.index(store.add(published.COUNT, 1)), name)
+            store.set(store_schema.beat(name), msgspec.json.encode(beat).decode())
+        store.set(store_schema.index(store.add(store_schema.COUNT, 1)), name)
 
     def pdctl(self, *args: str, code: int, **env: str) -> subprocess.CompletedProcess[str]:
         named = () if "--store" in args else ("--store", f"127.0.0.1:{self.port}")
@@ -87,8 +87,8 @@ class Job:
         return found
 
 
-def old() -> published.Beat:
-    return published.Beat(1, time.time_ns() - 3600 * 10**9)
+def old() -> store_schema.Beat:
+    return store_schema.Beat(1, time.time_ns() - 3600 * 10**9)
 
 
 def test_one_address_is_enough_to_find_and_ask_all_ranks(ranks: TinyRanks, ring: Keyring) -> None:
@@ -136,7 +136,7 @@ def test_entries_of_processes_that_are_gone_are_told_from_live_ones(ranks: TinyR
     real = job.entry(name)
     pids = itertools.count(5_000_000)  # of no process here
 
-    def like(service: str, endpoint: str) -> published.Entry:
+    def like(service: str, endpoint: str) -> store_schema.Entry:
         who: dict[str, Any] = {
             "service": service,
             "instance": f"{service} once",
@@ -153,7 +153,7 @@ def test_entries_of_processes_that_are_gone_are_told_from_live_ones(ranks: TinyR
     job.publish(like("unheard", nobody), None)
     job.publish(like("tiny", nobody), old())
     job.client().set("pdctl/rubbish", "{not json")
-    job.client().set(published.index(job.client().add(published.COUNT, 1)), "pdctl/rubbish")
+    job.client().set(store_schema.index(job.client().add(store_schema.COUNT, 1)), "pdctl/rubbish")
     done = job.pdctl("ranks", "-o", "json", code=3)
     rows = {(row["service"], row["tp"]): row for row in json.loads(done.stdout)["ranks"]}
     assert [rows["tiny", tp]["state"] for tp in (0, 1)] == ["live", "live"]
@@ -191,7 +191,7 @@ def test_an_entry_without_a_key_is_not_believed_off_loopback(ranks: TinyRanks, r
     job = Job(ranks, ring)
     real = job.entry(job.names()[0])
     open_ = msgspec.structs.replace(real.registration, server_key="")
-    job.client().set(job.names()[0], msgspec.json.encode(published.Entry(open_, "tcp://192.0.2.9:7311")).decode())
+    job.client().set(job.names()[0], msgspec.json.encode(store_schema.Entry(open_, "tcp://192.0.2.9:7311")).decode())
     reasons = {row["reason"] for row in job.rows(code=3)}
     assert reasons == {"", "it has no key in the store"}
 
@@ -251,7 +251,7 @@ def test_a_stopped_store_is_given_up_and_the_other_one_is_used(ranks: TinyRanks,
 
 
 def test_an_agent_whose_store_never_answers_does_not_stop_its_rank(ranks: TinyRanks, ring: Keyring) -> None:
-    from pdctl.client import Client
+    from pdctl.targets.client import Client
 
     with silent_server() as silent:
         port = free_port()
@@ -279,8 +279,8 @@ def test_where_an_agent_publishes_and_what() -> None:
     assert store_address({"PDCTL_STORE": "[::1]:29500"}) == ("::1", 29500)
 
     def at(tcp: str, **env: str) -> str:
-        from pdctl.agent.paths import Registration
-        from tests.unit.identities import identity
+        from pdctl.protocol.paths import Registration
+        from tests.support.identities import identity
 
         return reachable(Registration(1, identity(), tcp=tcp), "127.0.0.1", env)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pdctl.model import EventKind
+from pdctl.protocol.model import EventKind
 from tests.support.labs import Lab, Labs
 from tests.support.patience import until
 

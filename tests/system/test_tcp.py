@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from pdctl import keys, wire
-from pdctl.agent.paths import Registration
-from pdctl.client import Client, Silence
-from pdctl.errors import Exit
-from pdctl.model import Snapshot
+from pdctl.protocol import keys, wire
+from pdctl.protocol.errors import Exit
+from pdctl.protocol.model import Snapshot
+from pdctl.protocol.paths import Registration
+from pdctl.targets.client import Client, Silence
 from tests.support.cluster import Cluster
 from tests.support.curve import Curve, Keyring, endpoint_of, notes
 from tests.support.patience import until

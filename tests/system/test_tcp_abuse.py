@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import zmq
 
-from pdctl import wire
-from pdctl.client import Client
 from pdctl.gateway.relay import MAX_CONNECTIONS
-from pdctl.model import Status
+from pdctl.protocol import wire
+from pdctl.protocol.model import Status
+from pdctl.targets.client import Client
 from tests.support.curve import Curve, Keyring, endpoint_of, gateway_of, notes
 from tests.support.patience import patience, until
 from tests.support.tiny_ranks import TinyRanks

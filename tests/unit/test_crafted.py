@@ -14,22 +14,22 @@ from pathlib import Path
 import pytest
 
 import pdctl
-from pdctl.discovery import discover
-from pdctl.errors import Exit, PdctlError
-from pdctl.fold import Place, fold, unfold
-from pdctl.model import Identity
-from pdctl.probes.rooms.names import short_names
 from pdctl.probes.servers import told_apart
+from pdctl.probes.story.names import short_names
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.model import Identity
 from pdctl.recording import format as f
 from pdctl.recording import source as sources
 from pdctl.recording.header import BadRecording, read_header
 from pdctl.recording.reader import parse, read
 from pdctl.recording.source import FileSource, Held, Source
+from pdctl.targets.find import discover
+from pdctl.targets.nodeset import Place, fold, unfold
 from pdctl.trace import container, manifest
 from pdctl.trace.container import unpacked
-from tests.unit import crafted
-from tests.unit.identities import identity
-from tests.unit.read_all import carry, read_all, without_names
+from tests.support import crafted
+from tests.support.identities import identity
+from tests.support.read_all import carry, read_all, without_names
 
 MOST = 64 << 20
 """Bytes that reading one recording of 256 KiB may take."""

@@ -16,16 +16,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pdctl import wire
-from pdctl.agent import paths
-from pdctl.errors import PdctlError
-from pdctl.model import Identity
+from pdctl.protocol import paths, wire
+from pdctl.protocol.errors import PdctlError
+from pdctl.protocol.model import Identity
+from pdctl.protocol.wire import PROTOCOL
 from pdctl.recording.header import BadRecording
 from pdctl.recording.source import Source
 from pdctl.trace import manifest
-from pdctl.wire import PROTOCOL
-from tests.unit import crafted
-from tests.unit.read_all import carry, read_all, read_trace, without_names
+from tests.support import crafted
+from tests.support.read_all import carry, read_all, read_trace, without_names
 
 EXAMPLES = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 POWERS = [(1 << power) - below for power in (31, 32, 47, 53, 60, 62, 63, 64) for below in (1, 0)]

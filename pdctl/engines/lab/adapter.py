@@ -7,23 +7,25 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pdctl.agent.tap import QueueTap
-from pdctl.engines import rooms as room_reader
+from pdctl.engines import request_tables as room_reader
 from pdctl.engines import sites, stages
 from pdctl.engines.base import Hooks, Site
-from pdctl.engines.lab import metadata, rooms, steps
+from pdctl.engines.lab import metadata_rows as metadata
+from pdctl.engines.lab import request_tables as rooms
+from pdctl.engines.lab import steps
 from pdctl.engines.lab.events import Events
 from pdctl.engines.lab.identity import KINDS, identify
 from pdctl.engines.lab.late import install as install_metadata_site
 from pdctl.engines.lab.reader import QueueReader, manager_of
 from pdctl.engines.landing import Landings
-from pdctl.engines.metadata import MetadataReader, holders
+from pdctl.engines.metadata_rows import MetadataReader, holders
 from pdctl.engines.polls import PollHooks
 from pdctl.engines.shared import LEAVES
 from pdctl.engines.sites import Instead, PollSites
-from pdctl.inject.table import FaultTable
-from pdctl.metadata import Metadata, Wanted
-from pdctl.model import Action, Frame, Identity, QueueEntry, Seam, SlotEntry
-from pdctl.rooms import Rooms, Settings
+from pdctl.faults.table import FaultTable
+from pdctl.protocol.metadata import Metadata, Wanted
+from pdctl.protocol.model import Action, Frame, Identity, QueueEntry, Seam, SlotEntry
+from pdctl.protocol.requests import Rooms, Settings
 
 if TYPE_CHECKING:
     from pdctl.agent.sinks import Recorder

@@ -9,7 +9,7 @@ from pdctl.engines.base import Hooks, Maker, Site
 from pdctl.engines.lab.reader import QueueReader, manager_of
 from pdctl.engines.shared import failure
 from pdctl.engines.slots import SlotWatch
-from pdctl.model import QUEUES, Action, EventKind
+from pdctl.protocol.model import QUEUES, Action, EventKind
 
 if TYPE_CHECKING:
     from pdctl.agent.sinks import Recorder

@@ -8,7 +8,7 @@ from typing import Any
 
 from pdctl import __version__
 from pdctl.engines.shared import group_number
-from pdctl.model import GroupInfo, Identity
+from pdctl.protocol.model import GroupInfo, Identity
 from pdctl.recording.writer import process_start
 
 KINDS = ("attn-tp", "attn-cp", "tp", "pp", "world")

@@ -15,9 +15,9 @@ from pdctl.engines import sites
 from pdctl.engines.base import Hooks, Site
 from pdctl.engines.lab.reader import manager_of
 from pdctl.engines.sites import Write, WriteSites
-from pdctl.inject.kinds import FAIL_TRANSFER, METADATA_KINDS
-from pdctl.inject.table import FaultTable
-from pdctl.model import EventKind, Seam
+from pdctl.faults.kinds import FAIL_TRANSFER, METADATA_KINDS
+from pdctl.faults.table import FaultTable
+from pdctl.protocol.model import EventKind, Seam
 
 if TYPE_CHECKING:
     from pdctl.agent.sinks import Recorder

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pdctl.model import UNKNOWN, QueueEntry, Seam, SlotEntry
+from pdctl.protocol.model import UNKNOWN, QueueEntry, Seam, SlotEntry
 
 QUEUES: dict[str, dict[str, Callable[[Any], list[Any]]]] = {
     "prefill": {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdctl.model import Frame
+from pdctl.protocol.model import Frame
 
 _QUEUE_METHODS = {
     "pop_transferred": "decode.transfer",

@@ -7,21 +7,23 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pdctl.agent.tap import QueueTap
-from pdctl.engines import rooms as room_reader
+from pdctl.engines import request_tables as room_reader
 from pdctl.engines.base import Hooks, Site
 from pdctl.engines.landing import Landings
-from pdctl.engines.metadata import MetadataReader, holders
+from pdctl.engines.metadata_rows import MetadataReader, holders
 from pdctl.engines.sglang import faults as fault_sites
-from pdctl.engines.sglang import late, metadata, revert, rooms, routing, seams, steps
+from pdctl.engines.sglang import late, revert, routing, seams, steps
+from pdctl.engines.sglang import metadata_rows as metadata
+from pdctl.engines.sglang import request_tables as rooms
 from pdctl.engines.sglang.hooks import SchedulerHooks
 from pdctl.engines.sglang.identity import identify
 from pdctl.engines.sglang.queues import QueueReader
 from pdctl.engines.sites import PollSites
 from pdctl.engines.slots import SlotWatch
-from pdctl.inject.table import FaultTable
-from pdctl.metadata import Metadata, Wanted
-from pdctl.model import Frame, Identity, QueueEntry, Seam, SlotEntry
-from pdctl.rooms import Rooms, Settings
+from pdctl.faults.table import FaultTable
+from pdctl.protocol.metadata import Metadata, Wanted
+from pdctl.protocol.model import Frame, Identity, QueueEntry, Seam, SlotEntry
+from pdctl.protocol.requests import Rooms, Settings
 
 if TYPE_CHECKING:
     from pdctl.agent.sinks import Recorder

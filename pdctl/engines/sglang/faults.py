@@ -16,8 +16,8 @@ from pdctl.engines.base import Hooks, Site
 from pdctl.engines.sglang import seams
 from pdctl.engines.sglang.late import StandIn
 from pdctl.engines.sites import Instead
-from pdctl.inject.table import FaultTable
-from pdctl.model import Seam
+from pdctl.faults.table import FaultTable
+from pdctl.protocol.model import Seam
 
 _REGISTER, _QUERY = "_register_prefill_dp_rank", "query_prefill_dp_ranks"
 _ONLY_WHERE = "called with dp_size > 1 and a load balancing that does not follow the room"

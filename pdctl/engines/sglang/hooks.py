@@ -12,7 +12,7 @@ from pdctl.engines.polls import PollHooks
 from pdctl.engines.sglang import seams
 from pdctl.engines.sglang.queues import QueueReader
 from pdctl.engines.shared import LEAVES, failure
-from pdctl.model import QUEUES, Action, EventKind, Seam
+from pdctl.protocol.model import QUEUES, Action, EventKind, Seam
 
 if TYPE_CHECKING:
     from pdctl.agent.sinks import Recorder

@@ -12,7 +12,7 @@ from typing import Any
 from pdctl import __version__
 from pdctl.engines.sglang import revert, seams
 from pdctl.engines.shared import group_number
-from pdctl.model import GroupInfo, Identity
+from pdctl.protocol.model import GroupInfo, Identity
 from pdctl.recording.writer import process_start
 
 

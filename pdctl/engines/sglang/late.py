@@ -15,8 +15,8 @@ from pdctl.engines import sites
 from pdctl.engines.base import Hooks, Site
 from pdctl.engines.sglang import seams, wanted
 from pdctl.engines.sites import Write, WriteSites
-from pdctl.inject.table import FaultTable
-from pdctl.model import EventKind, Seam
+from pdctl.faults.table import FaultTable
+from pdctl.protocol.model import EventKind, Seam
 
 if TYPE_CHECKING:
     from pdctl.agent.sinks import Recorder

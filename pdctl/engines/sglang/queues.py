@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any
 
 from pdctl.engines.sglang import seams
-from pdctl.model import UNKNOWN, QueueEntry, Seam, SlotEntry
+from pdctl.protocol.model import UNKNOWN, QueueEntry, Seam, SlotEntry
 
 _stats = attrgetter("time_stats")
 _AT_A_STRETCH = 100

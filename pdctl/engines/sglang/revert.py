@@ -11,7 +11,7 @@ from typing import Any
 
 from pdctl.engines.base import Hooks, Site
 from pdctl.engines.sglang import seams
-from pdctl.model import Seam
+from pdctl.protocol.model import Seam
 
 VARIABLE = "PDCTL_REVERT"
 

@@ -13,8 +13,8 @@ import dis
 from types import CodeType
 
 from pdctl.engines.sglang import seams
-from pdctl.model import Seam
-from pdctl.rooms import FORCE_QUERY, NOTES_CONFLICTS, QUERY_FORCED, REGISTERS_EVERY_ROOM
+from pdctl.protocol.model import Seam
+from pdctl.protocol.requests import FORCE_QUERY, NOTES_CONFLICTS, QUERY_FORCED, REGISTERS_EVERY_ROOM
 
 _REGISTER = "_register_prefill_dp_rank"
 

@@ -12,7 +12,7 @@ from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
-from pdctl.model import Seam
+from pdctl.protocol.model import Seam
 
 UTILS = "sglang.srt.disaggregation.utils"
 DECODE = "sglang.srt.disaggregation.decode"

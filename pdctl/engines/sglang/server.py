@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from pdctl.errors import Exit, PdctlError
+from pdctl.protocol.errors import Exit, PdctlError
 
 CONNECT_S = 5.0
 INFO_S = 10.0

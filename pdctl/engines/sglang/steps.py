@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pdctl.engines.sglang.seams import POLL_FUNCTIONS
-from pdctl.model import Frame
+from pdctl.protocol.model import Frame
 
 _QUEUE_METHODS = {
     "pop_transferred": "decode.transfer",

@@ -15,8 +15,8 @@ from typing import Any
 
 from pdctl.engines.base import Hooks, Site
 from pdctl.engines.sglang import seams
-from pdctl.inject.table import FaultTable
-from pdctl.model import Seam
+from pdctl.faults.table import FaultTable
+from pdctl.protocol.model import Seam
 
 
 def check(manager: Any, req: Any) -> Callable[[], bool]:

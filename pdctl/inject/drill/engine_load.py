@@ -9,11 +9,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from pdctl import durations
 from pdctl.engines.sglang.server import CONNECT_S, Call, CallError, abort, generate_body
 from pdctl.inject.drill.records import LoadLine
 from pdctl.inject.drill.schema import LabLoad
 from pdctl.inject.drill.servers import Pair, check
+from pdctl.protocol import durations
 
 PROMPTS = 4
 PLAIN = (4, 8)

@@ -11,13 +11,14 @@ from typing import Any
 import msgspec
 import yaml
 
-from pdctl import durations, selectors, structs
-from pdctl.errors import Exit, PdctlError
-from pdctl.files import read_regular
-from pdctl.findings import CATALOGUE
+from pdctl.faults.kinds import KINDS, STATES, Parameter
+from pdctl.faults.limits import MAX_TTL_S
 from pdctl.inject.drill.schema import Drill, FaultSpec, LabOptions, LoadSpec
-from pdctl.inject.kinds import KINDS, STATES, Parameter
-from pdctl.inject.limits import MAX_TTL_S
+from pdctl.protocol import durations, structs
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.files import read_regular
+from pdctl.report.findings import CATALOGUE
+from pdctl.targets import selectors
 
 BUILT_IN = Path(__file__).resolve().parents[2] / "drills"
 SUFFIXES = (".yaml", ".yml")

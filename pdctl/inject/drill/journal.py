@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from pdctl import structs
-from pdctl.errors import Exit, PdctlError
-from pdctl.files import read_regular
 from pdctl.inject.audit import audit_path
 from pdctl.inject.drill.records import VERSION, Manifest, Record
-from pdctl.shown import json_encoded
+from pdctl.protocol import structs
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.files import read_regular
+from pdctl.report.escaping import json_encoded
 
 MOST_BYTES = 256 << 20
 

@@ -8,7 +8,6 @@ from typing import TypeVar
 
 import msgspec
 
-from pdctl.findings import Finding, Level
 from pdctl.inject.drill.records import (
     AFTER,
     BROKEN,
@@ -30,6 +29,7 @@ from pdctl.inject.drill.records import (
     Verdict,
 )
 from pdctl.inject.drill.schema import LoadSpec
+from pdctl.report.findings import Finding, Level
 
 _R = TypeVar("_R")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 
-from pdctl import durations
-from pdctl.errors import Exit, PdctlError
 from pdctl.inject.drill.records import LoadLine
 from pdctl.inject.drill.schema import LabLoad
 from pdctl.lab.client import Client, Load, Outcome, Request
 from pdctl.lab.config import LabConfig
+from pdctl.protocol import durations
+from pdctl.protocol.errors import Exit, PdctlError
 
 FOR_EVER_S = 86_400.0
 """A load has no time of its own: the drill gives it up."""

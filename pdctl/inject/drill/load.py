@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pdctl.errors import Exit, PdctlError
 from pdctl.inject.drill import engine_load, lab_load
 from pdctl.inject.drill.engine_load import EngineRunning, Tokens
 from pdctl.inject.drill.lab_load import LabRunning
@@ -16,6 +15,7 @@ from pdctl.inject.drill.records import LoadLine
 from pdctl.inject.drill.schema import LabLoad
 from pdctl.inject.drill.servers import Pair
 from pdctl.lab.config import LabConfig
+from pdctl.protocol.errors import Exit, PdctlError
 
 PLAIN = "PDCTL_DRILL_PLAIN"
 NO_HARM = 3

@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from pdctl import durations
-from pdctl.errors import Exit, PdctlError
 from pdctl.inject.drill.schema import Drill, LabOptions, LabSpec
 from pdctl.lab import launch
 from pdctl.lab.config import LabConfig, check, parse_shape
+from pdctl.protocol import durations
+from pdctl.protocol.errors import Exit, PdctlError
 
 NAME = "drill"
 _DAY_S = 86_400

@@ -9,8 +9,8 @@ from typing import Union
 
 import msgspec
 
-from pdctl.findings import Finding
 from pdctl.inject.drill.schema import Drill
+from pdctl.report.findings import Finding
 
 VERSION = 1
 """Of the journal's format; a reader refuses a newer one."""

@@ -11,17 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pdctl
-from pdctl import durations, selectors
-from pdctl.client import Client
-from pdctl.discovery import Found
-from pdctl.errors import Exit, PdctlError
-from pdctl.findings import Level
+from pdctl.faults.kinds import STATES
+from pdctl.faults.limits import MAX_TTL_S
 from pdctl.inject import healing
 from pdctl.inject.audit import Audit, owner
 from pdctl.inject.drill.journal import Journal
 from pdctl.inject.drill.judge import judge, means_broken, unsteady
 from pdctl.inject.drill.load import Patience, Running, Sender
-from pdctl.inject.drill.looks import Looker
 from pdctl.inject.drill.records import (
     AFTER,
     DURING,
@@ -40,11 +36,16 @@ from pdctl.inject.drill.records import (
     Stopped,
     Verdict,
 )
+from pdctl.inject.drill.samples import Looker
 from pdctl.inject.drill.schema import Drill
-from pdctl.inject.kinds import STATES
-from pdctl.inject.limits import MAX_TTL_S
 from pdctl.inject.plan import Plan, Wish, plan
 from pdctl.inject.session import BEAT_S, Counts, Session, know
+from pdctl.protocol import durations
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.report.findings import Level
+from pdctl.targets import selectors
+from pdctl.targets.client import Client
+from pdctl.targets.find import Found
 
 LOOK_S = 0.5
 STEADY_LOOKS = 3

@@ -1,6 +1,6 @@
 """What a drill file says. Plain data; :mod:`.files` reads it, docs/schemas/pdctl.drill.file.json is made from it.
 
-Times are texts as ``5s`` (:mod:`pdctl.durations`), since that is how people write them.
+Times are texts as ``5s`` (:mod:`pdctl.protocol.durations`), since that is how people write them.
 """
 
 from __future__ import annotations

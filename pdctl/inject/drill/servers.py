@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pdctl.engines.sglang.server import Info, Server, ask
-from pdctl.errors import Exit, PdctlError
 from pdctl.inject.drill.schema import LabLoad
+from pdctl.protocol.errors import Exit, PdctlError
 
 MOST_CONCURRENCY = 256
 """Each request that waits takes two threads here."""

@@ -18,7 +18,7 @@ from pdctl.lab.config import LabConfig
 from pdctl.lab.engine.memory import KVPool
 from pdctl.lab.engine.transport import HOST, Transport
 from pdctl.lab.engine.utils import MetadataBuffers
-from pdctl.model import KVPoll
+from pdctl.protocol.model import KVPoll
 
 log = logging.getLogger(__name__)
 

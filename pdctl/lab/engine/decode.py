@@ -13,7 +13,7 @@ from pdctl.lab.engine.core import SchedulerCore
 from pdctl.lab.engine.memory import Req
 from pdctl.lab.engine.prealloc import DecodeRequest
 from pdctl.lab.engine.utils import MetadataBuffers, ReqToMetadataIdxAllocator, poll_and_all_reduce
-from pdctl.model import KVPoll
+from pdctl.protocol.model import KVPoll
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pdctl.lab.engine.memory import Req
 from pdctl.lab.engine.receiver import DecodeKVManager, KVReceiver
 from pdctl.lab.engine.utils import poll_and_all_reduce
-from pdctl.model import KVPoll
+from pdctl.protocol.model import KVPoll
 
 if TYPE_CHECKING:
     from pdctl.lab.engine.core import SchedulerCore

@@ -6,7 +6,7 @@ from pdctl.lab.engine.core import SchedulerCore
 from pdctl.lab.engine.memory import Req
 from pdctl.lab.engine.sender import KVSender, PrefillKVManager
 from pdctl.lab.engine.utils import poll_and_all_reduce_attn_cp_tp_group
-from pdctl.model import KVPoll
+from pdctl.protocol.model import KVPoll
 
 
 def sender_of(req: Req) -> KVSender:

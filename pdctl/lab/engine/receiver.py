@@ -15,7 +15,7 @@ from pdctl.lab.config import LabConfig
 from pdctl.lab.engine import bootstrap
 from pdctl.lab.engine.conn import CommonKVManager, KVArgs
 from pdctl.lab.engine.transport import Transport
-from pdctl.model import KVPoll
+from pdctl.protocol.model import KVPoll
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from pdctl.lab.engine import bootstrap
 from pdctl.lab.engine.conn import CommonKVManager, KVArgs
 from pdctl.lab.engine.memory import group_concurrent_contiguous
 from pdctl.lab.engine.transport import HOST, Block, Transport
-from pdctl.model import KVPoll
+from pdctl.protocol.model import KVPoll
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pdctl.model import KVPoll
+from pdctl.protocol.model import KVPoll
 
 SPARE_ROWS = 4
 """Rows beyond the slots, per slot: copies of rows whose write comes later than the slot's next use."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from pdctl.findings import CATALOGUE, Finding
 from pdctl.probes.check.model import ERROR, INFO, OK, UNKNOWN, WARNING, CheckDocument, Outcome, StageRow
+from pdctl.report.findings import CATALOGUE, Finding
 
 RANKING = (OK, INFO, UNKNOWN, WARNING, ERROR)
 """Levels from good to bad."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pdctl.documents import Document
-from pdctl.findings import Finding
+from pdctl.protocol.documents import Document
+from pdctl.report.findings import Finding
 
 OK, INFO, WARNING, ERROR, UNKNOWN = "ok", "info", "warning", "error", "unknown"
 

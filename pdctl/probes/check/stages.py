@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from pdctl.client import Client
-from pdctl.discovery import Found
-from pdctl.findings import Finding, finding
 from pdctl.probes.check.model import Outcome
 from pdctl.probes.queues import CONFIRM, STALLED_S
 from pdctl.probes.routing import GRACE_S
 from pdctl.probes.stuck import STUCK_S
+from pdctl.report.findings import Finding, finding
+from pdctl.targets.client import Client
+from pdctl.targets.find import Found
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdctl.client import Client
-from pdctl.observed import FoundRank
 from pdctl.probes.config.model import RankSettings
-from pdctl.rooms import Rooms, Settings
+from pdctl.protocol.rank import FoundRank
+from pdctl.protocol.requests import Rooms, Settings
+from pdctl.targets.client import Client
 
 
 def collect(ranks: Sequence[FoundRank], client: Client) -> list[RankSettings]:

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pdctl.findings import Finding, finding
 from pdctl.probes.config.model import ConfigDocument, RankSettings, ServerConfig, Setting
+from pdctl.report.findings import Finding, finding
 
 _RAISES = "decode compares it with what prefill's bootstrap server says, and raises in its scheduler when it first asks"
 _MUST_AGREE = {

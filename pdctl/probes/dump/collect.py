@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdctl.client import Client
-from pdctl.model import Identity, poll_name
-from pdctl.observed import Answer, FoundRank
 from pdctl.probes.dump.model import GroupRow, GroupsDump, QueuedRequest, QueuesDump, RankQueues
 from pdctl.probes.servers import told_apart
-from pdctl.rooms import Rooms
+from pdctl.protocol.model import Identity, poll_name
+from pdctl.protocol.rank import Answer, FoundRank
+from pdctl.protocol.requests import Rooms
+from pdctl.targets.client import Client
 
 
 def queues(ranks: Sequence[FoundRank], client: Client) -> QueuesDump:

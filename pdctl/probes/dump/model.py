@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from pdctl.documents import Document
+from pdctl.protocol.documents import Document
 
 
 class QueuedRequest(msgspec.Struct, frozen=True, kw_only=True):

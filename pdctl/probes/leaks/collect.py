@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from pdctl.client import Client
-from pdctl.discovery import Found, FoundRank
-from pdctl.metadata import Metadata
-from pdctl.model import EventKind, KVPoll, Status
 from pdctl.probes.leaks.model import Look, RankWatch, look
-from pdctl.rooms import Rooms
+from pdctl.protocol.metadata import Metadata
+from pdctl.protocol.model import EventKind, KVPoll, Status
+from pdctl.protocol.requests import Rooms
+from pdctl.targets.client import Client
+from pdctl.targets.find import Found, FoundRank
 
 LOOKS = 5
 """Looks of a watch, spread evenly."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from pdctl.findings import Finding, finding
 from pdctl.probes.leaks.model import (
     BOOTSTRAP,
     LeaksDocument,
@@ -20,8 +19,9 @@ from pdctl.probes.leaks.model import (
     SlotLeak,
     SpaceLeak,
 )
-from pdctl.probes.queues.words import rooms as listed
-from pdctl.probes.queues.words import seconds
+from pdctl.probes.queues.formatting import rooms as listed
+from pdctl.probes.queues.formatting import seconds
+from pdctl.report.findings import Finding, finding
 
 SHOWN = 20
 """Rooms of a table that are named; the others are counted."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pdctl.documents import Document
-from pdctl.findings import Finding
-from pdctl.metadata import Metadata, SlotRow
-from pdctl.model import Identity, KVPoll
-from pdctl.rooms import RoomEntry, Rooms, Space
+from pdctl.protocol.documents import Document
+from pdctl.protocol.metadata import Metadata, SlotRow
+from pdctl.protocol.model import Identity, KVPoll
+from pdctl.protocol.requests import RoomEntry, Rooms, Space
+from pdctl.report.findings import Finding
 
 BOOTSTRAP = "prefill.bootstrap"
 

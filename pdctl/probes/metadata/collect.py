@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pdctl.client import Client
-from pdctl.discovery import Found, FoundRank
-from pdctl.metadata import Metadata
 from pdctl.probes.metadata.history import history
 from pdctl.probes.metadata.judge import odd
 from pdctl.probes.metadata.model import History, RankRows
+from pdctl.protocol.metadata import Metadata
+from pdctl.targets.client import Client
+from pdctl.targets.find import Found, FoundRank
 
 CONFIRM_PAUSE_S = 0.3
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pdctl.model import UNKNOWN, Action, EventKind, KVPoll
 from pdctl.probes.metadata.model import History, Mismatch
-from pdctl.probes.recorded import untrusted
+from pdctl.protocol.model import UNKNOWN, Action, EventKind, KVPoll
 from pdctl.recording import format as f
+from pdctl.recording.requests import untrusted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pdctl.findings import Finding, finding
-from pdctl.metadata import NOT_READ, Holder, Metadata, SlotRow
-from pdctl.model import Action, KVPoll, poll_name
 from pdctl.probes.metadata.model import (
     History,
     MetadataDocument,
@@ -20,8 +17,11 @@ from pdctl.probes.metadata.model import (
     TensorReport,
 )
 from pdctl.probes.metadata.safety import safety
-from pdctl.probes.queues.words import seconds
+from pdctl.probes.queues.formatting import seconds
 from pdctl.probes.servers import told_apart
+from pdctl.protocol.metadata import NOT_READ, Holder, Metadata, SlotRow
+from pdctl.protocol.model import Action, KVPoll, poll_name
+from pdctl.report.findings import Finding, finding
 
 RECENT_S = 900.0
 """How far back a recorded mismatch is still a finding."""

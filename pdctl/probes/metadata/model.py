@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pdctl.documents import Document
-from pdctl.findings import Finding
-from pdctl.metadata import Metadata
-from pdctl.model import Identity
+from pdctl.protocol.documents import Document
+from pdctl.protocol.metadata import Metadata
+from pdctl.protocol.model import Identity
+from pdctl.report.findings import Finding
 
 
 @dataclass(frozen=True)

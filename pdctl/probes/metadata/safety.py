@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pdctl.metadata import Metadata
-from pdctl.model import Identity
+from pdctl.protocol.metadata import Metadata
+from pdctl.protocol.model import Identity
 
 
 def safety(identity: Identity, body: Metadata) -> tuple[str, str]:

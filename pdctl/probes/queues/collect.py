@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pdctl.client import Client, recording_file
-from pdctl.discovery import Found, FoundRank
-from pdctl.model import FlightEntry, Snapshot, Status
 from pdctl.probes.queues.model import RankView
+from pdctl.protocol.model import FlightEntry, Snapshot, Status
+from pdctl.targets.client import Client, recording_file
+from pdctl.targets.find import Found, FoundRank
 
 if TYPE_CHECKING:
     from pdctl.recording.reader import Recording

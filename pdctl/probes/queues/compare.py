@@ -12,7 +12,7 @@ from enum import Enum
 
 import numpy as np
 
-from pdctl.model import Phase
+from pdctl.protocol.model import Phase
 from pdctl.recording.reader import Visits
 from pdctl.recording.streams import Run, Stream
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from pdctl.model import KVPoll
+from pdctl.protocol.model import KVPoll
 from pdctl.recording.streams import Stream
 
 LOOK_BACK = 60

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pdctl.findings import Finding, finding
-from pdctl.model import POLLED_QUEUES, QUEUES, GroupInfo, Phase
-from pdctl.probes.queues import STALLED_S, explain, words
+from pdctl.probes.queues import STALLED_S, explain, formatting
 from pdctl.probes.queues.compare import Comparison, Difference, Polled, compare
 from pdctl.probes.queues.gate import Held, holding
 from pdctl.probes.queues.model import GroupReport, QueueRow, QueuesDocument, RankNow, RankView, RoomSplit
 from pdctl.probes.queues.pairing import pairing
-from pdctl.probes.recorded import last_sign_ns
 from pdctl.probes.servers import told_apart
+from pdctl.protocol.model import POLLED_QUEUES, QUEUES, GroupInfo, Phase
+from pdctl.recording.requests import last_sign_ns
+from pdctl.report.findings import Finding, finding
 
 """How long a rank may keep its group waiting before that is a finding."""
 
@@ -243,7 +243,7 @@ def _held_findings(group: Group, held: dict[str, list[Held]]) -> list[Finding]:
     if not current:
         return []
     rooms = tuple(sorted({h.room for h in current}))
-    lines = tuple(words.held(h) for h in current)
+    lines = tuple(formatting.held(h) for h in current)
     return [
         finding(
             "PD102",
@@ -297,7 +297,7 @@ def _waiting_for_the_silent(group: Group, stalled_s: float, now: int | None) -> 
 def _late(group: Group, leaders: tuple[str, ...], late: tuple[str, ...], waited: float) -> Finding:
     states = {group.place(n): _state(view) for n, view in enumerate(group.members)}
     ended = {group.place(n) for n, view in enumerate(group.members) if view is not None and view.ended}
-    summary = f"{' and '.join(leaders)} {words.has(leaders)} waited {waited:.0f} s for {' and '.join(late)}"
+    summary = f"{' and '.join(leaders)} {formatting.has(leaders)} waited {waited:.0f} s for {' and '.join(late)}"
     if ended.issuperset(leaders):  # and it is not known when
         summary = f"{' and '.join(leaders)} waited for {' and '.join(late)}, for {waited:.0f} s at most, and ended"
     evidence = tuple(f"{name}: {states[name]}" for name in late if states.get(name))
@@ -307,7 +307,7 @@ def _late(group: Group, leaders: tuple[str, ...], late: tuple[str, ...], waited:
 def _state(view: RankView | None) -> str:
     if view is None:
         return "nothing is known of it"
-    return view.silence or words.doing(view)
+    return view.silence or formatting.doing(view)
 
 
 def _by_snapshots(group: Group) -> list[Finding]:
@@ -320,7 +320,7 @@ def _by_snapshots(group: Group) -> list[Finding]:
     for number, queue in enumerate(POLLED_QUEUES):
         rooms = {name: lists[name][number] for name in lists}
         if len(set(rooms.values())) > 1:
-            lines.append(f"{queue}: " + ", ".join(f"{name} has {words.rooms(r)}" for name, r in rooms.items()))
+            lines.append(f"{queue}: " + ", ".join(f"{name} has {formatting.rooms(r)}" for name, r in rooms.items()))
     return [finding("PD111", "; ".join(lines), group=group.title, ranks=tuple(lists), evidence=tuple(lines))]
 
 
@@ -357,12 +357,12 @@ def _rows(
         if not polled and not any(lengths):
             continue
         if first is not None and first[0] == queue:
-            yield QueueRow(queue, lengths, "diverged", words.diverged(first[1], splits), first[1].ordinal)
+            yield QueueRow(queue, lengths, "diverged", formatting.diverged(first[1], splits), first[1].ordinal)
         elif comparison is not None and comparison.difference is not None:
             yield QueueRow(queue, lengths, "diverged", f"later, at round {comparison.difference.ordinal}")
         elif any(h.now for h in held.get(queue, ())):
             current = [h for h in held[queue] if h.now]
-            yield QueueRow(queue, lengths, "held", "; ".join(words.held(h) for h in current[:2]))
+            yield QueueRow(queue, lengths, "held", "; ".join(formatting.held(h) for h in current[:2]))
         elif comparison is None:
             yield QueueRow(queue, lengths, "unknown" if queue in POLLED_QUEUES else "not polled", "")
         elif comparison.gap:
@@ -371,7 +371,7 @@ def _rows(
             past = [h for h in held.get(queue, ()) if not h.now]
             text = "" if group.info.size > 1 else "one rank"
             if past:
-                text = f"the gate held {words.held_past(past)}"
+                text = f"the gate held {formatting.held_past(past)}"
             yield QueueRow(queue, lengths, "agree", text, comparison.last)
 
 
@@ -410,10 +410,10 @@ def _now(group: Group, splits: Sequence[RoomSplit] = ()) -> Iterable[RankNow]:
         state = view.state
         if state != "outside":
             state = "live" if view.status is not None else "silent" if state == "live" else state
-        doing = words.doing(view) or view.silence
+        doing = formatting.doing(view) or view.silence
         batch = [split.room for split in splits if explain.where_now(view, split.room) == "running"]
         if batch:
-            doing += f", with {words.rooms(batch)} in its batch"
+            doing += f", with {formatting.rooms(batch)} in its batch"
         if view.silence not in ("", state, doing):
             doing = f"{view.silence}; {doing}" if doing else view.silence
-        yield RankNow(group.place(n), state, doing, age, words.last_round(view))
+        yield RankNow(group.place(n), state, doing, age, formatting.last_round(view))

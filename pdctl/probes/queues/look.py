@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pdctl.client import Client
-from pdctl.discovery import Found
 from pdctl.probes.queues.collect import again, collect, flights
 from pdctl.probes.queues.judge import judge, unconfirmed
 from pdctl.probes.queues.model import QueuesDocument
+from pdctl.targets.client import Client
+from pdctl.targets.find import Found
 
 
 def look(

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pdctl.documents import Document
-from pdctl.findings import Finding
-from pdctl.model import FlightEntry, Identity, Snapshot, Status
+from pdctl.protocol.documents import Document
+from pdctl.protocol.model import FlightEntry, Identity, Snapshot, Status
+from pdctl.report.findings import Finding
 
 if TYPE_CHECKING:
     from pdctl.recording.reader import Recording

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from pdctl.model import Call, GroupInfo
 from pdctl.probes.collectives import entry_words, mispaired, newest
+from pdctl.probes.queues.formatting import names
 from pdctl.probes.queues.model import RankView
-from pdctl.probes.queues.words import names
+from pdctl.protocol.model import Call, GroupInfo
 
 
 def pairing(info: GroupInfo, members: Mapping[str, RankView]) -> tuple[str, ...]:

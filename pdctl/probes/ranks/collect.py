@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pdctl.client import Client, recording_file
-from pdctl.discovery import Found
-from pdctl.model import Status
-from pdctl.observed import Answer
+from pdctl.protocol.model import Status
+from pdctl.protocol.rank import Answer
+from pdctl.targets.client import Client, recording_file
+from pdctl.targets.find import Found
 
 if TYPE_CHECKING:
     from pdctl.recording.reader import Recording

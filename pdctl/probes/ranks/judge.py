@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pdctl.documents import Document
-from pdctl.model import Call, Frame, Phase, Seam, Status
-from pdctl.observed import Answer, FoundRank
+from pdctl.protocol.documents import Document
+from pdctl.protocol.model import Call, Frame, Phase, Seam, Status
+from pdctl.protocol.rank import Answer, FoundRank
 
 if TYPE_CHECKING:
     from pdctl.recording.reader import Recording

@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Any
 
 from pdctl.probes.routing.model import Place, ServerView
-from pdctl.rooms import PREFILL_FACTS
+from pdctl.protocol.requests import PREFILL_FACTS
 
 BATCH = 1000
 """Rooms in one question."""

@@ -9,15 +9,15 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from pdctl.client import Client
-from pdctl.discovery import Found, FoundRank
-from pdctl.model import EventKind, Status
-from pdctl.probes.recorded import alive_ns, doubts, moments, rooms_of, seen_until_ns
 from pdctl.probes.routing.bootstrap import Question, ask, split
 from pdctl.probes.routing.model import FAKE_HOST, Look, Place, RankView, ServerView, waits
-from pdctl.processes import network_of
+from pdctl.protocol.model import EventKind, Status
+from pdctl.protocol.processes import network_of
+from pdctl.protocol.requests import NOTES_CONFLICTS, QUERY_FORCED, REGISTERS_EVERY_ROOM, RoomEntry, Rooms, Settings
 from pdctl.recording.reader import BadRecording, read_events
-from pdctl.rooms import NOTES_CONFLICTS, QUERY_FORCED, REGISTERS_EVERY_ROOM, RoomEntry, Rooms, Settings
+from pdctl.recording.requests import alive_ns, doubts, moments, rooms_of, seen_until_ns
+from pdctl.targets.client import Client
+from pdctl.targets.find import Found, FoundRank
 
 MAX_PLACES = 256
 EVENTS = (

@@ -6,9 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pdctl.model import EventKind
 from pdctl.probes.routing.model import FAKE_HOST, Look, RankView, ServerView, waits
-from pdctl.rooms import ENTRY_CLEANUP, FORCE_QUERY, NOTES_CONFLICTS, QUERY_FORCED, REGISTERS_EVERY_ROOM, RoomEntry
+from pdctl.protocol.model import EventKind
+from pdctl.protocol.requests import (
+    ENTRY_CLEANUP,
+    FORCE_QUERY,
+    NOTES_CONFLICTS,
+    QUERY_FORCED,
+    REGISTERS_EVERY_ROOM,
+    RoomEntry,
+)
 
 if TYPE_CHECKING:
     from pdctl.recording.reader import Event

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdctl.client import Client
-from pdctl.discovery import Found
 from pdctl.probes.routing.collect import collect
 from pdctl.probes.routing.judge import judge, pause_s
 from pdctl.probes.routing.model import Look, RoutingDocument
+from pdctl.targets.client import Client
+from pdctl.targets.find import Found
 
 
 def look(

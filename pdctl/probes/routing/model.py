@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pdctl.documents import Document
-from pdctl.findings import Finding
-from pdctl.model import Identity, KVPoll
-from pdctl.rooms import RoomEntry, Rooms, Settings
+from pdctl.protocol.documents import Document
+from pdctl.protocol.model import Identity, KVPoll
+from pdctl.protocol.requests import RoomEntry, Rooms, Settings
+from pdctl.report.findings import Finding
 
 if TYPE_CHECKING:
     from pdctl.recording.reader import Event
@@ -55,7 +55,7 @@ class RankView:
 class ServerView:
     """What one bootstrap server said. silence: why it said nothing, "" when it answered.
 
-    info: facts of its prefill server (:data:`pdctl.rooms.PREFILL_FACTS`), as text; None, and why in info_off. dp_ranks:
+    info: facts of its prefill server (:data:`pdctl.protocol.requests.PREFILL_FACTS`), as text; None, and why in info_off. dp_ranks:
     registered dp rank of each room in ``asked`` that has one; asked_off: why rooms are not in it. routes: port it sends
     decode to for each prefill rank it was asked for, -1 where it knows none. way: how it was asked, "" directly.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pdctl.probes.queues.words import names
+from pdctl.probes.queues.formatting import names
 from pdctl.probes.routing.facts import (
     CONFLICTING,
     EVERY,
@@ -20,7 +20,7 @@ from pdctl.probes.routing.facts import (
 )
 from pdctl.probes.routing.model import Look, RankView, ServerView, Side
 from pdctl.probes.routing.suspects import Suspect
-from pdctl.rooms import FORCE_QUERY
+from pdctl.protocol.requests import FORCE_QUERY
 
 Key = tuple[str, str, str, str]
 

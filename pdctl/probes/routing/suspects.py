@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from pdctl.model import EventKind
-from pdctl.probes.queues.words import names, seconds
+from pdctl.probes.queues.formatting import names, seconds
 from pdctl.probes.routing.facts import (
     CONFLICT,
     CONFLICTING,
@@ -24,7 +23,8 @@ from pdctl.probes.routing.facts import (
     registers,
 )
 from pdctl.probes.routing.model import waits
-from pdctl.rooms import FORCE_QUERY, NOTES_CONFLICTS, RoomEntry
+from pdctl.protocol.model import EventKind
+from pdctl.protocol.requests import FORCE_QUERY, NOTES_CONFLICTS, RoomEntry
 
 LAST_QUARTER = 0.75
 

@@ -6,14 +6,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pdctl.client import Client, recording_file
-from pdctl.discovery import Found, FoundRank
-from pdctl.model import FlightEntry, Status
-from pdctl.observed import Answer
 from pdctl.probes.stacks.deadlock import CONFIRM_S
 from pdctl.probes.stacks.judge import anything_stuck, worth_a_longer_look
 from pdctl.probes.stacks.model import RankLooks
 from pdctl.probes.stacks.outside import dump
+from pdctl.protocol.model import FlightEntry, Status
+from pdctl.protocol.rank import Answer
+from pdctl.targets.client import Client, recording_file
+from pdctl.targets.find import Found, FoundRank
 
 LOOKS = 3
 EVERY_S = 0.2

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pdctl.model import Call, FlightEntry, GroupCount, Status
 from pdctl.probes.collectives import countable, mispaired, sizes
 from pdctl.probes.stacks.model import Collective, CollectiveRow, GroupCollectives, RankLooks
+from pdctl.protocol.model import Call, FlightEntry, GroupCount, Status
 
 
 def collectives(

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from pdctl.findings import Finding, finding
-from pdctl.model import Call, GroupCount
 from pdctl.probes.collectives import countable, is_collective, mispaired
 from pdctl.probes.collectives import said as said_of
+from pdctl.probes.stacks.formatting import group_name, in_group
 from pdctl.probes.stacks.model import RankLooks
 from pdctl.probes.stacks.moves import STUCK, moves, stood_s
-from pdctl.probes.stacks.words import group_name, in_group
+from pdctl.protocol.model import Call, GroupCount
+from pdctl.report.findings import Finding, finding
 
 LOOKS = 3
 CONFIRM_S = 2.0

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdctl import fold
-from pdctl.fold import Place
-from pdctl.model import Frame
 from pdctl.probes.ranks.judge import call_words, last_round_words
-from pdctl.probes.stacks import deadlock, words
+from pdctl.probes.stacks import deadlock, formatting
 from pdctl.probes.stacks.collectives import collectives
 from pdctl.probes.stacks.model import GroupStacks, RankLooks, RankStack, StacksDocument, Standing
 from pdctl.probes.stacks.moves import IDLE, MIXED, MOVING, STUCK, common, idle, moves, outermost_first, stood_s
 from pdctl.probes.stacks.tree import Stack, merge
+from pdctl.protocol.model import Frame
+from pdctl.targets import nodeset as fold
+from pdctl.targets.nodeset import Place
 
 
 def judge(
@@ -137,17 +137,17 @@ def _odd(ranked: list[list[int]], size: int) -> list[int]:
 
 def _place(view: RankLooks) -> tuple[str, ...]:
     if view.last is None:
-        return ("silent", view.state, view.silence, *words.place_of(None, view.outside))
-    return words.place_of(view.last.call, view.last.stack)
+        return ("silent", view.state, view.silence, *formatting.place_of(None, view.outside))
+    return formatting.place_of(view.last.call, view.last.stack)
 
 
 def _where(view: RankLooks, *, plural: bool) -> str:
     if view.last is not None:
-        return words.predicate(view.last.call, view.last.stack, plural=plural)
+        return formatting.predicate(view.last.call, view.last.stack, plural=plural)
     if view.state != "live":
         why = f" ({view.silence})" if view.silence not in ("", view.state) else ""
         return f"{'are' if plural else 'is'} {view.state}{why}"
-    seen = f"; seen from outside in {words.innermost(view.outside)}" if view.outside else ""
+    seen = f"; seen from outside in {formatting.innermost(view.outside)}" if view.outside else ""
     return f"{'do' if plural else 'does'} not answer: {view.silence}{seen}"
 
 
@@ -183,7 +183,11 @@ def _row(view: RankLooks, *, outlier: bool, quiet: bool) -> RankStack:
         moves=IDLE if quiet else moves(view),
         stood_s=0.0 if quiet else stood_s(view),
         outlier=outlier,
-        where=call_words(last.call, last.stack) if last is not None else words.predicate(None, stack) if stack else "",
+        where=call_words(last.call, last.stack)
+        if last is not None
+        else formatting.predicate(None, stack)
+        if stack
+        else "",
         last_round=last_round_words(view.recording) if view.recording is not None else "",
         ticks=last.ticks if last is not None and view.state != "outside" else None,
         call=last.call if last is not None else None,

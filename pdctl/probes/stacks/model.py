@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pdctl.documents import Document
-from pdctl.findings import Finding
-from pdctl.model import Call, FlightEntry, Frame, Identity, Status
+from pdctl.protocol.documents import Document
+from pdctl.protocol.model import Call, FlightEntry, Frame, Identity, Status
+from pdctl.report.findings import Finding
 
 if TYPE_CHECKING:
     from pdctl.recording.reader import Recording

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdctl.model import Frame, Status
 from pdctl.probes.stacks.model import RankLooks
+from pdctl.protocol.model import Frame, Status
 
 STUCK, MOVING = "stuck", "moving"
 IDLE = "idle"

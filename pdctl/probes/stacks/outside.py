@@ -5,10 +5,10 @@ No locals are asked for, and nothing is said where it can't be had: it is a help
 
 from __future__ import annotations
 
-from pdctl.model import Frame
-from pdctl.observed import FoundRank
-from pdctl.outside import interpreter, pyspy
-from pdctl.processes import look
+from pdctl.introspect import interpreter, pyspy
+from pdctl.protocol.model import Frame
+from pdctl.protocol.processes import look
+from pdctl.protocol.rank import FoundRank
 
 
 def dump(rank: FoundRank, timeout_s: float) -> tuple[Frame, ...]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pdctl.fold import numbers
-from pdctl.model import Frame
 from pdctl.probes.stacks.model import TreeFrame, TreeNode
 from pdctl.probes.stacks.moves import IDLE, MIXED, MOVING, STUCK
+from pdctl.protocol.model import Frame
+from pdctl.targets.nodeset import numbers
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pdctl.client import Answer, Client
-from pdctl.discovery import Found, FoundRank
-from pdctl.model import UNKNOWN, Action, EventKind, KVPoll, poll_name
-from pdctl.probes.recorded import alive_ns, changed_since, doubts, moments, rooms_of, seen_until_ns
 from pdctl.probes.stuck.model import Last, RankLooks
 from pdctl.probes.stuck.sides import OTHER, SAME_S
-from pdctl.rooms import Rooms, RoomTable
+from pdctl.protocol.model import UNKNOWN, Action, EventKind, KVPoll, poll_name
+from pdctl.protocol.requests import Rooms, RoomTable
+from pdctl.recording.requests import alive_ns, changed_since, doubts, moments, rooms_of, seen_until_ns
+from pdctl.targets.client import Answer, Client
+from pdctl.targets.find import Found, FoundRank
 
 if TYPE_CHECKING:
     from pdctl.recording.reader import Event, Recording

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pdctl.findings import Finding, finding
-from pdctl.model import UNKNOWN, KVPoll, poll_name
-from pdctl.probes.queues.words import rooms as some_rooms
-from pdctl.probes.queues.words import seconds
+from pdctl.probes.queues.formatting import rooms as some_rooms
+from pdctl.probes.queues.formatting import seconds
 from pdctl.probes.stuck import STUCK_S, UNHEARD_S
 from pdctl.probes.stuck.model import Place, RankLooks, SideSpace, StuckDocument, Waiting
 from pdctl.probes.stuck.sides import (
@@ -25,7 +23,9 @@ from pdctl.probes.stuck.sides import (
     sides_of,
     space_of,
 )
-from pdctl.rooms import NOT_KNOWN, Cover, RoomEntry
+from pdctl.protocol.model import UNKNOWN, KVPoll, poll_name
+from pdctl.protocol.requests import NOT_KNOWN, Cover, RoomEntry
+from pdctl.report.findings import Finding, finding
 
 
 def judge(

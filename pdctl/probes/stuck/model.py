@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pdctl.documents import Document
-from pdctl.findings import Finding
-from pdctl.model import Identity
-from pdctl.rooms import Rooms
+from pdctl.protocol.documents import Document
+from pdctl.protocol.model import Identity
+from pdctl.protocol.requests import Rooms
+from pdctl.report.findings import Finding
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from operator import attrgetter
 
 import msgspec
 
-from pdctl.model import UNKNOWN, poll_name
-from pdctl.probes.queues.words import names, seconds
+from pdctl.probes.queues.formatting import names, seconds
 from pdctl.probes.stuck.model import RankLooks, SideSpace
-from pdctl.rooms import RoomEntry, Rooms, RoomTable, Space
+from pdctl.protocol.model import UNKNOWN, poll_name
+from pdctl.protocol.requests import RoomEntry, Rooms, RoomTable, Space
 
 OTHER = {"prefill": "decode", "decode": "prefill"}
 COMPUTED = ("waiting", "running")

@@ -25,8 +25,8 @@ from sglang.srt.disaggregation.mooncake.conn import MooncakeKVManager
 
 from pdctl.engines.base import Hooks
 from pdctl.engines.sglang import faults
-from pdctl.inject.faults import Fault, Target
-from pdctl.inject.table import FaultTable
+from pdctl.faults.fault import Fault, Target
+from pdctl.faults.table import FaultTable
 
 LIMIT_S = 60.0
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pdctl.discovery import FoundRank, discover
 from pdctl.recording.reader import BadRecording, Recording, read
+from pdctl.targets.find import FoundRank, discover
 from tests.engine.env import EngineEnv, Namespace
 from tests.support.patience import patience
 

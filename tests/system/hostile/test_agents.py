@@ -15,10 +15,9 @@ import msgspec
 import pytest
 import zmq
 
-from pdctl import wire
-from pdctl.agent import paths
+from pdctl.protocol import paths, wire
+from pdctl.protocol.stream import HEAD, framed
 from pdctl.recording.writer import process_start
-from pdctl.stream import HEAD, framed
 from tests.support.tiny_ranks import ROOT, TinyRanks
 
 pytestmark = pytest.mark.system

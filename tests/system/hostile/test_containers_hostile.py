@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from pdctl import containers
+from pdctl.protocol.wire import PROTOCOL
 from pdctl.recording import format as f
 from pdctl.recording.writer import RecordingWriter
-from pdctl.wire import PROTOCOL
+from pdctl.targets.sources import containers
 from tests.system.hostile.test_files import registration
 from tests.system.hostile.test_strangers import PATIENT, box, pdctl
 

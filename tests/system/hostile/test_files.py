@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pdctl.wire import PROTOCOL
+from pdctl.protocol.wire import PROTOCOL
 from tests.support.tiny_ranks import ROOT, TinyRanks
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600, method="signal")]

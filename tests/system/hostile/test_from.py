@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit import crafted
+from tests.support import crafted
 
 pytestmark = pytest.mark.system
 

@@ -18,13 +18,13 @@ from pathlib import Path
 import pytest
 import zmq
 
-from pdctl import wire
-from pdctl.agent.paths import Registration
-from pdctl.client import Client
 from pdctl.gateway.limits import ALL_SHARE, BURST_S, KEY_SHARE
 from pdctl.gateway.relay import MAX_CONNECTIONS
 from pdctl.gateway.service import CPU_BURST_S, CPU_SHARE
-from pdctl.model import Status
+from pdctl.protocol import wire
+from pdctl.protocol.model import Status
+from pdctl.protocol.paths import Registration
+from pdctl.targets.client import Client
 from tests.support.curve import Curve, Keyring, endpoint_of, gateway_of, notes
 from tests.support.patience import until
 from tests.support.tiny_ranks import ROOT, TinyRanks

@@ -17,10 +17,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pdctl import wire
 from pdctl.agent.local import ALL_SHARE, BURST_S, MAX_CONNECTIONS
-from pdctl.model import Status
-from pdctl.stream import HEAD, Connection, framed
+from pdctl.protocol import wire
+from pdctl.protocol.model import Status
+from pdctl.protocol.stream import HEAD, Connection, framed
 from tests.support.patience import until
 from tests.support.tiny_ranks import ROOT, TinyRanks, Wire
 
@@ -195,7 +195,7 @@ def test_a_flood_takes_its_share_of_the_thread_and_others_are_answered(ranks: Ti
     program = f"""
 import socket
 from pdctl import wire
-from pdctl.stream import framed
+from pdctl.protocol.stream import framed
 many = []
 for _ in range(10):
     one = socket.socket(socket.AF_UNIX)

@@ -24,13 +24,13 @@ import zmq
 from typer.testing import CliRunner, Result
 
 from pdctl.cli import app
-from pdctl.model import Action, EventKind
-from pdctl.output import Format, Output
+from pdctl.protocol.model import Action, EventKind
+from pdctl.report.output import Format, Output
 from pdctl.trace import manifest
 from pdctl.trace.container import member_of, write_trace
 from tests.support.labs import Labs
 from tests.support.patience import until
-from tests.unit.story_world import MS, Request, World, served
+from tests.support.story_world import MS, Request, World, served
 
 FORGED = "PD000 forged line"
 RID = "=r\x1b[2J\n\u202e[red]z\x9b\u200b"

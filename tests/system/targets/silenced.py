@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from pdctl.agent.core import Agent
-from pdctl.model import GroupInfo, Identity
+from pdctl.protocol.model import GroupInfo, Identity
 from tests.system.targets import lookalike
 from tests.system.targets.tiny import TinyAdapter
 from tests.system.targets.writer import end_threads

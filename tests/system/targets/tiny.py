@@ -25,10 +25,10 @@ from pdctl.agent.core import Agent
 from pdctl.agent.sinks import Recorder
 from pdctl.agent.tap import QueueTap
 from pdctl.engines.base import Hooks
-from pdctl.inject.table import FaultTable
-from pdctl.metadata import Holder, Metadata, Wanted
-from pdctl.model import Frame, GroupInfo, Identity, KVPoll, QueueEntry, Seam, SlotEntry
-from pdctl.rooms import RoomEntry, Rooms, RoomTable, Settings, Space
+from pdctl.faults.table import FaultTable
+from pdctl.protocol.metadata import Holder, Metadata, Wanted
+from pdctl.protocol.model import Frame, GroupInfo, Identity, KVPoll, QueueEntry, Seam, SlotEntry
+from pdctl.protocol.requests import RoomEntry, Rooms, RoomTable, Settings, Space
 
 
 class TinyAdapter:

@@ -20,9 +20,9 @@ import msgspec
 
 from pdctl.agent.core import Agent
 from pdctl.agent.sinks import Recorder
-from pdctl.inject.kinds import HELD_METADATA
-from pdctl.inject.table import FaultTable
-from pdctl.model import Identity, Seam
+from pdctl.faults.kinds import HELD_METADATA
+from pdctl.faults.table import FaultTable
+from pdctl.protocol.model import Identity, Seam
 from tests.system.targets.tiny import TinyAdapter
 
 ADDRESS = "127.0.0.1:90{tp:02d}"

@@ -1,0 +1,88 @@
+"""Where a lab rank keeps what :mod:`pdctl.engines.request_tables` reads, and its settings under the engine's names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pdctl.engines.lab.reader import QUEUES, manager_of
+from pdctl.engines.request_tables import BOOTSTRAP_TIMEOUT, WAITING_TIMEOUT, Places
+from pdctl.protocol.model import Seam
+from pdctl.protocol.requests import (
+    ENTRY_CLEANUP,
+    FORCE_QUERY,
+    NOTES_CONFLICTS,
+    QUERY_FORCED,
+    REGISTERS_EVERY_ROOM,
+    Settings,
+    Space,
+)
+
+
+def places(scheduler: Any) -> Places:
+    """Return where this rank keeps its rooms."""
+    queues = {name: _getter(get, scheduler) for name, get in QUEUES[scheduler.role].items() if name != "running"}
+    return Places(
+        role=scheduler.role, manager=manager_of(scheduler), queues=queues, space=lambda: space(scheduler), known=True
+    )
+
+
+def _getter(get: Callable[[Any], list[Any]], scheduler: Any) -> Callable[[], list[Any]]:
+    return lambda: get(scheduler)
+
+
+def space(scheduler: Any) -> Space:
+    """Return the rank's memory and who is first in line for it."""
+    decode = scheduler.role == "decode"
+    prealloc = list(scheduler.disagg_decode_prealloc_queue.queue) if decode else []
+    head = next((entry for entry in prealloc if entry.waiting_for_input), None)
+    free = scheduler.pool.available_size()
+    return Space(
+        slots=scheduler.slots.size,
+        slots_free=scheduler.slots.available_size(),
+        kv=scheduler.pool.size,
+        kv_free=free,
+        reserved=free - scheduler.allocatable_tokens() if decode else 0,
+        head=head.req.bootstrap_room if head is not None else 0,
+        needs=len(head.req.origin_input_ids) + head.req.max_new_tokens if head is not None else -1,
+        countable=True,
+    )
+
+
+def settings(scheduler: Any) -> Settings:
+    """Return this rank's settings by the engine's names of them."""
+    config = scheduler.config
+    shape = config.shape(scheduler.role)
+    values = {
+        "disaggregation_bootstrap_port": manager_of(scheduler).bootstrap_addr.rpartition(":")[2],
+        "disaggregation_mode": scheduler.role,
+        "disaggregation_transfer_backend": scheduler.transport.name,
+        "dp_size": str(shape.dp),
+        "host": manager_of(scheduler).bootstrap_addr.rpartition(":")[0],
+        "kv_cache_dtype": "int32",
+        "load_balance_method": config.load_balance if scheduler.role == "prefill" else "",
+        "metadata_device": str(scheduler.metadata_buffers.bootstrap_room.device),
+        "num_hidden_layers": str(config.layers),
+        "page_size": "1",
+        "pp_size": str(shape.pp),
+        "rank_port": str(manager_of(scheduler).rank_port),
+        "tp_size": str(shape.tp),
+    }
+    env = {
+        ENTRY_CLEANUP: f"{config.entry_cleanup_s:g}",
+        BOOTSTRAP_TIMEOUT: f"{config.bootstrap_timeout_s:g}",
+        WAITING_TIMEOUT: f"{config.waiting_timeout_s:g}",
+    }
+    if scheduler.role in config.force_query:
+        env[FORCE_QUERY] = "1"
+    return Settings(values, env)
+
+
+def routing_seams(scheduler: Any) -> list[Seam]:
+    """Return how this rank's engine registers rooms, or asks for them, under the names of SGLang's seams."""
+    config = scheduler.config
+    if scheduler.role == "decode":
+        return [Seam(QUERY_FORCED, True, "DecodePreallocQueue._resolve_prefill_dp_rank")]
+    conflicts, every = config.has("dp-registration"), config.has("register-every-room")
+    where = "KVSender.__init__"
+    return [Seam(NOTES_CONFLICTS, conflicts, where), Seam(REGISTERS_EVERY_ROOM, every, where)]

@@ -1,0 +1,48 @@
+"""Which faults a rank carries the site of; asked by the plan, and again by the rank itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pdctl.faults.kinds import KINDS, SEAM_PREFIX, Kind
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.model import Seam
+
+
+@dataclass(frozen=True)
+class Site:
+    """Whether one rank can carry one kind of fault. detail: the function its site is at, or the reason it has none."""
+
+    kind: Kind
+    present: bool
+    detail: str
+
+
+def site_of(kind: Kind, seams: Sequence[Seam], role: str = "") -> Site:
+    """Return what a rank with these seams can do; ``role`` is its role where it is known, for the reason why not."""
+    seam = next((seam for seam in seams if seam.name == kind.seam), None)
+    if seam is not None:
+        return Site(kind, seam.present, seam.detail or ("" if seam.present else "no reason given"))
+    if role and kind.carrier not in ("any", role):
+        return Site(kind, False, f"its site is in {kind.carrier} ranks")
+    return Site(kind, False, "this engine, or this version of pdctl in the rank, has no site for it")
+
+
+def sites_of(seams: Sequence[Seam], role: str) -> list[Site]:
+    """Return every kind, in the order of KINDS, with whether the rank can carry it."""
+    return [site_of(kind, seams, role) for kind in KINDS.values()]
+
+
+def check_site(kind: str, seams: Sequence[Seam], name: str = "this rank", role: str = "") -> None:
+    """Return when the rank carries the site of ``kind``; raises PdctlError (REFUSED) naming what it lacks otherwise."""
+    site = site_of(KINDS[kind], seams, role)
+    if not site.present:
+        raise PdctlError(
+            f"{name} can't do {kind}: no seam {site.kind.seam} ({site.detail})",
+            "pdctl faults --available shows what each rank can do",
+            Exit.REFUSED,
+        )
+
+
+__all__ = ["SEAM_PREFIX", "Site", "check_site", "site_of", "sites_of"]

@@ -1,0 +1,192 @@
+"""What a fault is and which visits of its site it may take: plain data, pure decisions. Standard library, msgspec."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from pdctl.faults.choose import chosen
+from pdctl.faults.kinds import DELAY_METADATA, KINDS, SEAM_PREFIX, Kind, Way
+from pdctl.faults.limits import DEFAULT_TTL_S, LEASE_S, MAX_TTL_S
+from pdctl.protocol.model import FaultStatus
+
+__all__ = ["DEFAULT_TTL_S", "DELAY_METADATA", "LEASE_S", "MAX_TTL_S", "SEAM_PREFIX", "Fault", "Held", "Target"]
+
+MAX_DELAY_S = MAX_TTL_S
+MAX_SEEN = 4096
+"""Rooms whose visits a fault counts; of more, the oldest are forgotten."""
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A decode rank that a fault aims at.
+
+    address is its address as transfers know it (Mooncake: the session id), which alone tells two decode servers apart
+    and wins where both sides know it. Otherwise dp and tp decide: -1 for any, tp NOBODY where only the address may.
+    """
+
+    dp: int = -1
+    tp: int = -1
+    address: str = ""
+
+    def is_at(self, dp: int, tp: int, address: str) -> bool:
+        """Return whether a write goes to it. The site says dp -1 and address "" where it can't tell them.
+
+        A site that can't tell dp is taken to mean dp 0: the plan aims at another dp by address only.
+        """
+        if self.address and address:
+            return self.address == address
+        return self.tp in (-1, tp) and self.dp in (-1, max(dp, 0))
+
+
+NOBODY = -2
+
+
+@dataclass
+class Fault:
+    """One fault in one rank. Times are seconds of the rank's monotonic clock.
+
+    target names the ranks aimed at, or the rank it is on. delay_s: its duration, 0 for a kind without one; value: its
+    state, dp rank or room, 0 without. room, rid: this room or request only, 0 and "" for any. hits: how many to take
+    (:class:`~pdctl.faults.kinds.Way` says what counts), 0 for no limit. seed, share: which visits
+    (:func:`~pdctl.faults.choose.chosen`). at_once: rooms it may hold, or have, at a time.
+    stop_failed: end when so many rooms have failed on this rank (lost), 0 for never.
+    visits: what the site saw; eligible: those that matched; fired: those taken; rooms: rooms among these; passed:
+    those chosen that it let go by because of another room's. harmed: rooms that a kind which acts once has acted on, each
+    with the decode rank written to. released: held ones done; dropped: held ones never done
+    because nobody waited for them any more; failed: held ones that the engine could not do.
+    until: when a duration that counts from the first hit is over, for a kind that has such.
+    ended: why it is no longer in place, "" while it is.
+    """
+
+    id: str
+    kind: str
+    delay_s: float
+    expires: float
+    lease_expires: float | None
+    target: str
+    targets: tuple[Target, ...]
+    room: int = 0
+    hits: int = 0
+    owner: str = ""
+    seed: int = 0
+    share: float = 1.0
+    rid: str = ""
+    value: int = 0
+    at_once: int = 1
+    stop_failed: int = 0
+    visits: int = 0
+    eligible: int = 0
+    fired: int = 0
+    passed: int = 0
+    rooms: int = 0
+    released: int = 0
+    dropped: int = 0
+    failed: int = 0
+    last_room: int = 0
+    number: int = 0
+    until: float = math.inf
+    ended: str = ""
+    seen: dict[int, int] = field(default_factory=dict, repr=False)
+    taken: set[int] = field(default_factory=set, repr=False)
+    harmed: set[tuple[int, int]] = field(default_factory=set, repr=False)
+    lost: set[int] = field(default_factory=set, repr=False)
+
+    @property
+    def of(self) -> Kind:
+        """Its kind. Raises KeyError for one this version does not know."""
+        return KINDS[self.kind]
+
+    @property
+    def target_tp(self) -> int:
+        """tp of the decode rank aimed at, -1 where there are several or only the address tells."""
+        return max(-1, self.targets[0].tp) if len(self.targets) == 1 else -1
+
+    @property
+    def ends(self) -> float:
+        """When it ends by itself, in seconds of the monotonic clock: TTL, lease or own duration, whichever is first."""
+        return min(self.expires, self.until, math.inf if self.lease_expires is None else self.lease_expires)
+
+    def why_over(self, now: float) -> str:
+        """Return why it has ended by itself, once ``now`` has reached :attr:`ends`."""
+        if self.expires <= now:
+            return "time is up"
+        return "its duration is over" if self.until <= now else "lease lost"
+
+    def aims_at(self, room: int, dp: int, tp: int, address: str, rid: str = "") -> bool:
+        """Return whether a visit of ``room`` (request ``rid``, "" where the site can't tell) is one it is meant for.
+
+        dp, tp and address are the decode rank written to, for a kind that is aimed at one.
+        """
+        if self.room not in (0, room) or self.rid not in ("", rid):
+            return False
+        return any(target.is_at(dp, tp, address) for target in self.targets)
+
+    def picks(self, room: int) -> bool:
+        """Count a visit of ``room`` that it is meant for, and return whether seed and share choose it."""
+        if self.share >= 1.0:
+            return True
+        visit = self.seen.pop(room, 0) + 1
+        self.seen[room] = visit
+        if len(self.seen) > MAX_SEEN:
+            del self.seen[next(iter(self.seen))]
+        return chosen(self.seed, self.kind, room, visit, self.share)
+
+    def has_harmed(self, room: int, tp: int) -> bool:
+        """Whether it has done its harm to ``room``, for the decode rank ``tp`` that is written to (-1: no such site)."""
+        return (room, tp) in self.harmed
+
+    def may_take(self, room: int, held: set[int]) -> bool:
+        """Return whether hits and "one room at a time" let it take ``room`` while it holds rooms ``held``."""
+        way = self.of.way
+        busy = self.taken if way is Way.WHILE else held
+        if room not in busy and len(busy) >= self.at_once:
+            return False
+        if not self.hits:
+            return True
+        if way is Way.HOLDS:
+            return self.rooms < self.hits or room in held
+        return self.fired < self.hits
+
+    def take(self, room: int, now: float, tp: int = -1) -> None:
+        """Count that it has taken a visit of ``room``; tp: of the decode rank written to."""
+        if self.of.way is Way.ONCE and len(self.harmed) < MAX_SEEN:
+            self.harmed.add((room, tp))
+        if self.of.spans and not self.fired:
+            self.until = now + self.delay_s
+        if room not in self.taken:
+            self.rooms += 1
+        self.last_room = room
+        self.fired += 1
+        if len(self.taken) < MAX_SEEN:
+            self.taken.add(room)
+
+    def is_used_up(self) -> bool:
+        """Return whether it has taken all it may."""
+        return bool(self.hits) and (self.rooms if self.of.way is Way.HOLDS else self.fired) >= self.hits
+
+    def status(self, now: float, pending: int) -> FaultStatus:
+        """Return it as the client sees it; ``pending`` writes are held back or being done at this moment."""
+        return FaultStatus(
+            id=self.id, kind=self.kind, target=self.target, delay_s=self.delay_s,
+            left_s=0.0 if self.ended else max(0.0, self.ends - now), visits=self.visits, eligible=self.eligible,
+            fired=self.fired, pending=pending, owner=self.owner, room=self.room, hits=self.hits, released=self.released,
+            dropped=self.dropped, failed=self.failed, last_room=self.last_room, ended=self.ended,
+            leased=self.lease_expires is not None, seed=self.seed, share=self.share, rid=self.rid, value=self.value,
+            passed=self.passed,
+        )  # fmt: skip
+
+
+@dataclass
+class Held:
+    """Something held back: ``place`` is where it goes (session and slot), equal for two writes to the same row."""
+
+    due: float
+    fault: Fault
+    room: int
+    release: Callable[[], object]
+    still_wanted: Callable[[], bool] | None = None
+    place: Hashable = None
+    why_dropped: str = field(default="")

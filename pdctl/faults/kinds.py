@@ -1,0 +1,146 @@
+"""What can be broken: one row a kind of fault, plain data that ranks and clients share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from pdctl.faults.limits import MAX_TTL_S
+from pdctl.protocol.model import KVPoll, poll_name
+
+SEAM_PREFIX = "fault."
+"""A rank that carries the site of a kind has a present Seam ``fault.<kind>``; its detail names the function."""
+
+MAX_SKEW_S = 30.0
+"""Longest sleep of a slow poll: the engine's own watchdogs and Gloo's timeouts are minutes, and nothing may reach them."""
+
+
+class Aim(Enum):
+    """What ``--rank`` means for a kind: the decode rank written to, or the rank the fault sits in."""
+
+    AIMED_AT = "aimed at"
+    ON = "on"
+
+
+class Parameter(Enum):
+    """What a kind must be told."""
+
+    NONE = "none"
+    DURATION = "duration"
+    STATE = "state"
+    DP = "dp"
+    ROOM = "room"
+
+
+class Way(Enum):
+    """How a kind acts on a room, which decides what "one room at a time" and ``--hits`` count.
+
+    HOLDS takes something and does it later: the next room only when the last one's is done; hits are rooms.
+    ONCE does its harm to a room at one moment: hits are rooms. WHILE acts again and again as long as it is in place, on
+    the rooms it met first; hits are single acts.
+    """
+
+    HOLDS = "holds"
+    ONCE = "once"
+    WHILE = "while"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of fault.
+
+    what: what it breaks, in words. carrier: role of the ranks that carry its site, "any" for both. parameter: what it
+    must be told, a duration of at most most_s seconds. knows_rid: its site sees request ids, not rooms alone.
+    per_room: it acts on rooms one by one; a kind that does not takes neither a room nor a request. spans: its duration
+    counts from its first hit, and ends it. alike: ranks that carry it together must take the same request, so several of
+    them are told which one.
+    """
+
+    name: str
+    what: str
+    carrier: str
+    aim: Aim
+    way: Way
+    parameter: Parameter = Parameter.NONE
+    most_s: float = MAX_TTL_S
+    knows_rid: bool = False
+    per_room: bool = True
+    spans: bool = False
+    alike: bool = False
+
+    @property
+    def seam(self) -> str:
+        """Name of the Seam that a rank has where it carries the site."""
+        return SEAM_PREFIX + self.name
+
+    @property
+    def role(self) -> str:
+        """Role of the ranks that ``--rank`` means, "any" for both."""
+        return "decode" if self.aim is Aim.AIMED_AT else self.carrier
+
+    @property
+    def to_the_end(self) -> bool:
+        """Whether what it holds is held until the fault ends, since it has no time of its own."""
+        return self.parameter is not Parameter.DURATION
+
+
+DELAY_METADATA = "delay-metadata"
+DROP_METADATA = "drop-metadata"
+STALE_METADATA = "stale-metadata"
+CORRUPT_ROOM = "corrupt-room"
+FAIL_TRANSFER = "fail-transfer"
+STALL_TRANSFER = "stall-transfer"
+DROP_STATUS = "drop-status"
+SKEW_POLL = "skew-poll"
+FLIP_POLL = "flip-poll"
+DELAY_REGISTRATION = "delay-registration"
+HIDE_REGISTRATION = "hide-registration"
+MISROUTE = "misroute"
+ABORT = "abort"
+SILENCE_HEARTBEAT = "silence-heartbeat"
+DUPLICATE_ROOM = "duplicate-room"
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind(DELAY_METADATA, "its metadata row lands this much after Success", "prefill", Aim.AIMED_AT, Way.HOLDS,
+             Parameter.DURATION),
+        Kind(DROP_METADATA, "its metadata row does not land while the fault is in place", "prefill", Aim.AIMED_AT,
+             Way.HOLDS),
+        Kind(STALE_METADATA, "its metadata slot holds another room", "prefill", Aim.AIMED_AT, Way.ONCE,
+             Parameter.ROOM),
+        Kind(CORRUPT_ROOM, "the room in its metadata row is wrong", "prefill", Aim.AIMED_AT, Way.ONCE),
+        Kind(FAIL_TRANSFER, "the transfer of a room to it fails", "prefill", Aim.AIMED_AT, Way.ONCE),
+        Kind(STALL_TRANSFER, "it hears this much later that a room's transfer is done", "prefill", Aim.AIMED_AT,
+             Way.HOLDS, Parameter.DURATION),
+        Kind(DROP_STATUS, "the status message of a room does not reach it while the fault is in place", "prefill",
+             Aim.AIMED_AT, Way.HOLDS),
+        Kind(SKEW_POLL, "it comes this much late to its polls", "any", Aim.ON, Way.WHILE, Parameter.DURATION,
+             MAX_SKEW_S),
+        Kind(FLIP_POLL, "its own poll of a room says this state", "any", Aim.ON, Way.WHILE, Parameter.STATE,
+             knows_rid=True),
+        Kind(DELAY_REGISTRATION, "it registers a room's dp rank this much late", "prefill", Aim.ON, Way.HOLDS,
+             Parameter.DURATION),
+        Kind(HIDE_REGISTRATION, "the bootstrap server's answers to it lack a room", "decode", Aim.ON, Way.WHILE),
+        Kind(MISROUTE, "it registers a room under this dp rank", "prefill", Aim.ON, Way.ONCE, Parameter.DP),
+        Kind(ABORT, "its engine aborts a room on this stage alone", "any", Aim.ON, Way.ONCE, knows_rid=True),
+        Kind(SILENCE_HEARTBEAT, "its heartbeats to one prefill server get no answer for this long", "decode", Aim.ON,
+             Way.WHILE, Parameter.DURATION, per_room=False, spans=True),
+        Kind(DUPLICATE_ROOM, "a request enters it with the room of an earlier one that is still there", "any", Aim.ON,
+             Way.ONCE, Parameter.ROOM, knows_rid=True, alike=True),
+    )
+}  # fmt: skip
+
+METADATA_KINDS = frozenset({DELAY_METADATA, DROP_METADATA, STALE_METADATA, CORRUPT_ROOM})
+"""Kinds whose site is the write of a metadata row."""
+HELD_METADATA = frozenset({DELAY_METADATA, DROP_METADATA})
+"""Of these, the ones that hold the row back."""
+
+STATES = {poll_name(state): int(state) for state in KVPoll}
+"""States that a poll can be made to say, by the engine's names of them."""
+
+
+def names(kinds: Iterable[Kind] = tuple(KINDS.values())) -> str:
+    """Return the names as a list for people."""
+    return ", ".join(kind.name for kind in kinds)

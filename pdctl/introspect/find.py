@@ -1,0 +1,67 @@
+"""Which scheduler processes run on this host, by their titles. /proc/PID/environ tells nothing: setproctitle writes over it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from pdctl.protocol.processes import Process, look
+
+TITLE = "sglang::scheduler"
+_SHORT = TITLE[:15]  # what the kernel keeps as a process's name
+_PLACE = re.compile(r"_(DP|PP|TP)(\d+)")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A process that calls itself a scheduler. title: its whole name; parent: pid of what started it."""
+
+    pid: int
+    title: str
+    process: Process
+    parent: int
+
+    def place(self, name: str) -> int:
+        """Return its place in a group as its title says it (``TP``, ``DP``, ``PP``), 0 where it does not."""
+        return next((int(number) for kind, number in _PLACE.findall(self.title) if kind == name), 0)
+
+
+def candidates() -> list[Candidate]:
+    """Return the scheduler processes that this process can see, zombies too."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            title = _title(folder)
+            if title:
+                pid = int(folder.name)
+                process = look(pid)
+                if process.state:
+                    found.append(Candidate(pid, title, process, _parent(folder)))
+    return sorted(found, key=lambda candidate: candidate.pid)
+
+
+def candidate(pid: int) -> Candidate:
+    """Return any process as a candidate, whatever it calls itself."""
+    folder = Path(f"/proc/{pid}")
+    return Candidate(pid, _title(folder), look(pid), _parent(folder))
+
+
+def _title(folder: Path) -> str:
+    try:
+        with (folder / "cmdline").open("rb") as file:
+            title = file.read(200)
+        if not title:  # it has ended, and nobody has asked how
+            name = (folder / "comm").read_text().strip()
+            return name if name == _SHORT else ""
+    except OSError:
+        return ""
+    text = title.split(b"\0")[0].decode(errors="replace").strip()
+    return text if text.startswith(TITLE) else ""
+
+
+def _parent(folder: Path) -> int:
+    try:
+        return int((folder / "stat").read_bytes().rpartition(b")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0

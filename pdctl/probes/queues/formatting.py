@@ -1,0 +1,129 @@
+"""Says in words what the queue judge found. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pdctl.probes.queues.compare import Difference, Kind
+from pdctl.probes.queues.gate import Held
+from pdctl.probes.queues.model import RankView, RoomSide, RoomSplit
+from pdctl.probes.ranks.judge import call_words
+from pdctl.protocol.model import Phase, poll_name
+
+
+def names(ranks: Iterable[str]) -> str:
+    """Return ``tp0``, ``tp0 and tp1`` or ``tp0, tp1 and tp3``."""
+    listed = list(ranks)
+    if len(listed) < 2:
+        return "".join(listed)
+    return f"{', '.join(listed[:-1])} and {listed[-1]}"
+
+
+def has(ranks: Sequence[str]) -> str:
+    """Return the verb that goes with ``ranks``."""
+    return "has" if len(ranks) == 1 else "have"
+
+
+def rooms(listed: Sequence[int]) -> str:
+    """Return a short list of rooms, ``nothing`` for none."""
+    if not listed:
+        return "nothing"
+    shown = ", ".join(map(str, listed[:3]))
+    return (
+        f"room {shown}"
+        if len(listed) == 1
+        else f"rooms {shown}" + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
+    )
+
+
+def seconds(value: float) -> str:
+    """Return a duration as people say it: ``40 ms``, ``14.2 s``, ``12 min``."""
+    if value < 0.1:
+        return f"{value * 1000:.0f} ms"
+    return f"{value:.1f} s" if value < 600 else f"{value / 60:.0f} min"
+
+
+def held(h: Held) -> str:
+    """Return ``room 7 held by the gate on tp1 for 812 rounds (4.9 s)``."""
+    return (
+        f"room {h.room} held by the gate on {h.rank} for {h.rounds} round{'s'[: h.rounds != 1]} ({seconds(h.seconds)})"
+    )
+
+
+def held_past(past: Sequence[Held]) -> str:
+    """Return what the gate held earlier, the longest hold by name."""
+    longest = max(past, key=lambda h: h.seconds)
+    more = f", and {len(past) - 1} other hold{'s'[: len(past) != 2]}" if len(past) > 1 else ""
+    span = f"{longest.rounds} rounds, {seconds(longest.seconds)}"
+    return f"room {longest.room} on {longest.rank} until round {longest.until} ({span}){more}"
+
+
+def diverged(difference: Difference, splits: Sequence[RoomSplit]) -> str:
+    """Return the few words behind a queue that differs."""
+    if difference.kind is Kind.SKIPPED and not splits:
+        return f"round {difference.ordinal} was skipped by some ranks"
+    only: dict[tuple[str, ...], list[int]] = {}
+    for split in splits:
+        if any(side.action == "not readable" for side in split.sides):
+            return "the ranks differ, and one rank's requests of that round are lost from its recording"
+        on = tuple(side.rank for side in split.sides if side.action in ("kept", "undecided"))
+        if len(on) < len(split.sides):
+            only.setdefault(on, []).append(split.room)
+    parts = [
+        f"{rooms(found)} {'is' if len(found) == 1 else 'are'} on {names(on) or 'no rank'} only"
+        for on, found in only.items()
+    ]
+    return "; ".join(parts) or "the same requests in another order"
+
+
+def side(s: RoomSide, *, ordinal: int) -> tuple[str, str]:
+    """Return (what the rank did, what it knew) of one room."""
+    del ordinal
+    did = {
+        "committed": "committed it",
+        "kept": "kept it",
+        "failed": "failed it",
+        "aborted": "aborted it",
+        "moved on": "passed it on",
+        "undecided": "has it in this round, not decided",
+        "not readable": "can't be told: its requests of this round are lost from its recording",
+    }.get(s.action, "does not have it" + (f": it is in {s.where}" if s.where else ""))
+    if s.found is not None and s.slot >= 0:
+        if s.found == 0:
+            landed = ""
+            if s.landed_s is not None:
+                landed = f" (it landed {seconds(s.landed_s)} later)"
+            return did, f"slot {s.slot} held 0: metadata not written{landed}"
+        return did, f"slot {s.slot} held room {s.found}"
+    if s.local != "-":
+        return did, f"its own poll: {s.local}" + (f", gated to {s.gated}" if s.gated != s.local else "")
+    return did, ""
+
+
+def doing(view: RankView) -> str:
+    """Return where a rank's main thread is, in words; without a live answer, where its recording ends."""
+    if view.status is not None:
+        return call_words(view.status.call, view.status.stack)
+    return last_round(view)
+
+
+def last_round(view: RankView) -> str:
+    """Return how far a rank got in the round it entered last, "" without one."""
+    if view.recording is None:
+        return ""
+    entered = [(s.newest.t_enter, s) for s in view.recording.streams if len(s)]
+    if not entered:
+        return ""
+    _, stream = max(entered, key=lambda pair: pair[0])
+    run = stream.newest
+    how = {
+        Phase.ENTERED: f"waits in the all_reduce of {run.n} poll{'s'[: run.n != 1]}",
+        Phase.REDUCED: "has the reduced polls, has not decided",
+        Phase.APPLIED: "has left it",
+    }
+    return f"round {run.last} of {stream.queue}: {how[run.phase]}"
+
+
+def poll(value: int) -> str:
+    """Return the engine's name of a poll."""
+    return poll_name(value)

@@ -1,0 +1,80 @@
+"""Which rooms are meant by a room's number or a request id, and what was perhaps meant where none is. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pdctl.probes.story.timeline import TEXT_MAX
+from pdctl.protocol.model import EventKind
+from pdctl.recording.reader import Recording
+
+MOST_COMPARED = 5000
+"""Rooms and rids, the most recent ones, that a wrong one is compared with."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A room that recordings know. wall_ns: when it was last heard of, by the wall clock of that rank."""
+
+    room: int
+    rids: tuple[str, ...]
+    wall_ns: int
+
+
+def known_rooms(recordings: Iterable[Recording]) -> list[Known]:
+    """Return the rooms that events or the newest rounds name, the most recent ones first."""
+    rids: dict[int, dict[str, None]] = {}
+    last: dict[int, int] = {}
+    for recording in recordings:
+        to_wall = recording.start_wall_ns - recording.start_mono_ns
+        for event in recording.events():
+            if event.room:
+                last[event.room] = max(last.get(event.room, 0), event.mono_ns + to_wall)
+                if event.kind is EventKind.ENQUEUE and event.text:
+                    rids.setdefault(event.room, {})[event.text] = None
+        for stream in recording.streams:
+            rows = stream.rows(len(stream) - 1)
+            for room in rows["room"].tolist() if rows is not None else ():
+                last[room] = max(last.get(room, 0), stream.newest.t_enter + to_wall)
+    found = [Known(room, tuple(rids.get(room, ())), at) for room, at in last.items() if room]
+    return sorted(found, key=lambda known: -known.wall_ns)
+
+
+def meant(
+    asked: str, known: Sequence[Known], recordings: Iterable[Recording], *, hashed: Sequence[str] = ()
+) -> list[int]:
+    """Return the rooms that ``asked`` means: the room of that number, and those of the request of that id.
+
+    hashed: what the request may be called where names were taken out of the recordings.
+    """
+    rooms: dict[int, None] = {}
+    number = int(asked) if asked.isascii() and asked.isdigit() and len(asked) <= 20 else 0
+    if 0 < number < 1 << 64 and (
+        any(k.room == number for k in known) or any(s.sightings([number]) for r in recordings for s in r.streams)
+    ):
+        rooms[number] = None
+    cut = asked.encode()[:TEXT_MAX].decode("utf-8", "replace")
+    names = {cut, *hashed}
+    rooms.update(dict.fromkeys(k.room for k in reversed(known) if not names.isdisjoint(k.rids)))
+    return list(rooms)
+
+
+def nearest(asked: str, known: Sequence[Known], most: int = 5) -> list[str]:
+    """Return what was perhaps meant, best first, with its request id; the most recent rooms where nothing is like it."""
+    names: dict[str, Known] = {}
+    for room in known[:MOST_COMPARED]:
+        for name in (str(room.room), *room.rids):
+            names.setdefault(name, room)
+    close = difflib.get_close_matches(asked, names, most, 0.7)
+    close += [name for name in names if len(asked) >= 4 and asked in name and name not in close]
+    chosen: dict[int, str] = {}
+    for name in close or [str(room.room) for room in known]:
+        k = names.get(name)
+        if k is not None and k.room not in chosen:
+            rid = f" (rid {k.rids[0]})" if k.rids else ""
+            chosen[k.room] = f"{k.room}{rid}"
+        if len(chosen) == most:
+            break
+    return list(chosen.values())

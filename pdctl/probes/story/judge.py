@@ -1,0 +1,157 @@
+"""Puts the pasts of ranks together into one story of a room: one time line, its uncertainty, and what is not known. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+
+from pdctl.probes.story.clocks import DRIFT
+from pdctl.probes.story.model import Entry, Lost, Moment, RankLine, RankPast, RankStory, RoomStory, Stay
+from pdctl.probes.story.names import short_names
+from pdctl.probes.story.sync import Time, times
+from pdctl.probes.story.timeline import rank_story, rids_of
+from pdctl.recording.reader import Recording
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+@dataclass(frozen=True)
+class _Told:
+    """One rank with a recording: what it says, and how its time becomes that of the line. center: a moment of its own."""
+
+    name: str
+    past: RankPast
+    recording: Recording
+    story: RankStory
+    time: Time
+
+    def line_ns(self, ns: int) -> int:
+        """Return the moment ``ns`` of the rank's clock on the common line."""
+        return ns + self.time.offset.ns
+
+
+def story(pasts: Sequence[RankPast], room: int) -> RoomStory:
+    """Return the story of ``room`` (one that a recording of ``pasts`` knows: otherwise it has no entries)."""
+    names = short_names([past.identity for past in pasts])
+    recorded = [(name, past, past.recording) for name, past in zip(names, pasts, strict=True) if past.recording]
+    stories = [rank_story(recording, room) for _, _, recording in recorded]
+    near = [(s.moments[0].ns + s.moments[-1].ns) // 2 if s.moments else None for s in stories]
+    reference = next((n for n, ns in enumerate(near) if ns is not None), 0)
+    found, remarks = times([recording for _, _, recording in recorded], near, reference) if recorded else ([], [])
+    told = [
+        _Told(name, past, recording, s, time)
+        for (name, past, recording), s, time in zip(recorded, stories, found, strict=True)
+    ]
+    moments = [(t.line_ns(m.ns), t, m) for t in told for m in t.story.moments]
+    moments.sort(key=lambda line: line[0])  # stable: what a rank has at one time stays as it is
+    start = moments[0][0] if moments else 0
+    end = max((t.line_ns(m.until_ns or m.ns) for _, t, m in moments), default=start)
+    wall = recorded[reference][2].start_wall_ns - recorded[reference][2].start_mono_ns if recorded else 0
+    own = [t for t in told if t.story.moments]
+    rids = dict.fromkeys(rid for t in own for rid in rids_of(t.recording, room))
+    return RoomStory(
+        room=room,
+        rids=tuple(rids),
+        started=_iso(start + wall),
+        span_s=(end - start) / 1e9,
+        entries=tuple(_entry(room, ns, t, m, start, wall) for ns, t, m in moments),
+        stays=tuple(_stays(own, start)),
+        ranks=tuple(_rank(name, past, told, end - start) for name, past in zip(names, pasts, strict=True)),
+        gaps=tuple(_gaps(names, pasts, told, start, wall)),
+        notes=(*remarks, *_notes(room, told)),
+    )
+
+
+def _iso(wall_ns: int) -> str:
+    return (_EPOCH + timedelta(microseconds=wall_ns // 1000)).isoformat(timespec="microseconds")
+
+
+def _entry(room: int, ns: int, t: _Told, m: Moment, start: int, wall: int) -> Entry:
+    return Entry(
+        room=room, t_s=(ns - start) / 1e9, time=_iso(ns + wall), rank=t.name, kind=m.kind, text=m.text, queue=m.queue,
+        round=m.round, rounds=m.rounds, until_s=None if m.until_ns is None else (t.line_ns(m.until_ns) - start) / 1e9,
+        slot=m.slot, value=m.value, peer=m.peer,
+    )  # fmt: skip
+
+
+def _stays(own: Sequence[_Told], start: int) -> list[Stay]:
+    stays = []
+    for t in own:
+        for s in t.story.stays:
+            until = None if s.until_ns is None else (t.line_ns(s.until_ns) - start) / 1e9
+            stays.append(Stay(t.name, s.queue, (t.line_ns(s.since_ns) - start) / 1e9, until, s.how, s.since_known))
+    return stays
+
+
+def _rank(name: str, past: RankPast, told: Sequence[_Told], span_ns: int) -> RankLine:
+    i = past.identity
+    line = RankLine(
+        rank=name, label=i.label, role=i.role, state=past.state, host=i.host, pid=i.pid, saw=False, why_not=past.why_not
+    )
+    t = next((t for t in told if t.name == name), None)
+    if t is None:
+        return line
+    within = t.time.offset.within_ns
+    if within:
+        within += int(span_ns * DRIFT / 2)  # the offset holds in the middle of the story
+    return RankLine(
+        rank=name, label=i.label, role=i.role, state=past.state, host=i.host, pid=i.pid, saw=bool(t.story.moments),
+        reference=t.time.offset.low == t.time.offset.high == 0, clock=t.time.why,
+        uncertainty_s=None if within is None else within / 1e9,
+    )  # fmt: skip
+
+
+def _gaps(names: Sequence[str], pasts: Sequence[RankPast], told: Sequence[_Told], start: int, wall: int) -> list[str]:
+    gaps = []
+    for name, past in zip(names, pasts, strict=True):
+        if past.recording is None:
+            gaps.append(f"{name} has no recording: {past.why_not or past.state}")
+    for t in told:
+        gaps += [_gap(lost, t, wall) for lost in t.story.lost if _matters(lost, t, start)]
+        if t.recording.state == "writing" and t.past.state == "dead":
+            last = max([t.recording.tick_mono_ns, *(s.newest.t_enter for s in t.recording.streams)], default=0)
+            if last:
+                gaps.append(f"{t.name} is dead: its recording ends at {_clock(t.line_ns(last) + wall)}")
+        elif t.recording.state == "stopped":
+            gaps.append(f"{t.name} stopped recording before its end")
+    return gaps
+
+
+def _matters(lost: Lost, t: _Told, start: int) -> bool:
+    """Whether a lost past could have been of this room: all of it that is not over before the room's first entry."""
+    if lost.until_ns is None or not t.story.moments:
+        return lost.until_ns is None or t.line_ns(lost.until_ns) >= start
+    if any(m.kind == "arrival" for m in t.story.moments):
+        return t.line_ns(lost.until_ns) > start
+    return True
+
+
+def _gap(lost: Lost, t: _Told, wall: int) -> str:
+    if lost.until_ns is None:
+        return f"{t.name}: {lost.text}"
+    return f"{t.name}: {lost.text}: history before {_clock(t.line_ns(lost.until_ns) + wall)} is gone"
+
+
+def _clock(wall_ns: int) -> str:
+    return _iso(wall_ns)[11:23]
+
+
+def _notes(room: int, told: Sequence[_Told]) -> list[str]:
+    notes = []
+    # The two sides may each have a name of their own for one request; the ranks of one server have the same.
+    rids: dict[tuple[str, str, str], dict[str, None]] = {}
+    for t in told:
+        i = t.past.identity
+        rids.setdefault((i.role, i.cluster, i.service), {}).update(dict.fromkeys(rids_of(t.recording, room)))
+    for (role, _, _), given in rids.items():
+        if len(given) > 1:
+            notes.append(f"{role} was given room {room} for {len(given)} requests: {', '.join(given)}")
+    if told and not any(t.story.moments and t.past.identity.role == "decode" for t in told):
+        notes.append("no decode rank's recording knows the room")
+    if told and not any(t.story.moments and t.past.identity.role == "prefill" for t in told):
+        notes.append("no prefill rank's recording knows the room")
+    return notes
+
+
+__all__ = ["story"]

@@ -1,0 +1,351 @@
+"""The nouns of pdctl: what a rank is, what a round is, what a queue holds.
+
+Everything here is data. It is used inside the rank (agent, recording), on the wire and by the judges, so it
+imports the standard library and msgspec only.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Annotated
+
+import msgspec
+
+# What comes from a file or a socket is checked against these as it is decoded, so that whoever uses it need not.
+Name = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^(?![\s\S]*[\x00-\x1f\x7f-\x9f\u2028\u2029])")]
+"""A name: in one line, without control characters."""
+Coordinate = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 20)]
+Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
+Member = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+ProcessId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+"""A number that counts up, or a time in ns: two of them can be added in 64 bits."""
+MonoNs = Annotated[int, msgspec.Meta(ge=0, lt=1 << 60)]
+
+
+def why_not(error: Exception) -> str:
+    """Return why something could not be decoded, in words: a pattern is no reason for a person."""
+    said, at, place = str(error).rpartition(" - at ")
+    if not said.startswith("Expected `str` matching regex"):
+        return str(error)
+    return f"characters that may not be there{at}{place}"
+
+
+class KVPoll(IntEnum):
+    """State of one request's transfer, as the engine's ``sglang.srt.disaggregation.base.conn.KVPoll`` numbers it."""
+
+    FAILED = 0
+    BOOTSTRAPPING = 1
+    WAITING_FOR_INPUT = 2
+    TRANSFERRING = 3
+    SUCCESS = 4
+
+
+UNKNOWN = 255
+"""Stored where a poll, a reduced poll or an action is not known (yet)."""
+
+
+_POLL_NAMES = {0: "Failed", 1: "Bootstrapping", 2: "WaitingForInput", 3: "Transferring", 4: "Success", UNKNOWN: "-"}
+
+
+def poll_name(value: int) -> str:
+    """Return the engine's name of a poll value, ``"-"`` for an unknown one."""
+    return _POLL_NAMES.get(value) or f"poll {value}"
+
+
+class Phase(IntEnum):
+    """How far a rank got in a round. ENTERED is written before the collective starts."""
+
+    ENTERED = 1
+    REDUCED = 2
+    APPLIED = 3
+
+
+class Action(IntEnum):
+    """What a rank did with a request after the reduction of a round."""
+
+    KEPT = 0
+    COMMITTED = 1
+    FAILED = 2
+    ABORTED = 3
+    MOVED = 4
+
+
+QUEUES: tuple[str, ...] = (
+    "prefill.bootstrap",
+    "prefill.inflight",
+    "decode.pending",
+    "decode.prealloc",
+    "decode.transfer",
+    "decode.retracted",
+    "waiting",
+    "running",
+)
+"""Queue names in the order a request passes them; the index is the code used in recordings."""
+
+POLLED_QUEUES: tuple[str, ...] = ("prefill.bootstrap", "prefill.inflight", "decode.prealloc", "decode.transfer")
+"""Queues whose polls are reduced over a group: only these have rounds."""
+
+
+class EventKind(IntEnum):
+    """What an event in a recording says. ``a`` and ``b`` of the record are explained per kind."""
+
+    ENQUEUE = 1  # room entered ``queue``; slot; text = rid
+    DEQUEUE = 2  # room left ``queue``; a = Action
+    STATE = 3  # status of a room changed; a = new KVPoll
+    DP_REGISTER = 4  # prefill registered its dp rank for a room; a = dp rank
+    DP_QUERY = 5  # decode asked the bootstrap server for a room's dp rank
+    DP_ANSWER = 6  # answer to the query; a = dp rank or -1 for not found
+    ABORT = 7  # an abort reached the rank; text = rid
+    SLOT_ALLOC = 8  # metadata slot taken by room
+    SLOT_FREE = 9  # metadata slot given back
+    FAULT_ARMED = 10  # a fault was placed; a = fault number, text = its kind
+    FAULT_FIRED = 11  # a fault acted on room; a = fault number, b = decode tp rank aimed at, text = its kind
+    FAULT_ENDED = 12  # a fault ended; a = fault number, text = why
+    LANDED = 13  # a slot that read 0 when its request polled Success now holds b; a = ns since that Success
+    META_SENT = 14  # prefill wrote the metadata row of a room; a = decode tp rank, b = return code
+    NOTE = 15  # text says it
+    FAILURE = 16  # the engine noted why a room failed; text = its reason
+
+
+AGENT_ENDED = "agent ended"
+"""How the NOTE begins that the agent's thread leaves in the recording when it ends before its process does."""
+
+
+class GroupInfo(msgspec.Struct, frozen=True):
+    """One process group a rank is in.
+
+    kind: the field's name of it (``attn-tp``, ``attn-cp``, ``tp``, ``pp``, ``world``).
+    ranks: members as ranks of ``world``, in group order.
+    world: names the torch.distributed world these numbers belong to; equal strings mean comparable ranks.
+    fr_id: group id in PyTorch's flight recorder, -1 where unknown.
+    """
+
+    kind: Name
+    ranks: tuple[Member, ...]
+    world: Name
+    fr_id: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)] = -1
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.ranks)
+
+    @property
+    def key(self) -> str:
+        """Same string on every member and nowhere else."""
+        return f"{self.world}|{self.kind}|{','.join(map(str, self.ranks))}"
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Who a rank is. Sizes are those of its server; ranks count from 0, and are -1 where they are not known.
+
+    tp / cp are the attention-TP and attention-CP coordinates, because the polls are reduced over those groups.
+    instance: one start of one server: equal for all its ranks, different after a restart.
+    service: what stays the same over restarts (role, host, port).
+    cluster: ranks of different clusters are never shown as one ("" where unknown).
+    lacks: seams of the engine's protections that this rank's code does not have (``gate``).
+    """
+
+    engine: Name
+    engine_version: Name
+    pdctl_version: Name
+    role: Name
+    host: Name
+    pid: ProcessId
+    proc_start: Count
+    started_wall_ns: Count
+    started_mono_ns: MonoNs
+    instance: Name
+    service: Name
+    cluster: Name
+    world: Name
+    world_rank: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 31)]
+    dp: Coordinate = 0
+    dp_size: Size = 1
+    pp: Coordinate = 0
+    pp_size: Size = 1
+    cp: Coordinate = 0
+    cp_size: Size = 1
+    tp: Coordinate = 0
+    tp_size: Size = 1
+    dp_attention: bool = False
+    backend: Name = ""
+    armed: bool = False
+    loaded_by: Name = ""
+    lacks: tuple[Name, ...] = ()
+    groups: tuple[GroupInfo, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """``decode dp0 pp0 tp1``: role and coordinates, cp only where there is more than one.
+
+        Where they are not known (-1) what it is reached by: its endpoint, or its process.
+        """
+        if self.tp < 0:
+            return self.service
+        cp = f" cp{self.cp}" if self.cp_size > 1 else ""
+        return f"{self.role} dp{self.dp} pp{self.pp}{cp} tp{self.tp}"
+
+    @property
+    def selector(self) -> str:
+        """``decode:dp0:pp0:tp1``: the label as ``--rank`` takes it; the label itself where it has no place."""
+        return self.label if self.tp < 0 else self.label.replace(" ", ":")
+
+    @property
+    def who(self) -> str:
+        """``decode:dp0:pp0:tp1 (pid 7)``; without a pid where no process is known."""
+        return f"{self.selector} (pid {self.pid})" if self.pid else self.selector
+
+
+class Seam(msgspec.Struct, frozen=True):
+    """A place in the engine pdctl reads or hooks; found by looking at the rank's own code, never by its version."""
+
+    name: str
+    present: bool
+    detail: str = ""
+
+
+class QueueEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One request in a queue. slot is -1 without one; state is a KVPoll or UNKNOWN; age is -1.0 where unknown, seconds."""
+
+    room: int
+    rid: str
+    slot: int = -1
+    state: int = UNKNOWN
+    age: float = -1.0
+
+
+class SlotEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A metadata slot that belongs to a request: the room expected in it and the room found there (0: not written)."""
+
+    slot: int
+    expected: int
+    found: int
+
+
+class Frame(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One Python frame: function name, file (last two path components) and line."""
+
+    function: str
+    file: str
+    line: int
+
+
+class Call(msgspec.Struct, frozen=True):
+    """Where a rank's main thread is.
+
+    op: collective or blocking operation (``all_reduce``, ``broadcast``, …), "" when it is in none.
+    group: GroupInfo.kind of the collective's group, "" unknown. elements: numbers in the tensor, -1 unknown.
+    inside: the engine's step around it (``poll of decode.transfer``, ``recv_requests``, ``model forward``), "" unknown.
+    seq: the number of the collective in its group, as its backend counts them (equal on all members of a group that is in
+    step), -1 unknown. source: ``stack`` or ``flight recorder``. pg: torch's name of the group, equal on its members.
+    """
+
+    op: str = ""
+    group: str = ""
+    elements: int = -1
+    inside: str = ""
+    source: str = "stack"
+    seq: int = -1
+    pg: str = ""
+
+
+class GroupCount(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How many collectives of one torch process group this rank has entered.
+
+    pg: torch's name of the group: equal on its members and, within one torch world, nowhere else. kind: GroupInfo.kind,
+    "" for a group the adapter does not know. size: members. seq: as the group's backend counts; Gloo counts sends and
+    receives as well (torch 2.13), so that ranks of a group that has these differ by right.
+    """
+
+    pg: str
+    kind: str
+    size: int
+    seq: int
+
+
+class FlightEntry(msgspec.Struct, frozen=True):
+    """One collective in PyTorch's flight recorder, as the rank itself recorded it.
+
+    pg_id: torch's number of the group in that process; pg_name: its description there. seq: sequence number in the group.
+    sizes: shapes of the input tensors. retired: the collective is over. state: torch's word, which for Gloo stays
+    ``scheduled`` whatever happens (torch 2.13), so that only ``retired`` tells.
+    """
+
+    pg_id: int
+    pg_name: str
+    seq: int
+    op: str
+    backend: str
+    sizes: tuple[tuple[int, ...], ...]
+    state: str
+    retired: bool
+    created_wall_ns: int
+
+
+class FaultStatus(msgspec.Struct, frozen=True):
+    """A fault as the rank that holds it sees it. left_s: seconds until it ends by itself.
+
+    pending writes are held back now; of those that fired, released were done late, dropped had nobody waiting for them
+    any more, failed could not be done. ended: why it is no longer in place, "" while it is. leased: it ends with the
+    command that placed it, so ``left_s`` is what is left of the lease. passed: chosen, and let go by because of another
+    room's. seed, share, rid, value: as :class:`pdctl.faults.fault.Fault` has them.
+    """
+
+    id: str
+    kind: str
+    target: str
+    delay_s: float
+    left_s: float
+    visits: int
+    eligible: int
+    fired: int
+    pending: int
+    owner: str = ""
+    room: int = 0
+    hits: int = 0
+    released: int = 0
+    dropped: int = 0
+    failed: int = 0
+    last_room: int = 0
+    ended: str = ""
+    leased: bool = False
+    seed: int = 0
+    share: float = 1.0
+    rid: str = ""
+    value: int = 0
+    passed: int = 0
+
+
+class Status(msgspec.Struct, frozen=True):
+    """A live rank's answer to ``status``: cheap, no queue is walked. Times in ns of the rank's monotonic clock.
+
+    counts: of every process group of more than one rank.
+    """
+
+    identity: Identity
+    mono_ns: int
+    ticks: int
+    tick_mono_ns: int
+    call: Call
+    stack: tuple[Frame, ...]
+    rounds: dict[str, int]
+    seams: tuple[Seam, ...]
+    recording: str
+    recording_off: str
+    hook_errors: dict[str, int]
+    hooks_removed: tuple[str, ...]
+    faults: tuple[FaultStatus, ...]
+    agent_cpu_s: float
+    counts: tuple[GroupCount, ...] = ()
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """A live rank's answer to ``queues``. missing: queues the adapter can't read here, with the reason."""
+
+    mono_ns: int
+    ticks: int
+    queues: dict[str, list[QueueEntry]]
+    slots: list[SlotEntry]
+    missing: dict[str, str]

@@ -1,0 +1,202 @@
+"""Where a rank's socket, registration and recording are; shared by agents (who make them) and clients (who look).
+
+    run directory     <pid>-<start>.json   who the rank is and how to reach it, written atomically
+                      <pid>-<start>.sock   its control socket
+                      <pid>-<start>.stacks  its stacks, from when it was asked for them by a signal
+    record directory  <pid>-<start>.pdrec  its recording
+
+``start`` is the process's start time in clock ticks since boot, so that a pid used again is not taken for the rank.
+Everything belongs to one user and is closed to all others. Standard library and msgspec only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import msgspec
+
+from pdctl.protocol import structs
+from pdctl.protocol.files import read_regular
+from pdctl.protocol.model import Identity
+
+REGISTRATION_SUFFIX = ".json"
+SOCKET_SUFFIX = ".sock"
+RECORDING_SUFFIX = ".pdrec"
+STACKS_SUFFIX = ".stacks"
+MAX_REGISTRATION = 64 * 1024
+SOCKET_PATH_MAX = 107
+"""Bytes that fit into ``sun_path`` of a Unix socket address, without its closing zero byte."""
+_STEM = re.compile(r"([0-9]{1,10})-([0-9]{1,19})", re.ASCII)
+_SHARED = Path("/dev/shm/pdctl")  # noqa: S108  # trusted below only where nobody else can change what is in it
+
+
+class Registration(msgspec.Struct, frozen=True):
+    """What a rank says about itself in its run directory, and in answer to ``hello``.
+
+    endpoint: the control socket as ZeroMQ writes it, "" where there is none and ``endpoint_off`` says why.
+    tcp: the socket for other hosts, "" where none was asked for, or ``tcp_off`` says why it is not there. server_key: the
+    agent's public key there, "" where it is open to everybody of the host. store: HOST:PORT of the job's TCPStore, as this
+    rank reaches it, "" where it has none or is not to use it.
+    recording: path of the recording, "" where there is none and ``recording_off`` says why; its size in bytes.
+    """
+
+    protocol: int
+    identity: Identity
+    endpoint: str = ""
+    endpoint_off: str = ""
+    recording: str = ""
+    recording_size: int = 0
+    recording_off: str = ""
+    tcp: str = ""
+    tcp_off: str = ""
+    server_key: str = ""
+    store: str = ""
+
+
+def read_registration(path: Path) -> Registration:
+    """Return the registration in ``path``. Raises OSError, ValueError as :func:`registration`."""
+    return registration(path.name, read_regular(path, MAX_REGISTRATION, owners=owners()))
+
+
+def registration(name: str, raw: bytes) -> Registration:
+    """Return the registration ``raw`` of a file called ``name``.
+
+    Raises ValueError (msgspec's errors are such) for what is none, or is of another process than its file is named after.
+    """
+    try:
+        r = structs.from_json(raw, Registration)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    if parse_stem(name) != (r.identity.pid, r.identity.proc_start):
+        raise ValueError(
+            f"it claims to be of pid {r.identity.pid}, started at {r.identity.proc_start}, which its name does not say"
+        )
+    return r
+
+
+def owners() -> Collection[int]:
+    """Return the user ids that files of this user's ranks may belong to."""
+    return (os.geteuid(), 0)
+
+
+def run_dirs(env: Mapping[str, str]) -> list[Path]:
+    """Return the run directories to use, the first one first. With PDCTL_RUN_DIR set there is only that one."""
+    if env.get("PDCTL_RUN_DIR"):
+        return [Path(env["PDCTL_RUN_DIR"]).absolute()]
+    found = []
+    if env.get("XDG_RUNTIME_DIR"):
+        found.append(Path(env["XDG_RUNTIME_DIR"]) / "pdctl")
+    return [*found, Path(f"/tmp/pdctl-{os.getuid()}")]  # noqa: S108  # checked by private_dir before use
+
+
+def record_dir(env: Mapping[str, str]) -> Path:
+    """Return the directory of recordings: PDCTL_RECORD_DIR, else one in shared memory, which outlives every process.
+
+    That is ``/dev/shm/pdctl/UID``, or ``/dev/shm/pdctl-UID`` where ``/dev/shm/pdctl`` was made by somebody else than root and
+    this user: he could put another directory into its place at any time.
+    """
+    if env.get("PDCTL_RECORD_DIR"):
+        return Path(env["PDCTL_RECORD_DIR"]).absolute()
+    aside = _SHARED.with_name(f"{_SHARED.name}-{os.getuid()}")
+    return _SHARED / str(os.getuid()) if not _others(_SHARED) and not _is_ours(aside) else aside
+
+
+def named(env: Mapping[str, str], folder: Path) -> bool:
+    """Return whether ``env`` names ``folder``: no usual place, in which anybody could have been before."""
+    said = (env.get("PDCTL_RUN_DIR"), env.get("PDCTL_RECORD_DIR"))
+    return any(path and Path(path).absolute() == folder for path in said)
+
+
+def _others(folder: Path) -> bool:
+    """Return whether others than root and this user could rename what is in ``folder``; False where there is none."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    shared = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
+    return not stat.S_ISDIR(found.st_mode) or found.st_uid not in owners() or bool(shared)
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        return not not_private(folder)
+    except OSError:
+        return False
+
+
+def stem(pid: int, proc_start: int) -> str:
+    """Return the part of the file names that names one process."""
+    return f"{pid}-{proc_start}"
+
+
+def parse_stem(name: str) -> tuple[int, int] | None:
+    """Return (pid, start) from a file name made with :func:`stem`, None for any other file."""
+    found = _STEM.fullmatch(name.partition(".")[0])
+    return (int(found[1]), int(found[2])) if found is not None else None
+
+
+def not_private(path: Path) -> str:
+    """Return why ``path`` is no directory of this user alone, "" when it is. Raises OSError when there is nothing."""
+    return why_not_private(path, path.lstat())
+
+
+def why_not_private(path: Path, found: os.stat_result) -> str:
+    """As :func:`not_private`, of a directory that was looked at already. path: what it is called."""
+    if not stat.S_ISDIR(found.st_mode):
+        return f"{path} is not a directory"
+    if found.st_uid != os.geteuid():
+        return f"{path} belongs to uid {found.st_uid}, not to uid {os.geteuid()}"
+    if found.st_mode & 0o077:
+        return f"{path} is open to others (mode {stat.S_IMODE(found.st_mode):04o}, needs 0700)"
+    return ""
+
+
+def private_dir(path: Path) -> Path:
+    """Make ``path`` (and what is missing above it) a directory of mode 0700 of this user, and return it.
+
+    What was there before stays as it is: it may be shared for a reason. Raises OSError when it can't be made, and
+    PermissionError when it belongs to somebody else, is open to others or is no directory.
+    """
+    if not path.parent.exists():
+        _make_shared(path.parent)
+    try:
+        path.mkdir(mode=0o700)
+        path.chmod(0o700)  # whatever the umask took, or a directory above adds
+    except FileExistsError:
+        pass
+    why = not_private(path)
+    if not why and path.parent == _SHARED and _others(_SHARED):
+        why = f"{_SHARED} belongs to others, who could put another directory in the place of {path}"
+    if why:
+        raise PermissionError(why)
+    return path
+
+
+def _make_shared(path: Path) -> None:
+    """Make a directory in which several users have a directory of their own, as in ``/dev/shm/pdctl``."""
+    if not path.parent.exists():
+        _make_shared(path.parent)
+    try:
+        path.mkdir()
+    except FileExistsError:
+        return
+    if path.parent in (Path("/dev/shm"), Path("/tmp")):  # noqa: S108
+        path.chmod(0o1777)
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Put ``data`` into ``path`` (mode 0600), whole or not at all. Raises OSError."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            os.fchmod(fd, 0o600)
+            file.write(data)
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,70 @@
+"""What agents publish in their job's rendezvous store (torch.distributed's TCPStore), and under which names.
+
+    pdctl/count                                  how many entries were ever made
+    pdctl/entry/<n>                              the name of the n-th entry, from 1 on
+    pdctl/<instance>/<world rank>/<pid>-<start>  an entry: who the rank is and how to reach it, JSON of Entry
+    …/beat                                       JSON of Beat, written anew every BEAT_EVERY_S
+
+The index is there because a TCPStore can list its keys only since torch 2.13. Nothing of the job's own is read or written.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from pdctl.protocol import paths
+from pdctl.protocol.model import Identity
+from pdctl.protocol.paths import Registration
+
+COUNT = "pdctl/count"
+BEAT_EVERY_S = 10.0
+STALE_S = 3 * BEAT_EVERY_S
+"""A heartbeat older than this says that the rank's process, or its host, is gone, or cut off from the store."""
+MAX_ENTRIES = 16384
+MAX_VALUE = 1 << 20
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One rank. endpoint: its TCP socket as other hosts reach it, "" where it has none (registration says why)."""
+
+    registration: Registration
+    endpoint: str = ""
+    v: int = 1
+
+
+class Beat(msgspec.Struct, frozen=True):
+    """A sign of life. number: counts up. wall_ns: when, by the rank's clock. ended: its agent ended in good order."""
+
+    number: int
+    wall_ns: int
+    ended: bool = False
+
+
+def index(number: int) -> str:
+    """Return where the name of the n-th entry is."""
+    return f"pdctl/entry/{number}"
+
+
+def name(identity: Identity) -> str:
+    """Return the name of a rank's entry; a restarted process has another one."""
+    return f"pdctl/{identity.instance}/{identity.world_rank}/{paths.stem(identity.pid, identity.proc_start)}"
+
+
+def beat(entry: str) -> str:
+    """Return where the heartbeat of an entry is."""
+    return f"{entry}/beat"
+
+
+class Found(msgspec.Struct, frozen=True):
+    """One entry as it is in a store, not decoded: it may be of another version, or anybody's."""
+
+    name: str
+    entry: bytes
+    beat: bytes = b""
+
+
+class Read(msgspec.Struct, frozen=True):
+    """What was read from one store. error: why nothing could be, or not all."""
+
+    entries: list[Found] = []
+    error: str = ""

@@ -1,0 +1,91 @@
+"""What goes over a control socket: msgpack of msgspec structs, one request, one reply.
+
+Within a host they go over a Unix stream socket (:mod:`pdctl.protocol.stream`), between hosts each is one ZeroMQ frame.
+
+The protocol version is in both directions and is checked before the body is decoded: an agent of another version is
+named as such instead of being misread. Messages over MAX_MESSAGE bytes are refused by both sides.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from pdctl.protocol import structs
+
+PROTOCOL = 2
+MAX_MESSAGE = 8 * 1024 * 1024
+MAX_REQUEST = 64 * 1024
+NOT_AUTHORISED = "not authorised: "
+"""How the error begins of a request that is refused because of who asks, whatever it asks for."""
+
+
+class Request(msgspec.Struct):
+    """One question to an agent.
+
+    ``op``: ``hello status queues rooms settings metadata recording flight_recorder faults inject renew heal``.
+    """
+
+    op: str
+    v: int = PROTOCOL
+    id: int = 0
+    args: dict[str, Any] = {}
+
+
+class Reply(msgspec.Struct):
+    """An agent's answer. ``error`` is empty on success; ``code`` is an exit code of :mod:`pdctl.protocol.errors` otherwise."""
+
+    v: int = PROTOCOL
+    id: int = 0
+    body: msgspec.Raw = msgspec.Raw(b"\xc0")
+    error: str = ""
+    code: int = 0
+
+
+class Envelope(msgspec.Struct):
+    """The part of any message that every protocol version keeps: its version."""
+
+    v: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+_envelope = structs.msgpack_decoder(Envelope)
+_request = structs.msgpack_decoder(Request)
+_reply = structs.msgpack_decoder(Reply)
+
+
+class ProtocolMismatch(ValueError):  # noqa: N818  # it names what was found, as the message does
+    """The other side speaks another protocol version; ``version`` is the one it speaks."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(f"the other side speaks protocol {version}, this pdctl speaks {PROTOCOL}")
+        self.version = version
+
+
+def encode(message: Any) -> bytes:
+    """Return ``message`` (a struct, or plain tuples in a struct's shape) as msgpack."""
+    return _encoder.encode(message)
+
+
+def _check(frame: bytes, limit: int) -> None:
+    if len(frame) > limit:
+        raise ValueError(f"message of {len(frame)} bytes is over the limit of {limit}")
+    try:
+        version = _envelope.decode(frame).v
+    except RecursionError:
+        raise ValueError("message is nested too deep") from None
+    if version != PROTOCOL:
+        raise ProtocolMismatch(version)
+
+
+def decode_request(frame: bytes) -> Request:
+    """Return the request in ``frame``. Raises ValueError (msgspec's errors are ValueErrors) or ProtocolMismatch."""
+    _check(frame, MAX_REQUEST)
+    return _request.decode(frame)
+
+
+def decode_reply(frame: bytes) -> Reply:
+    """Return the reply in ``frame``. Raises ValueError for garbage, ProtocolMismatch for another version."""
+    _check(frame, MAX_MESSAGE)
+    return _reply.decode(frame)

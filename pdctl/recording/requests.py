@@ -1,0 +1,138 @@
+"""What a recording alone tells of a rank's requests: the polled queues as its last rounds left them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from pdctl.probes.queues.formatting import seconds
+from pdctl.protocol.model import POLLED_QUEUES, UNKNOWN, Action, EventKind, Phase
+from pdctl.protocol.requests import NOT_KNOWN, Cover, RoomEntry, Rooms, RoomTable, Space
+
+if TYPE_CHECKING:
+    from pdctl.protocol.rank import FoundRank
+    from pdctl.recording.reader import Recording
+    from pdctl.recording.streams import Item, Run
+
+UNTOLD = "queues that are not polled, time-outs and memory are not in recordings"
+"""What :func:`rooms_of` can't know, in words."""
+UNSEEN_S = 5.0
+"""For how long a rank that is well may write nothing: one turn with a long prompt, on a busy machine."""
+
+
+def last_sign_ns(recording: Recording) -> int:
+    """Return when the rank last wrote anything into its recording, ns of its own monotonic clock."""
+    signs = [recording.start_mono_ns, recording.tick_mono_ns]
+    signs += [visits.mono_ns for visits in recording.visits.values()]
+    signs += [max(stream.newest.t_enter, stream.newest.t_done) for stream in recording.streams]
+    signs += recording.event_table()["mono_ns"][-1:].tolist()
+    return max(signs)
+
+
+def moments(recordings: Iterable[Recording]) -> dict[int, int]:
+    """Return the moment at which the last of the ranks last wrote, on each one's own clock (ns), by ``id(recording)``.
+
+    What became of a rank since it last wrote itself is another question: :func:`seen_until_ns`.
+    """
+    those = list(recordings)
+    last = max((last_sign_ns(r) + r.start_wall_ns - r.start_mono_ns for r in those), default=0)
+    return {id(r): last - r.start_wall_ns + r.start_mono_ns for r in those}
+
+
+def seen_until_ns(recording: Recording, end_ns: int, seen_ns: int = 0) -> int:
+    """Return until when the rank's requests are known from its recording, ns of its clock, not after ``end_ns``.
+
+    That is when it last wrote, or ``seen_ns`` where it was seen alive and recording later than that: it hung, then, and
+    nothing changed. A gap that a working rank may leave, too, is none.
+    """
+    last = last_sign_ns(recording)
+    if seen_ns > last and recording.state == "writing":
+        last = seen_ns
+    return end_ns if end_ns - last < UNSEEN_S * 1e9 else last
+
+
+def alive_ns(rank: FoundRank) -> int:
+    """Return when a rank of a trace was last seen alive, ns of its host's monotonic clock, 0 unknown."""
+    return rank.seen_ns if rank.seen_live else 0
+
+
+def untrusted(recording: Recording) -> tuple[str, ...]:
+    """Return what in a recording can't be trusted, in words."""
+    return tuple(f"recording: {problem}" for problem in recording.problems)
+
+
+def doubts(recording: Recording, unseen_s: float) -> tuple[str, ...]:
+    """Return :func:`untrusted`, and what is not known of a rank that wrote nothing for the last ``unseen_s`` seconds."""
+    found = [*untrusted(recording)]
+    if unseen_s:
+        why = _why_silent(recording)
+        since = f"wrote nothing for {seconds(unseen_s)} before the end of the recordings"
+        found.append(f"{since}, and what it has seen since is not known{why and f': {why}'}")
+    return tuple(found)
+
+
+def _why_silent(recording: Recording) -> str:
+    """Return what a recording that ends early says of where its rank is, "" where it tells nothing."""
+    for stream in recording.streams:
+        if stream.newest.phase is Phase.ENTERED:
+            return f"it entered round {stream.last} of {stream.queue}, which it has not left"
+    return ""
+
+
+def rooms_of(recording: Recording, now_ns: int) -> Rooms:
+    """Return the requests in the polled queues of a rank at ``now_ns`` of its clock, as its recording has them.
+
+    Ages count from when a request entered the queue, or was first polled there. dp is what the bootstrap server answered.
+    """
+    entered: dict[tuple[int, str], tuple[int, str]] = {}
+    dp: dict[int, int] = {}
+    for event in recording.events():
+        if event.kind is EventKind.ENQUEUE:
+            entered[event.room, event.queue] = (event.mono_ns, event.text)
+        elif event.kind is EventKind.DP_ANSWER and event.a >= 0:
+            dp[event.room] = event.a
+    rids = {room: rid for (room, _), (_, rid) in entered.items() if rid}
+    prefilling = recording.identity.role == "prefill"
+    entries = []
+    for queue in POLLED_QUEUES:
+        for run, item in _there(recording, queue):
+            since, _ = entered.get((item.room, queue), (run.t_first, ""))
+            entries.append(
+                RoomEntry(
+                    queue=queue,
+                    room=item.room,
+                    rid=rids.get(item.room, ""),
+                    slot=item.slot,
+                    state=item.local,
+                    age_s=max(0.0, (now_ns - since) / 1e9),
+                    dp=recording.identity.dp if prefilling else dp.get(item.room, -1),
+                )
+            )
+    return Rooms(
+        mono_ns=now_ns,
+        ticks=recording.ticks,
+        rooms=RoomTable.of(entries),
+        covers=tuple(Cover(queue, UNKNOWN, NOT_KNOWN) for queue in POLLED_QUEUES),
+        space=Space(),
+        tables={},
+        failures={e.room: e.text for e in recording.events() if e.kind is EventKind.FAILURE},
+        missing=dict.fromkeys(("decode.pending", "waiting", "running"), "not in recordings"),
+    )
+
+
+def changed_since(recording: Recording, since_ns: int) -> set[int]:
+    """Return the rooms of which the recording has something new after ``since_ns`` of the rank's clock."""
+    events = recording.event_table()
+    return set(events["room"][events["mono_ns"] > since_ns].tolist()) - {0}
+
+
+def _there(recording: Recording, queue: str) -> list[tuple[Run, Item]]:
+    """Return what the newest round of a queue left in it; nothing where the last turn found it empty."""
+    stream = recording.stream(queue)
+    visits = recording.visits.get(queue)
+    if stream is None or (visits is not None and visits.empty):
+        return []
+    run = stream.newest
+    items = stream.items(run) or []
+    applied = run.phase is Phase.APPLIED
+    return [(run, item) for item in items if not applied or item.action in (int(Action.KEPT), UNKNOWN)]

@@ -1,0 +1,1 @@
+"""How results reach the user: findings, documents, tables, formats."""

@@ -1,0 +1,311 @@
+"""How a command's result reaches the user: data on stdout in the format asked for, everything else on stderr.
+
+A command makes one document (:class:`pdctl.protocol.documents.Document`), the rows of it for the line formats, and a function
+that draws it for people. Nothing here imports rich, yaml or csv before it is needed.
+
+Here is the one way out: every text passes an encoder of :mod:`pdctl.report.escaping` on it, whatever a command has put into it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+
+import msgspec
+
+from pdctl.protocol.documents import Document
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.report import escaping
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PIPE_WIDTH = 100_000
+"""Width of what is drawn into a pipe: nothing is cut or wrapped there, so that grep finds it."""
+
+
+MOST_DETAILS = 20
+"""Lines of an error's details that are shown."""
+_NOT_PLAIN = re.compile(r"[^\x20-\x7e\n]")
+_COLOR = re.compile(r"(\x1b\[[0-9;]*m)")
+D = TypeVar("D", bound=Document)
+
+
+class Format(str, Enum):
+    """What ``-o`` takes."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    JSONL = "jsonl"
+    YAML = "yaml"
+    CSV = "csv"
+
+    @property
+    def drawn(self) -> bool:
+        """Whether it is for people."""
+        return self in (Format.TABLE, Format.WIDE)
+
+
+class Output:
+    """Streams, terminal and format of one run of a command; tests pass their own."""
+
+    def __init__(
+        self,
+        form: Format = Format.TABLE,
+        *,
+        out: TextIO | None = None,
+        err: TextIO | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.format = form
+        self.out = (sys.stdout or _closed()) if out is None else out
+        self.err = (sys.stderr or _closed()) if err is None else err
+        self.env = os.environ if env is None else env
+
+    @property
+    def width(self) -> int:
+        """Columns to draw into: COLUMNS, else the terminal's, else PIPE_WIDTH."""
+        columns = self.env.get("COLUMNS", "")
+        if columns.isascii() and columns.isdecimal() and columns.strip("0"):
+            return int(columns) if len(columns) <= len(str(PIPE_WIDTH)) else PIPE_WIDTH
+        if self.out.isatty():
+            try:
+                return os.get_terminal_size(self.out.fileno()).columns or 80
+            except OSError:
+                return 80
+        return PIPE_WIDTH
+
+    @property
+    def color(self) -> bool:
+        """Whether colour may be used: on a terminal, unless NO_COLOR is set or TERM is dumb."""
+        return self.out.isatty() and not self.env.get("NO_COLOR") and self.env.get("TERM") != "dumb"
+
+    def document(
+        self,
+        document: D,
+        rows: Sequence[msgspec.Struct] = (),
+        draw: Callable[[D, Console], None] | None = None,
+        *,
+        lost: Exit = Exit.PARTIAL,
+        row: type[msgspec.Struct] | None = None,
+    ) -> None:
+        """Write ``document`` to stdout. rows: its parts for jsonl and csv. draw: how people see it.
+
+        draw is given a copy of the document in which no text has a line end or anything else that a terminal would act on,
+        and draws from nothing else. row: what rows are of; where there are none, csv has the header of this instead of the
+        document in one row.
+
+        A reader that goes away (``| head``) is no error: the rest is not written, and the command keeps its exit code.
+        Raises PdctlError (``lost``) where it can't be written, as on a full disk.
+        """
+        ascii_only = not _unicode(self.out)
+        if self.format.drawn and draw is not None:
+            text = self._drawn(document, draw)
+        elif self.format is Format.CSV and row is not None and not rows:
+            text = _csv([], [row])
+        else:
+            text = _render(self.format, document, rows or (document,), ascii_only=ascii_only)
+        self._write(text, lost)
+
+    def lines(self, text: str, *, end: str = "\n") -> None:
+        """Write lines to stdout that are no document, as those of a help. Raises PdctlError as :meth:`document`."""
+        self._write(f"{escaping.shown_lines(text)}{end}", Exit.PARTIAL)
+
+    def note(self, text: str) -> None:
+        """Write one line to stderr: something the user should know that is not the result.
+
+        Where stderr can't be written (its reader is gone, its disk full) the command goes on: it may have to heal.
+        """
+        self._say(f"{escaping.shown(text)}\n")
+
+    def note_lines(self, text: str) -> None:
+        """Write lines to stderr, as :meth:`note` one."""
+        self._say(f"{escaping.shown_lines(text)}\n")
+
+    def live(self, text: str) -> None:
+        """Write a line to stderr, a terminal, in the place of the one before; :meth:`note` of nothing leaves it behind."""
+        self._say(f"\r\x1b[K{escaping.shown(text)}")
+
+    def error(self, text: str, next_step: str = "", details: Sequence[str] = ()) -> None:
+        """Write an error, a line for each of its details, and what to do about it to stderr."""
+        self.note(f"pdctl: {text}")
+        for detail in details[:MOST_DETAILS]:
+            self.note(f"  {detail}")
+        if len(details) > MOST_DETAILS:
+            self.note(f"  … and {len(details) - MOST_DETAILS} more")
+        if next_step:
+            self.note(f"  Next: {next_step}")
+
+    def _write(self, text: str, lost: Exit) -> None:
+        try:
+            self.out.write(_fitting(text, self.out))
+            self.out.flush()
+        except BrokenPipeError:
+            self.hang_up()
+        except OSError as error:
+            self.hang_up()
+            raise PdctlError(
+                f"standard output can't be written: {error.strerror}", "Is the disk it goes to full?", lost
+            ) from None
+
+    def _say(self, text: str) -> None:
+        try:
+            self.err.write(_fitting(text, self.err))
+            self.err.flush()
+        except OSError:
+            pass
+
+    def hang_up(self) -> None:
+        """Give up stdout, whose reader is gone, so that the interpreter's last flush does not complain either."""
+        hang_up(self.out)
+
+    def _drawn(self, document: D, draw: Callable[[D, Console], None]) -> str:
+        """Return what ``draw`` draws, without the blanks that rich fills lines with."""
+        import io
+
+        from rich.console import Console
+
+        wide = self.format is Format.WIDE
+        text = io.StringIO()
+        console = Console(
+            file=text,
+            width=PIPE_WIDTH if wide else self.width,
+            force_terminal=self.color,
+            no_color=not self.color,
+            color_system="auto" if self.color else None,
+            highlight=False,
+            emoji=False,
+            markup=False,
+            legacy_windows=False,
+            _environ={name: value for name, value in self.env.items() if name not in ("COLUMNS", "LINES")},
+        )
+        draw(escaping.shown_copy(document), console)
+        lines = text.getvalue().removesuffix("\n").split("\n") if text.getvalue() else []
+        return "".join(f"{_harmless(line.rstrip(), color=self.color)}\n" for line in lines)
+
+
+def hang_up(stream: TextIO) -> None:
+    """Let ``stream`` lead nowhere from now on, so that the interpreter's last flush does not complain either."""
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+    except (OSError, ValueError):
+        pass
+
+
+def settle_streams() -> None:
+    """Make stdin, stdout and stderr usable whatever the caller has made of them: closed, or with a small character set.
+
+    One that is closed leads nowhere, and its number is not that of a file or socket that is opened later.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, so this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r+" if number else "r", encoding="utf-8"))  # noqa: PTH123, SIM115
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors=escaping.ASCII)
+
+
+def _unicode(stream: TextIO) -> bool:
+    encoding = getattr(stream, "encoding", None)
+    return not encoding or codecs.lookup(encoding).name.startswith("utf")
+
+
+def _fitting(text: str, stream: TextIO) -> str:
+    """Return ``text`` with what the stream's character set lacks in ASCII."""
+    if _unicode(stream):
+        return text
+    return text.encode(stream.encoding, escaping.ASCII).decode(stream.encoding)
+
+
+def _harmless(line: str, *, color: bool) -> str:
+    """Return a drawn line without what is neither text nor, on a terminal, rich's colour: a command's own oversight."""
+    if not _NOT_PLAIN.search(line):
+        return line
+    if not color:
+        return escaping.shown(line, most=len(line))
+    parts = _COLOR.split(line)
+    return "".join(part if n % 2 else escaping.shown(part, most=max(1, len(part))) for n, part in enumerate(parts))
+
+
+def _closed() -> TextIO:
+    """Stand for a standard stream that the caller has closed: what is written goes nowhere."""
+    return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123  # as long-lived as the process's own
+
+
+def _render(form: Format, document: Document, rows: Sequence[msgspec.Struct], *, ascii_only: bool) -> str:
+    if form is Format.JSONL:
+        return "".join(f"{escaping.json_encoded(_row(document, row), ascii_only=ascii_only)}\n" for row in rows)
+    if form is Format.YAML:
+        return _yaml(document, ascii_only=ascii_only)
+    if form is Format.CSV:
+        return _csv([_plain(row) for row in rows], [type(row) for row in rows])
+    encoded = escaping.json_encoded(document, ascii_only=ascii_only)
+    return f"{msgspec.json.format(encoded, indent=2)}\n"
+
+
+def _yaml(document: Document, *, ascii_only: bool) -> str:
+    """Return a line for each value, also a long one. Where a text is not visible all beyond ASCII is escaped."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    def represent(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+
+    Dumper.add_representer(str, represent)
+    seen = escaping.all_visible(document) and not ascii_only
+    return str(yaml.dump(_plain(document), Dumper=Dumper, sort_keys=False, allow_unicode=seen, width=1 << 30))
+
+
+def _plain(value: Any) -> Any:
+    return msgspec.to_builtins(value, str_keys=True)
+
+
+def _row(document: Document, row: msgspec.Struct) -> Any:
+    """Return a row that says by itself what it is: the document's schema and version come first."""
+    if row is document:
+        return document
+    tag = document.__struct_config__.tag
+    return {"schema": tag, "version": document.version, **_plain(row)}
+
+
+def _csv(rows: list[dict[str, Any]], kinds: list[type[msgspec.Struct]]) -> str:
+    import csv
+    import io
+
+    names: dict[str, None] = {}
+    for kind in kinds:
+        names.update(dict.fromkeys(kind.__struct_encode_fields__))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    for row in rows:
+        writer.writerow([_cell(row.get(name)) for name in names])
+    return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return escaping.cell(value)
+    return escaping.json_encoded(value) if isinstance(value, (dict, list, tuple)) else value
+
+
+__all__ = ["Document", "Format", "Output", "hang_up", "settle_streams"]

@@ -1,0 +1,1 @@
+"""Which ranks there are, and how they are asked."""

@@ -1,0 +1,120 @@
+"""Gets the recordings of all ranks for a trace: as files, or through the sockets of ranks whose files can't be read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pdctl.recording import format as f
+from pdctl.recording.header import parse_header
+from pdctl.targets.client import Client
+from pdctl.targets.find import Found, FoundRank
+from pdctl.trace.container import Member
+from pdctl.trace.manifest import MISSING, PARTIAL, WHOLE, Gap, TraceRank
+from pdctl.trace.redact import Names, redact
+
+_AGAIN_S = (0.002, 0.02, 0.1)
+"""Pauses before a live file with torn records is copied again."""
+_STATES = {f.STATE_WRITING: "writing", f.STATE_CLOSED: "closed", f.STATE_STOPPED: "stopped"}
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A rank's recording as it was copied: ``data``, or None and why not in ``reason``. The times are those of its end.
+
+    gaps and problems: what was lost of one that was followed.
+    """
+
+    rank: FoundRank
+    data: bytes | None
+    through: str = ""
+    reason: str = ""
+    wall_ns: int = 0
+    mono_ns: int = 0
+    gaps: tuple[Gap, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def copies(found: Found, client: Client, *, through_socket: bool = False) -> Iterator[Copy]:
+    """Yield a copy of every rank's recording, one after the other, in ``found``'s order. Never raises for a rank's fault."""
+    for rank in found.ranks:
+        if rank.recording is None and not (rank.live and rank.recording_size):
+            yield Copy(rank, None, reason=why_none(rank))
+        else:
+            yield _copy(rank, client, through_socket=through_socket)
+
+
+def why_none(rank: FoundRank) -> str:
+    """Return why there is nothing to copy of ``rank``."""
+    return rank.recording_off or rank.endpoint_off or "it has no recording"
+
+
+def _copy(rank: FoundRank, client: Client, *, through_socket: bool) -> Copy:
+    from pdctl.recording.reader import BadRecording, parse  # loads numpy: only where there is something to read
+
+    client.restart()
+    for pause_s in (*_AGAIN_S, None):
+        answer, through = client.recording_bytes(rank, through_socket=through_socket)
+        if answer.body is None:
+            return Copy(rank, None, through, answer.reason)
+        wall, mono = (time.time_ns(), time.monotonic_ns()) if rank.state != "recorded" else (0, rank.seen_ns)
+        mono = mono if rank.access is None else 0  # this host's clock says nothing of another's
+        try:
+            recording = parse(answer.body)
+        except BadRecording as error:
+            return Copy(rank, None, through, f"{rank.recording_name or 'its recording'}: {error}")
+        torn = any("torn" in problem for problem in recording.problems)
+        if pause_s is None or not (rank.live and torn):
+            break
+        time.sleep(pause_s)
+    return Copy(rank, answer.body, through, wall_ns=wall, mono_ns=mono)
+
+
+def member(copy: Copy, names: Names | None) -> Member:
+    """Return what a trace keeps of a copy. names: what takes names out of it, None to keep them."""
+    rank = copy.rank
+    data, reason, problems = copy.data, copy.reason, [*_problems(copy.data), *copy.problems]
+    if copy.gaps:
+        problems.append(f"overwritten before they were copied: {_words(copy.gaps)}")
+    writer = _STATES.get(parse_header(data[: f.HEADER_SIZE]).state, "unknown") if data is not None else ""
+    if data is not None and names is not None:
+        try:
+            data = redact(data, names)
+        except ValueError as error:
+            data, reason = None, f"names can't be taken out of it: {error}"
+    kept = MISSING if data is None else PARTIAL if problems else WHOLE
+    said = names.words if names is not None else str
+    who = names.who(rank.identity) if names is not None else rank.identity
+    return Member(
+        TraceRank(
+            rank=who.label,
+            state=rank.state,
+            kept=kept,
+            identity=who,
+            reason=said(reason or (problems[0] if problems else "")),
+            writer=writer,
+            through=copy.through if data is not None else "",
+            taken_wall_ns=copy.wall_ns,
+            taken_mono_ns=copy.mono_ns,
+            gaps=copy.gaps if data is not None else (),
+            problems=tuple(map(said, problems)),
+        ),
+        data,
+    )
+
+
+def _words(gaps: tuple[Gap, ...]) -> str:
+    lost: dict[str, int] = {}
+    for gap in gaps:
+        lost[gap.ring] = lost.get(gap.ring, 0) + gap.lost
+    names = {"rounds": "runs of rounds", "items": "lists of requests", "events": "events"}
+    return ", ".join(f"{count} {names[ring]}" for ring, count in lost.items())
+
+
+def _problems(data: bytes | None) -> list[str]:
+    if data is None:
+        return []
+    from pdctl.recording.reader import parse
+
+    return parse(data).problems

@@ -1,0 +1,183 @@
+"""Who is at an endpoint that does not answer: by a registration on this host, or by what was there when it last answered.
+
+What answers is kept in ``$XDG_CACHE_HOME/pdctl/reached.json`` (``~/.cache`` where unset): endpoint, the key it has and its
+identity, nothing secret. It only gives a silent rank its name; nothing is concluded from it of a rank that answers, nor
+of what a silent one may hold.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from pdctl.protocol import paths, structs
+from pdctl.protocol.files import names, read_regular
+from pdctl.protocol.model import Identity
+from pdctl.protocol.paths import Registration
+from pdctl.protocol.processes import look
+from pdctl.protocol.rank import FoundRank
+from pdctl.targets.resolve import host_of
+
+MAX_KEPT = 8192
+MAX_FILE = 32 << 20
+REFRESH_S = 3600.0
+KEEP_S = 30 * 86400.0
+"""How long an endpoint that was not reached any more is remembered."""
+_LOOK_S = 1.0
+"""How long a directory of this host is looked through for who a silent endpoint is."""
+
+
+class Reached(msgspec.Struct, frozen=True):
+    """One endpoint that answered. server_key: what its agent had, "" for none. wall_ns: when it last did."""
+
+    endpoint: str
+    server_key: str
+    identity: Identity
+    wall_ns: int
+
+
+def path(env: Mapping[str, str]) -> Path:
+    """Return where it is kept."""
+    cache = env.get("XDG_CACHE_HOME", "")
+    base = Path(cache) if cache.startswith("/") else Path(env.get("HOME") or "~").expanduser() / ".cache"
+    return base / "pdctl" / "reached.json"
+
+
+def load(env: Mapping[str, str]) -> dict[tuple[str, str], Reached]:
+    """Return what is kept, by endpoint and key; nothing where it can't be read."""
+    try:
+        raw = read_regular(path(env), MAX_FILE, follow=True, owners=(os.geteuid(),))
+        kept = structs.from_json(raw, list[Reached])
+    except (OSError, ValueError, RuntimeError):
+        return {}
+    return {(one.endpoint, one.server_key): one for one in kept}
+
+
+def keep(env: Mapping[str, str], ranks: Iterable[FoundRank], known: Mapping[tuple[str, str], Reached]) -> None:
+    """Remember ``ranks``, which answered. known: what :func:`load` gave; written only where that is out of date."""
+    now = time.time_ns()
+    fresh: dict[tuple[str, str], Reached] = {}
+    for rank in ranks:
+        before = known.get(_of(rank))
+        if (
+            before is None
+            or not _same(before.identity, rank.identity)
+            or not 0 <= now - before.wall_ns < REFRESH_S * 1e9
+        ):
+            fresh[_of(rank)] = Reached(*_of(rank), rank.identity, now)
+    if not fresh:
+        return
+    kept = sorted({**known, **fresh}.values(), key=lambda one: -one.wall_ns)[:MAX_KEPT]
+    young = [one for one in kept if now - one.wall_ns < KEEP_S * 1e9]
+    with suppress(OSError, RuntimeError):  # a home that can't be written to: then the next command does not know
+        file = path(env)
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        paths.write_private(file, msgspec.json.encode(young))
+
+
+def named(env: Mapping[str, str], ranks: Sequence[FoundRank]) -> list[FoundRank]:
+    """Return ``ranks`` with a name for those of which only the endpoint is known, where there is one; others as they are.
+
+    One whose endpoint is that of another of ``ranks``, which a store knows by name, is left out. Those that answered are
+    remembered.
+    """
+    nameless = [rank for rank in ranks if _nameless(rank)]
+    others = [rank for rank in ranks if not _nameless(rank)]
+    answered = [rank for rank in others if not rank.silent and rank.access is not None]
+    known = load(env)
+    keep(env, answered, known)
+    if not nameless:
+        return list(ranks)
+    taken = {rank.endpoint for rank in others}
+    here = list(_registrations(env))
+    found = []
+    for rank in ranks:
+        if not _nameless(rank):
+            found.append(rank)
+        elif rank.endpoint not in taken:
+            found.append(_by_registration(rank, here) or _by_memory(rank, known.get(_of(rank)), answered) or rank)
+    return found
+
+
+def _nameless(rank: FoundRank) -> bool:
+    return rank.identity.tp < 0 and bool(rank.endpoint)
+
+
+def _of(rank: FoundRank) -> tuple[str, str]:
+    return rank.endpoint, rank.access.server_key if rank.access is not None else ""
+
+
+def _same(one: Identity, other: Identity) -> bool:
+    return (one.host, one.pid, one.proc_start, one.instance, one.armed) == (
+        other.host,
+        other.pid,
+        other.proc_start,
+        other.instance,
+        other.armed,
+    )
+
+
+def _by_registration(rank: FoundRank, here: Iterable[Registration]) -> FoundRank | None:
+    for r in here:
+        if r.server_key == _of(rank)[1] and _is_at(r.tcp, rank.endpoint):
+            return replace(rank, identity=r.identity, tcp=r.tcp, store=r.store)
+    return None
+
+
+def _by_memory(rank: FoundRank, then: Reached | None, answered: Iterable[FoundRank]) -> FoundRank | None:
+    """Return ``rank`` as it was when it was last reached, None where those that answer now say that this is over."""
+    if then is None:
+        return None
+    who = then.identity
+    for other in (one.identity for one in answered):
+        if (other.cluster, other.service) == (who.cluster, who.service):
+            place = (other.instance, other.dp, other.pp, other.cp, other.tp)
+            if other.instance != who.instance or place == (who.instance, who.dp, who.pp, who.cp, who.tp):
+                return None
+    age = max(0.0, (time.time_ns() - then.wall_ns) / 1e9)
+    said = f"{age:.0f} s" if age < 600 else f"{age / 60:.0f} min" if age < 36000 else f"{age / 3600:.0f} h"
+    why = f"{rank.silent_why}; last reached {said} ago: pid {who.pid} on {who.host}"
+    return replace(rank, identity=who, silent_why=why, remembered=True)
+
+
+def _registrations(env: Mapping[str, str]) -> Iterable[Registration]:
+    """Yield what ranks that live registered in the run directories of this host, also where those are not looked into."""
+    for folder in paths.run_dirs(env):
+        try:
+            if paths.not_private(folder):
+                continue
+            found, _ = names(folder, paths.REGISTRATION_SUFFIX, MAX_KEPT, time.monotonic() + _LOOK_S)
+        except OSError:
+            continue
+        for name in found:
+            with suppress(OSError, ValueError):
+                r = paths.read_registration(folder / name)
+                if r.tcp and look(r.identity.pid).runs_since(r.identity.proc_start):
+                    yield r
+
+
+def _is_at(tcp: str, endpoint: str) -> bool:
+    """Return whether a socket of this host that is bound to ``tcp`` is what ``endpoint`` leads to."""
+    if tcp.rpartition(":")[2] != endpoint.rpartition(":")[2]:
+        return False
+    bound, host = host_of(tcp), host_of(endpoint)
+    host = "127.0.0.1" if host == "localhost" else host
+    try:
+        wanted = ipaddress.ip_address(host)
+        if wanted == ipaddress.ip_address(bound):
+            return True
+        if not ipaddress.ip_address(bound).is_unspecified:
+            return False
+        with socket.socket(socket.AF_INET6 if wanted.version == 6 else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0))  # only an address of this host can be bound
+    except (OSError, ValueError):
+        return False
+    return True

@@ -1,0 +1,57 @@
+"""Ranks whose agent is silent, read from outside in its place where the kernel permits it and PDCTL_OUTSIDE allows it.
+
+An agent is silent when its socket has gone, when its thread has ended, or when it gets no turn: something holds the GIL. The
+process is then what it was, and so is what its agent registered of it: such a rank stays in its groups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pdctl.protocol.model import Status
+from pdctl.protocol.processes import look
+from pdctl.protocol.rank import FoundRank, Silence
+from pdctl.targets.client import Client, unreachable
+from pdctl.targets.find import Found
+
+ENGINE = "sglang"
+_SILENT = (Silence.REFUSED, Silence.NO_SOCKET, Silence.TIMED_OUT)
+_PARTS = 3
+"""Of a command's time: one to find out who is silent, one to open these, one at least for what was asked."""
+
+
+def stand_in(found: Found, client: Client) -> Found:
+    """Return ``found``, with those to be read from outside (``agent_off``) whose agent is silent and that can be so read.
+
+    Where the client has not three times as long as it waits for one rank, only those are whose agent is silent at once.
+    """
+    there = [rank for rank in found.ranks if found.asked.means(rank.identity.pid) and _could_be_read(rank)]
+    if not there:
+        return found
+    wait_s = client.rank_timeout_s
+    silent = {}
+    for rank in there:
+        why = unreachable(rank)
+        if why is not None and why[0] in _SILENT:
+            silent[id(rank)] = (rank, why[1])
+    if client.deadline.left(_PARTS * wait_s) >= _PARTS * wait_s:
+        for answer in client.ask([rank for rank in there if id(rank) not in silent], "status", Status):
+            if answer.silence in _SILENT:
+                silent[id(answer.rank)] = (answer.rank, answer.reason)
+    if not silent:
+        return found
+    from pdctl.introspect.ranks import readable  # loads what knows the engine
+
+    within_s = min(wait_s, client.deadline.left(3600.0) / (_PARTS - 1))
+    ranks = [rank for rank, _ in silent.values()]
+    read = {id(rank) for rank, can in zip(ranks, readable(ranks, within_s), strict=True) if can}
+    return replace(found, ranks=tuple(_outside(r, silent[id(r)][1]) if id(r) in read else r for r in found.ranks))
+
+
+def _could_be_read(rank: FoundRank) -> bool:
+    here = rank.state == "live" and rank.access is None and rank.identity.engine == ENGINE
+    return here and look(rank.identity.pid).runs_since(rank.identity.proc_start)
+
+
+def _outside(rank: FoundRank, why: str) -> FoundRank:
+    return replace(rank, state="outside", agent_off=why)

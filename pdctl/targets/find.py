@@ -1,0 +1,427 @@
+"""Which ranks there are: from the run directory, from recordings left behind, and from what ranks found say of others.
+
+Nothing is asked of any rank here: files and /proc only (and one connection attempt to a socket whose process can't be
+seen, as from outside a container).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from pdctl.protocol import paths
+from pdctl.protocol.errors import PdctlError
+from pdctl.protocol.model import Identity
+from pdctl.protocol.processes import NO_PROCESS, look
+from pdctl.protocol.rank import FoundRank
+from pdctl.recording.header import read_header
+from pdctl.targets import registration
+from pdctl.targets.sources import containers
+from pdctl.targets.sources.agentless import NONE, OFF, Strangers, Wanted, choose, put_in, wanted
+
+if TYPE_CHECKING:
+    from pdctl.introspect.find import Candidate
+    from pdctl.trace.container import Trace
+
+MAX_ABSENT = 4096
+"""Rows for ranks that never registered; sizes come from files and may be damaged."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found. earlier: dead ranks of earlier starts, left out. problems: files that could not be read.
+
+    salts: those of the traces they are from, where names in them are hashed. elsewhere: endpoints and stores that
+    were asked as well. took_s: how long finding live ranks took, and reading those without an agent. strangers: processes of
+    this host that have no agent here, looked for where outside is set, which puts those chosen of them among ranks, or where
+    there is no rank. asked: what PDCTL_OUTSIDE says, for those that have an agent which is silent (:mod:`pdctl.targets.fallback`).
+    others: what belongs to other users and was left alone, in words.
+    """
+
+    ranks: tuple[FoundRank, ...] = ()
+    earlier: int = 0
+    problems: tuple[str, ...] = ()
+    looked_in: tuple[Path, ...] = ()
+    salts: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+    took_s: float = 0.0
+    strangers: Strangers = NONE
+    outside: bool = False
+    asked: Wanted = OFF
+    others: tuple[str, ...] = ()
+
+    @property
+    def left_alone(self) -> str:
+        """What to say of what belongs to others, in one line, "" where there is nothing."""
+        more = f" (and {len(self.others) - 1} more)" if len(self.others) > 1 else ""
+        return f"left alone: {self.others[0]}{more}" if self.others else ""
+
+    @property
+    def left_out(self) -> str:
+        """What to say of ranks of earlier starts, "" where there are none."""
+        many = "rank" if self.earlier == 1 else "ranks"
+        return f"{self.earlier} dead {many} of earlier starts left out" if self.earlier else ""
+
+    def require(self) -> Found:
+        """Return self; raises PdctlError (UNREACHABLE) when there is no rank at all."""
+        if self.ranks:
+            return self
+        looked = ", ".join([*self.elsewhere, *map(str, self.looked_in)])
+        there, alone = len(self.strangers.living), self.strangers.left_alone
+        if there:
+            many = "1 rank" if there == 1 else f"{there} ranks"
+            raise PdctlError(
+                f"{many} found on this host, none with pdctl's agent",
+                put_in(self.strangers.attach),
+                details=self.problems,
+            )
+        if alone:
+            many = "1 scheduler process runs" if alone == 1 else f"{alone} scheduler processes run"
+            then = "PDCTL_OUTSIDE=all reads them with every command." if self.outside else put_in("PID")
+            raise PdctlError(
+                f"no ranks found in {looked}, but {many} on this host without an agent there",
+                f"pdctl attach --all shows them; {then}",
+                details=self.problems,
+            )
+        raise PdctlError(
+            f"no ranks found in {looked}",
+            "Does the engine run with pdctl's agent, and with PDCTL_LISTEN?"
+            if self.elsewhere and not self.looked_in
+            else "Does the engine run with pdctl's agent, as this user, with the same PDCTL_RUN_DIR and PDCTL_RECORD_DIR?",
+            details=self.problems,
+        )
+
+
+def discover(
+    env: Mapping[str, str],
+    *,
+    source: Path | None = None,
+    every_start: bool = False,
+    timeout_s: float = 10.0,
+    rank_timeout_s: float = 2.0,
+    outside: bool = False,
+) -> Found:
+    """Return the ranks of this host, or those at the endpoints and in the stores that the environment names.
+
+    env: PDCTL_RUN_DIR, PDCTL_RECORD_DIR and XDG_RUNTIME_DIR are used as the agents use them. source: read this
+    trace, or the traces and recordings in this directory, only, as if every rank were dead. every_start: also dead ranks of
+    earlier starts of a server. Ranks at endpoints (PDCTL_ENDPOINT) and in stores (PDCTL_STORE) are waited for, all together,
+    for rank_timeout_s, stores for half of timeout_s. With those, directories are looked into only where PDCTL_RUN_DIR or
+    PDCTL_RECORD_DIR names them; a rank that is found there as well is reached there. outside: read ranks of this host that
+    have no agent, too, within rank_timeout_s; which, PDCTL_OUTSIDE says (:func:`pdctl.targets.sources.agentless.choose`).
+
+    Raises PdctlError: UNREACHABLE for a directory that is not this user's alone or can't be read, and for a trace that
+    can't be used, USAGE for variables that say what they can't say.
+    """
+    began = time.monotonic()
+    until = began + timeout_s
+    asked = OFF
+    if source is None:
+        asked = wanted(env)
+        containers.wanted(env)
+    problems: list[str] = []
+    others: list[str] = []
+    ranks: dict[str, FoundRank] = {}
+    traces: list[Trace] = []
+    elsewhere: tuple[str, ...] = ()
+    if source is not None and not is_folder(source):
+        from pdctl.trace.container import held  # loads what reads ZIP files
+
+        traces.append(held(source, timeout_s=timeout_s))
+        looked_in: tuple[Path, ...] = (source,)
+        recordings = None
+    elif source is None:
+        away = _away(env, timeout_s, rank_timeout_s, problems)
+        elsewhere = tuple(_elsewhere(env))
+        folders, recordings = _folders(env, elsewhere)
+        looked_in = (*folders, *([recordings] if recordings is not None else []))
+        until = time.monotonic() + timeout_s / 2  # asking the ranks has to have some of it
+        for folder in folders:
+            if _usable(folder, env, others):
+                for rank in registration.read(folder, problems, until):
+                    ranks.setdefault(_key(rank.identity), rank)
+        claims: list[containers.Claim] = []
+        for rank in (*away, *(containers.find(env, problems, others, claims, until) if not elsewhere else ())):
+            ranks.setdefault(_key(rank.identity), rank)
+        problems += _claimed(claims, ranks.values())
+        if recordings is not None and not _usable(recordings, env, others):
+            recordings = None
+    else:
+        recordings, looked_in = source, (source,)
+        traces += _traces(source, problems, until)
+    for rank in _recorded(recordings, problems, source is None, until) if recordings is not None else ():
+        ranks.setdefault(_key(rank.identity), rank)
+    for trace in traces:
+        for rank in _traced(trace, problems):
+            ranks.setdefault(_key(rank.identity), rank)
+    strangers = NONE
+    if source is None and (outside or not ranks) and (not elsewhere or env.get("PDCTL_OUTSIDE")):
+        strangers = choose(asked, list(ranks.values()), run_dir=bool(env.get("PDCTL_RUN_DIR")))
+    if outside:
+        for rank in _outside(strangers.chosen, list(ranks.values()), rank_timeout_s):
+            ranks.setdefault(_key(rank.identity), rank)
+    chosen, earlier = (list(ranks.values()), 0) if every_start else _current(list(ranks.values()))
+    where = "no agent of this rank registered here" if source is None else f"no recording of this rank in {source}"
+    if elsewhere:
+        where = "it is at none of the endpoints that answered, nor in the store"
+        quiet = [rank.endpoint for rank in chosen if rank.identity.tp < 0 and rank.endpoint.startswith("tcp://")]
+        if quiet:
+            where += f"; {', '.join(quiet[:4])}{' …' if len(quiet) > 4 else ''} did not answer"
+    reasons = {_place_of(e.identity): e.reason for t in traces for e in t.manifest.ranks if not e.member}
+    absent = _absent(chosen, where)
+    chosen += [replace(rank, endpoint_off=reasons.get(_place_of(rank.identity), where)) for rank in absent]
+    chosen.sort(key=lambda rank: order(rank.identity))
+    salts = tuple(dict.fromkeys(t.manifest.salt for t in traces if t.manifest.salt))
+    took = time.monotonic() - began if source is None else 0.0
+    if not chosen:
+        problems += others  # whoever finds nothing wants to know of all that was there
+    return Found(
+        tuple(chosen),
+        earlier,
+        tuple(problems),
+        looked_in,
+        salts,
+        elsewhere,
+        took,
+        strangers,
+        outside,
+        asked,
+        tuple(others),
+    )
+
+
+def _claimed(claims: Iterable[containers.Claim], ranks: Iterable[FoundRank]) -> list[str]:
+    """Return what to say of files of others which claim to be of servers that are looked at: these may be seen in part."""
+    servers = {_server(rank.identity) for rank in ranks}
+    return [
+        f"{claim.path} claims to be of {claim.server[1]}; {claim.why}" for claim in claims if claim.server in servers
+    ]
+
+
+def _outside(chosen: Sequence[Candidate], ranks: Sequence[FoundRank], timeout_s: float) -> list[FoundRank]:
+    """Return these processes as ranks that are read from outside, each in the cluster of its server's ranks."""
+    if not chosen:
+        return []
+    from pdctl.introspect.ranks import found_ranks  # loads what knows the engine
+
+    clusters = {_server(rank.identity)[1:]: rank.identity.cluster for rank in ranks if rank.live}
+    return [
+        replace(r, identity=msgspec.structs.replace(r.identity, cluster=clusters.get(_server(r.identity)[1:], "")))
+        for r in found_ranks(chosen, timeout_s)
+    ]
+
+
+def _away(env: Mapping[str, str], timeout_s: float, rank_timeout_s: float, problems: list[str]) -> list[FoundRank]:
+    """Return the ranks on other hosts that the environment names."""
+    if not _elsewhere(env):
+        return []
+    from pdctl.targets.sources import endpoints  # only where something is remote
+
+    return endpoints.find(env, timeout_s, rank_timeout_s, problems)
+
+
+def _elsewhere(env: Mapping[str, str]) -> list[str]:
+    """Return the endpoints and stores that the environment names, as they are written."""
+    named = env.get("PDCTL_STORE", "").replace(",", " ").split()
+    stores = [f"store {word}" for word in named if word.lower() != "off"]
+    return [*env.get("PDCTL_ENDPOINT", "").replace(",", " ").split(), *stores]
+
+
+def _folders(env: Mapping[str, str], away: Sequence[str]) -> tuple[list[Path], Path | None]:
+    """Return the run directories and the record directory to look into: none of the usual ones where ranks are elsewhere."""
+    run = paths.run_dirs(env) if not away or env.get("PDCTL_RUN_DIR") else []
+    record = paths.record_dir(env) if not away or env.get("PDCTL_RECORD_DIR") else None
+    return run, record
+
+
+def _traces(folder: Path, problems: list[str], until: float) -> Iterable[Trace]:
+    """Yield the traces in a directory, as one has them that were made on several hosts."""
+    for path in registration.files(folder, ".pdtrace", problems, until):
+        from pdctl.trace.container import held  # as above
+
+        try:
+            yield held(path, timeout_s=max(0.0, until - time.monotonic()))
+        except PdctlError as error:
+            problems.append(error.message)
+
+
+def _traced(trace: Trace, problems: list[str]) -> Iterable[FoundRank]:
+    """Yield the ranks of a trace: those recorded, and those that were missing when it was made, with the reason."""
+    problems += trace.manifest.problems
+    entries = {Path(rank.member).name: rank for rank in trace.manifest.ranks if rank.member}
+    for rank in _recorded(trace.folder, problems, False, math.inf):
+        assert rank.recording is not None
+        entry = entries[rank.recording.name]
+        lived = entry.state == "live"
+        yield replace(rank, member=f"{trace.path}:{entry.member}", seen_ns=entry.taken_mono_ns, seen_live=lived)
+    for entry in trace.manifest.ranks:
+        if not entry.member and entry.identity.pid:
+            yield FoundRank(entry.identity, "recorded", recording_off=entry.reason)
+
+
+def order(identity: Identity) -> tuple[str, int, str, int, int, int, int]:
+    """Return the sort key of ranks: cluster, prefill before decode, service, then dp, pp, cp, tp."""
+    i = identity
+    return (i.cluster, 0 if i.role == "prefill" else 1, f"{i.role} {i.service} {i.instance}", i.dp, i.pp, i.cp, i.tp)
+
+
+def _key(identity: Identity) -> str:
+    if not identity.pid:
+        return identity.service  # one of which only the address is known
+    return f"{identity.host}|{paths.stem(identity.pid, identity.proc_start)}"
+
+
+def is_folder(source: Path) -> bool:
+    """Return whether ``source`` is a directory. Raises PdctlError (UNREACHABLE) where that can't be told."""
+    try:
+        return stat.S_ISDIR(source.stat().st_mode)
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        text = str(source)
+        text = text if len(text) <= 300 else f"…{text[-200:]}"
+        raise PdctlError(
+            f"{text} can't be read: {why}", "Give a trace that pdctl record made, or a directory."
+        ) from None
+
+
+def _usable(folder: Path, env: Mapping[str, str], others: list[str]) -> bool:
+    """Return whether this user's ranks may have files in ``folder``.
+
+    others: told of a usual place that somebody else has made: ranks do not use it. Raises PdctlError (UNREACHABLE) for any
+    other directory that is not this user's alone, or can't be looked at.
+    """
+    try:
+        found = folder.lstat()
+        why = paths.why_not_private(folder, found)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        why = f"{folder} can't be looked at: {error.strerror}"
+    else:
+        if why and found.st_uid != os.geteuid() and not paths.named(env, folder):
+            others.append(why)
+            return False
+    if why:
+        raise PdctlError(
+            why, "Ranks refuse such a directory too: chmod 0700 it, or run pdctl as the user it belongs to."
+        )
+    return True
+
+
+def _recorded(folder: Path, problems: list[str], here: bool, until: float) -> Iterable[FoundRank]:
+    for path in registration.files(folder, paths.RECORDING_SUFFIX, problems, until):
+        try:
+            header = read_header(path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            problems.append(f"{path}: {error.strerror}")
+            continue
+        except ValueError as error:
+            problems.append(f"{path}: {error}")
+            continue
+        identity = header.identity
+        process = look(identity.pid) if here else NO_PROCESS
+        live = here and process.runs_since(identity.proc_start)
+        yield FoundRank(
+            identity=identity,
+            state="live" if live else "dead" if here else "recorded",
+            endpoint_off="it has no registration, only a recording" if live else "",
+            recording=path,
+            recording_size=header.size,
+            process=process,
+        )
+
+
+def _current(ranks: list[FoundRank]) -> tuple[list[FoundRank], int]:
+    """Leave out dead ranks of earlier starts.
+
+    Kept are the instances with a live rank and, where no instance of a service lives, its newest one.
+    """
+    services: dict[tuple[str, str], list[FoundRank]] = {}
+    for rank in ranks:
+        services.setdefault((rank.identity.cluster, rank.identity.service), []).append(rank)
+    kept: list[FoundRank] = []
+    for members in services.values():
+        instances = {rank.identity.instance for rank in members if rank.live}
+        if not instances:
+            instances = {max(members, key=lambda rank: rank.identity.started_wall_ns).identity.instance}
+        kept += [rank for rank in members if rank.identity.instance in instances]
+    return kept, len(ranks) - len(kept)
+
+
+def _absent(ranks: list[FoundRank], why: str) -> list[FoundRank]:
+    """Return a row for each rank that the sizes of a server promise and of which nothing is here."""
+    servers: dict[tuple[str, str, str], list[FoundRank]] = {}
+    for rank in ranks:
+        servers.setdefault(_server(rank.identity), []).append(rank)
+    absent: list[FoundRank] = []
+    for members in servers.values():
+        if members[0].identity.role == "unknown":
+            continue  # its place is from its process's title, which tells no sizes
+        seen = {_place(rank.identity) for rank in members}
+        one = members[0].identity
+        sizes = (one.dp_size, one.pp_size, one.cp_size, one.tp_size)
+        for dp, pp, cp, tp in product(*(range(min(size, MAX_ABSENT)) for size in sizes)):
+            if len(absent) >= MAX_ABSENT:
+                break
+            if (dp, pp, cp, tp) not in seen:
+                identity = msgspec.structs.replace(
+                    one,
+                    dp=dp,
+                    pp=pp,
+                    cp=cp,
+                    tp=tp,
+                    pid=0,
+                    proc_start=0,
+                    world_rank=-1,
+                    host="",
+                    pdctl_version="",
+                    groups=(),
+                    armed=False,
+                    loaded_by="",
+                )
+                absent.append(FoundRank(identity, "no agent", endpoint_off=why))
+    return absent
+
+
+def _server(identity: Identity) -> tuple[str, str, str]:
+    return identity.cluster, identity.service, identity.instance
+
+
+def _place_of(identity: Identity) -> tuple[tuple[str, str, str], tuple[int, int, int, int]]:
+    return _server(identity), _place(identity)
+
+
+def _place(identity: Identity) -> tuple[int, int, int, int]:
+    return identity.dp, identity.pp, identity.cp, identity.tp
+
+
+def with_env(env: Mapping[str, str], run_dir: Path | None, record_dir: Path | None) -> dict[str, str]:
+    """Return ``env`` with directories given on the command line put over it."""
+    over = {"PDCTL_RUN_DIR": run_dir, "PDCTL_RECORD_DIR": record_dir}
+    return {**env, **{name: os.fspath(path.absolute()) for name, path in over.items() if path is not None}}
+
+
+def refresh(rank: FoundRank) -> FoundRank:
+    """Return ``rank`` with its process looked at again, where that is on this host."""
+    if rank.access is not None:
+        return rank
+    process = look(rank.identity.pid)
+    unseen = not (process.state or rank.process.state)  # in another pid namespace, then as now
+    live = rank.live and (process.runs_since(rank.identity.proc_start) or unseen)
+    return replace(rank, process=process, state="dead" if rank.live and not live else rank.state)
+
+
+__all__ = ["Found", "FoundRank", "discover", "order", "refresh", "with_env"]

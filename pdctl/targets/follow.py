@@ -1,0 +1,158 @@
+"""Follows the recordings of live ranks for a while, so that nothing is lost that they overwrite meanwhile."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+from pdctl.recording.source import FileSource, Source
+from pdctl.targets.client import Client
+from pdctl.targets.collect import Copy, why_none
+from pdctl.targets.find import Found, FoundRank, refresh
+from pdctl.trace.carry import Carried
+
+MAX_SIZE = 256 << 20
+_SHARE = 0.2
+"""Share of a ring that may fill between two looks."""
+_SHORTEST_S, _LONGEST_S = 0.02, 1.0
+_STEP_S = 0.1
+
+
+class SocketSource(Source):
+    """A recording that is read through its rank's socket. Raises OSError with the reason where it does not answer."""
+
+    def __init__(self, client: Client, rank: FoundRank) -> None:
+        self._client, self._rank = client, rank
+        self.size = rank.recording_size
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return the bytes at ``offset`` as they are now."""
+        self._client.restart()
+        answer = self._client.part(self._rank, offset, length)
+        if answer.body is None:
+            raise OSError(answer.reason)
+        return answer.body
+
+
+@dataclass
+class Followed:
+    """A rank that is followed: what was carried of it, or why nothing is. lost: why it could not be followed to the end."""
+
+    rank: FoundRank
+    carried: Carried | None = None
+    through: str = ""
+    reason: str = ""
+    lost: str = ""
+    wall_ns: int = 0
+    mono_ns: int = 0
+
+    def look(self) -> float:
+        """Look once more; returns the share of its fullest ring that was new."""
+        if self.carried is None or self.lost:
+            return 0.0
+        try:
+            share = self.carried.look()
+        except (OSError, ValueError) as error:
+            self.lost = f"it could not be followed to the end: {error}"
+            return 0.0
+        self.wall_ns, self.mono_ns = time.time_ns(), time.monotonic_ns()
+        return share
+
+    def copy(self) -> Copy:
+        """Return what was carried, for a trace."""
+        rank = refresh(self.rank)
+        if self.carried is None or not self.mono_ns:
+            return Copy(rank, None, self.through, self.reason or self.lost)
+        problems = (self.lost,) if self.lost else ()
+        return Copy(
+            rank, self.carried.build(), self.through, wall_ns=self.wall_ns,
+            mono_ns=self.mono_ns if rank.access is None else 0,  # as in pdctl.targets.collect
+            gaps=self.carried.gaps(), problems=problems,
+        )  # fmt: skip
+
+
+def begin(found: Found, client: Client, *, through_socket: bool = False) -> list[Followed]:
+    """Return every rank of ``found``, ready to be followed, or with the reason why it can't be."""
+    return [_begin(rank, client, through_socket=through_socket) for rank in found.ranks]
+
+
+def _begin(rank: FoundRank, client: Client, *, through_socket: bool) -> Followed:
+    if rank.recording is None and not (rank.live and rank.recording_size):
+        return Followed(rank, reason=why_none(rank))
+    source: Source | None = None
+    through, reason = "file", ""
+    if not through_socket and rank.recording is not None:
+        try:
+            source = FileSource(rank.recording)
+        except OSError as error:
+            reason = f"{rank.recording_name}: {error.strerror}"
+            if not (isinstance(error, PermissionError) and rank.live and rank.recording_size):
+                return Followed(rank, through=through, reason=reason)
+    if source is None:
+        source, through = SocketSource(client, rank), "socket"
+    try:
+        return Followed(rank, Carried(source), through)
+    except (OSError, ValueError) as error:
+        said = f"{rank.recording_name or 'its recording'}: {error}"
+        return Followed(rank, through=through, reason=reason or said)
+
+
+def follow(
+    ranks: list[Followed], *, seconds: float | None, max_size: int, ended: Callable[[], str], over: threading.Event
+) -> str:
+    """Look at all ranks again and again; returns why it ended, in words.
+
+    seconds: when it ends at last, None for never. max_size: bytes that the recording of one rank may grow to. ended:
+    asked after each look, says why it is enough, "" to go on. over: set from elsewhere to end it.
+    """
+    end = None if seconds is None else time.monotonic() + seconds
+    pause = _SHORTEST_S
+    while True:
+        share = max((rank.look() for rank in ranks), default=0.0)
+        if over.is_set():
+            return "interrupted"
+        grown = next((rank for rank in ranks if rank.carried is not None and rank.carried.size > max_size), None)
+        if grown is not None:
+            return f"the recording of {grown.rank.identity.label} reached --max-size"
+        enough = ended()
+        if enough:
+            return enough
+        now = time.monotonic()
+        if end is not None and now >= end:
+            return "--for was over"
+        # So that a ring fills by _SHARE at most, if it goes on as it went.
+        pause = min(_LONGEST_S, max(_SHORTEST_S, pause * _SHARE / share)) if share else min(_LONGEST_S, 2 * pause)
+        _sleep(min(pause, end - now) if end is not None else pause, over)
+
+
+def _sleep(seconds: float, over: threading.Event) -> None:
+    until = time.monotonic() + seconds
+    while not over.is_set() and (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, _STEP_S))
+
+
+@contextmanager
+def interruptible() -> Iterator[threading.Event]:
+    """Yield an event that the first SIGINT or SIGTERM sets, instead of ending the process; a second one ends it."""
+    over = threading.Event()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def enough(number: int, _: FrameType | None) -> None:
+        over.set()
+        signal.signal(number, before[signal.Signals(number)])
+
+    try:
+        for number in before:
+            signal.signal(number, enough)
+        yield over
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+__all__ = ["MAX_SIZE", "Followed", "SocketSource", "begin", "follow", "interruptible"]

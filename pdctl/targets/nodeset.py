@@ -1,0 +1,143 @@
+"""Many ranks in few words: ``decode dp0 tp0-6,8-63``, and back again. Standard library only."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from pdctl.protocol.model import Identity
+
+
+class Place(NamedTuple):
+    """A rank's place: ``name`` is its role, or its server where several have that role."""
+
+    name: str
+    dp: int
+    pp: int
+    cp: int
+    tp: int
+
+
+AXES = ("dp", "pp", "cp", "tp")
+_TERM = re.compile(r"(?P<name>.*?)(?P<axes>(?:(?:^| )(?:dp|pp|cp|tp)[0-9][0-9,-]*)*)", re.ASCII | re.DOTALL)
+_AXIS = re.compile(r"(dp|pp|cp|tp)([0-9][0-9,-]*)", re.ASCII)
+
+
+def numbers(values: Iterable[int]) -> str:
+    """Return ``0-6,8-63``: numbers in order, each once; two neighbours are written out (``0,1``)."""
+    parts: list[str] = []
+    run: list[int] = []
+    for value in [*sorted(set(values)), None]:
+        if run and (value is None or value != run[-1] + 1):
+            parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(number) for number in run]
+            run = []
+        if value is not None:
+            run.append(value)
+    return ",".join(parts)
+
+
+def parse_numbers(text: str) -> set[int]:
+    """Return the numbers that :func:`numbers` folded. Raises ValueError for other text."""
+    found: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, dash, last = part.partition("-")
+        found.update(range(int(first), int(last) + 1) if dash else (int(first),))
+    return found
+
+
+def terms(places: Iterable[Place], axes: Collection[str] = AXES, *, named: bool = True) -> list[str]:
+    """Return what ``places`` are, each once, in few terms: ``decode dp0-1 tp0-6,8-63``.
+
+    axes: those to be named; a place's coordinate on another axis is not said, so :func:`unfold` takes it for 0, nor is one
+    that is not known (-1). named: begin each term with the name.
+    """
+    # tp of each (name, dp, pp, cp); then one axis after another, places that differ on that axis only become one.
+    folded: dict[tuple[Any, ...], set[int]] = {}
+    for place in places:
+        folded.setdefault((place.name, place.dp, place.pp, place.cp), set()).add(place.tp)
+    rows: list[tuple[Any, ...]] = [(*key, frozenset(tps)) for key, tps in folded.items()]
+    for at in (3, 2, 1):
+        merged: dict[tuple[Any, ...], set[int]] = {}
+        for row in rows:
+            merged.setdefault((*row[:at], *row[at + 1 :]), set()).add(row[at])
+        rows = [(*key[:at], frozenset(values), *key[at:]) for key, values in merged.items()]
+    found = []
+    for name, *sets in sorted(rows, key=lambda row: (row[0], [sorted(values) for values in row[1:]])):
+        parts = [
+            f"{axis}{numbers(values)}"
+            for axis, values in zip(AXES, sets, strict=True)
+            if axis in axes and min(values) >= 0
+        ]
+        found.append(" ".join([name, *parts] if named and name else parts))
+    return list(dict.fromkeys(found))
+
+
+def fold(places: Iterable[Place], axes: Collection[str] = AXES, *, named: bool = True) -> str:
+    """Return :func:`terms` as one text."""
+    return "; ".join(terms(places, axes, named=named))
+
+
+def unfold(text: str) -> set[Place]:
+    """Return the places that :func:`fold` folded, axes it left out being 0. Raises ValueError for other text."""
+    found: set[Place] = set()
+    for term in filter(None, text.split("; ")):
+        match = _TERM.fullmatch(term)
+        assert match is not None  # every part of it may be empty
+        sets = {axis: parse_numbers(values) for axis, values in _AXIS.findall(match["axes"])}
+        dps, pps, cps, tps = (sets.get(axis, {0}) for axis in AXES)
+        found.update(Place(match["name"], dp, pp, cp, tp) for dp in dps for pp in pps for cp in cps for tp in tps)
+    return found
+
+
+def together(texts: Collection[str]) -> str:
+    """Return folded texts that name the same axes as one: ``decode dp0`` and ``decode dp1`` as ``decode dp0,1``."""
+    axes = {axis for text in texts for axis, _ in _AXIS.findall(text)}
+    return fold({place for text in texts for place in unfold(text)}, axes)
+
+
+def shown_axes(identities: Iterable[Identity]) -> tuple[str, ...]:
+    """Return the axes worth naming: dp and tp always, the others where a server has more than one on them."""
+    many = {
+        axis
+        for one in identities
+        for axis in ("pp", "cp")
+        if getattr(one, f"{axis}_size") > 1 or getattr(one, axis) > 0
+    }
+    return tuple(axis for axis in AXES if axis in ("dp", "tp") or axis in many)
+
+
+Server = tuple[str, str, str, str]
+
+
+def server(one: Identity) -> Server:
+    """Return what the ranks of one start of one server have in common."""
+    return one.role, one.cluster, one.service, one.instance
+
+
+def server_names(identities: Iterable[Identity]) -> Mapping[Server, str]:
+    """Return a short name of each server start: its role, else its service, else with the end of its instance.
+
+    A rank of which neither server nor place is known stands for itself: its service is its endpoint, or its process.
+    """
+    among = list(identities)
+    alone = {server(one) for one in among if one.tp < 0}
+    servers = sorted({server(one) for one in among} - alone)
+    names: dict[Server, str] = {one: one[2] for one in alone}
+    roles = Counter(role for role, _, _, _ in servers)
+    services = Counter((role, service) for role, _, service, _ in servers)
+    for one in servers:
+        role, cluster, service, instance = one
+        if roles[role] == 1:
+            names[one] = role
+        elif services[role, service] == 1:
+            names[one] = service
+        else:
+            names[one] = f"{service} ({instance.rpartition('/')[2] or cluster})"
+    return names
+
+
+def place(one: Identity, names: Mapping[Server, str]) -> Place:
+    """Return the rank's place, called as ``names`` says."""
+    return Place(names[server(one)], one.dp, one.pp, one.cp, one.tp)

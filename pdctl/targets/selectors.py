@@ -1,0 +1,82 @@
+"""Which ranks are meant: ``decode:dp0:pp0:tp1``, parts in any order, any of them left out, shell globs allowed.
+
+``decode:tp1`` is tp1 of every dp and pp of every decode server; ``decode`` every decode rank; ``*:tp[01]`` tp0 and tp1
+of both roles. A name after ``host=`` or ``cluster=`` narrows to hosts or clusters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from pdctl.protocol.model import Identity
+
+AXES = ("dp", "pp", "cp", "tp")
+NAMES = ("host", "cluster")
+_AXIS = re.compile(r"(dp|pp|cp|tp)(.*)", re.ASCII)
+_NUMBERS = re.compile(r"[0-9*?\[\]!-]+", re.ASCII)
+_ROLE = re.compile(r"[a-z*?\[\]!-]+", re.ASCII)
+ROLES = ("prefill", "decode")
+
+
+class Selector(msgspec.Struct, frozen=True):
+    """One pattern. role and the values of ``parts`` are globs; ``text`` is how it was written."""
+
+    text: str
+    role: str = "*"
+    parts: tuple[tuple[str, str], ...] = ()
+
+    def matches(self, identity: Identity) -> bool:
+        """Return whether the rank is meant."""
+        return fnmatchcase(identity.role, self.role) and all(
+            fnmatchcase(str(getattr(identity, name)), glob) for name, glob in self.parts
+        )
+
+
+def parse(text: str) -> Selector:
+    """Return the selector written as ``text``. Raises ValueError with a sentence for the user."""
+    role, parts = "", {}
+    for part in text.strip().split(":"):
+        name, glob, problem = _part(part)
+        if problem:
+            raise ValueError(f"rank pattern {text!r}: {problem}; write it like decode:dp0:pp0:tp1 or decode:tp*")
+        if name == "role":
+            if role and glob == "*":
+                continue  # prefill:* is every prefill rank, however it is written
+            if role:
+                raise ValueError(f"rank pattern {text!r} names two roles, {role} and {glob}")
+            role = glob
+        elif name in parts:
+            raise ValueError(f"rank pattern {text!r} names {name} twice")
+        else:
+            parts[name] = glob
+    return Selector(text.strip(), role or "*", tuple(parts.items()))
+
+
+def _part(part: str) -> tuple[str, str, str]:
+    """Return (name, glob, problem) of one part."""
+    if not part:
+        return "", "", "a part is empty"
+    name, equals, value = part.partition("=")
+    if equals:
+        if name not in NAMES or not value:
+            return "", "", f"{part!r} is none of {', '.join(f'{n}=NAME' for n in NAMES)}"
+        return name, value, ""
+    axis = _AXIS.fullmatch(part)
+    if axis:
+        if not _NUMBERS.fullmatch(axis[2]):
+            return "", "", f"{part!r} needs a number or a glob after {axis[1]}"
+        # "tp01" is meant as tp1, but to a glob they differ
+        return axis[1], str(int(axis[2])) if axis[2].isdigit() else axis[2], ""
+    if _ROLE.fullmatch(part) and any(fnmatchcase(role, part) for role in ROLES):
+        return "role", part, ""
+    return "", "", f"{part!r} is neither a role ({', '.join(ROLES)}) nor one of {', '.join(AXES)} with a number"
+
+
+def select(selectors: Iterable[Selector], identities: Iterable[Identity]) -> list[Identity]:
+    """Return the identities that any selector means, in their own order, each once."""
+    patterns = list(selectors)
+    return [identity for identity in identities if any(pattern.matches(identity) for pattern in patterns)]

@@ -1,0 +1,1 @@
+"""Where ranks are found: one module for each kind of place."""

@@ -1,0 +1,127 @@
+"""Which processes that run without an agent here are looked at from outside: what PDCTL_OUTSIDE says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.rank import FoundRank
+
+if TYPE_CHECKING:
+    from pdctl.introspect.find import Candidate
+
+NAME = "PDCTL_OUTSIDE"
+_OFF = ("off", "no", "0", "none")
+_LONGEST_PID = 7  # Linux gives none over 2^22
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What PDCTL_OUTSIDE says. how: ``near``, ``all``, ``off`` or ``pids``, which are then in pids."""
+
+    how: str = "near"
+    pids: tuple[int, ...] = ()
+
+    def means(self, pid: int) -> bool:
+        """Whether a process that is known to be a rank of this cluster may be read from outside."""
+        return pid in self.pids if self.how == "pids" else self.how != "off"
+
+
+@dataclass(frozen=True)
+class Strangers:
+    """Processes without an agent here. chosen: those to look at. left_alone: how many others there are.
+
+    named: the chosen ones are pids that somebody named.
+    """
+
+    chosen: tuple[Candidate, ...] = ()
+    left_alone: int = 0
+    named: bool = False
+
+    @property
+    def living(self) -> list[Candidate]:
+        """Those chosen that have not ended."""
+        return [one for one in self.chosen if one.process.state not in ("", "Z", "X")]
+
+    @property
+    def attach(self) -> str:
+        """How ``pdctl attach`` is called for the chosen ones: ``--all``, or their pids."""
+        return " ".join(str(one.pid) for one in self.living) if self.named else "--all"
+
+
+NONE = Strangers()
+OFF = Wanted("off")
+
+
+def wanted(env: Mapping[str, str]) -> Wanted:
+    """Return what PDCTL_OUTSIDE of ``env`` says. Raises PdctlError (USAGE) for what it can't say."""
+    said = env.get(NAME, "").strip()
+    word = said.lower()
+    if not word:
+        return Wanted()
+    if word in _OFF:
+        return OFF
+    if word == "all":
+        return Wanted("all")
+    parts = [part.strip() for part in said.split(",") if part.strip()]
+    if parts and all(_is_pid(part) for part in parts):
+        return Wanted("pids", tuple(dict.fromkeys(map(int, parts))))
+    raise PdctlError(
+        f"{NAME}={said[:80]!r} is none of: all, off, pids with commas between them",
+        f"Unset {NAME} to have it as usual: docs/attach.md.",
+        Exit.USAGE,
+    )
+
+
+def _is_pid(part: str) -> bool:
+    return part.isascii() and part.isdecimal() and len(part) <= _LONGEST_PID and int(part) > 0
+
+
+def choose(asked: Wanted, ranks: Sequence[FoundRank], *, run_dir: bool) -> Strangers:
+    """Return the processes without an agent among ``ranks``. Reads /proc only.
+
+    run_dir: one was given, so that by default only those are meant that the same servers started as ranks that have an
+    agent there: others are not of this cluster. Pids that are named are chosen whatever they are, also where there is none.
+    """
+    if asked.how == "off":
+        return Strangers()
+    from pdctl.introspect.find import candidate, candidates
+
+    known = {(rank.identity.pid, rank.identity.proc_start) for rank in ranks if rank.live}
+    every = candidates()
+    parents = {one.parent for one in every if (one.pid, one.process.start) in known}
+    strangers = [one for one in every if (one.pid, one.process.start) not in known]
+    if asked.how == "pids":
+        told = {rank.identity.pid for rank in ranks}
+        titled = {one.pid: one for one in every}
+        named = [titled.get(pid) or candidate(pid) for pid in asked.pids]
+        chosen = [
+            one
+            for one in named
+            if (one.pid, one.process.start) not in known and (one.process.state or one.pid not in told)
+        ]
+    elif run_dir and asked.how != "all":
+        chosen = [one for one in strangers if one.parent in parents]
+    else:
+        chosen = strangers
+    there = {one.pid for one in chosen}
+    return Strangers(tuple(chosen), sum(one.pid not in there for one in strangers), asked.how == "pids")
+
+
+def put_in(whom: str) -> str:
+    """Say how processes without an agent get one. whom: how ``pdctl attach`` is called for them."""
+    return f"pdctl attach {whom} --inject-agent --arm puts one in that takes faults."
+
+
+def unrecorded(ranks: Sequence[FoundRank]) -> PdctlError | None:
+    """Return what to say (UNREACHABLE) where recordings are asked for and none of ``ranks`` has an agent; else None."""
+    there = sum(rank.state == "outside" for rank in ranks)
+    if not there or any(rank.state not in ("outside", "no agent") for rank in ranks):
+        return None
+    many = "1 rank" if there == 1 else f"{there} ranks"
+    return PdctlError(
+        f"{many} found, none with pdctl's agent, and only an agent records",
+        "Start the engine with it (pdctl run): one that pdctl attach --inject-agent puts in records no rounds.",
+    )

@@ -1,0 +1,265 @@
+"""Ranks with an agent in containers of this host: through ``/proc/PID/root``, from the host or from a sidecar.
+
+An agent in a container has its files in that container's ``/tmp`` and ``/dev/shm``. Whoever sees its processes sees these
+through the root directory of one of them. What the rank says of itself is in the container's own terms, paths and pids,
+and is told here in this process's.
+
+Whoever is in a container is not trusted: every directory and file there is looked up inside that root, held once, and judged
+by what is held. Only what belongs to this process's user counts; what belongs to others is said, and left alone.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import stat
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from pdctl.protocol import paths
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.files import names, open_folder, read_regular, status
+from pdctl.protocol.processes import NO_PROCESS, Process, look
+from pdctl.protocol.rank import FoundRank
+from pdctl.targets import registration
+
+NAME = "PDCTL_CONTAINERS"
+_RUN = "tmp"
+_RUN_DIR = re.compile(r"pdctl-[0-9]{1,10}", re.ASCII)
+MAX_NAMES = 65_536
+MAX_FOLDERS = 64
+"""Run directories of one container that are looked at."""
+MAX_CLAIMS = 64
+"""Registrations of others that are read to see which servers they claim to be of."""
+_SAYS = {"": True, "on": True, "yes": True, "1": True, "off": False, "no": False, "0": False, "none": False}
+
+
+@dataclass(frozen=True)
+class Container:
+    """Processes that see other files than this one. pids: theirs in their own pid namespace → here.
+
+    mine: one of them runs as this process's user, so that there may be ranks of this user.
+    """
+
+    root: Path
+    pids: Mapping[int, int]
+    mine: bool
+
+    def process(self, pid: int, start: int) -> tuple[int, Process]:
+        """Return its pid here and what /proc says of it, (``pid``, no process) where it has ended."""
+        here = self.pids.get(pid, 0)
+        process = look(here) if here else NO_PROCESS
+        return (here, process) if process.runs_since(start) else (pid, NO_PROCESS)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A registration that belongs to somebody else, or can't be used. server: the cluster, service and instance it names."""
+
+    path: str
+    server: tuple[str, str, str]
+    why: str
+
+
+def wanted(env: Mapping[str, str]) -> bool:
+    """Return whether PDCTL_CONTAINERS lets containers be looked into. Raises PdctlError (USAGE) for what it can't say."""
+    said = env.get(NAME, "").strip()
+    if said.lower() not in _SAYS:
+        raise PdctlError(
+            f"{NAME}={said[:80]!r} is none of: on, off", f"Unset {NAME} to have it as usual, which is on.", Exit.USAGE
+        )
+    return _SAYS[said.lower()]
+
+
+def find(
+    env: Mapping[str, str], problems: list[str], others: list[str], claims: list[Claim], until: float = math.inf
+) -> Iterable[FoundRank]:
+    """Yield the ranks that registered in the usual directories of containers whose processes this one can see.
+
+    Not where ``PDCTL_RUN_DIR`` names a directory, nor with ``PDCTL_CONTAINERS=off``. problems: told where time ran out, or
+    there was too much. others: what was left alone, and why: it can't be told to be of any server that is looked at, but for
+    claims, which say they are. until: on the monotonic clock, when to stop.
+    """
+    if not wanted(env) or env.get("PDCTL_RUN_DIR"):
+        return
+    for container in _containers():
+        if time.monotonic() >= until:
+            problems.append("there was no time to look into all containers")
+            return
+        for name, folder, why in _folders(container, others, until):
+            if why:
+                others.append(why)
+                claims += _claims(name, folder, why, MAX_CLAIMS - len(claims), until)
+            else:
+                yield from _ranks(container, name, folder, problems, others, until)
+
+
+def _folders(container: Container, others: list[str], until: float) -> Iterator[tuple[Path, int, str]]:
+    """Yield the run directories in a container's ``/tmp``: path, descriptor, and why it is left alone, "" where it is not.
+
+    Where no process there is this user's, what is there can be nobody's but others', or what was left behind.
+    """
+    place = container.root / _RUN
+    try:
+        with _held(place) as tmp:
+            there = [name for name in names(tmp, "", MAX_NAMES, until)[0] if _RUN_DIR.fullmatch(name)]
+            likely = (f"pdctl-{os.geteuid()}", "pdctl-0")  # the second where another user is its root
+            there.sort(key=lambda name: name not in likely)
+            if len(there) > MAX_FOLDERS:
+                others.append(f"{place} has {len(there)} run directories; {MAX_FOLDERS} were looked at")
+            for name in there[:MAX_FOLDERS]:
+                path = place / name
+                try:
+                    with _held(name, tmp) as folder:
+                        found = os.fstat(folder)
+                        if not _same(Path("/", _RUN, name), found):
+                            yield path, folder, paths.why_not_private(path, found)
+                except OSError as error:
+                    others.append(f"{path} {error.strerror}")
+    except OSError:
+        return  # it has ended, or has no such directory
+
+
+def _ranks(
+    container: Container, name: Path, folder: int, problems: list[str], others: list[str], until: float
+) -> Iterable[FoundRank]:
+    """Yield the ranks that registered in a directory that is held, and is this user's alone."""
+    found, whole = names(folder, paths.REGISTRATION_SUFFIX, registration.MAX_RANKS, until)
+    for number, file in enumerate(found):
+        if time.monotonic() >= until:
+            whole, found = False, found[:number]
+            break
+        try:
+            r = _registration(file, folder, (os.geteuid(),))
+        except FileNotFoundError:
+            continue  # the rank ended while we looked
+        except OSError as error:
+            others.append(f"{name / file} {error.strerror}")
+        except ValueError as error:
+            others.append(f"{name / file} is not a registration this pdctl reads: {error}")
+        else:
+            yield _rank(container, r)
+    if not whole:
+        problems.append(f"{name}: more than {len(found)} registrations; the others were not read")
+
+
+def _registration(file: str, folder: int, owners: Sequence[int]) -> paths.Registration:
+    raw = read_regular(file, paths.MAX_REGISTRATION, dir_fd=folder, owners=owners)
+    return paths.registration(file, raw)
+
+
+def _claims(name: Path, folder: int, why: str, most: int, until: float) -> Iterator[Claim]:
+    """Yield what registrations in a directory that is left alone say they are of."""
+    try:
+        found, _ = names(folder, paths.REGISTRATION_SUFFIX, max(0, most), until)
+    except OSError:
+        return
+    for file in found:
+        if time.monotonic() >= until:
+            return
+        try:
+            identity = _registration(file, folder, ()).identity
+        except (OSError, ValueError):
+            continue
+        yield Claim(str(name / file), (identity.cluster, identity.service, identity.instance), why)
+
+
+def _rank(container: Container, r: paths.Registration) -> FoundRank:
+    pid, process = container.process(r.identity.pid, r.identity.proc_start)
+    recording = _inside(container, r.recording)
+    rank = registration.found(r, "live" if process.state else "dead", recording, process, (os.geteuid(),))
+    socket = _inside(container, r.endpoint.removeprefix("ipc://"))
+    why = (
+        _unfit_socket(socket) if socket is not None else "its socket is at no path of its container" * bool(r.endpoint)
+    )
+    return replace(
+        rank,
+        identity=msgspec.structs.replace(r.identity, pid=pid),
+        endpoint=f"ipc://{socket}" if socket is not None and not why else "",
+        endpoint_off=why or rank.endpoint_off,
+    )
+
+
+def _unfit_socket(path: Path) -> str:
+    """Return why a socket of a container is not connected to, "" where it may be."""
+    try:
+        there, reached = status(path), path.stat()
+    except FileNotFoundError:
+        return f"{path} is gone"
+    except (OSError, ValueError) as error:
+        return f"{path} can't be looked at: {error.strerror if isinstance(error, OSError) else error}"
+    if not stat.S_ISSOCK(there.st_mode):
+        return f"{path} is no socket"
+    if (there.st_dev, there.st_ino) != (reached.st_dev, reached.st_ino):
+        return f"{path} leads out of its container"
+    return "" if there.st_uid == os.geteuid() else f"{path} belongs to uid {there.st_uid}"
+
+
+def _inside(container: Container, path: str) -> Path | None:
+    """Return where a path of the container is here, None for none, and for one that leads out of it."""
+    if not path.startswith("/") or ".." in Path(path).parts:
+        return None
+    return container.root / path.removeprefix("/")
+
+
+def _containers() -> list[Container]:
+    """Return the mount namespaces other than this process's own that have processes, with these.
+
+    Those with processes of this user come first: only there ranks of this user live.
+    """
+    try:
+        own = Path("/proc/self/ns/mnt").stat().st_ino
+    except OSError:
+        return []
+    found: dict[int, tuple[int, dict[int, int]]] = {}
+    mine: set[int] = set()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            namespace = (entry / "ns/mnt").stat().st_ino
+            if namespace == own:
+                continue
+            inner, uid = _inner(entry)
+        except (OSError, ValueError):
+            continue  # it has ended, or may not be looked at
+        found.setdefault(namespace, (int(entry.name), {}))[1][inner] = int(entry.name)
+        if uid == os.geteuid():
+            mine.add(namespace)
+    made = [Container(Path(f"/proc/{one}/root"), pids, space in mine) for space, (one, pids) in found.items()]
+    return sorted(made, key=lambda container: not container.mine)
+
+
+@contextmanager
+def _held(path: Path | str, folder: int | None = None) -> Iterator[int]:
+    fd = open_folder(path, dir_fd=folder)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _same(mine: Path, found: os.stat_result) -> bool:
+    """Return whether a container's directory is this process's own: what is in it is found without going through one."""
+    try:
+        here = mine.stat()
+    except OSError:
+        return False
+    return (here.st_dev, here.st_ino) == (found.st_dev, found.st_ino)
+
+
+def _inner(entry: Path) -> tuple[int, int]:
+    """Return a process's pid in its own pid namespace, and the user it runs as."""
+    pid, uid = int(entry.name), -1
+    for line in (entry / "status").read_text(errors="replace").splitlines():
+        if line.startswith("NSpid:"):
+            pid = int(line.split()[-1])
+        elif line.startswith("Uid:"):
+            uid = int(line.split()[2])
+    return pid, uid

@@ -1,0 +1,201 @@
+"""Finds ranks by what their agents published in a job's TCPStore (``--store HOST:PORT``).
+
+Each store is read by a child process that is ended at the deadline. An entry in a store is only a claim: the rank it names is
+asked who it is, over CURVE, before anything else is asked of it. Whoever can write into the store can make up entries; a key
+given with ``--server-key`` is the only one that is accepted then.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from types import TracebackType
+
+from pdctl.protocol import keys, structs
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.rank import FoundRank, Silence
+from pdctl.protocol.store_schema import STALE_S, Beat, Entry, Found, Read
+from pdctl.targets import registration
+from pdctl.targets.resolve import unresolved
+
+_ADDRESS = re.compile(r"(tcp://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})", re.ASCII)
+
+_LOOK_S = 0.02
+
+
+@dataclass(frozen=True)
+class Store:
+    """The address of a TCPStore."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+def stores(env: Mapping[str, str]) -> list[Store]:
+    """Return the stores that PDCTL_STORE names; ``env``: torchrun's MASTER_ADDR and MASTER_PORT. Raises PdctlError (USAGE)."""
+    found: list[Store] = []
+    for word in env.get("PDCTL_STORE", "").replace(",", " ").split():
+        if word.lower() == "off":  # what an agent understands: publish nothing
+            continue
+        text = word
+        if word == "env":
+            if not (env.get("MASTER_ADDR") and env.get("MASTER_PORT")):
+                raise PdctlError(
+                    "--store env needs MASTER_ADDR and MASTER_PORT", "torchrun sets them in its workers", Exit.USAGE
+                )
+            text = f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
+        match = _ADDRESS.fullmatch(text)
+        if match is None or not 0 < int(match["port"]) < 65536:
+            raise PdctlError(f"{text[:80]!r} is no address of a store", "write HOST:PORT, or env", Exit.USAGE)
+        found.append(Store(match["host"].strip("[]"), int(match["port"])))
+    return list(dict.fromkeys(found))
+
+
+def read(wanted: Sequence[Store], timeout_s: float) -> list[Read]:
+    """Return what is in each store, or why that can't be told, all within ``timeout_s`` together."""
+    end = time.monotonic() + timeout_s
+    nowhere = unresolved((store.host for store in wanted), timeout_s / 2)
+    answers = {store: Read(error=nowhere.get(store.host) or _nobody(store, min(1.0, timeout_s))) for store in wanted}
+    with ExitStack() as stack:
+        children = {
+            store: stack.enter_context(_Child(store, timeout_s)) for store in wanted if not answers[store].error
+        }
+        while time.monotonic() < end and not all(child.done for child in children.values()):
+            time.sleep(_LOOK_S)
+        answers.update({store: child.answer(timeout_s) for store, child in children.items()})
+    return [answers[store] for store in wanted]
+
+
+class _Child:
+    """A process that reads one store, and is killed at the end of the ``with`` block."""
+
+    def __init__(self, store: Store, timeout_s: float) -> None:
+        command = [
+            sys.executable,
+            "-m",
+            "pdctl.targets.sources.store_child",
+            store.host,
+            str(store.port),
+            f"{timeout_s:g}",
+        ]
+        self._out = tempfile.TemporaryFile()  # noqa: SIM115  # closed in __exit__
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=self._out, stderr=subprocess.DEVNULL, env=_env()
+        )
+
+    def __enter__(self) -> _Child:  # noqa: PYI034  # typing.Self is newer than Python 3.10
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._out.close()
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._process.poll() is not None
+
+    def answer(self, timeout_s: float) -> Read:
+        """Return what it read, or why nothing: it has not ended, or not well."""
+        if not self.done:
+            if not os.fstat(self._out.fileno()).st_size:
+                return Read(
+                    error=f"not asked: torch was not loaded within {timeout_s:.3g} s here; give it more --timeout"
+                )
+            return Read(error=f"no answer within {timeout_s:.3g} s: it is busy, stopped, or no TCPStore")
+        self._out.seek(0)
+        try:
+            return structs.from_json(self._out.read(), Read)
+        except ValueError:
+            status = self._process.returncode
+            return Read(error=f"it can't be read: torch's client ended with status {status}; it may be no TCPStore")
+
+
+def _env() -> dict[str, str]:
+    """Return the environment of a child: it finds pdctl where this process did."""
+    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+    path = os.environ.get("PYTHONPATH", "")
+    return {**os.environ, "PYTHONPATH": f"{here}{os.pathsep}{path}" if path else here, "OMP_NUM_THREADS": "1"}
+
+
+def _nobody(store: Store, wait_s: float) -> str:
+    """Return why there is nothing at a store's address, "" where something listens. Saves loading torch for nothing."""
+    try:
+        socket.create_connection((store.host, store.port), timeout=wait_s).close()
+    except TimeoutError:
+        return "no connection"
+    except OSError as error:
+        return f"no connection: {error.strerror or error}"
+    return ""
+
+
+def entries(found: Sequence[Found], problems: list[str]) -> list[tuple[Entry, Beat | None]]:
+    """Return the entries of a store that this pdctl understands; what it does not is added to ``problems``."""
+    known = []
+    for one in found:
+        try:
+            entry = structs.from_json(one.entry, Entry)
+            beat = structs.from_json(one.beat, Beat) if one.beat else None
+        except ValueError as error:
+            problems.append(f"{one.name[:120]!r} in the store: not understood: {error}"[:300])
+            continue
+        known.append((entry, beat))
+    return known
+
+
+def claimed(entry: Entry, beat: Beat | None, pinned: str) -> FoundRank:
+    """Return the rank that an entry is about, before it has been asked. pinned: the only server key to accept, "" for any.
+
+    silent is set where it is not to be asked.
+    """
+    r = entry.registration
+    rank = registration.told(FoundRank(r.identity, "live", endpoint=entry.endpoint), r)
+    if beat is not None and beat.ended:
+        why = "its agent said in the store that it ended"
+        return replace(rank, state="dead", silent=Silence.DEAD, silent_why=why)
+    if not entry.endpoint:
+        off = f"{r.tcp_off or 'its agent listens on no TCP address'}; its own socket is on {r.identity.host}"
+        return replace(rank, endpoint_off=off, silent=Silence.NO_SOCKET, silent_why=off)
+    if pinned and r.server_key != pinned:
+        why = "the key it has in the store is not the one that was given as its server key"
+        return replace(rank, silent=Silence.NOT_AUTHORISED, silent_why=why)
+    if not r.server_key and not entry.endpoint.startswith(("tcp://127.", "tcp://[::1]")):
+        return replace(rank, silent=Silence.NOT_AUTHORISED, silent_why="it has no key in the store")
+    return rank
+
+
+def unheard(rank: FoundRank, beat: Beat | None, *, refused: bool, now_ns: int) -> FoundRank:
+    """Return a rank that was asked and did not answer, told by its heartbeats from one that is gone.
+
+    refused: nobody listens at its endpoint any more. Clocks of hosts are taken to agree to within seconds. A rank that seems
+    gone is ``dead``, but not for sure: what it may hold (a fault) is not known to have ended.
+    """
+    age_s = max(0.0, (now_ns - beat.wall_ns) / 1e9) if beat is not None else float("inf")
+    said = (
+        f"its last heartbeat in the store was {age_s:.0f} s ago" if beat is not None else "no heartbeat is in the store"
+    )
+    if refused:
+        why = f"nobody listens at its endpoint any more: its process has ended, or its agent; {said}"
+        return replace(rank, state="dead", silent=Silence.REFUSED, silent_why=why)
+    state = "dead" if age_s > STALE_S else rank.state
+    return replace(rank, state=state, silent_why=f"{rank.silent_why}; {said}")
+
+
+def server_key(env: Mapping[str, str]) -> str:
+    """Return the one server key to accept, "" for whatever the store says."""
+    return keys.parse_public(env["PDCTL_SERVER_KEY"]) if env.get("PDCTL_SERVER_KEY") else ""
+
+
+__all__ = ["Store", "claimed", "entries", "read", "server_key", "stores", "unheard"]

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+
+from pdctl.lab.config import FIXES, LabConfig, Shape, check, check_name, parse_names, parse_shape
+from pdctl.protocol.errors import Exit, PdctlError
+
+
+def test_sizes() -> None:
+    assert parse_shape("tp=2, pp=3") == Shape(tp=2, pp=3)
+    assert parse_shape("") == Shape()
+    assert parse_shape("dp=2").ranks == 2
+
+
+@pytest.mark.parametrize("text", ["2", "tp=0", "tp=17", "tp=x", "ep=2", "tp=2;pp=1", "tp=-1"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(PdctlError) as raised:
+        parse_shape(text)
+    assert raised.value.code == Exit.USAGE
+
+
+def test_names_come_once_and_unknown_ones_list_the_known() -> None:
+    assert parse_names(["gate,receiver", "gate"], tuple(FIXES), "fix") == ("gate", "receiver")
+    with pytest.raises(PdctlError, match="brakes") as raised:
+        parse_names(["gate,brakes"], tuple(FIXES), "fix")
+    assert all(name in raised.value.next_step for name in FIXES)
+
+
+def test_a_fix_is_there_unless_left_out_and_must_exist() -> None:
+    config = LabConfig("x", without=("gate",))
+    assert not config.has("gate")
+    assert config.has("receiver")
+    with pytest.raises(KeyError):
+        config.has("brakes")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LabConfig("x", prefill=Shape(pp=2), decode=Shape(pp=4)),
+        LabConfig("x", prefill=Shape(tp=3), decode=Shape(tp=2)),
+        LabConfig("x", prefill=Shape(pp=3)),
+        LabConfig("x", prefill=Shape(tp=16, dp=4), decode=Shape(tp=16)),
+    ],
+)
+def test_what_does_not_go_together(config: LabConfig) -> None:
+    with pytest.raises(PdctlError) as raised:
+        check(config)
+    assert raised.value.code == Exit.USAGE
+
+
+@pytest.mark.parametrize("name", ["", "A", "../x", "a b", "x" * 25, "-x"])
+def test_what_can_not_be_a_name(name: str) -> None:
+    with pytest.raises(PdctlError):
+        check_name(name)

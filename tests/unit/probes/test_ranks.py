@@ -1,0 +1,147 @@
+"""What ``pdctl ranks`` makes of answers and recordings, and how it is drawn."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from pdctl.commands.ranks import draw, exit_code
+from pdctl.probes.ranks.judge import RanksDocument, call_words, judge
+from pdctl.protocol.errors import Exit
+from pdctl.protocol.model import Call, Frame, Seam, Status
+from pdctl.protocol.rank import Answer, FoundRank, Silence
+from pdctl.recording import format as f
+from pdctl.recording.reader import read
+from pdctl.recording.writer import RecordingWriter
+from pdctl.report.output import Format, Output
+from tests.support.identities import identity
+
+
+def status(**changes: Any) -> Status:
+    base = Status(
+        identity=identity(), mono_ns=10 * 10**9, ticks=5, tick_mono_ns=9 * 10**9, call=Call(), stack=(), rounds={}, seams=(),
+        recording="/r", recording_off="", hook_errors={}, hooks_removed=(), faults=(), agent_cpu_s=0.002,
+    )  # fmt: skip
+    return msgspec.structs.replace(base, **changes)
+
+
+def answered(**changes: Any) -> Answer[Status]:
+    return Answer(FoundRank(identity(), "live", "ipc://x"), status(**changes))
+
+
+def silent(state: str, silence: Silence, reason: str) -> Answer[Status]:
+    return Answer(FoundRank(identity(), state), None, silence, reason)
+
+
+def drawn(document: RanksDocument, columns: int = 80, form: Format = Format.TABLE) -> str:
+    out = io.StringIO()
+    wide = form is Format.WIDE
+    Output(form, out=out, env={"COLUMNS": str(columns)}).document(
+        document, (), lambda seen, console: draw(seen, console, wide=wide)
+    )
+    return out.getvalue()
+
+
+def test_a_rank_that_answers() -> None:
+    got = judge([answered(rounds={"decode.transfer/attn-tp": 7, "decode.prealloc/attn-tp": -1})], [None])
+    [row] = got.ranks
+    assert (row.state, row.source, row.reason) == ("live", "agent", "")
+    assert row.tick_age_s == pytest.approx(1.0)
+    assert row.agent_cpu_share == pytest.approx(0.0002)
+    assert row.rounds == {"decode.transfer/attn-tp": 7}
+    assert not got.partial
+    assert exit_code(got, from_recordings=False) is Exit.CLEAN
+
+
+def test_a_rank_that_never_turned_has_no_age() -> None:
+    [row] = judge([answered(tick_mono_ns=0)], [None]).ranks
+    assert row.tick_age_s is None
+
+
+@pytest.mark.parametrize(
+    ("state", "silence", "shown"),
+    [
+        ("live", Silence.TIMED_OUT, "silent"),
+        ("live", Silence.GARBAGE, "silent"),
+        ("dead", Silence.DEAD, "dead"),
+        ("no agent", Silence.NO_AGENT, "no agent"),
+    ],
+)
+def test_silence_keeps_its_reason(state: str, silence: Silence, shown: str) -> None:
+    got = judge([answered(), silent(state, silence, "because")], [None, None])
+    assert (got.ranks[1].state, got.ranks[1].reason, got.ranks[1].source) == (shown, "because", "")
+    assert exit_code(got, from_recordings=False) is Exit.PARTIAL
+    assert "because" in drawn(got)
+
+
+def test_a_dead_rank_s_age_is_counted_by_the_wall_clock_of_its_recording(tmp_path: Path) -> None:
+    writer = RecordingWriter.create(tmp_path / "r", msgspec.json.encode(identity()), size=f.MIN_SIZE)
+    recording = read(tmp_path / "r")
+    writer.pulse(4, recording.start_mono_ns + 3 * 10**9)
+    recording = read(tmp_path / "r")
+    answer = silent("dead", Silence.DEAD, "process has ended")
+    got = judge([answer], [recording], now_wall_ns=recording.start_wall_ns + 63 * 10**9)
+    assert got.ranks[0].tick_age_s == pytest.approx(60.0)
+    assert got.ranks[0].source == "recording"
+    assert exit_code(got, from_recordings=False) is Exit.PARTIAL
+    assert exit_code(got, from_recordings=True) is Exit.CLEAN
+
+
+def test_nobody_reached_and_nothing_left_is_unreachable() -> None:
+    got = judge([silent("dead", Silence.DEAD, "gone")], [None])
+    assert exit_code(got, from_recordings=False) is Exit.UNREACHABLE
+
+
+def test_a_file_that_is_not_understood_makes_the_answer_partial() -> None:
+    assert exit_code(judge([answered()], [None], problems=("x",)), from_recordings=False) is Exit.PARTIAL
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (Call(op="all_reduce", group="attn-tp", elements=3, inside="poll of decode.transfer"),
+         "poll of decode.transfer: all_reduce of 3, group attn-tp"),
+        (Call(op="broadcast"), "broadcast"),
+        (Call(inside="model forward"), "model forward"),
+        (Call(), "spin (engine/loop.py:7)"),
+    ],
+)  # fmt: skip
+def test_a_call_in_words(call: Call, words: str) -> None:
+    assert call_words(call, (Frame("spin", "engine/loop.py", 7),)) == words
+
+
+def test_eighty_columns_hold_the_longest_real_labels() -> None:
+    who = identity(
+        dp=15, dp_size=16, pp=3, pp_size=4, cp=1, cp_size=2, tp=7, tp_size=8, pid=4194304, service="decode a:1"
+    )
+    call = Call(op="broadcast_object_list", group="attn-cp", elements=123456, inside="recv_requests")
+    rounds = {
+        f"{queue}/{group}": 12345678
+        for queue in ("decode.prealloc", "decode.transfer")
+        for group in ("attn-tp", "attn-cp")
+    }
+    answer = Answer(FoundRank(who, "live"), status(identity=who, call=call, rounds=rounds))
+    text = drawn(judge([answer], [None]))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "transfer/attn-cp 12345678" in text
+
+
+def test_what_is_out_of_the_ordinary_is_said_below() -> None:
+    text = drawn(
+        judge([answered(recording_off="no space", hook_errors={"gate": 3}, hooks_removed=("gate",))] * 2, [None, None]),
+        200,
+    )
+    assert "every rank:\n    recording off: no space" in text
+    assert "hook gate failed 3 times and removed itself" in text
+
+
+def test_wide_shows_what_is_missing() -> None:
+    text = drawn(
+        judge([answered(seams=(Seam("gate", False, "no such function"), Seam("poll", True)))], [None]), 80, Format.WIDE
+    )
+    assert "seams missing: gate (no such function)" in text
+    assert "seams present: poll" in text

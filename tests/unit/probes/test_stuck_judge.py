@@ -1,0 +1,268 @@
+"""The judge of waiting requests: each kind of finding, and its twin that must stay clean."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from pdctl.probes.stuck.judge import judge
+from pdctl.probes.stuck.model import Last, RankLooks, StuckDocument
+from pdctl.protocol.model import UNKNOWN, KVPoll
+from pdctl.protocol.requests import NO_LIMIT, NOT_KNOWN, Cover, RoomEntry, Rooms, RoomTable, Space
+from tests.support.identities import identity
+
+WAITING = "SGLANG_DISAGGREGATION_WAITING_TIMEOUT"
+COVERS = {
+    "decode": (
+        Cover("decode.pending", UNKNOWN, NO_LIMIT),
+        Cover("decode.prealloc", KVPoll.WAITING_FOR_INPUT, 300.0, WAITING, "when told"),
+        Cover("decode.transfer", KVPoll.WAITING_FOR_INPUT, 300.0, WAITING, "when told"),
+        Cover("decode.transfer", UNKNOWN, NO_LIMIT),
+    ),
+    "prefill": (
+        Cover("prefill.bootstrap", KVPoll.BOOTSTRAPPING, 300.0, "BOOT", "when it came"),
+        Cover("prefill.inflight", UNKNOWN, NO_LIMIT),
+    ),
+}
+ROOMY = Space(slots=8, slots_free=4, kv=100, kv_free=50)
+
+
+def entry(queue: str, room: int = 7, **more: Any) -> RoomEntry:
+    given = {"state": KVPoll.WAITING_FOR_INPUT, "age_s": 60.0, "slot": 3, "clock_s": 60.0, "kv": 30, **more}
+    return RoomEntry(queue, room, f"r{room}", **given)
+
+
+def look(
+    role: str, *entries: RoomEntry, before: tuple[RoomEntry, ...] | None = None, tp: int = 0, space: Space = ROOMY
+) -> RankLooks:
+    def rooms(those: tuple[RoomEntry, ...]) -> Rooms:
+        return Rooms(0, 0, RoomTable.of(those), COVERS[role], space, {}, {}, {})
+
+    who = identity(role=role, service=role, tp=tp, tp_size=2 if role == "decode" else 1, world_rank=tp)
+    return RankLooks(
+        who, "live", first=rooms(entries if before is None else before), second=rooms(entries), recorded=True
+    )
+
+
+def codes(*looks: RankLooks, **options: Any) -> list[str]:
+    return [found.code for found in result(*looks, **options).findings]
+
+
+def result(*looks: RankLooks, **options: Any) -> StuckDocument:
+    return judge(looks, pause_s=2.0, **options)
+
+
+DONE = {7: Last("Failed", 41.0, True, "Aborted by AbortReq.")}
+
+
+@pytest.mark.parametrize("what", ["Failed", "Success"])
+def test_the_other_side_has_ended_it_and_this_one_has_not_heard(what: str) -> None:
+    prefill = replace(look("prefill"), last={7: Last(what, 41.0, True, "Aborted by AbortReq.")})
+    document = result(prefill, look("decode", entry("decode.transfer")), look("decode", entry("decode.transfer"), tp=1))
+    [found] = document.findings
+    assert (found.code, found.rooms, found.ranks) == ("PD142", (7,), ("tp0", "tp1"))
+    assert "prefill dp0 pp0 tp0" in found.summary
+    assert f"{what} 41.0 s ago" in found.summary
+    assert ("Aborted by AbortReq." in found.summary) == (what == "Failed")
+    assert f"{WAITING} ends it in 240.0 s" in found.summary
+    [request] = document.requests
+    assert (request.cover, request.limit_s, request.left_s) == (WAITING, 300.0, 240.0)
+
+
+def test_a_message_on_its_way_is_no_finding() -> None:
+    prefill = replace(look("prefill"), last=DONE)
+    moved = look("decode", entry("decode.transfer"), before=(entry("decode.prealloc", slot=-1),))
+    assert codes(prefill, moved) == []
+    assert codes(prefill, look("decode", entry("decode.transfer", age_s=1.0))) == []
+    just_ended = replace(look("prefill"), last={7: Last("Success", 4.9, True)})
+    assert codes(just_ended, look("decode", entry("decode.transfer", age_s=20.0))) == []
+
+
+def test_who_has_heard_waits_for_its_metadata() -> None:
+    prefill = replace(look("prefill"), last={7: Last("Success", 50.0, True)})
+    [found] = result(prefill, look("decode", entry("decode.transfer", state=KVPoll.SUCCESS, clock_s=-1.0))).findings
+    assert found.code == "PD141"
+    assert "waits for its metadata" in found.summary
+    assert "1 of 8 metadata slots are held this way" in " ".join(found.evidence)
+    assert found.summary.endswith("1 of 8 metadata slots are held this way.")  # in the table, too
+
+
+def test_a_transfer_that_never_ends_is_covered_by_nothing() -> None:
+    prefill = look("prefill", entry("prefill.inflight", state=KVPoll.TRANSFERRING))
+    decode = look("decode", entry("decode.transfer", state=KVPoll.TRANSFERRING, clock_s=-1.0))
+    document = result(prefill, decode)
+    assert [found.code for found in document.findings] == ["PD141", "PD141"]
+    assert all("No time-out covers this state" in found.summary for found in document.findings)
+    assert {request.cover for request in document.requests} == {"nothing"}
+    assert {request.holds for request in document.requests} == {"slot 3, 30 KV tokens"}
+    assert codes(prefill, decode, stuck_s=61.0) == []
+
+
+def test_a_slow_transfer_in_a_queue_that_moves_is_no_finding() -> None:
+    mine = entry("decode.transfer", state=KVPoll.TRANSFERRING, clock_s=-1.0)
+    decode = look("decode", mine, before=(entry("decode.transfer", 5), mine))
+    prefill = look(
+        "prefill", entry("prefill.inflight", state=KVPoll.TRANSFERRING), before=(entry("prefill.inflight", 5),)
+    )
+    document = result(prefill, decode)
+    assert document.findings == ()
+    assert {request.progress for request in document.requests} == {"in line", "new"}
+
+
+@pytest.mark.parametrize("queue", ["waiting", "running"])
+def test_what_prefill_still_computes_is_waited_for(queue: str) -> None:
+    waiting = entry("decode.transfer", state=KVPoll.TRANSFERRING, clock_s=-1.0)
+    assert codes(look("prefill", entry(queue)), look("decode", waiting)) == []
+
+
+def test_a_full_decode_is_full_and_not_stuck() -> None:
+    full = Space(slots=8, slots_free=4, kv=100, kv_free=50, reserved=10, head=7, needs=90)
+    decode = look(
+        "decode", *[entry("decode.prealloc", room, slot=-1, clock_s=-1.0, kv=0) for room in (7, 8)], space=full
+    )
+    prefill = look("prefill", *[entry("prefill.bootstrap", room, state=KVPoll.BOOTSTRAPPING) for room in (7, 8)])
+    document = result(prefill, decode)
+    [found] = document.findings
+    assert (found.code, found.level.value) == ("PD140", "info")
+    assert "room 7 is first in line and needs 90 KV tokens, 40 free (10 more kept back" in found.summary
+    notes = {request.room: request.note for request in document.requests if request.role == "decode"}
+    assert notes == {7: "first in line for space", 8: "waits for space"}
+    slots = look("decode", entry("decode.prealloc", slot=-1, clock_s=-1.0), space=msgspec.structs.replace(
+        full, needs=10, slots_free=0
+    ))  # fmt: skip
+    assert "all 8 metadata slots are taken" in result(prefill, slots).findings[0].summary
+    roomy = look(
+        "decode", entry("decode.prealloc", slot=-1, clock_s=-1.0), space=msgspec.structs.replace(full, needs=10)
+    )
+    alone = look("prefill", entry("prefill.bootstrap", state=KVPoll.BOOTSTRAPPING))
+    assert codes(alone, roomy) == ["PD141"]
+
+
+def test_a_room_the_other_side_does_not_know() -> None:
+    decode = look("decode", entry("decode.pending", slot=-1, state=KVPoll.BOOTSTRAPPING, clock_s=-1.0))
+    assert codes(look("prefill"), decode) == ["PD143"]
+    known = look("prefill", entry("prefill.bootstrap", state=KVPoll.BOOTSTRAPPING))
+    assert codes(known, decode) == ["PD141"]
+    silent = RankLooks(identity(role="prefill", service="prefill"), "live", silence="no answer within 2 s")
+    document = result(silent, decode)
+    assert [found.code for found in document.findings] == ["PD141"]
+    assert "not known: prefill dp0 pp0 tp0 no answer within 2 s" in document.requests[0].peer
+    assert document.partial
+
+
+def test_another_cluster_is_no_peer() -> None:
+    decode = look("decode", entry("decode.transfer"))
+    elsewhere = look("prefill")
+    elsewhere = replace(elsewhere, identity=msgspec.structs.replace(elsewhere.identity, cluster="b"), last=DONE)
+    document = result(elsewhere, decode)
+    assert document.findings == ()
+    assert document.requests[0].peer == "no prefill rank in sight"
+
+
+def test_a_backend_that_is_not_known() -> None:
+    decode = look("decode", entry("decode.transfer", state=KVPoll.TRANSFERRING))
+    assert decode.second is not None
+    unknown = msgspec.structs.replace(decode.second, covers=(Cover("decode.transfer", UNKNOWN, NOT_KNOWN),))
+    document = result(
+        look("prefill", entry("prefill.inflight", age_s=1.0)), replace(decode, first=unknown, second=unknown)
+    )
+    assert document.findings == ()
+    assert {request.cover for request in document.requests if request.role == "decode"} == {"unknown"}
+
+
+def test_a_request_in_two_queues_is_told_once_and_younger_ones_are_counted() -> None:
+    decode = look(
+        "decode",
+        entry("decode.prealloc", slot=-1, state=KVPoll.BOOTSTRAPPING, clock_s=-1.0),
+        entry("decode.pending", slot=-1, state=KVPoll.BOOTSTRAPPING, clock_s=-1.0),
+        entry("decode.transfer", 8, age_s=3.0),
+    )
+    document = result(decode, older_s=10.0)
+    assert [(request.room, request.queue) for request in document.requests] == [(7, "decode.pending")]
+    assert document.hidden == 1
+
+
+@pytest.mark.parametrize(("by", "rooms"), [("age", [9, 7, 8]), ("queue", [7, 9, 8]), ("rank", [7, 9, 8])])
+def test_order(by: str, rooms: list[int]) -> None:
+    decode = look(
+        "decode",
+        entry("decode.transfer", 8, age_s=3.0),
+        entry("decode.transfer", 9, age_s=50.0),
+        entry("decode.prealloc", 7, age_s=20.0),
+    )
+    assert [request.room for request in result(decode, by=by).requests] == rooms
+
+
+def test_what_one_rank_runs_and_another_waits_for() -> None:
+    runs = look("decode", entry("running", slot=-1, age_s=90.0))
+    document = result(look("prefill"), runs, look("decode", entry("decode.transfer"), tp=1))
+    [request] = document.requests
+    assert request.queue == "decode.transfer"
+    assert [(place.ranks, place.queue) for place in request.ranks] == [
+        (("tp0",), "running"),
+        (("tp1",), "decode.transfer"),
+    ]
+
+
+def test_what_one_rank_runs_and_another_has_heard_of() -> None:
+    prefill = replace(look("prefill"), last={7: Last("Success", 50.0, True)})
+    runs = look("decode", entry("running", slot=-1, age_s=90.0, state=UNKNOWN))
+    waits = look("decode", entry("decode.transfer", state=KVPoll.SUCCESS, clock_s=-1.0), tp=1)
+    [found] = result(prefill, runs, waits).findings
+    assert found.code == "PD141"
+    assert "waits for its metadata" in found.summary
+
+
+def test_ranks_of_one_group_in_different_states() -> None:
+    one = look("decode", entry("decode.transfer", state=KVPoll.SUCCESS))
+    two = look("decode", entry("decode.transfer", age_s=59.0), tp=1)
+    document = result(replace(look("prefill"), last={7: Last("Success", 40.0, True)}), one, two)
+    [request] = document.requests
+    assert [(place.ranks, place.state) for place in request.ranks] == [
+        (("tp0",), "Success"),
+        (("tp1",), "WaitingForInput"),
+    ]
+    assert [found.code for found in document.findings] == ["PD142"]
+
+
+def test_a_group_is_where_its_least_advanced_rank_is() -> None:
+    heard = look("decode", entry("decode.transfer", state=KVPoll.SUCCESS, clock_s=-1.0))
+    waits = look("decode", entry("decode.transfer", age_s=59.0, clock_s=59.0), tp=1)
+    document = result(replace(look("prefill"), last={7: Last("Success", 4.0, True)}), heard, waits, stuck_s=2.0)
+    [request] = document.requests
+    assert (request.state, request.age_s) == ("WaitingForInput", 60.0)
+    assert (request.cover, request.left_s) == (WAITING, 241.0)
+    assert document.findings == ()  # the other rank's message may still be on its way
+
+
+@pytest.mark.parametrize("queue", ["waiting", "decode.retracted"])
+def test_who_waits_for_space_has_heard_long_ago(queue: str) -> None:
+    prefill = replace(look("prefill"), last={7: Last("Success", 50.0, True)})
+    mine = entry(queue, slot=-1, state=UNKNOWN, clock_s=-1.0)
+    assert codes(prefill, look("decode", mine)) == []
+    waits = look("decode", entry("decode.transfer", state=KVPoll.SUCCESS, clock_s=-1.0), tp=1)
+    assert codes(prefill, look("decode", mine), waits) == ["PD141"]  # its metadata; the message came
+
+
+def test_an_earlier_request_with_the_same_room() -> None:
+    prefill = replace(look("prefill"), last={7: Last("Success", 90.0, True)})
+    mine = entry("decode.transfer", clock_s=-1.0)
+    document = result(prefill, look("decode", mine))
+    assert [found.code for found in document.findings] == ["PD143"]
+    [request] = document.requests
+    assert request.peer_ended_s is None
+    assert request.peer == (
+        "no prefill rank has it (an earlier request with this room: Success on prefill dp0 pp0 tp0 90.0 s ago)"
+    )
+    assert codes(prefill, look("decode", entry("decode.transfer", age_s=20.0))) == []  # it may still come
+    just = replace(look("prefill"), last={7: Last("Failed", 61.5, True)})
+    assert codes(just, look("decode", mine)) == ["PD142"]  # the other side may have had it a moment before
+
+
+def test_a_request_that_went_on_after_the_other_side_ended_it() -> None:
+    prefill = replace(look("prefill"), last={7: Last("Failed", 90.0, True)})
+    decode = replace(look("decode", entry("decode.transfer")), since={(7, "r7"): 100.0})
+    assert codes(prefill, decode) == ["PD142"]

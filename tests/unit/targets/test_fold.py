@@ -1,0 +1,57 @@
+"""Many ranks in few words, and back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdctl.targets.nodeset import Place, fold, numbers, parse_numbers, place, server_names, shown_axes, terms, unfold
+from pdctl.targets.registration import nameless
+from tests.support.identities import identity
+
+small = st.integers(0, 9)
+places = st.builds(Place, st.sampled_from(["decode", "prefill", "decode@lab:a (7.9)"]), small, small, small, small)
+
+
+@given(st.sets(st.integers(0, 600)))
+def test_numbers_come_back(values: set[int]) -> None:
+    assert parse_numbers(numbers(values)) == values
+
+
+@given(st.sets(places, max_size=60))
+def test_places_come_back_and_none_is_said_twice(chosen: set[Place]) -> None:
+    text = fold(chosen)
+    assert unfold(text) == chosen
+    assert sum(len(unfold(term)) for term in terms(chosen)) == len(chosen)
+
+
+@given(st.sets(small), st.sets(small), st.sets(small))
+def test_a_full_block_is_one_term(dps: set[int], pps: set[int], tps: set[int]) -> None:
+    block = {Place("decode", dp, pp, 0, tp) for dp in dps for pp in pps for tp in tps}
+    assert len(terms(block)) == min(len(block), 1)
+
+
+def test_as_it_is_read() -> None:
+    most = {Place("decode", 0, 0, 0, tp) for tp in (*range(7), *range(8, 64))}
+    assert fold(most, ("dp", "tp")) == "decode dp0 tp0-6,8-63"
+    assert fold(most, ("tp",), named=False) == "tp0-6,8-63"
+    assert unfold("tp0-6,8-63") == {Place("", 0, 0, 0, tp) for tp in (*range(7), *range(8, 64))}
+    assert numbers([3, 1, 2, 9, 10]) == "1-3,9,10"
+    with pytest.raises(ValueError, match="x"):
+        parse_numbers("1-x")
+
+
+def test_servers_are_named_as_far_as_needed() -> None:
+    one, other = identity(service="d@h:1", instance="d@h:1/7.1"), identity(service="d@h:2")
+    alone, restarted = identity(role="prefill"), identity(service="d@h:1", instance="d@h:1/8.2")
+    assert place(one, server_names([one, alone])).name == "decode"
+    assert place(one, server_names([one, other, alone])).name == "d@h:1"
+    assert place(restarted, server_names([one, restarted])).name == "d@h:1 (8.2)"
+    assert shown_axes([one, identity(pp_size=2)]) == ("dp", "pp", "tp")
+
+
+def test_ranks_of_which_only_the_endpoint_is_known_are_called_by_it() -> None:
+    among = [nameless("tcp://a:1"), nameless("tcp://b:1"), identity(tp=1)]
+    names, axes = server_names(among), shown_axes(among)
+    assert [fold([place(one, names)], axes) for one in among] == ["tcp://a:1", "tcp://b:1", "decode dp0 tp1"]

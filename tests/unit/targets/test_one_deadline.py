@@ -1,0 +1,100 @@
+"""A command ends within its --timeout, whatever it asks: one deadline over all questions, each silent rank waited for once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pdctl.cli import app
+from pdctl.probes.check.stages import STAGES, Looking, run
+from pdctl.protocol.model import Status
+from pdctl.protocol.rank import FoundRank, Silence
+from pdctl.protocol.requests import Rooms
+from pdctl.recording.writer import process_start
+from pdctl.targets.client import Client
+from pdctl.targets.find import Found
+from tests.support.identities import identity
+
+
+class Deaf:
+    """A rank that takes questions and answers none."""
+
+    def __init__(self, folder: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        path = folder / "deaf"
+        self._socket.bind(str(path))
+        self._socket.listen()
+        self._socket.settimeout(0.2)
+        who = identity(pid=os.getpid(), proc_start=process_start(os.getpid()))
+        self.rank = FoundRank(who, "live", endpoint=f"ipc://{path}")
+
+    def asked(self) -> int:
+        """How many questions came since this was last called."""
+        count = 0
+        with contextlib.suppress(TimeoutError):
+            while True:
+                client, _ = self._socket.accept()
+                with client:
+                    count += bool(client.recv(65536))
+        return count
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def deaf(tmp_path: Path) -> Iterator[Deaf]:
+    rank = Deaf(tmp_path)
+    yield rank
+    rank.close()
+
+
+def test_a_rank_that_did_not_answer_is_not_waited_for_again(deaf: Deaf) -> None:
+    with Client(timeout_s=60, rank_timeout_s=0.2) as client:
+        client.give_up_on_silent()
+        [first] = client.ask([deaf.rank], "status", Status)
+        [second] = client.ask([deaf.rank], "rooms", Rooms)
+    assert first.silence is second.silence is Silence.TIMED_OUT
+    assert second.reason == first.reason
+    assert deaf.asked() == 1
+
+
+def test_who_asks_again_and_again_waits_for_it_again(deaf: Deaf) -> None:
+    with Client(timeout_s=60, rank_timeout_s=0.2) as client:
+        for _ in range(2):
+            client.ask([deaf.rank], "status", Status)
+    assert deaf.asked() == 2
+
+
+def test_all_stages_share_one_deadline(deaf: Deaf) -> None:
+    """The first stage waits for the rank until no time is left; the others say that there was none for them."""
+    with Client(timeout_s=0.3, rank_timeout_s=60) as client:
+        outcomes = list(run(Looking(Found((deaf.rank,)), client, 0.1), [stage.name for stage in STAGES]))
+    assert [outcome.name for outcome in outcomes] == [stage.name for stage in STAGES]
+    assert "no time left of 0.3 s (--timeout)" in outcomes[0].problems[-1]
+    assert all(outcome.said == "not run" and outcome.problems for outcome in outcomes[1:])
+    assert not any(outcome.findings for outcome in outcomes[1:])
+
+
+@pytest.mark.parametrize("command", ["stuck", "check", "dump leaks"])
+def test_a_pause_that_does_not_fit_is_refused(command: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(
+        app, [*command.split(), "--watch", "20s", "--timeout", "5s", "--run-dir", str(tmp_path)], env={"COLUMNS": "200"}
+    )
+    assert done.exit_code == 2
+    assert "20 s do not fit into --timeout, 5 s for the whole command" in done.output
+
+
+def test_a_recording_that_is_said_to_be_huge_is_not_fetched(deaf: Deaf) -> None:
+    with Client(timeout_s=60, rank_timeout_s=60) as client:
+        answer = client.recording(replace(deaf.rank, recording_size=1 << 60), through_socket=True)
+    assert answer.silence is Silence.GARBAGE
+    assert "at most 1 GiB" in answer.reason
+    assert deaf.asked() == 0
