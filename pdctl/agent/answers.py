@@ -9,22 +9,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 
 from pdctl.agent import flight
-from pdctl.agent.injected import LOADED_BY
+from pdctl.agent.served import Served
 from pdctl.agent.stack import call_of, counts, frames_of, thread_frame
 from pdctl.protocol import structs
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.metadata import Wanted
-from pdctl.protocol.model import Call, FlightEntry, Snapshot, Status
+from pdctl.protocol.model import ATTACHED, Call, FlightEntry, Snapshot, Status
 from pdctl.protocol.paths import Registration
 from pdctl.recording.writer import RecordingWriter
-
-if TYPE_CHECKING:
-    from pdctl.agent.core import Agent
 
 MAX_CHUNK = 1 << 20
 _ANSWER_S = 0.1
@@ -35,7 +32,7 @@ _FAULT_OPS = frozenset(("inject", "renew", "heal", "faults"))
 class Answers:
     """Answers of one agent. cpu_s gives the CPU seconds of the agent's thread."""
 
-    def __init__(self, agent: Agent, registration: Registration, cpu_s: Callable[[], float]) -> None:
+    def __init__(self, agent: Served, registration: Registration, cpu_s: Callable[[], float]) -> None:
         self._agent = agent
         self.registration = registration
         self._cpu_s = cpu_s
@@ -102,7 +99,7 @@ class Answers:
 
     def _leave(self, _: dict[str, Any]) -> str:
         """End an agent that was put into a running rank: its hooks, socket and thread go, as if it had never been there."""
-        if self.registration.identity.loaded_by != LOADED_BY:
+        if self.registration.identity.loaded_by != ATTACHED:
             raise PdctlError(
                 "this agent came with the engine and goes with it", "PDCTL_AGENT=off leaves it out.", Exit.REFUSED
             )

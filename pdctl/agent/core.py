@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 import pdctl
-from pdctl.agent.injected import LOADED_BY
 from pdctl.agent.space import make_way, recording_size
 from pdctl.engines.base import MAX_ERRORS, Adapter, Site
 from pdctl.faults.fault import Fault
 from pdctl.faults.table import FaultTable
 from pdctl.protocol import paths
-from pdctl.protocol.model import AGENT_ENDED, EventKind, Identity
+from pdctl.protocol.model import AGENT_ENDED, ATTACHED, EventKind, Identity
 from pdctl.protocol.wire import PROTOCOL
 from pdctl.recording.null import NullRecorder
 from pdctl.recording.writer import RecordingWriter, process_start
@@ -191,7 +190,7 @@ class Agent:
     def _recorder(self, env: Mapping[str, str]) -> RecordingWriter | NullRecorder:
         if _off(env, "PDCTL_RECORD"):
             return NullRecorder("switched off (PDCTL_RECORD=off)")
-        if self.identity.loaded_by == LOADED_BY:
+        if self.identity.loaded_by == ATTACHED:
             return NullRecorder("its agent came while it ran: its rounds would have other numbers than its peers'")
         try:
             folder = paths.private_dir(paths.record_dir(env))

@@ -15,10 +15,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from pdctl.protocol.model import ATTACHED
+
 if TYPE_CHECKING:
     from pdctl.protocol.paths import Registration
 
-LOADED_BY = "attach"
 RESULT_SUFFIX = ".attach"
 """File in the run directory that says what came of it, ``<pid>-<start>.<token>.attach``: blank until then, then STARTED or the
 reason why no agent started."""
@@ -67,7 +68,7 @@ def _start(env: Mapping[str, str]) -> str:
         return "no scheduler was found on its main thread: it is starting, ending, or no SGLang scheduler"
     said: list[str] = []
     adapter = _adapter(scheduler)
-    agent = Agent.start(adapter, loaded_by=LOADED_BY, env=env, says=said.append)
+    agent = Agent.start(adapter, loaded_by=ATTACHED, env=env, says=said.append)
     if agent is None:
         return (said or ["it did not start"])[-1]
     if agent.adapter is not adapter:  # another one was quicker

@@ -78,8 +78,7 @@ def add(
 ) -> int:
     """Save a target, or change it."""
     from pdctl.protocol import keys
-    from pdctl.targets.sources import endpoints as remote
-    from pdctl.targets.sources import stores
+    from pdctl.targets.sources import endpoints, stores
 
     if inject not in contexts.INJECT:
         raise typer.BadParameter("allow or never", param_hint="--inject")
@@ -88,7 +87,7 @@ def add(
         run_dir=run,
         record_dir=record,
         inject=inject,
-        endpoints=tuple(map(remote.endpoint, endpoint or ())),
+        endpoints=tuple(map(endpoints.endpoint, endpoint or ())),
         store=" ".join(map(str, stores.stores({"PDCTL_STORE": " ".join(store or ())}))),
         server_key=keys.parse_public(server_key) if server_key else "",
         key=keys.check_name(key) if key else "",

@@ -114,7 +114,7 @@ def _draw_group(group: GroupReport, console: Console) -> None:
     if group.round >= 0:
         verdict += f" at round {group.round}"
     if group.age_s is not None:
-        from pdctl.probes.queues.formatting import seconds as spoken
+        from pdctl.protocol.durations import seconds as spoken
 
         verdict += f", {spoken(group.age_s)} ago"
     line = Text(group.title, style="bold")
@@ -179,7 +179,7 @@ def _draw_splits(group: GroupReport, console: Console) -> None:
 def _draw_now(now: tuple[RankNow, ...], pairing: tuple[str, ...], console: Console) -> None:
     from rich.table import Table
 
-    from pdctl.probes.queues.formatting import seconds as spoken
+    from pdctl.protocol.durations import seconds as spoken
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(no_wrap=True)

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pdctl.commands.findings import draw_findings
-from pdctl.probes.queues.formatting import seconds
+from pdctl.protocol.durations import seconds
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from pdctl.inject.plan import Plan, Wish
+    from pdctl.inject.plan import Plan
     from pdctl.inject.stop import Condition, Watch
+    from pdctl.inject.wish import Wish
     from pdctl.targets.client import Client
     from pdctl.targets.find import Found, FoundRank
 
@@ -187,8 +188,8 @@ def command(
         raise typer.BadParameter("--room or --rid, not both")
 
     from pdctl.inject.audit import owner
-    from pdctl.inject.plan import Wish
     from pdctl.inject.stop import Watch
+    from pdctl.inject.wish import Wish
     from pdctl.targets.client import Client
     from pdctl.targets.contexts import forbid_faults
 

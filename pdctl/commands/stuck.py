@@ -129,7 +129,7 @@ def _draw_room(requests: list[Waiting], console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from pdctl.probes.queues.formatting import seconds as spoken
+    from pdctl.protocol.durations import seconds as spoken
 
     oldest = max(requests, key=lambda request: request.age_s)
     age = spoken(oldest.age_s) if oldest.age_s >= 0 else "age unknown"
@@ -165,7 +165,7 @@ def _short(queue: str, state: str) -> str:
 
 
 def _ends(request: Waiting) -> str:
-    from pdctl.probes.queues.formatting import seconds as spoken
+    from pdctl.protocol.durations import seconds as spoken
 
     if request.left_s is not None:
         return f"{request.cover.removeprefix(_PREFIX)} in {spoken(max(0.0, request.left_s))}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pdctl.faults.fault import NOBODY, Target
-from pdctl.inject.plan import Known, Wish, name
+from pdctl.inject.wish import Known, Wish, name
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.model import Identity
 

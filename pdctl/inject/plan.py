@@ -11,50 +11,13 @@ from dataclasses import dataclass, field
 
 from pdctl.faults.capabilities import check_site
 from pdctl.faults.fault import Target
-from pdctl.faults.kinds import DELAY_METADATA, KINDS, Aim, Kind, Way
-from pdctl.faults.messages import FaultsBody, InjectArgs
+from pdctl.faults.kinds import KINDS, Aim, Kind, Way
+from pdctl.faults.messages import InjectArgs
+from pdctl.inject import aim
+from pdctl.inject.wish import Known, Wish, name
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.model import FaultStatus, Identity
 from pdctl.report.escaping import argument
-from pdctl.targets import selectors
-
-
-@dataclass(frozen=True)
-class Known:
-    """A rank as discovery and one question to it know it.
-
-    state: ``live``, ``dead`` or ``no agent`` (:class:`pdctl.targets.find.FoundRank`). faults: its answer, None with
-    ``silent`` saying why there is none.
-    """
-
-    identity: Identity
-    state: str = "live"
-    faults: FaultsBody | None = None
-    silent: str = ""
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What the operator asked for, in seconds. allow_ranks, allow_rooms: blast radius, 1 unless widened by name.
-
-    delay_s and value: the parameter of the kind (:class:`pdctl.faults.kinds.Parameter`), 0 for one without.
-    """
-
-    patterns: tuple[selectors.Selector, ...]
-    ttl_s: float
-    fault_id: str
-    owner: str
-    delay_s: float = 0.0
-    kind: str = DELAY_METADATA
-    value: int = 0
-    room: int = 0
-    rid: str = ""
-    hits: int = 0
-    seed: int = 0
-    share: float = 1.0
-    stop_failed: int = 0
-    allow_ranks: int = 1
-    allow_rooms: int = 1
 
 
 @dataclass(frozen=True)
@@ -77,8 +40,6 @@ def plan(ranks: Sequence[Known], wish: Wish) -> Plan:
     Raises PdctlError: PARTIAL when a pattern means no rank, REFUSED when a safety rule says no, UNREACHABLE when a rank
     that must be told does not answer, USAGE when the wish contradicts itself.
     """
-    from pdctl.inject import aim
-
     kind = KINDS[wish.kind]
     if not kind.per_room and (wish.room or wish.rid):
         raise PdctlError(f"{kind.name} is about no single room", "leave --room and --rid out", Exit.USAGE)
@@ -129,12 +90,6 @@ def plan(ranks: Sequence[Known], wish: Wish) -> Plan:
     return Plan(
         tuple(target.identity for target in targets), tuple(rank.identity for rank in on), args, tuple(notes), others
     )
-
-
-def name(identity: Identity, among: Sequence[Known]) -> str:
-    """Return what tells the rank from all of ``among``."""
-    twins = sum(rank.identity.selector == identity.selector for rank in among)
-    return identity.selector if twins == 1 else f"{identity.selector} ({identity.service}, pid {identity.pid})"
 
 
 def _targets(ranks: Sequence[Known], wish: Wish, kind: Kind) -> list[Known]:

@@ -12,7 +12,7 @@ import msgspec
 from pdctl.faults.messages import FaultsBody, InjectArgs, InjectBody, RenewArgs, RenewBody
 from pdctl.inject import healing
 from pdctl.inject.audit import Audit
-from pdctl.inject.plan import Known
+from pdctl.inject.wish import Known
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.model import FaultStatus, Snapshot
 from pdctl.targets.client import Answer, Client, Silence

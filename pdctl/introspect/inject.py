@@ -11,10 +11,11 @@ from pathlib import Path
 import msgspec
 
 import pdctl
-from pdctl.agent.injected import ALREADY, LACKS, LOADED_BY, NEEDS, RESULT_SUFFIX, ROOM, STARTED, already
+from pdctl.agent.injected import ALREADY, LACKS, NEEDS, RESULT_SUFFIX, ROOM, STARTED, already
 from pdctl.introspect import hijack, permissions, pyspy, waiting
 from pdctl.introspect.memory import GoneError, NotPermittedError
 from pdctl.protocol import paths
+from pdctl.protocol.model import ATTACHED
 from pdctl.protocol.processes import look
 
 _SOURCE = """
@@ -117,7 +118,7 @@ def _there(pid: int, known: paths.Registration, *, arm: bool) -> Injected:
     if i.armed or not arm:
         return found
     cure = "One that came with the engine is armed at the engine's start: PDCTL_ARM=1."
-    if i.loaded_by == LOADED_BY:
+    if i.loaded_by == ATTACHED:
         cure = f"pdctl attach {pid} --remove-agent, and then --inject-agent --arm."
     return msgspec.structs.replace(found, state="refused", unarmed=True, next_step=cure)
 

@@ -18,9 +18,7 @@ import msgspec
 
 from pdctl.engines import request_tables as room_reader
 from pdctl.engines.metadata_rows import chosen, holders
-from pdctl.engines.sglang import metadata_rows as metadata
-from pdctl.engines.sglang import request_tables as rooms
-from pdctl.engines.sglang import seams, steps
+from pdctl.engines.sglang import metadata_rows, request_tables, seams, steps
 from pdctl.engines.sglang.identity import Around, identify
 from pdctl.engines.sglang.queues import QueueReader
 from pdctl.introspect.proxy import Mirror, Modules, World, address_of, modules
@@ -149,7 +147,7 @@ class OutsideRank:
 
     def _rooms(self, scheduler: Any, world: World) -> Rooms:
         reader, _ = self._reader(scheduler, world)
-        where = rooms.places(scheduler, self.identity.role, reader)
+        where = request_tables.places(scheduler, self.identity.role, reader)
         found = room_reader.read(where, *reader.read(), 0)
         free = getattr(getattr(scheduler, "req_to_metadata_buffer_idx_allocator", None), "free_slots", None)
         if free is not None:  # what available_size() would say
@@ -164,8 +162,8 @@ class OutsideRank:
     def _metadata(self, scheduler: Any, world: World, wanted: Wanted) -> Metadata:
         reader, rows = self._reader(scheduler, world)
         identity = self.identity
-        facts = metadata.facts(scheduler, identity.role, identity.lacks, self._modules(world), self._environ)
-        held = holders(reader.read()[0], metadata.elsewhere(scheduler))
+        facts = metadata_rows.facts(scheduler, identity.role, identity.lacks, self._modules(world), self._environ)
+        held = holders(reader.read()[0], metadata_rows.elsewhere(scheduler))
         free = set(getattr(getattr(scheduler, "req_to_metadata_buffer_idx_allocator", None), "free_slots", ()))
         there = {} if rows.off else {slot: rows.room(slot) for slot in range(rows.count)}
         slots = [] if rows.off else chosen(wanted, range(rows.count), free, held, there)
@@ -189,7 +187,7 @@ class OutsideRank:
 
     def settings(self) -> Settings:
         """Return the settings that both sides must agree on, and the engine's environment variables that are set."""
-        found: Settings = self._look(lambda scheduler, _: rooms.settings(scheduler, self._environ))
+        found: Settings = self._look(lambda scheduler, _: request_tables.settings(scheduler, self._environ))
         return found
 
     def _reader(self, scheduler: Any, world: World) -> tuple[QueueReader, Rows]:

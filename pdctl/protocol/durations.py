@@ -46,3 +46,10 @@ def show(seconds: float) -> str:
     whole = round(seconds)
     parts = [(whole // 3600, "h"), (whole // 60 % 60, "m"), (whole % 60, "s")]
     return "".join(f"{count}{unit}" for count, unit in parts if count)
+
+
+def seconds(value: float) -> str:
+    """Return a duration as people say it: ``40 ms``, ``14.2 s``, ``12 min``."""
+    if value < 0.1:
+        return f"{value * 1000:.0f} ms"
+    return f"{value:.1f} s" if value < 600 else f"{value / 60:.0f} min"

@@ -307,3 +307,18 @@ def _sync(folder: Path) -> None:
             os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def is_folder(source: Path) -> bool:
+    """Return whether ``source`` is a directory. Raises PdctlError (UNREACHABLE) where that can't be told."""
+    try:
+        return stat.S_ISDIR(source.stat().st_mode)
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        text = str(source)
+        text = text if len(text) <= 300 else f"…{text[-200:]}"
+        raise PdctlError(
+            f"{text} can't be read: {why}", "Give a trace that pdctl record made, or a directory."
+        ) from None

@@ -137,6 +137,10 @@ class GroupInfo(msgspec.Struct, frozen=True):
         return f"{self.world}|{self.kind}|{','.join(map(str, self.ranks))}"
 
 
+ATTACHED = "attach"
+"""How an agent got into its rank that was put there while the rank ran (``Identity.loaded_by``)."""
+
+
 class Identity(msgspec.Struct, frozen=True):
     """Who a rank is. Sizes are those of its server; ranks count from 0, and are -1 where they are not known.
 

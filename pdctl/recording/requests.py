@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from pdctl.probes.queues.formatting import seconds
+from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import POLLED_QUEUES, UNKNOWN, Action, EventKind, Phase
 from pdctl.protocol.requests import NOT_KNOWN, Cover, RoomEntry, Rooms, RoomTable, Space
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pdctl.probes.queues.judge import groups_of
+from pdctl.probes.queues.groups import groups_of
 from pdctl.probes.queues.model import RankView
 from pdctl.protocol.model import POLLED_QUEUES
 from pdctl.recording.reader import Recording

@@ -12,15 +12,49 @@ from pathlib import Path
 from typing import Any
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from pdctl.protocol import wire
-from pdctl.protocol.rank import FoundRank
-from pdctl.targets.sources.endpoints import Watch
+from pdctl.protocol.rank import Access, FoundRank
 
 MAX_HELD = 32 << 20
 """Bytes that this process may grow by while it waits for answers."""
 _MAX_FRAMES = 4
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Watch:
+    """Prepares a connection for CURVE, and knows what happened to it: to say why nothing comes back over it."""
+
+    def __init__(self, socket: zmq.Socket[bytes], how: Access) -> None:
+        if how.server_key:
+            socket.setsockopt(zmq.CURVE_SERVERKEY, bytes.fromhex(how.server_key))
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, bytes.fromhex(how.public))
+            socket.setsockopt(zmq.CURVE_SECRETKEY, bytes.fromhex(how.secret))
+        socket.setsockopt(zmq.IPV6, 1)  # where the endpoint's host has an address of that kind; IPv4 goes on working
+        self._socket = socket
+        self._other = "another server key" if how.server_key else "it takes a key, and none was given (--server-key)"
+        self._monitor = socket.get_monitor_socket(
+            zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_DISCONNECTED
+        )  # fmt: skip
+
+    def close(self) -> str:
+        """End the watch; returns why the connection does not get through, "" where it did."""
+        seen: list[int] = []
+        while self._monitor.poll(0):
+            seen.append(recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"])
+        self._socket.disable_monitor()
+        if zmq.EVENT_HANDSHAKE_FAILED_AUTH in seen:
+            return "not authorised: its agent does not know this key"
+        if zmq.EVENT_HANDSHAKE_SUCCEEDED in seen:
+            lost = max(n for n, event in enumerate(seen) if event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
+            return "not reachable: the connection broke" if zmq.EVENT_DISCONNECTED in seen[lost:] else ""
+        if zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL in seen or zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL in seen:
+            return f"not authorised or not reachable: no handshake; {self._other}, or no agent of pdctl"
+        if zmq.EVENT_CONNECTED in seen:
+            return "not authorised or not reachable: nobody shakes hands: its process is stopped, or no agent"
+        return "not authorised or not reachable: no connection"
 
 
 class FarLine:

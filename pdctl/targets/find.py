@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import stat
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ import msgspec
 
 from pdctl.protocol import paths
 from pdctl.protocol.errors import PdctlError
+from pdctl.protocol.files import is_folder
 from pdctl.protocol.model import Identity
 from pdctl.protocol.processes import NO_PROCESS, look
 from pdctl.protocol.rank import FoundRank
@@ -43,8 +43,8 @@ class Found:
     salts: those of the traces they are from, where names in them are hashed. elsewhere: endpoints and stores that
     were asked as well. took_s: how long finding live ranks took, and reading those without an agent. strangers: processes of
     this host that have no agent here, looked for where outside is set, which puts those chosen of them among ranks, or where
-    there is no rank. asked: what PDCTL_OUTSIDE says, for those that have an agent which is silent (:mod:`pdctl.targets.fallback`).
-    others: what belongs to other users and was left alone, in words.
+    there is no rank. asked: what PDCTL_OUTSIDE says, for those that have an agent which is silent
+    (:mod:`pdctl.targets.fallback`). others: what belongs to other users and was left alone, in words.
     """
 
     ranks: tuple[FoundRank, ...] = ()
@@ -278,21 +278,6 @@ def _key(identity: Identity) -> str:
     if not identity.pid:
         return identity.service  # one of which only the address is known
     return f"{identity.host}|{paths.stem(identity.pid, identity.proc_start)}"
-
-
-def is_folder(source: Path) -> bool:
-    """Return whether ``source`` is a directory. Raises PdctlError (UNREACHABLE) where that can't be told."""
-    try:
-        return stat.S_ISDIR(source.stat().st_mode)
-    except FileNotFoundError:
-        return False
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        text = str(source)
-        text = text if len(text) <= 300 else f"…{text[-200:]}"
-        raise PdctlError(
-            f"{text} can't be read: {why}", "Give a trace that pdctl record made, or a directory."
-        ) from None
 
 
 def _usable(folder: Path, env: Mapping[str, str], others: list[str]) -> bool:

@@ -16,13 +16,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from pdctl.protocol.errors import PdctlError
+from pdctl.protocol.files import is_folder
 from pdctl.protocol.model import QUEUES, EventKind, Identity, Phase
 from pdctl.recording import format as f
 from pdctl.recording.reader import BadRecording, Recording, read_from
 from pdctl.recording.rings import EVENT, ITEM, ROUND, hide
 from pdctl.recording.source import FileSource, Held
 from pdctl.recording.streams import Stream
-from pdctl.targets.find import is_folder
 from pdctl.trace import columns, container
 from pdctl.trace.manifest import MISSING, PARTIAL, WHOLE, Manifest, TraceRank
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pdctl.introspect import snapshot as frozen
+from pdctl.introspect import snapshot
 from pdctl.introspect.memory import Bulk, GoneError, NotPermittedError
 from pdctl.introspect.sglang import OutsideRank, is_scheduler
 from pdctl.introspect.snapshot import NotStoppedError
@@ -473,7 +473,7 @@ def test_a_signal_that_arrives_in_the_moment_of_a_stop_is_not_lost(started: Rank
     def ended() -> bool:  # with each signal lost it would take one more; with most, for ever
         os.kill(child.pid, signal.SIGUSR1)
         with contextlib.suppress(NotStoppedError, GoneError, NotPermittedError):  # the last two: it has just ended
-            frozen.copy(child.pid, Bulk([]))
+            snapshot.copy(child.pid, Bulk([]))
         return look(child.pid).state in ("Z", "")
 
     until("200 signals", ended, limit_s=120, every_s=0.0)

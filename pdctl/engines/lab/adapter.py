@@ -10,9 +10,7 @@ from pdctl.agent.tap import QueueTap
 from pdctl.engines import request_tables as room_reader
 from pdctl.engines import sites, stages
 from pdctl.engines.base import Hooks, Site
-from pdctl.engines.lab import metadata_rows as metadata
-from pdctl.engines.lab import request_tables as rooms
-from pdctl.engines.lab import steps
+from pdctl.engines.lab import metadata_rows, request_tables, steps
 from pdctl.engines.lab.events import Events
 from pdctl.engines.lab.identity import KINDS, identify
 from pdctl.engines.lab.late import install as install_metadata_site
@@ -68,7 +66,7 @@ class LabAdapter:
         self._streams = 0
         self._seams: list[Seam] = []
         self._taken: dict[int, int] = {}
-        self._rows = MetadataReader(lambda: metadata.buffers(scheduler, self._taken))
+        self._rows = MetadataReader(lambda: metadata_rows.buffers(scheduler, self._taken))
 
     def identity(self) -> Identity:
         """Return who this rank is."""
@@ -203,7 +201,7 @@ class LabAdapter:
         """Return what this rank's engine has: queues, rounds, fixes."""
         config = self._scheduler.config
         fixes = [Seam(f"fix.{name}", False, "left out with --without") for name in config.without]
-        return (*self._reader.seams(), *self._seams, *rooms.routing_seams(self._scheduler), *fixes)
+        return (*self._reader.seams(), *self._seams, *request_tables.routing_seams(self._scheduler), *fixes)
 
     def ticks(self) -> tuple[int, int]:
         """Return (turns of the scheduler so far, monotonic ns of the last)."""
@@ -227,7 +225,7 @@ class LabAdapter:
 
     def rooms(self) -> Rooms:
         """Return what the rank knows of its rooms beyond its queues."""
-        return room_reader.read(rooms.places(self._scheduler), *self.queues(), self._scheduler.ticks)
+        return room_reader.read(request_tables.places(self._scheduler), *self.queues(), self._scheduler.ticks)
 
     def metadata(self, wanted: Wanted) -> Metadata:
         """Return the metadata slots asked for, and every request of this rank."""
@@ -235,7 +233,7 @@ class LabAdapter:
 
     def settings(self) -> Settings:
         """Return the settings that both sides must agree on, under the engine's names."""
-        return rooms.settings(self._scheduler)
+        return request_tables.settings(self._scheduler)
 
     def step_of(self, stack: tuple[Frame, ...]) -> str:
         """Return the engine's step the stack is in, "" when it can't be told."""

@@ -12,9 +12,7 @@ from pdctl.engines.base import Hooks, Site
 from pdctl.engines.landing import Landings
 from pdctl.engines.metadata_rows import MetadataReader, holders
 from pdctl.engines.sglang import faults as fault_sites
-from pdctl.engines.sglang import late, revert, routing, seams, steps
-from pdctl.engines.sglang import metadata_rows as metadata
-from pdctl.engines.sglang import request_tables as rooms
+from pdctl.engines.sglang import late, metadata_rows, request_tables, revert, routing, seams, steps
 from pdctl.engines.sglang.hooks import SchedulerHooks
 from pdctl.engines.sglang.identity import identify
 from pdctl.engines.sglang.queues import QueueReader
@@ -42,9 +40,9 @@ class SGLangAdapter:
         self._more_seams: list[Seam] = seams.zeroes_slots() if self._identity.role == "decode" else []
         if self._identity.role != seams.UNIFIED:
             self._more_seams += routing.routing_seams(self._identity.role)
-        self._facts = metadata.facts(scheduler, self._identity.role, self._identity.lacks)
+        self._facts = metadata_rows.facts(scheduler, self._identity.role, self._identity.lacks)
         self._taken: dict[int, int] = {}
-        self._rows = MetadataReader(lambda: metadata.buffers(scheduler, self._facts, self._taken))
+        self._rows = MetadataReader(lambda: metadata_rows.buffers(scheduler, self._facts, self._taken))
         self._ticks = 0
         self._tick_ns = 0
 
@@ -131,17 +129,17 @@ class SGLangAdapter:
 
     def rooms(self) -> Rooms:
         """Return what the rank knows of its rooms beyond its queues."""
-        where = rooms.places(self._scheduler, self._identity.role, self._reader)
+        where = request_tables.places(self._scheduler, self._identity.role, self._reader)
         return room_reader.read(where, *self._reader.read(), self._ticks)
 
     def metadata(self, wanted: Wanted) -> Metadata:
         """Return the metadata slots asked for, and every request of this rank."""
-        held = holders(self._reader.read()[0], metadata.elsewhere(self._scheduler))
+        held = holders(self._reader.read()[0], metadata_rows.elsewhere(self._scheduler))
         return self._rows.read(wanted, held, self._ticks)
 
     def settings(self) -> Settings:
         """Return the settings that both sides must agree on, and the engine's environment variables that are set."""
-        return rooms.settings(self._scheduler)
+        return request_tables.settings(self._scheduler)
 
     def step_of(self, stack: tuple[Frame, ...]) -> str:
         """Return the engine's step the stack is in, "" when it can't be told."""

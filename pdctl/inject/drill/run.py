@@ -38,8 +38,9 @@ from pdctl.inject.drill.records import (
 )
 from pdctl.inject.drill.samples import Looker
 from pdctl.inject.drill.schema import Drill
-from pdctl.inject.plan import Plan, Wish, plan
+from pdctl.inject.plan import Plan, plan
 from pdctl.inject.session import BEAT_S, Counts, Session, know
+from pdctl.inject.wish import Wish
 from pdctl.protocol import durations
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.findings import Level

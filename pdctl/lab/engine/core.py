@@ -11,8 +11,9 @@ import zmq
 
 from pdctl.lab.config import LabConfig
 from pdctl.lab.engine.groups import Groups, broadcast_pyobj
-from pdctl.lab.engine.memory import KVPool, Req
+from pdctl.lab.engine.memory import KVPool
 from pdctl.lab.engine.model_runner import ModelRunner
+from pdctl.lab.engine.request import Req
 from pdctl.lab.engine.transport import Transport
 from pdctl.lab.engine.utils import MetadataBuffers, ReqToMetadataIdxAllocator
 

@@ -10,8 +10,8 @@ import logging
 from typing import Any
 
 from pdctl.lab.engine.core import SchedulerCore
-from pdctl.lab.engine.memory import Req
 from pdctl.lab.engine.prealloc import DecodeRequest
+from pdctl.lab.engine.request import Req
 from pdctl.lab.engine.utils import MetadataBuffers, ReqToMetadataIdxAllocator, poll_and_all_reduce
 from pdctl.protocol.model import KVPoll
 

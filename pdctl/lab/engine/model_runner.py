@@ -12,7 +12,8 @@ from pdctl.lab import toymodel
 from pdctl.lab.engine.groups import Groups
 
 if TYPE_CHECKING:
-    from pdctl.lab.engine.memory import KVPool, Req
+    from pdctl.lab.engine.memory import KVPool
+    from pdctl.lab.engine.request import Req
 
 HIDDEN = 64
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from pdctl.lab.engine.decode import SchedulerDisaggregationDecodeMixin
 from pdctl.lab.engine.groups import recv_pyobj, send_pyobj
-from pdctl.lab.engine.memory import Req
 from pdctl.lab.engine.prefill import SchedulerDisaggregationPrefillMixin
+from pdctl.lab.engine.request import Req
 from pdctl.lab.engine.utils import poll_and_all_reduce, poll_and_all_reduce_attn_cp_tp_group
 from pdctl.protocol.model import KVPoll
 

@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pdctl.lab.engine.memory import Req
 from pdctl.lab.engine.receiver import DecodeKVManager, KVReceiver
+from pdctl.lab.engine.request import Req
 from pdctl.lab.engine.utils import poll_and_all_reduce
 from pdctl.protocol.model import KVPoll
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pdctl.lab.engine.core import SchedulerCore
-from pdctl.lab.engine.memory import Req
+from pdctl.lab.engine.request import Req
 from pdctl.lab.engine.sender import KVSender, PrefillKVManager
 from pdctl.lab.engine.utils import poll_and_all_reduce_attn_cp_tp_group
 from pdctl.protocol.model import KVPoll

@@ -20,7 +20,7 @@ from pdctl.probes.leaks.model import (
     SpaceLeak,
 )
 from pdctl.probes.queues.formatting import rooms as listed
-from pdctl.probes.queues.formatting import seconds
+from pdctl.protocol.durations import seconds
 from pdctl.report.findings import Finding, finding
 
 SHOWN = 20

@@ -17,8 +17,8 @@ from pdctl.probes.metadata.model import (
     TensorReport,
 )
 from pdctl.probes.metadata.safety import safety
-from pdctl.probes.queues.formatting import seconds
 from pdctl.probes.servers import told_apart
+from pdctl.protocol.durations import seconds
 from pdctl.protocol.metadata import NOT_READ, Holder, Metadata, SlotRow
 from pdctl.protocol.model import Action, KVPoll, poll_name
 from pdctl.report.findings import Finding, finding

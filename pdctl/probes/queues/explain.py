@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pdctl.probes.queues import formatting
 from pdctl.probes.queues.compare import Difference, Kind
+from pdctl.probes.queues.formatting import diverged
+from pdctl.probes.queues.formatting import names as named
+from pdctl.probes.queues.groups import Group
 from pdctl.probes.queues.model import RankView, RoomSide, RoomSplit
 from pdctl.protocol.model import Action, EventKind, Identity, Phase, poll_name
 from pdctl.recording.reader import Event, Item, Run
 from pdctl.report.findings import Finding, finding
-
-if TYPE_CHECKING:
-    from pdctl.probes.queues.judge import Group
 
 MOST_ROOMS = 20
 """Rooms told in full; a list that differs in more has a common cause."""
@@ -162,7 +160,7 @@ def _classify(group: Group, queue: str, diff: Difference, found: tuple[RoomSplit
         code, what = ("PD104", "lists") if diff.kind is Kind.LISTS else ("PD108", "outcomes")
         if diff.kind is not Kind.SKIPPED:
             return code, (
-                f"In round {diff.ordinal} of {queue} the {what} differ; what {formatting.names(lost)} had can't be read from its"
+                f"In round {diff.ordinal} of {queue} the {what} differ; what {named(lost)} had can't be read from its"
                 " recording any more, so the cause can't be told."
             )
     pending = _pending(group, found) if queue == "decode.prealloc" else {}
@@ -171,7 +169,7 @@ def _classify(group: Group, queue: str, diff: Difference, found: tuple[RoomSplit
         others = [name for name in names if name not in ranks]
         return (
             "PD106",
-            f"Room {room} is still pending on {formatting.names(ranks)} and in the handshake on {formatting.names(others)}.",
+            f"Room {room} is still pending on {named(ranks)} and in the handshake on {named(others)}.",
         )
     if diff.kind is Kind.SKIPPED:
         odd = [names[n] for n in diff.odd]
@@ -179,15 +177,15 @@ def _classify(group: Group, queue: str, diff: Difference, found: tuple[RoomSplit
         polls = "/".join(map(str, sorted(lengths)))
         rest = [name for name in names if name not in odd]
         return "PD103", (
-            f"{formatting.names(odd)} had nothing in {queue} and skipped the collective of round {diff.ordinal};"
-            f" {formatting.names(rest)} entered it with {polls} poll{'s'[: lengths != {1}]}."
+            f"{named(odd)} had nothing in {queue} and skipped the collective of round {diff.ordinal};"
+            f" {named(rest)} entered it with {polls} poll{'s'[: lengths != {1}]}."
         )
     if diff.kind is Kind.LISTS:
         counts = [f"{name} {run.n}" for name, run in zip(names, diff.runs, strict=True) if run is not None]
         if found:
             return (
                 "PD104",
-                f"In round {diff.ordinal} of {queue} the lists differ ({', '.join(counts)}): {formatting.diverged(diff, found)}.",
+                f"In round {diff.ordinal} of {queue} the lists differ ({', '.join(counts)}): {diverged(diff, found)}.",
             )
         return "PD105", f"In round {diff.ordinal} of {queue} the same requests stand in another order."
     return _by_action(queue, diff, found)
@@ -206,20 +204,20 @@ def _by_action(queue: str, diff: Difference, found: tuple[RoomSplit, ...]) -> tu
         foreign = [s for s in split.sides if s.found not in (None, 0, split.room)]
         if foreign:
             return "PD107", (
-                f"Room {split.room}: on {formatting.names(s.rank for s in foreign)} slot {foreign[0].slot} held room"
+                f"Room {split.room}: on {named(s.rank for s in foreign)} slot {foreign[0].slot} held room"
                 f" {foreign[0].found}."
             )
         kept = [s for s in split.sides if s.action == "kept"]
         committed = [s for s in split.sides if s.action == "committed"]
         if kept and committed and all(s.found == 0 for s in kept):
             return "PD101", (
-                f"Metadata of room {split.room} landed on {formatting.names(s.rank for s in committed)} before"
-                f" {formatting.names(s.rank for s in kept)}, and no gate held {formatting.names(s.rank for s in committed)} back."
+                f"Metadata of room {split.room} landed on {named(s.rank for s in committed)} before"
+                f" {named(s.rank for s in kept)}, and no gate held {named(s.rank for s in committed)} back."
                 " The collective they wait in now is a victim."
             )
     return (
         "PD108",
-        f"In round {diff.ordinal} of {queue} the same polls led to different actions: {formatting.diverged(diff, found)}.",
+        f"In round {diff.ordinal} of {queue} the same polls led to different actions: {diverged(diff, found)}.",
     )
 
 

@@ -8,6 +8,7 @@ from pdctl.probes.queues.compare import Difference, Kind
 from pdctl.probes.queues.gate import Held
 from pdctl.probes.queues.model import RankView, RoomSide, RoomSplit
 from pdctl.probes.ranks.judge import call_words
+from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import Phase, poll_name
 
 
@@ -34,13 +35,6 @@ def rooms(listed: Sequence[int]) -> str:
         if len(listed) == 1
         else f"rooms {shown}" + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
     )
-
-
-def seconds(value: float) -> str:
-    """Return a duration as people say it: ``40 ms``, ``14.2 s``, ``12 min``."""
-    if value < 0.1:
-        return f"{value * 1000:.0f} ms"
-    return f"{value:.1f} s" if value < 600 else f"{value / 60:.0f} min"
 
 
 def held(h: Held) -> str:

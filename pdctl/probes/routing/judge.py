@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from difflib import get_close_matches
 
-from pdctl.probes.queues.formatting import names, seconds
+from pdctl.probes.queues.formatting import names
 from pdctl.probes.routing import GRACE_S
 from pdctl.probes.routing.facts import FOLLOW, Decoding, RoomFacts, asks, balance, gather
 from pdctl.probes.routing.model import (
@@ -26,6 +26,7 @@ from pdctl.probes.routing.model import (
 )
 from pdctl.probes.routing.sides import sides_of, suspects_of_sides
 from pdctl.probes.routing.suspects import Suspect, suspects_of
+from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import EventKind, poll_name
 from pdctl.protocol.requests import RoomEntry
 from pdctl.report.findings import Finding, finding

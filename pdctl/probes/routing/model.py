@@ -55,9 +55,10 @@ class RankView:
 class ServerView:
     """What one bootstrap server said. silence: why it said nothing, "" when it answered.
 
-    info: facts of its prefill server (:data:`pdctl.protocol.requests.PREFILL_FACTS`), as text; None, and why in info_off. dp_ranks:
-    registered dp rank of each room in ``asked`` that has one; asked_off: why rooms are not in it. routes: port it sends
-    decode to for each prefill rank it was asked for, -1 where it knows none. way: how it was asked, "" directly.
+    info: facts of its prefill server (:data:`pdctl.protocol.requests.PREFILL_FACTS`), as text; None, and why in
+    info_off. dp_ranks: registered dp rank of each room in ``asked`` that has one; asked_off: why rooms are not in it.
+    routes: port it sends decode to for each prefill rank it was asked for, -1 where it knows none. way: how it was
+    asked, "" directly.
     """
 
     address: str

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from pdctl.probes.queues.formatting import names, seconds
+from pdctl.probes.queues.formatting import names
 from pdctl.probes.routing.facts import (
     CONFLICT,
     CONFLICTING,
@@ -23,6 +23,7 @@ from pdctl.probes.routing.facts import (
     registers,
 )
 from pdctl.probes.routing.model import waits
+from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import EventKind
 from pdctl.protocol.requests import FORCE_QUERY, NOTES_CONFLICTS, RoomEntry
 

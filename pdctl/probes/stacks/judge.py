@@ -11,7 +11,7 @@ from pdctl.probes.stacks.model import GroupStacks, RankLooks, RankStack, StacksD
 from pdctl.probes.stacks.moves import IDLE, MIXED, MOVING, STUCK, common, idle, moves, outermost_first, stood_s
 from pdctl.probes.stacks.tree import Stack, merge
 from pdctl.protocol.model import Frame
-from pdctl.targets import nodeset as fold
+from pdctl.targets import nodeset
 from pdctl.targets.nodeset import Place
 
 
@@ -61,25 +61,25 @@ class _Names:
 
     def __init__(self, views: Sequence[RankLooks]) -> None:
         identities = [view.identity for view in views]
-        self._axes = fold.shown_axes(identities)
-        servers = fold.server_names(identities)
-        self.places: list[Place] = [fold.place(one, servers) for one in identities]
-        self.names = [fold.fold([place], self._axes) for place in self.places]
+        self._axes = nodeset.shown_axes(identities)
+        servers = nodeset.server_names(identities)
+        self.places: list[Place] = [nodeset.place(one, servers) for one in identities]
+        self.names = [nodeset.fold([place], self._axes) for place in self.places]
 
     def fold(self, ranks: Sequence[int]) -> str:
         """Return ``decode dp0 tp0-6``."""
-        return fold.fold((self.places[n] for n in ranks), self._axes)
+        return nodeset.fold((self.places[n] for n in ranks), self._axes)
 
     def title(self, ranks: Sequence[int]) -> str:
         """Return what the ranks have in common: ``decode dp0``; all of them where that is nothing."""
         names = {self.places[n].name for n in ranks}
         axes = self._same(ranks) if len(ranks) > 1 else list(self._axes)
-        return fold.fold([self.places[n] for n in ranks][:1], axes) if len(names) == 1 else self.fold(ranks)
+        return nodeset.fold([self.places[n] for n in ranks][:1], axes) if len(names) == 1 else self.fold(ranks)
 
     def within(self, ranks: Sequence[int], group: Sequence[int]) -> str:
         """Return ``tp0-6``: the ranks without what their group has in common."""
         axes = [axis for axis in self._axes if axis not in self._same(group)]
-        return fold.fold((self.places[n] for n in ranks), axes or ["tp"], named=False)
+        return nodeset.fold((self.places[n] for n in ranks), axes or ["tp"], named=False)
 
     def _same(self, ranks: Sequence[int]) -> list[str]:
         return [axis for axis in self._axes if len({getattr(self.places[n], axis) for n in ranks}) == 1]
@@ -97,7 +97,7 @@ def _groups(views: Sequence[RankLooks]) -> list[list[int]]:
     groups: dict[tuple[object, ...], list[int]] = {}
     for n, view in enumerate(views):
         one = view.identity
-        key = (*fold.server(one), -1 if one.dp_attention else one.dp, one.pp)
+        key = (*nodeset.server(one), -1 if one.dp_attention else one.dp, one.pp)
         groups.setdefault(key, []).append(n)
     return list(groups.values())
 

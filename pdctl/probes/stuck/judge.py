@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import msgspec
 
 from pdctl.probes.queues.formatting import rooms as some_rooms
-from pdctl.probes.queues.formatting import seconds
 from pdctl.probes.stuck import STUCK_S, UNHEARD_S
 from pdctl.probes.stuck.model import Place, RankLooks, SideSpace, StuckDocument, Waiting
 from pdctl.probes.stuck.sides import (
@@ -23,6 +22,7 @@ from pdctl.probes.stuck.sides import (
     sides_of,
     space_of,
 )
+from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import UNKNOWN, KVPoll, poll_name
 from pdctl.protocol.requests import NOT_KNOWN, Cover, RoomEntry
 from pdctl.report.findings import Finding, finding

@@ -9,8 +9,9 @@ from operator import attrgetter
 
 import msgspec
 
-from pdctl.probes.queues.formatting import names, seconds
+from pdctl.probes.queues.formatting import names
 from pdctl.probes.stuck.model import RankLooks, SideSpace
+from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import UNKNOWN, poll_name
 from pdctl.protocol.requests import RoomEntry, Rooms, RoomTable, Space
 

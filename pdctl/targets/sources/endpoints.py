@@ -17,9 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import zmq
-from zmq.utils.monitor import recv_monitor_message
-
 from pdctl.protocol import keys
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.model import Identity
@@ -201,38 +198,4 @@ def stranger(where: str, how: Access) -> FoundRank:
     return FoundRank(registration.nameless(where), "live", endpoint=where, access=how)
 
 
-class Watch:
-    """Prepares a connection for CURVE, and knows what happened to it: to say why nothing comes back over it."""
-
-    def __init__(self, socket: zmq.Socket[bytes], how: Access) -> None:
-        if how.server_key:
-            socket.setsockopt(zmq.CURVE_SERVERKEY, bytes.fromhex(how.server_key))
-            socket.setsockopt(zmq.CURVE_PUBLICKEY, bytes.fromhex(how.public))
-            socket.setsockopt(zmq.CURVE_SECRETKEY, bytes.fromhex(how.secret))
-        socket.setsockopt(zmq.IPV6, 1)  # where the endpoint's host has an address of that kind; IPv4 goes on working
-        self._socket = socket
-        self._other = "another server key" if how.server_key else "it takes a key, and none was given (--server-key)"
-        self._monitor = socket.get_monitor_socket(
-            zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_DISCONNECTED
-        )  # fmt: skip
-
-    def close(self) -> str:
-        """End the watch; returns why the connection does not get through, "" where it did."""
-        seen: list[int] = []
-        while self._monitor.poll(0):
-            seen.append(recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"])
-        self._socket.disable_monitor()
-        if zmq.EVENT_HANDSHAKE_FAILED_AUTH in seen:
-            return "not authorised: its agent does not know this key"
-        if zmq.EVENT_HANDSHAKE_SUCCEEDED in seen:
-            lost = max(n for n, event in enumerate(seen) if event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
-            return "not reachable: the connection broke" if zmq.EVENT_DISCONNECTED in seen[lost:] else ""
-        if zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL in seen or zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL in seen:
-            return f"not authorised or not reachable: no handshake; {self._other}, or no agent of pdctl"
-        if zmq.EVENT_CONNECTED in seen:
-            return "not authorised or not reachable: nobody shakes hands: its process is stopped, or no agent"
-        return "not authorised or not reachable: no connection"
-
-
-__all__ = ["Target", "Watch", "access", "endpoint", "find", "refused", "stranger", "targets"]
+__all__ = ["Target", "access", "endpoint", "find", "refused", "stranger", "targets"]

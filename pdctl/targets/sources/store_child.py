@@ -1,7 +1,8 @@
-"""Reads what agents published from one TCPStore: ``python -m pdctl.targets.sources.store_child HOST PORT SECONDS``, JSON on standard output.
+"""Reads what agents published from one TCPStore, and writes it as JSON to standard output.
 
-A process of its own, because torch's client can't be given up otherwise: it waits for ever for a store that accepts and does
-not answer. Whoever started it ends it. Nothing is written into the store.
+``python -m pdctl.targets.sources.store_child HOST PORT SECONDS``: a process of its own, because torch's client can't be given
+up otherwise. It waits for ever for a store that accepts and does not answer. Whoever started it ends it. Nothing is written
+into the store.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def _there(store: Any, names: list[str]) -> dict[str, bytes]:
 
 
 def main(arguments: list[str]) -> None:
-    """Print the JSON of a :class:`pdctl.protocol.store_schema.Read` and exit without waiting for anything torch left running."""
+    """Print the JSON of a :class:`~pdctl.protocol.store_schema.Read`, and exit without waiting for torch."""
     host, port, seconds = arguments
     try:
         answer = read(host, int(port), float(seconds))

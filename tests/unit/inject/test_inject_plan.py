@@ -9,7 +9,8 @@ import pytest
 
 from pdctl.faults.fault import NOBODY, Target
 from pdctl.faults.messages import FaultsBody
-from pdctl.inject.plan import Known, Plan, Wish, plan
+from pdctl.inject.plan import Plan, plan
+from pdctl.inject.wish import Known, Wish
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.model import FaultStatus, Identity, Seam
 from pdctl.targets.selectors import parse

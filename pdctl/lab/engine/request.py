@@ -1,0 +1,36 @@
+"""One request in a server (SGLang: ``managers/schedule_batch.py``)."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pdctl.lab.engine.sender import KVSender
+
+
+@dataclass(eq=False)
+class Req:
+    """One request in a server. room: bootstrap_room; kv: places in the KV pool, in order of position."""
+
+    rid: str
+    bootstrap_room: int
+    origin_input_ids: list[int]
+    max_new_tokens: int
+    reply: str
+    routed_dp_rank: int | None = None
+    output_ids: list[int] = field(default_factory=list)
+    kv: list[int] = field(default_factory=list)
+    kv_share: int = 0
+    saved_kv: Any = None
+    metadata_buffer_index: int = -1
+    disagg_kv_sender: KVSender | None = None
+    finished_reason: str = ""
+    is_aborted: bool = False
+    entered: float = field(default_factory=time.monotonic)
+
+    def abort(self, reason: str) -> None:
+        """Mark the request as ended for ``reason`` (SGLang: ``prepare_abort``)."""
+        self.is_aborted = True
+        self.finished_reason = reason
