@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 import pdctl.commands
+import pdctl.explore
 import pdctl.probes
 import pdctl.replay
 import pdctl.trace
@@ -30,7 +31,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "docs" / "schemas"
 
 def documents() -> list[type[Document]]:
     """Return the class of every document, wherever in commands, probes, replay and traces it is."""
-    for package in (pdctl.commands, pdctl.probes, pdctl.replay, pdctl.trace):
+    for package in (pdctl.commands, pdctl.explore, pdctl.probes, pdctl.replay, pdctl.trace):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             import_module(module.name)
     return sorted(Document.__subclasses__(), key=tag)
