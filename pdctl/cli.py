@@ -19,6 +19,7 @@ from pdctl import commands
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.escaping import shown
 from pdctl.report.output import Output, hang_up, settle_streams
+from pdctl.targets.reach import Reach
 
 COMMANDS = {
     "ranks": ("ranks", "Show every rank and what its main thread does now."),
@@ -139,6 +140,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    ctx: typer.Context,
     version: Annotated[  # noqa: ARG001  # its callback has done it
         bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)
     ] = False,
@@ -169,14 +171,7 @@ def _options(
     for name, words in (("--endpoint", endpoint), ("--store", store)):
         if not all(word.strip() for word in words or ()):  # an unset variable: not this host's ranks instead
             raise typer.BadParameter("it is empty", param_hint=name)
-    given = {
-        "PDCTL_CONTEXT": context,
-        "PDCTL_ENDPOINT": " ".join(endpoint or ()),
-        "PDCTL_STORE": " ".join(store or ()),
-        "PDCTL_SERVER_KEY": server_key,
-        "PDCTL_KEY": key,
-    }
-    os.environ.update({name: value for name, value in given.items() if value})
+    ctx.obj = Reach(context, tuple(endpoint or ()), tuple(store or ()), server_key, key)
 
 
 def collect_garbage_seldom() -> None:

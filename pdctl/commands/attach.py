@@ -16,12 +16,11 @@ from pdctl.commands.options import (
     RecordDirOption,
     RunDirOption,
     TimeoutOption,
+    reach_of,
 )
 from pdctl.protocol.documents import Document
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Format, Output
-from pdctl.targets import contexts
-from pdctl.targets.find import with_env
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,6 +61,7 @@ class AttachDocument(Document, frozen=True, kw_only=True, tag="pdctl.attach"):
 
 
 def command(
+    ctx: typer.Context,
     pids: Annotated[
         Optional[list[int]],  # noqa: UP045  # typer evaluates annotations
         typer.Argument(metavar="[PID]...", help="Processes to read, whatever they call themselves."),
@@ -103,10 +103,8 @@ def command(
             "Is pdctl in the engine's pid namespace? From a sidecar that needs shareProcessNamespace, on the host nothing.",
         )
     # Processes of this host are meant, whatever else a context names.
-    here = {
-        name: value for name, value in contexts.environment().items() if name not in ("PDCTL_ENDPOINT", "PDCTL_STORE")
-    }
-    env = with_env(here, run_dir, record_dir)
+    reach = reach_of(ctx, run_dir, record_dir)
+    env = {name: value for name, value in reach.environment().items() if name not in ("PDCTL_ENDPOINT", "PDCTL_STORE")}
     if inject_agent or remove_agent:
         from pdctl.commands.attach_agent import put_in, take_out
 
@@ -114,7 +112,7 @@ def command(
         if remove_agent:
             return take_out(numbers, env, Output(output), timeout, rank_timeout)
         if arm:
-            contexts.forbid_faults()
+            reach.forbid_faults()
         return put_in(numbers, env, Output(output), arm=arm, timeout_s=timeout, rank_timeout_s=rank_timeout)
     rows = read(chosen, timeout_s=timeout, rank_timeout_s=rank_timeout, agents=_agents(env))
     out = Output(output)

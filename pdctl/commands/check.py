@@ -17,6 +17,7 @@ from pdctl.commands.options import (
     RunDirOption,
     TimeoutOption,
     find,
+    reach_of,
     seconds,
     within,
 )
@@ -35,6 +36,7 @@ _STYLE = {"ok": "green", "info": "cyan", "unknown": "yellow", "warning": "yellow
 
 
 def command(
+    ctx: typer.Context,
     only: Annotated[
         Optional[list[str]],  # noqa: UP045  # typer evaluates annotations
         typer.Option("--only", metavar="STAGE", help="Only this stage; repeatable. -o wide says what each does."),
@@ -80,7 +82,7 @@ def command(
         raise typer.BadParameter(str(error), param_hint="--suppress") from None
     if source is None:
         within(watch, timeout)
-    found = find(run_dir, record_dir, source, timeout=timeout, rank_timeout=rank_timeout)
+    found = find(run_dir, record_dir, source, reach=reach_of(ctx), timeout=timeout, rank_timeout=rank_timeout)
     from pdctl.probes.check.stages import Looking, run
     from pdctl.targets.client import Client
 

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from pdctl.commands.options import OutputOption, RecordDirOption, RunDirOption
+from pdctl.commands.options import OutputOption, RecordDirOption, RunDirOption, reach_of
 from pdctl.protocol.errors import Exit
 from pdctl.report.output import Document, Format, Output
-from pdctl.targets import contexts
 from pdctl.targets.cleanup import Leftover, leftovers, remove
-from pdctl.targets.find import with_env
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,6 +41,7 @@ class CleanDocument(Document, frozen=True, kw_only=True, tag="pdctl.clean"):
 
 
 def clean(
+    ctx: typer.Context,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go, and remove nothing.")] = False,
     every: Annotated[
         bool, typer.Option("--all", help="Also recordings of a server's newest start, the evidence of how it ended.")
@@ -58,7 +57,7 @@ def clean(
     Exit code: 0, 3 when a file could not be removed.
     """
     out = Output(output)
-    found = leftovers(with_env(contexts.environment(), run_dir, record_dir), every=every)
+    found = leftovers(reach_of(ctx, run_dir, record_dir).environment(), every=every)
     failures = {} if dry_run else {one.path: why for one, why in remove(found)}
     rows = [_row(one, failures.get(one.path, ""), dry_run) for one in found]
     freed = sum(row.size for row in rows if row.went in ("removed", "would go"))

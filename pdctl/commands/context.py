@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import msgspec
 import typer
 
-from pdctl.commands.options import OutputOption, place
+from pdctl.commands.options import OutputOption, place, reach_of
 from pdctl.protocol.errors import Exit
 from pdctl.report.output import Document, Format, Output
 from pdctl.targets import contexts
@@ -106,11 +106,11 @@ def use(
 
 
 @app.command("list")
-def show(output: OutputOption = Format.TABLE) -> int:
+def show(ctx: typer.Context, output: OutputOption = Format.TABLE) -> int:
     """Show the saved targets."""
     out = Output(output)
     known = contexts.load()
-    used = os.environ.get("PDCTL_CONTEXT") or known.current
+    used = reach_of(ctx).over(os.environ).get("PDCTL_CONTEXT") or known.current
     rows = [
         ContextRow(
             context=name,

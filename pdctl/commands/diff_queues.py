@@ -18,6 +18,7 @@ from pdctl.commands.options import (
     RunDirOption,
     TimeoutOption,
     find,
+    reach_of,
     seconds,
 )
 from pdctl.probes.queues import CONFIRM, STALLED_S
@@ -33,6 +34,7 @@ _STYLE = {"DIVERGED": "bold red", "WAITING": "yellow", "SKEWED": "yellow", "HELD
 
 
 def command(
+    ctx: typer.Context,
     output: OutputOption = Format.TABLE,
     every_start: AllStartsOption = False,
     source: FromOption = None,
@@ -59,7 +61,15 @@ def command(
     """
     if through not in ("", "sockets", "recordings"):
         raise typer.BadParameter("sockets or recordings", param_hint="--through")
-    found = find(run_dir, record_dir, source, every_start=every_start, timeout=timeout, rank_timeout=rank_timeout)
+    found = find(
+        run_dir,
+        record_dir,
+        source,
+        reach=reach_of(ctx),
+        every_start=every_start,
+        timeout=timeout,
+        rank_timeout=rank_timeout,
+    )
     # Not before there is something to compare: judging loads numpy.
     import msgspec
 

@@ -18,6 +18,7 @@ from pdctl.commands.options import (
     RecordDirOption,
     RunDirOption,
     place,
+    reach_of,
     seconds,
     target_place,
 )
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from pdctl.inject.drill.servers import Address
     from pdctl.lab.config import LabConfig
     from pdctl.targets.find import Found
+    from pdctl.targets.reach import Reach
 
 app = typer.Typer(
     name="drill",
@@ -122,6 +124,7 @@ def show(name: NameArgument, output: OutputOption = Format.TABLE) -> int:
 
 @app.command()
 def run(
+    ctx: typer.Context,
     name: NameArgument,
     lab: Annotated[
         bool, typer.Option("--lab", help="Start the embedded cluster it needs, and end it afterwards.")
@@ -182,11 +185,11 @@ def run(
     from pdctl.inject.drill import files
     from pdctl.inject.drill.journal import Journal, default_path
     from pdctl.inject.drill.servers import Address
-    from pdctl.targets.contexts import forbid_faults
 
     out = Output(output)
+    reach = reach_of(ctx, run_dir, record_dir)
     if not lab:  # a lab of its own is not what a context means
-        forbid_faults()
+        reach.forbid_faults()
     drill = _changed(files.load(files.find(name)), load, seed)
     address = Address.parse(prefill_url, decode_url, bootstrap)
     if address is not None:
@@ -194,9 +197,7 @@ def run(
     with _interruptible():
         kept = Journal(journal or default_path(drill.name, os.environ, time.time()))
         try:
-            verdict = _run(
-                out, drill, kept, lab, address, control, cluster, rank_timeout, lab_timeout, run_dir, record_dir
-            )
+            verdict = _run(out, drill, kept, lab, address, control, cluster, rank_timeout, lab_timeout, reach)
         except KeyboardInterrupt:
             out.note(f"interrupted, and healed; journal {kept.path}")
             raise
@@ -263,8 +264,7 @@ def _run(
     cluster: str,
     rank_timeout_s: float,
     lab_timeout_s: float,
-    run_dir: Path | None,
-    record_dir: Path | None,
+    reach: Reach,
 ) -> Verdict:
     from pdctl.inject.audit import Audit, audit_path
     from pdctl.inject.drill.journal import Journal
@@ -273,11 +273,10 @@ def _run(
     from pdctl.inject.drill.run import Run
     from pdctl.inject.drill.servers import check, check_version
     from pdctl.targets.client import TIMEOUT_S, Client
-    from pdctl.targets.contexts import environment
-    from pdctl.targets.find import discover, with_env
+    from pdctl.targets.find import discover
 
     assert isinstance(kept, Journal)
-    env = with_env(environment(), run_dir, record_dir)
+    env = reach.environment()
 
     def on(config: LabConfig | None, env: dict[str, str]) -> Verdict:
         found = _one_cluster(discover(env).require(), cluster)

@@ -17,6 +17,7 @@ from pdctl.commands.options import (
     RunDirOption,
     TimeoutOption,
     find,
+    reach_of,
     seconds,
     within,
 )
@@ -52,6 +53,7 @@ RoomOption = Annotated[
 
 @app.command("metadata")
 def metadata(
+    ctx: typer.Context,
     rank: RankOption = None,
     slot: Annotated[
         Optional[list[int]],  # noqa: UP045
@@ -79,7 +81,7 @@ def metadata(
     from pdctl.probes.metadata.judge import judge
     from pdctl.targets.client import Client
 
-    found = find(run_dir, record_dir, source, timeout=timeout, rank_timeout=rank_timeout)
+    found = find(run_dir, record_dir, source, reach=reach_of(ctx), timeout=timeout, rank_timeout=rank_timeout)
     ranks = chosen(found, rank)
     with Client(timeout_s=timeout, spent_s=found.took_s, rank_timeout_s=rank_timeout) as client:
         views = collect(found, client, ranks=ranks, slots=slot or (), rooms=room or (), every=all_slots)
@@ -95,6 +97,7 @@ def metadata(
 
 @app.command("queues")
 def queues(
+    ctx: typer.Context,
     rank: RankOption = None,
     room: RoomOption = None,
     output: OutputOption = Format.TABLE,
@@ -116,7 +119,7 @@ def queues(
     from pdctl.targets.client import Client
     from pdctl.targets.fallback import stand_in
 
-    found = find(run_dir, record_dir, timeout=timeout, rank_timeout=rank_timeout)
+    found = find(run_dir, record_dir, reach=reach_of(ctx), timeout=timeout, rank_timeout=rank_timeout)
     with Client(timeout_s=timeout, spent_s=found.took_s, rank_timeout_s=rank_timeout) as client:
         found = replace(found, ranks=tuple(chosen(found, rank)))
         document = collect.queues(stand_in(found, client).ranks, client)
@@ -133,6 +136,7 @@ def queues(
 
 @app.command("groups")
 def groups(
+    ctx: typer.Context,
     rank: RankOption = None,
     output: OutputOption = Format.TABLE,
     source: FromOption = None,
@@ -147,7 +151,7 @@ def groups(
     from pdctl.commands.dump_tables import draw_groups
     from pdctl.probes.dump import collect
 
-    found = find(run_dir, record_dir, source)
+    found = find(run_dir, record_dir, source, reach=reach_of(ctx))
     document = collect.groups_of(chosen(found, rank), found.ranks)
     out = Output(output)
     out.document(document, document.groups, draw_groups)
@@ -157,6 +161,7 @@ def groups(
 
 @app.command("config")
 def config(
+    ctx: typer.Context,
     rank: RankOption = None,
     output: OutputOption = Format.TABLE,
     run_dir: RunDirOption = None,
@@ -174,7 +179,7 @@ def config(
     from pdctl.probes.config.judge import judge
     from pdctl.targets.client import Client
 
-    found = find(run_dir, record_dir, timeout=timeout, rank_timeout=rank_timeout)
+    found = find(run_dir, record_dir, reach=reach_of(ctx), timeout=timeout, rank_timeout=rank_timeout)
     with Client(timeout_s=timeout, spent_s=found.took_s, rank_timeout_s=rank_timeout) as client:
         views = collect(chosen(found, rank), client)
     document = judge(views)
@@ -188,6 +193,7 @@ def config(
 
 @app.command("leaks")
 def leaks(
+    ctx: typer.Context,
     watch: Annotated[
         float, typer.Option("--watch", parser=seconds, metavar="TIME", help="How long to watch: what stays counts.")
     ] = WATCH_S,
@@ -209,7 +215,7 @@ def leaks(
     from pdctl.targets.client import Client
 
     within(watch, timeout)
-    found = find(run_dir, record_dir, timeout=timeout, rank_timeout=rank_timeout)
+    found = find(run_dir, record_dir, reach=reach_of(ctx), timeout=timeout, rank_timeout=rank_timeout)
     with Client(timeout_s=timeout, spent_s=found.took_s, rank_timeout_s=rank_timeout) as client:
         views = collect(found, client, watch_s=watch)
     document = judge(views, watch_s=watch)

@@ -18,6 +18,7 @@ from pdctl.commands.options import (
     RunDirOption,
     TimeoutOption,
     find,
+    reach_of,
 )
 from pdctl.protocol import durations
 from pdctl.protocol.errors import Exit, PdctlError
@@ -78,6 +79,7 @@ class FaultsDocument(Document, frozen=True, kw_only=True, tag="pdctl.faults"):
 
 
 def command(
+    ctx: typer.Context,
     available: Annotated[
         bool, typer.Option("--available", help="Show which faults each rank can carry, and why not the others.")
     ] = False,
@@ -103,7 +105,8 @@ def command(
     from pdctl.targets.client import Client
 
     out = Output(output)
-    there = find(run_dir, record_dir, timeout=timeout, rank_timeout=rank_timeout, outside=False)
+    reach = reach_of(ctx)
+    there = find(run_dir, record_dir, reach=reach, timeout=timeout, rank_timeout=rank_timeout, outside=False)
     found = there.ranks
     with Client(timeout_s=timeout, spent_s=there.took_s, rank_timeout_s=rank_timeout) as client:
         if available:

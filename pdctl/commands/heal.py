@@ -17,6 +17,7 @@ from pdctl.commands.options import (
     RunDirOption,
     TimeoutOption,
     find,
+    reach_of,
 )
 from pdctl.protocol.errors import Exit
 from pdctl.report.escaping import shown
@@ -50,6 +51,7 @@ class HealedDocument(Document, frozen=True, kw_only=True, tag="pdctl.heal"):
 
 
 def command(
+    ctx: typer.Context,
     fault: Annotated[str, typer.Argument(metavar="[ID]", help="The fault, as inject and faults name it.")] = "",
     every: Annotated[bool, typer.Option("--all", help="End every fault of every rank, whoever placed it.")] = False,
     output: OutputOption = Format.TABLE,
@@ -71,7 +73,8 @@ def command(
 
     out = Output(output)
     audit = Audit(audit_path(os.environ), out.note)
-    there = find(run_dir, record_dir, timeout=timeout, rank_timeout=rank_timeout, outside=False)
+    reach = reach_of(ctx)
+    there = find(run_dir, record_dir, reach=reach, timeout=timeout, rank_timeout=rank_timeout, outside=False)
     found = there.ranks
     with Client(timeout_s=timeout, spent_s=there.took_s, rank_timeout_s=rank_timeout) as client:
         results = healing.heal(client, found, fault)

@@ -19,6 +19,7 @@ from pdctl.commands.options import (
     RunDirOption,
     TimeoutOption,
     find,
+    reach_of,
 )
 from pdctl.faults.kinds import KINDS, Kind, Parameter
 from pdctl.faults.limits import LEASE_S
@@ -28,8 +29,6 @@ from pdctl.report.output import Document, Format, Output
 from pdctl.targets import selectors
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.console import Console
 
     from pdctl.inject.plan import Plan
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from pdctl.inject.wish import Wish
     from pdctl.targets.client import Client
     from pdctl.targets.find import Found, FoundRank
+    from pdctl.targets.reach import Reach
 
 _METAVARS = {Parameter.DURATION: "TIME", Parameter.STATE: "STATE", Parameter.DP: "DP", Parameter.ROOM: "ROOM|any"}
 
@@ -86,6 +86,7 @@ class Planned(Document, frozen=True, kw_only=True, tag="pdctl.inject"):
 
 
 def command(
+    ctx: typer.Context,
     rank: Annotated[
         list[str],
         typer.Option("--rank", metavar="PATTERN", help="Rank to hit: decode:dp0:pp0:tp1, decode:tp1. Repeatable."),
@@ -191,9 +192,9 @@ def command(
     from pdctl.inject.stop import Watch
     from pdctl.inject.wish import Wish
     from pdctl.targets.client import Client
-    from pdctl.targets.contexts import forbid_faults
 
-    forbid_faults()
+    reach = reach_of(ctx, run_dir, record_dir)
+    reach.forbid_faults()
     wish = Wish(
         patterns=patterns, kind=asked.kind.name, delay_s=asked.delay_s, value=asked.value, ttl_s=ttl_s,
         fault_id=f"f-{os.urandom(3).hex()}", owner=owner(), room=room or 0, rid=rid, hits=hits or 0, seed=seed,
@@ -202,8 +203,8 @@ def command(
     )  # fmt: skip
     out = Output(output)
     with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
-        everything = find(run_dir, record_dir, timeout=timeout, rank_timeout=rank_timeout, outside=False)
-        planned = _planned(everything, client, wish, run_dir)
+        everything = find(run_dir, record_dir, reach=reach, timeout=timeout, rank_timeout=rank_timeout, outside=False)
+        planned = _planned(everything, client, wish, reach)
         for note in (*planned.notes, *_others(planned)):
             out.note(f"Note: {note}")
         ranks = [_found(everything.ranks, identity) for identity in planned.on]
@@ -213,12 +214,10 @@ def command(
         return _inject(out, client, ranks, planned, wish, watch, detach=detach, until_hit=until_hit)
 
 
-def _planned(everything: Found, client: Client, wish: Wish, run_dir: Path | None) -> Plan:
+def _planned(everything: Found, client: Client, wish: Wish, reach: Reach) -> Plan:
     """Return the plan. Raises PdctlError, which also tells of ranks without an agent where no other one is meant."""
     from pdctl.inject.plan import plan
     from pdctl.inject.session import know
-    from pdctl.targets.contexts import environment
-    from pdctl.targets.find import with_env
     from pdctl.targets.sources import agentless
 
     try:
@@ -226,7 +225,7 @@ def _planned(everything: Found, client: Client, wish: Wish, run_dir: Path | None
     except PdctlError as error:
         if error.code is not Exit.PARTIAL or everything.elsewhere:
             raise
-        env = with_env(environment(), run_dir, None)
+        env = reach.environment()
         there = agentless.choose(agentless.wanted(env), everything.ranks, run_dir=bool(env.get("PDCTL_RUN_DIR")))
         if not there.living:
             raise

@@ -11,8 +11,11 @@ from pdctl.commands.options import OutputOption, RecordDirOption, RunDirOption, 
 from pdctl.lab.config import DEVICES, FIXES, LOAD_BALANCE, SIDES, TRANSPORTS
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Document, Format, Output
+from pdctl.targets.reach import Reach
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
     from pdctl.lab.config import LabConfig
@@ -162,9 +165,8 @@ def up(
     from pdctl.lab import launch, state
     from pdctl.lab.config import LabConfig, check, check_name, parse_names, parse_shape
     from pdctl.protocol import paths
-    from pdctl.targets.find import with_env
 
-    env = with_env(os.environ, run_dir, record_dir)
+    env = _env(run_dir, record_dir)
     config = check(
         LabConfig(
             name=check_name(name),
@@ -314,11 +316,8 @@ def _listen(text: str | None) -> str:
     return text
 
 
-def _env(run_dir: object) -> dict[str, str]:
-    env = dict(os.environ)
-    if run_dir is not None:
-        env["PDCTL_RUN_DIR"] = str(run_dir)
-    return env
+def _env(run_dir: Path | None, record_dir: Path | None = None) -> dict[str, str]:
+    return Reach(run_dir=run_dir, record_dir=record_dir).over(os.environ)
 
 
 def _find(name: str, env: dict[str, str]) -> tuple[LabConfig, list[Process]]:

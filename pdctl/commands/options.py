@@ -18,6 +18,7 @@ from pdctl.report.output import Format, Output
 
 if TYPE_CHECKING:
     from pdctl.targets.find import Found
+    from pdctl.targets.reach import Reach
 
 TIMEOUT_S = 10.0
 RANK_TIMEOUT_S = 2.0
@@ -113,11 +114,19 @@ def within(watch: float, timeout: float) -> None:
         )
 
 
+def reach_of(ctx: typer.Context, run_dir: Path | None = None, record_dir: Path | None = None) -> Reach:
+    """Return where the options before the command say ranks are, with these directories."""
+    from pdctl.targets.reach import Reach
+
+    return (ctx.find_object(Reach) or Reach()).at(run_dir, record_dir)
+
+
 def find(
     run_dir: Path | None,
     record_dir: Path | None,
     source: Path | None = None,
     *,
+    reach: Reach | None = None,
     every_start: bool = False,
     timeout: float = TIMEOUT_S,
     rank_timeout: float = RANK_TIMEOUT_S,
@@ -125,16 +134,16 @@ def find(
 ) -> Found:
     """Return the ranks these options mean. timeout, rank_timeout: as the options, for ranks on other hosts.
 
+    reach: what the options before the command said; None: nothing, as where a trace is all there is.
     outside: also those here that have no agent and are read from outside, within the same time. What belongs to other users
     and was left alone is said on a line of stderr.
     Raises PdctlError (UNREACHABLE) when there are none, or none may be seen.
     """
-    from pdctl.targets.contexts import environment
-    from pdctl.targets.find import discover, with_env
+    from pdctl.targets.find import discover
+    from pdctl.targets.reach import Reach
 
-    env = with_env(environment(), run_dir, record_dir)
     found = discover(
-        env,
+        (reach or Reach()).at(run_dir, record_dir).environment(),
         source=source,
         every_start=every_start,
         timeout_s=timeout,

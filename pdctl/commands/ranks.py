@@ -7,6 +7,8 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+import typer
+
 from pdctl.commands.options import (
     RANK_TIMEOUT_S,
     TIMEOUT_S,
@@ -18,6 +20,7 @@ from pdctl.commands.options import (
     RunDirOption,
     TimeoutOption,
     find,
+    reach_of,
 )
 from pdctl.protocol.errors import Exit
 from pdctl.report.output import Format, Output
@@ -33,6 +36,7 @@ _STYLE = {"live": "green", "silent": "yellow", "dead": "red", "outside": "cyan",
 
 
 def command(
+    ctx: typer.Context,
     output: OutputOption = Format.TABLE,
     every_start: AllStartsOption = False,
     source: FromOption = None,
@@ -52,7 +56,15 @@ def command(
     from pdctl.targets.client import Client
     from pdctl.targets.fallback import stand_in
 
-    found = find(run_dir, record_dir, source, every_start=every_start, timeout=timeout, rank_timeout=rank_timeout)
+    found = find(
+        run_dir,
+        record_dir,
+        source,
+        reach=reach_of(ctx),
+        every_start=every_start,
+        timeout=timeout,
+        rank_timeout=rank_timeout,
+    )
     with Client(timeout_s=timeout, spent_s=found.took_s, rank_timeout_s=rank_timeout) as client:
         found = stand_in(found, client)
         answers, recordings = collect(found, client)

@@ -19,6 +19,7 @@ from pdctl.commands.options import (
     RunDirOption,
     TimeoutOption,
     find,
+    reach_of,
     seconds,
     target_place,
 )
@@ -67,6 +68,7 @@ class RecordDocument(Document, frozen=True, kw_only=True, tag="pdctl.record"):
 
 
 def command(
+    ctx: typer.Context,
     file: Annotated[Path, typer.Argument(parser=target_place, metavar="FILE.pdtrace", help="The trace to write.")],
     output: OutputOption = Format.TABLE,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE where it exists.")] = False,
@@ -123,7 +125,10 @@ def command(
     limit = _bytes(max_size)
     check_target(file, force=force)
     started = time.time_ns()
-    found = find(run_dir, record_dir, source, every_start=every_start, timeout=timeout, rank_timeout=rank_timeout)
+    reach = reach_of(ctx)
+    found = find(
+        run_dir, record_dir, source, reach=reach, every_start=every_start, timeout=timeout, rank_timeout=rank_timeout
+    )
     names, salt = _names(found, words, keep=keep_names)
     from pdctl.targets.client import Client
 

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from pdctl.commands.options import reach_of
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Output
 
@@ -25,6 +26,7 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def run(
+    ctx: typer.Context,
     command: Annotated[
         list[str], typer.Argument(metavar="-- CMD...", help="The engine's command line.", show_default=False)
     ],
@@ -37,8 +39,9 @@ def run(
     program = shutil.which(command[0])
     if program is None:
         raise PdctlError(f"run: {command[0]}: no such command", code=Exit.USAGE)
-    off = os.environ.get("PDCTL_AGENT", "").strip().lower() in ("0", "off", "no", "false")
-    env = dict(os.environ) if off else environment(os.environ)
+    said = reach_of(ctx).over(os.environ)  # the engine's agents publish themselves in the store that was named
+    off = said.get("PDCTL_AGENT", "").strip().lower() in ("0", "off", "no", "false")
+    env = said if off else environment(said)
     Output().note(
         f"pdctl run: {command[0]} without the agent (PDCTL_AGENT=off)"
         if off

@@ -19,6 +19,7 @@ from pdctl.commands.options import (
     RunDirOption,
     TimeoutOption,
     find,
+    reach_of,
     seconds,
 )
 from pdctl.protocol.errors import Exit, PdctlError
@@ -33,6 +34,7 @@ EVERY_S = 0.2
 
 
 def command(
+    ctx: typer.Context,
     output: OutputOption = Format.TABLE,
     rank: Annotated[
         Optional[list[str]],  # noqa: UP045  # typer evaluates annotations, and older typer does not take 3.10's own
@@ -73,7 +75,15 @@ def command(
     if (samples - 1) * every >= timeout:
         raise typer.BadParameter(f"{samples} looks take longer than --timeout", param_hint="--samples")
     found = _chosen(
-        find(run_dir, record_dir, source, every_start=every_start, timeout=timeout, rank_timeout=rank_timeout),
+        find(
+            run_dir,
+            record_dir,
+            source,
+            reach=reach_of(ctx),
+            every_start=every_start,
+            timeout=timeout,
+            rank_timeout=rank_timeout,
+        ),
         rank or [],
     )
     from pdctl.probes.stacks.collect import collect

@@ -18,6 +18,7 @@ from pdctl.commands.options import (
     RunDirOption,
     TimeoutOption,
     find,
+    reach_of,
     target_place,
 )
 from pdctl.protocol.errors import Exit, PdctlError
@@ -43,6 +44,7 @@ _STYLE = {
 
 
 def command(
+    ctx: typer.Context,
     asked: Annotated[str, typer.Argument(metavar="ROOM|RID", help="The room's number, or the request's id.")],
     output: OutputOption = Format.TABLE,
     every_start: AllStartsOption = False,
@@ -97,7 +99,15 @@ def command(
         raise typer.BadParameter("--perfetto and --plot name one file", param_hint="--plot")
     if plot is not None:
         _plottable(plot)
-    found = find(run_dir, record_dir, source, every_start=every_start, timeout=timeout, rank_timeout=rank_timeout)
+    found = find(
+        run_dir,
+        record_dir,
+        source,
+        reach=reach_of(ctx),
+        every_start=every_start,
+        timeout=timeout,
+        rank_timeout=rank_timeout,
+    )
     pasts = _pasts(found, "recordings" if source is not None else through, timeout, rank_timeout)
     document = _document(asked, found, pasts)
     out = Output(output)

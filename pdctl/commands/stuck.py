@@ -18,6 +18,7 @@ from pdctl.commands.options import (
     RunDirOption,
     TimeoutOption,
     find,
+    reach_of,
     seconds,
     within,
 )
@@ -37,6 +38,7 @@ _PROGRESS = {"still": "bold", "moving": "green", "in line": "cyan", "new": "dim"
 
 
 def command(
+    ctx: typer.Context,
     older: Annotated[
         Optional[float],  # noqa: UP045  # typer evaluates annotations
         typer.Option("--older", parser=seconds, metavar="TIME", help="Show only requests that wait this long."),
@@ -71,7 +73,7 @@ def command(
         raise typer.BadParameter(", ".join(ORDER), param_hint="--by")
     if source is None:
         within(watch, timeout)
-    found = find(run_dir, record_dir, source, timeout=timeout, rank_timeout=rank_timeout)
+    found = find(run_dir, record_dir, source, reach=reach_of(ctx), timeout=timeout, rank_timeout=rank_timeout)
     from pdctl.probes.stuck.collect import collect, collect_recorded
     from pdctl.targets.client import Client
     from pdctl.targets.fallback import stand_in

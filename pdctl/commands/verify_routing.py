@@ -19,6 +19,7 @@ from pdctl.commands.options import (
     RunDirOption,
     TimeoutOption,
     find,
+    reach_of,
     seconds,
 )
 from pdctl.probes.routing import GRACE_S
@@ -45,6 +46,7 @@ _STYLE = {
 
 
 def command(
+    ctx: typer.Context,
     rooms: Annotated[
         Optional[list[str]],  # noqa: UP045  # typer evaluates annotations
         typer.Argument(metavar="[ROOM]...", help="Rooms to look at, wherever they are. Default: those that wait."),
@@ -85,7 +87,7 @@ def command(
             split(address)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--bootstrap") from None
-    found = find(run_dir, record_dir, source, timeout=timeout, rank_timeout=rank_timeout)
+    found = find(run_dir, record_dir, source, reach=reach_of(ctx), timeout=timeout, rank_timeout=rank_timeout)
     with Client(timeout_s=timeout, spent_s=found.took_s, rank_timeout_s=rank_timeout) as client:
         document = look(found, client, rooms=numbers, instead=bootstrap or (), grace_s=grace)
     out = Output(output)

@@ -108,7 +108,7 @@ def _parse(text: str) -> dict[str, Any]:
 def chosen(environ: Mapping[str, str] = os.environ) -> tuple[str, Context]:
     """Return the name and content of the context that a command uses, ("", defaults) where it uses none.
 
-    Raises PdctlError (USAGE) when PDCTL_CONTEXT, which ``--context`` sets, names one that is not saved.
+    Raises PdctlError (USAGE) when PDCTL_CONTEXT names one that is not saved.
     """
     contexts = load(environ)
     name = environ.get("PDCTL_CONTEXT") or contexts.current

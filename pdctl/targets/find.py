@@ -393,12 +393,6 @@ def _place(identity: Identity) -> tuple[int, int, int, int]:
     return identity.dp, identity.pp, identity.cp, identity.tp
 
 
-def with_env(env: Mapping[str, str], run_dir: Path | None, record_dir: Path | None) -> dict[str, str]:
-    """Return ``env`` with directories given on the command line put over it."""
-    over = {"PDCTL_RUN_DIR": run_dir, "PDCTL_RECORD_DIR": record_dir}
-    return {**env, **{name: os.fspath(path.absolute()) for name, path in over.items() if path is not None}}
-
-
 def refresh(rank: FoundRank) -> FoundRank:
     """Return ``rank`` with its process looked at again, where that is on this host."""
     if rank.access is not None:
@@ -409,4 +403,4 @@ def refresh(rank: FoundRank) -> FoundRank:
     return replace(rank, process=process, state="dead" if rank.live and not live else rank.state)
 
 
-__all__ = ["Found", "FoundRank", "discover", "order", "refresh", "with_env"]
+__all__ = ["Found", "FoundRank", "discover", "order", "refresh"]

@@ -17,7 +17,8 @@ from pdctl.protocol.model import Identity
 from pdctl.protocol.wire import PROTOCOL
 from pdctl.recording import format as f
 from pdctl.recording.writer import RecordingWriter, process_start
-from pdctl.targets.find import Found, discover, with_env
+from pdctl.targets.find import Found, discover
+from pdctl.targets.reach import Reach
 from tests.support.identities import identity
 
 GONE = 2**22 + 1
@@ -30,7 +31,7 @@ class Host:
     def __init__(self, folder: Path) -> None:
         self.run = paths.private_dir(folder / "run")
         self.record = paths.private_dir(folder / "record")
-        self.env = with_env({}, self.run, self.record)
+        self.env = Reach(run_dir=self.run, record_dir=self.record).over({})
         self.children: list[subprocess.Popen[bytes]] = []
 
     def process(self) -> tuple[int, int]:
@@ -201,7 +202,7 @@ def test_nothing_found_says_where_it_looked(host: Host) -> None:
 
 
 def test_directories_that_do_not_exist_hold_no_ranks(tmp_path: Path) -> None:
-    assert discover(with_env({}, tmp_path / "a", tmp_path / "b")).ranks == ()
+    assert discover(Reach(run_dir=tmp_path / "a", record_dir=tmp_path / "b").over({})).ranks == ()
 
 
 def test_absurd_sizes_in_a_file_do_not_make_absurd_answers(host: Host) -> None:

@@ -1,0 +1,60 @@
+"""Where a command looks for ranks, as it was said on the command line, and the environment that this makes.
+
+A frozen value, made once from the options before a command and handed down: nothing writes ``os.environ``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The options of the same names, as they were given; "", () or None for one that was not."""
+
+    context: str = ""
+    endpoints: tuple[str, ...] = ()
+    stores: tuple[str, ...] = ()
+    server_key: str = ""
+    key: str = ""
+    run_dir: Path | None = None
+    record_dir: Path | None = None
+
+    def at(self, run_dir: Path | None, record_dir: Path | None) -> Reach:
+        """Return the same with these directories."""
+        return replace(self, run_dir=run_dir, record_dir=record_dir)
+
+    def over(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return ``environ`` with what was given put over it, directories as absolute paths."""
+        given = {
+            "PDCTL_CONTEXT": self.context,
+            "PDCTL_ENDPOINT": " ".join(self.endpoints),
+            "PDCTL_STORE": " ".join(self.stores),
+            "PDCTL_SERVER_KEY": self.server_key,
+            "PDCTL_KEY": self.key,
+            "PDCTL_RUN_DIR": _absolute(self.run_dir),
+            "PDCTL_RECORD_DIR": _absolute(self.record_dir),
+        }
+        return {**environ, **{name: value for name, value in given.items() if value}}
+
+    def environment(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+        """Return :meth:`over` ``environ``, with the places and keys of the chosen context where neither has its own.
+
+        Raises PdctlError (USAGE) for a context that is not saved.
+        """
+        from pdctl.targets.contexts import environment  # not before a command looks for ranks
+
+        return environment(self.over(environ))
+
+    def forbid_faults(self, environ: Mapping[str, str] = os.environ) -> None:
+        """Return where the chosen context allows faults. Raises PdctlError (REFUSED) where it says ``inject = "never"``."""
+        from pdctl.targets.contexts import forbid_faults
+
+        forbid_faults(self.over(environ))
+
+
+def _absolute(path: Path | None) -> str:
+    return "" if path is None else os.fspath(path.absolute())
