@@ -16,20 +16,13 @@ from typer.core import TyperGroup
 
 import pdctl
 from pdctl import commands
+from pdctl.probes.registry import abouts
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.escaping import shown
 from pdctl.report.output import Output, hang_up, settle_streams
 from pdctl.targets.reach import Reach
 
 COMMANDS = {
-    "ranks": ("ranks", "Show every rank and what its main thread does now."),
-    "diff-queues": ("diff_queues", "Name the first round in which ranks differ, and why."),
-    "stuck": ("stuck", "Requests that wait: where, for what, and what ends it."),
-    "check": ("check", "All probes, a line each; for cron and liveness probes."),
-    "verify-routing": ("verify_routing", "Where each room is: formula, bootstrap server, prefill, decode."),
-    "stacks": ("stacks", "Where all ranks are: merged stacks, outliers, collectives."),
-    "dump": ("dump", "Metadata slots, queues, groups, settings; what has no owner."),
-    "story": ("story", "Tell one room's way through all ranks of prefill and decode."),
     "record": ("record", "Collect the recordings of all ranks."),
     "replay": ("replay", "Search what could happen to polls for what parts the ranks."),
     "inject": ("inject", "Break something on purpose, for a while."),
@@ -45,9 +38,9 @@ COMMANDS = {
     "lab": ("lab", "An embedded cluster of real processes, to break on purpose."),
     "demo": ("demo", "Late metadata, without the engine's fix and with it."),
 }
-"""Commands in the order of the help: their modules in ``pdctl.commands``, and what the help says of them.
+"""Commands that are no probes, in the order of the help: their modules in ``pdctl.commands``, and what the help says of them.
 
-The words stand here so that ``pdctl --help`` imports no command.
+Probes are in :mod:`pdctl.probes.registry`, and come first. The words stand here so that ``pdctl --help`` imports no command.
 
 A module has ``app`` (a Typer application, a group), or a function for a single command: ``command``, or one of the
 module's own name. CONTEXT_SETTINGS of the module are Typer's for that command.
@@ -63,24 +56,19 @@ class Commands(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         """Return the names of the commands that this installation has."""
         there = Path(commands.__file__).parent
-        return [name for name, (module, _) in COMMANDS.items() if (there / f"{module}.py").exists()]
+        return [*abouts(), *(name for name, (module, _) in COMMANDS.items() if (there / f"{module}.py").exists())]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list of commands without importing any."""
+        words = {**abouts(), **{name: about for name, (_, about) in COMMANDS.items()}}
         with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+            formatter.write_dl([(name, words[name]) for name in self.list_commands(ctx)])
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return the command called ``cmd_name``, None when there is none."""
         if cmd_name not in self.list_commands(ctx):
             return None
-        module_name, _ = COMMANDS[cmd_name]
-        module = import_module(f"pdctl.commands.{module_name}")
-        group = getattr(module, "app", None)
-        if group is None:
-            group = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-            function = getattr(module, "command", None) or getattr(module, module_name)
-            group.command(cmd_name, context_settings=getattr(module, "CONTEXT_SETTINGS", None))(function)
+        group = _probe(cmd_name) if cmd_name in abouts() else _module(cmd_name)
         group.rich_markup_mode = None
         command = typer.main.get_command(group)
         command.name = cmd_name
@@ -119,6 +107,23 @@ class Commands(TyperGroup):
         if isinstance(code, int) and code:
             raise typer.Exit(int(code))
         return code
+
+
+def _probe(name: str) -> typer.Typer:
+    from pdctl.commands.looking import application
+
+    return application(name)
+
+
+def _module(name: str) -> typer.Typer:
+    module_name, _ = COMMANDS[name]
+    module = import_module(f"pdctl.commands.{module_name}")
+    group: typer.Typer | None = getattr(module, "app", None)
+    if group is None:
+        group = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        function = getattr(module, "command", None) or getattr(module, module_name)
+        group.command(name, context_settings=getattr(module, "CONTEXT_SETTINGS", None))(function)
+    return group
 
 
 app = typer.Typer(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from pdctl.probes import base
 from pdctl.protocol import durations
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Format, Output
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
     from pdctl.targets.find import Found
     from pdctl.targets.reach import Reach
 
-TIMEOUT_S = 10.0
-RANK_TIMEOUT_S = 2.0
+
+TIMEOUT_S = base.TIMEOUT_S
+RANK_TIMEOUT_S = base.RANK_TIMEOUT_S
 
 
 def seconds(text: str) -> float:
@@ -101,17 +103,13 @@ FromOption = Annotated[
         help="Use only this trace, or the traces and recordings here.",
     ),
 ]
+RankOption = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option("--rank", metavar="PATTERN", help="Only these ranks (decode:dp0, *:tp[01]); repeatable."),
+]
 AllStartsOption = Annotated[
     bool, typer.Option("--all", help="Also dead ranks of earlier starts of a server, not only of its newest.")
 ]
-
-
-def within(watch: float, timeout: float) -> None:
-    """Return where there is time for a pause of ``watch`` seconds; raises typer.BadParameter where there is not."""
-    if watch >= timeout:
-        raise typer.BadParameter(
-            f"{watch:g} s do not fit into --timeout, {timeout:g} s for the whole command", param_hint="--watch"
-        )
 
 
 def reach_of(ctx: typer.Context, run_dir: Path | None = None, record_dir: Path | None = None) -> Reach:
@@ -139,17 +137,14 @@ def find(
     and was left alone is said on a line of stderr.
     Raises PdctlError (UNREACHABLE) when there are none, or none may be seen.
     """
-    from pdctl.targets.find import discover
+    from pdctl.probes import run
     from pdctl.targets.reach import Reach
 
-    found = discover(
-        (reach or Reach()).at(run_dir, record_dir).environment(),
-        source=source,
+    asked = run.Asked(
+        (reach or Reach()).at(run_dir, record_dir),
+        source,
         every_start=every_start,
         timeout_s=timeout,
-        rank_timeout_s=min(timeout, rank_timeout),
-        outside=outside,
+        rank_timeout_s=rank_timeout,
     )
-    if found.ranks and found.others:
-        Output(Format.TABLE).note(found.left_alone)
-    return found.require()
+    return run.find(asked, Output(), outside=outside)

@@ -20,12 +20,13 @@ def divergence(found: Found) -> Divergence | None:
     """Return the first divergence in the recordings of these ranks as they are now, None where all agree."""
     from pdctl.probes.queues.collect import collect
     from pdctl.probes.queues.judge import judge
+    from pdctl.probes.view import View
     from pdctl.report.findings import Level
 
     # Through sockets only where a file can't be read: no stopped rank is waited for otherwise.
     sockets = any(rank.live and rank.recording is None and rank.recording_size for rank in found.ranks)
     with Client() as client:
-        document = judge(collect(found, client, sockets=sockets), stalled_s=float("inf"), confirmed=True)
+        document = judge(collect(View(found, client), sockets=sockets), stalled_s=float("inf"), confirmed=True)
     for group in document.groups:
         if group.verdict == "DIVERGED":
             rooms = tuple(split.room for split in group.splits)

@@ -102,12 +102,13 @@ def plans_of(trace: Path, asked: Asked) -> tuple[list[Plan], list[str]]:
 def _targets(trace: Path, asked: Asked) -> tuple[list[Target], list[str]]:
     from pdctl.commands.options import find
     from pdctl.probes.queues.collect import collect
+    from pdctl.probes.view import View
     from pdctl.replay.groups import targets
     from pdctl.targets.client import Client
 
     found = find(None, None, trace)
     with Client() as client:
-        views = collect(found, client, sockets=False)
+        views = collect(View(found, client), sockets=False)
     problems = list(found.problems)
     problems += [f"{view.identity.label}: {view.recording_off}" for view in views if view.recording is None]
     return targets(views, asked.queues), problems

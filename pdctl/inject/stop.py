@@ -47,9 +47,10 @@ def diverged(found: Found) -> str:
     """Return which group's recorded rounds differ, "" where none do."""
     from pdctl.probes.queues.collect import collect
     from pdctl.probes.queues.judge import judge
+    from pdctl.probes.view import View
 
     with Client() as client:  # asks nobody: recordings alone, so that no stopped rank is waited for
-        document = judge(collect(found, client, sockets=False), stalled_s=float("inf"), confirmed=True)
+        document = judge(collect(View(found, client), sockets=False), stalled_s=float("inf"), confirmed=True)
     return next((f"diverged: {group.title}" for group in document.groups if group.verdict == "DIVERGED"), "")
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from pdctl.protocol.model import Status
 from pdctl.protocol.processes import look
-from pdctl.protocol.rank import FoundRank, Silence
+from pdctl.protocol.rank import Answer, FoundRank, Silence
 from pdctl.targets.client import Client, unreachable
 from pdctl.targets.find import Found
 
@@ -20,32 +20,37 @@ _PARTS = 3
 """Of a command's time: one to find out who is silent, one to open these, one at least for what was asked."""
 
 
-def stand_in(found: Found, client: Client) -> Found:
+def stand_in(found: Found, client: Client) -> tuple[Found, list[Answer[Status]]]:
     """Return ``found``, with those to be read from outside (``agent_off``) whose agent is silent and that can be so read.
+
+    Also what ranks answered that were asked for their status to find that out.
 
     Where the client has not three times as long as it waits for one rank, only those are whose agent is silent at once.
     """
     there = [rank for rank in found.ranks if found.asked.means(rank.identity.pid) and _could_be_read(rank)]
     if not there:
-        return found
+        return found, []
     wait_s = client.rank_timeout_s
-    silent = {}
+    silent: dict[int, tuple[FoundRank, str]] = {}
+    statuses: list[Answer[Status]] = []
     for rank in there:
         why = unreachable(rank)
         if why is not None and why[0] in _SILENT:
             silent[id(rank)] = (rank, why[1])
     if client.deadline.left(_PARTS * wait_s) >= _PARTS * wait_s:
-        for answer in client.ask([rank for rank in there if id(rank) not in silent], "status", Status):
+        statuses = client.ask([rank for rank in there if id(rank) not in silent], "status", Status)
+        for answer in statuses:
             if answer.silence in _SILENT:
                 silent[id(answer.rank)] = (answer.rank, answer.reason)
     if not silent:
-        return found
+        return found, statuses
     from pdctl.introspect.ranks import readable  # loads what knows the engine
 
     within_s = min(wait_s, client.deadline.left(3600.0) / (_PARTS - 1))
     ranks = [rank for rank, _ in silent.values()]
     read = {id(rank) for rank, can in zip(ranks, readable(ranks, within_s), strict=True) if can}
-    return replace(found, ranks=tuple(_outside(r, silent[id(r)][1]) if id(r) in read else r for r in found.ranks))
+    ranks_now = tuple(_outside(r, silent[id(r)][1]) if id(r) in read else r for r in found.ranks)
+    return replace(found, ranks=ranks_now), statuses
 
 
 def _could_be_read(rank: FoundRank) -> bool:

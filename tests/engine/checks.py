@@ -14,6 +14,7 @@ from typing import Any
 
 from pdctl.probes.queues.collect import collect
 from pdctl.probes.queues.judge import judge
+from pdctl.probes.view import View
 from pdctl.protocol.model import Status
 from pdctl.targets.find import discover
 from tests.engine.env import ROOT
@@ -61,7 +62,7 @@ def is_healthy(pair: Pair, loaded_by: str, reads: int = READS) -> None:
                 looks += reads // 5
                 continue
             with client_of_tests() as client:
-                seen = judge(collect(discover(pair.agent_environ), client))
+                seen = judge(collect(View(discover(pair.agent_environ), client)))
             assert not [finding for finding in seen.findings if finding.level != "info"], seen.findings
             looks += 1
             if looks % 50 == 0:

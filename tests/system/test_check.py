@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from pdctl.probes.check.stages import STAGES, Looking, run
+from pdctl.probes.check.probe import run
+from pdctl.probes.registry import stages
+from pdctl.probes.view import View
 from pdctl.targets.client import Client
 from pdctl.targets.find import discover
 from tests.support.labs import Lab, Labs
@@ -48,8 +50,7 @@ def test_a_healthy_cluster_under_load_with_aborts() -> None:
             until("the first requests", lambda: sent[0])
             for number in range(LOOKS):
                 with Client(timeout_s=60, rank_timeout_s=60) as client:
-                    looking = Looking(discover(labs.env).require(), client, 0.5)
-                    outcomes = list(run(looking, [stage.name for stage in STAGES]))
+                    outcomes = list(run(View(discover(labs.env).require(), client), stages(), 0.5))
                 bad = [f for outcome in outcomes for f in outcome.findings if f.level.value != "info"]
                 assert not bad, f"look {number}: {bad}"
         finally:

@@ -16,6 +16,7 @@ from pdctl.lab.client import Client as LabClient
 from pdctl.lab.client import Load
 from pdctl.probes.queues.collect import collect
 from pdctl.probes.queues.judge import judge
+from pdctl.probes.view import View
 from pdctl.report.findings import Level
 from pdctl.targets.client import Client
 from pdctl.targets.find import discover
@@ -208,7 +209,7 @@ def test_nothing_is_found_in_a_healthy_lab_under_load(labs: Labs) -> None:
                 continue
             found = discover(labs.env).require()
             with Client() as client:
-                judged = judge(collect(found, client))
+                judged = judge(collect(View(found, client)))
             assert [f for f in judged.findings if f.level is not Level.INFO] == []
             assert not judged.partial
             compared = max(compared, *(sum(g.compared.values()) for g in judged.groups))

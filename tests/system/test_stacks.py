@@ -15,6 +15,7 @@ import pytest
 
 from pdctl.probes.stacks.collect import collect
 from pdctl.probes.stacks.judge import judge
+from pdctl.probes.view import View
 from pdctl.targets.client import Client
 from pdctl.targets.find import discover
 from tests.support.labs import Labs
@@ -96,7 +97,7 @@ def test_a_busy_lab_has_no_finding_and_a_stopped_rank_has_a_row(labs: Labs) -> N
                 continue
             found = discover(labs.env).require()
             with Client(timeout_s=60, rank_timeout_s=30) as client:
-                judged = judge(collect(found, client))
+                judged = judge(collect(View(found, client)))
             assert judged.findings == ()
             assert not judged.partial
             inside += sum(rank.call is not None and bool(rank.call.op) for rank in judged.ranks)

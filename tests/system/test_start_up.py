@@ -12,6 +12,7 @@ import pytest
 
 import pdctl.commands
 from pdctl.cli import COMMANDS
+from pdctl.probes.registry import PROBES, abouts
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,6 +46,17 @@ def test_help_loads_nothing_heavy(tmp_path: Path, args: list[str]) -> None:
     assert loaded(tmp_path, *args).isdisjoint({"torch", "pandas", "numpy", "zmq", "rich", "yaml"})
 
 
+def test_the_list_of_commands_imports_no_probe() -> None:
+    program = (
+        "import sys\nfrom pdctl.cli import app\ntry:\n    app(['--help'])\nexcept SystemExit:\n    print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    names = done.stdout.splitlines()[-1].split()
+    there = {f"pdctl.probes.{entry.where.partition(':')[0]}" for entry in PROBES}
+    assert "pdctl.probes.registry" in names
+    assert there.isdisjoint(names)
+
+
 @pytest.mark.parametrize("args", [["ranks"], ["diff-queues"]])
 def test_commands_for_a_hang_load_neither_torch_nor_pandas(tmp_path: Path, args: list[str]) -> None:
     assert loaded(tmp_path, *args).isdisjoint({"torch", "pandas", "psutil"})
@@ -62,10 +74,9 @@ def test_every_command_there_is_can_be_called_and_says_what_it_does() -> None:
     for module in modules:
         loaded = import_module(f"pdctl.commands.{module}")
         is_command = any(hasattr(loaded, name) for name in ("app", "command", module))
-        names = [name for name, (place, _) in COMMANDS.items() if place == module]
-        assert len(names) == is_command, module
-        for name in names:
-            command = [sys.executable, "-m", "pdctl.cli", name, "--help"]
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, name
-            assert len(done.stdout.splitlines()) > 4, name
+        assert len([name for name, (place, _) in COMMANDS.items() if place == module]) == is_command, module
+    for name in (*abouts(), *COMMANDS):
+        command = [sys.executable, "-m", "pdctl.cli", name, "--help"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, name
+        assert len(done.stdout.splitlines()) > 4, name

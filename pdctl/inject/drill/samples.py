@@ -10,6 +10,7 @@ from pdctl.inject.drill.records import GroupLine, Look
 from pdctl.probes.queues.collect import collect
 from pdctl.probes.queues.judge import judge, unconfirmed
 from pdctl.probes.queues.model import GroupReport, RankView
+from pdctl.probes.view import View
 from pdctl.targets.client import Client
 from pdctl.targets.find import Found, refresh
 
@@ -30,7 +31,7 @@ class Looker:
         """Look once. rooms: those to look for in the queues."""
         self._client.restart()
         found = replace(self._found, ranks=tuple(refresh(rank) for rank in self._found.ranks))
-        views = collect(found, self._client)
+        views = collect(View(found, self._client))
         confirmed = self._before is not None and unconfirmed(views, self._before)
         document = judge(views, confirmed=confirmed)
         self._before = views

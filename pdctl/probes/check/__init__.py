@@ -1,1 +1,1 @@
-"""All probes one after the other, from cheap to intrusive: :mod:`.stages` runs them, :mod:`.judge` sums up, purely."""
+"""All probes one after the other, from cheap to intrusive: :mod:`.probe` runs them, :mod:`.judge` sums up, purely."""

@@ -14,13 +14,13 @@ OK, INFO, WARNING, ERROR, UNKNOWN = "ok", "info", "warning", "error", "unknown"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one stage came to. said: one line for when nothing was found. problems: what could not be looked at."""
+    """What a probe comes to as a stage of ``check``. said: a line for when nothing was found. problems: what could not be
+    looked at."""
 
     name: str
     said: str
     findings: tuple[Finding, ...] = ()
     problems: tuple[str, ...] = ()
-    answered: bool = True
     seconds: float = 0.0
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pdctl.probes.config.model import RankSettings
-from pdctl.protocol.rank import FoundRank
-from pdctl.protocol.requests import Rooms, Settings
-from pdctl.targets.client import Client
+
+if TYPE_CHECKING:
+    from pdctl.probes.view import View
 
 
-def collect(ranks: Sequence[FoundRank], client: Client) -> list[RankSettings]:
-    """Return the settings of ``ranks``, in their order."""
-    settings = client.ask(ranks, "settings", Settings)
+def collect(view: View) -> list[RankSettings]:
+    """Return the settings of the view's ranks, in its order."""
+    settings = view.settings()
     answering = [answer.rank for answer in settings if answer.body is not None]
-    rooms = {id(answer.rank): answer.body for answer in client.ask(answering, "rooms", Rooms)}
+    rooms = {id(answer.rank): answer.body for answer in view.rooms(answering)}
     views = []
     for answer in settings:
         known = rooms.get(id(answer.rank))

@@ -5,40 +5,65 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from pdctl.probes.queues.judge import unconfirmed
 from pdctl.probes.queues.model import RankView
-from pdctl.protocol.model import FlightEntry, Snapshot, Status
-from pdctl.targets.client import Client, recording_file
-from pdctl.targets.find import Found, FoundRank
+from pdctl.protocol.model import Status
+from pdctl.protocol.rank import FoundRank
 
 if TYPE_CHECKING:
+    from pdctl.probes.view import View
     from pdctl.recording.reader import Recording
 
 CONFIRM_PAUSE_S = 0.4
 
 
-def collect(found: Found, client: Client, *, sockets: bool = True, files: bool = True) -> list[RankView]:
-    """Return a view of every rank, in ``found``'s order.
+@dataclass(frozen=True)
+class Seen:
+    """The ranks. confirmed: a difference without recorded rounds has lasted. earlier: dead ranks that were left out."""
+
+    views: list[RankView]
+    confirmed: bool = True
+    earlier: int = 0
+
+
+def look(view: View, *, confirm: int, sockets: bool = True, files: bool = True) -> Seen:
+    """Return one whole look: what has no rounds is looked at ``confirm`` times. sockets, files: as :func:`collect` has them."""
+    views, confirmed = collect(view, sockets=sockets, files=files), True
+    if unconfirmed(views):
+        for _ in range(confirm - 1):
+            later = again(view, views)
+            if view.over:
+                confirmed = False  # nobody was asked
+                break
+            confirmed = unconfirmed(later, views)
+            views = later
+            if not confirmed:
+                break
+    return Seen(views, confirmed, view.found.earlier)
+
+
+def collect(view: View, *, sockets: bool = True, files: bool = True) -> list[RankView]:
+    """Return what there is of every rank, in the view's order.
 
     sockets: ask live ranks (otherwise recordings are all there is). files: read recordings from their files where
     possible, otherwise through the sockets.
     """
-    live = [rank for rank in found.ranks if sockets and rank.live]
-    statuses = {id(a.rank): a for a in client.ask(live, "status", Status)} if live else {}
+    live = [rank for rank in view.ranks if sockets and rank.live]
+    statuses = {id(a.rank): a for a in view.status(live)}
     answering = [rank for rank in live if statuses[id(rank)].body is not None]
-    snapshots = {id(a.rank): a.body for a in client.ask(answering, "queues", Snapshot)} if answering else {}
+    snapshots = {id(a.rank): a.body for a in view.queues(answering)}
     views = []
-    for rank in found.ranks:
+    for rank in view.ranks:
         status = statuses.get(id(rank))
-        recording, problem = _recording(rank, client, files=files, sockets=sockets)
+        recording, problem = _recording(rank, view, files=files, sockets=sockets)
         views.append(
             RankView(
                 identity=status.body.identity if status and status.body else rank.identity,
                 state=rank.state,
                 silence=_silence(rank, status.reason if status else "", sockets=sockets),
-                agent_off=rank.agent_off,
                 ended=rank.state == "dead" or bool(rank.seen_ns and not rank.seen_live),
                 status=status.body if status else None,
                 snapshot=snapshots.get(id(rank)),
@@ -50,24 +75,21 @@ def collect(found: Found, client: Client, *, sockets: bool = True, files: bool =
     return views
 
 
-def again(found: Found, client: Client, views: Sequence[RankView]) -> list[RankView]:
-    """Return the same views with fresh snapshots, to see whether a difference lasts."""
-    client.pause(CONFIRM_PAUSE_S)
-    ranks = [rank for rank, view in zip(found.ranks, views, strict=True) if view.snapshot is not None]
-    fresh = {id(a.rank): a.body for a in client.ask(ranks, "queues", Snapshot)}
+def again(view: View, views: Sequence[RankView]) -> list[RankView]:
+    """Return the same ranks with fresh snapshots, to see whether a difference lasts."""
+    view.pause(CONFIRM_PAUSE_S)
+    ranks = [rank for rank, one in zip(view.ranks, views, strict=True) if one.snapshot is not None]
+    fresh = {id(a.rank): a.body for a in view.again().queues(ranks)}
     return [
-        replace(view, snapshot=fresh.get(id(rank)) or view.snapshot)
-        for rank, view in zip(found.ranks, views, strict=True)
+        replace(one, snapshot=fresh.get(id(rank)) or one.snapshot) for rank, one in zip(view.ranks, views, strict=True)
     ]
 
 
-def flights(found: Found, client: Client, views: Sequence[RankView]) -> list[RankView]:
-    """Return the same views with the flight recorders of the ranks that answer and have one."""
-    ranks = [rank for rank, view in zip(found.ranks, views, strict=True) if view.status is not None]
-    fresh = {id(a.rank): a.body for a in client.ask(ranks, "flight_recorder", list[FlightEntry])}
-    return [
-        replace(view, flight=tuple(fresh.get(id(rank)) or ())) for rank, view in zip(found.ranks, views, strict=True)
-    ]
+def flights(view: View, views: Sequence[RankView]) -> list[RankView]:
+    """Return the same ranks with the flight recorders of those that answer and have one."""
+    ranks = [rank for rank, one in zip(view.ranks, views, strict=True) if one.status is not None]
+    fresh = {id(a.rank): a.body for a in view.flights(ranks)}
+    return [replace(one, flight=tuple(fresh.get(id(rank)) or ())) for rank, one in zip(view.ranks, views, strict=True)]
 
 
 def _silence(rank: FoundRank, reason: str, *, sockets: bool) -> str:
@@ -76,10 +98,10 @@ def _silence(rank: FoundRank, reason: str, *, sockets: bool) -> str:
     return reason or ("" if rank.live else rank.silent_why or rank.state)
 
 
-def _recording(rank: FoundRank, client: Client, *, files: bool, sockets: bool) -> tuple[Recording | None, str]:
-    if rank.recording is None and not (rank.live and rank.recording_size):
+def _recording(rank: FoundRank, view: View, *, files: bool, sockets: bool) -> tuple[Recording | None, str]:
+    if not view.has_recording(rank):
         return None, rank.recording_off or "no recording"
-    answer = client.recording(rank, through_socket=not files) if sockets else recording_file(rank)
+    answer = view.recording(rank, sockets=sockets, files=files or not sockets)
     return answer.body, "" if answer.body is not None else answer.reason
 
 
@@ -101,4 +123,4 @@ def _same_boot(recording: Recording) -> bool:
     return abs(time.time_ns() - time.monotonic_ns() - then) < 60_000_000_000
 
 
-__all__ = ["again", "collect"]
+__all__ = ["Seen", "again", "collect", "flights", "look"]

@@ -23,8 +23,6 @@ def judge(views: Sequence[RankView], *, stalled_s: float = STALLED_S, confirmed:
     """Return the document of these views. confirmed: differences of snapshots have lasted (see :func:`unconfirmed`)."""
     reports, findings, problems = [], [], []
     for view in views:
-        if view.agent_off:
-            problems.append(f"{view.identity.label}: read from outside, its agent is silent: {view.agent_off}")
         if view.silence:
             problems.append(f"{view.identity.label}: {view.silence}")
         elif view.recording is None and view.identity.groups:

@@ -19,15 +19,13 @@ if TYPE_CHECKING:
 class RankView:
     """All that could be had of one rank. silence: why it gave no live answer, "" when it did.
 
-    agent_off: why its agent is silent, where it is read from outside all the same. ended: its process has, as far as can be
-    seen. recording_off: why there are no rounds. now_ns: this moment on the clock of its recording, None where unknown.
-    flight: PyTorch's flight recorder of it, where that is on and was asked.
+    ended: its process has, as far as can be seen. recording_off: why there are no rounds. now_ns: this moment on the clock of
+    its recording, None where unknown. flight: PyTorch's flight recorder of it, where that is on and was asked.
     """
 
     identity: Identity
     state: str
     silence: str = ""
-    agent_off: str = ""
     ended: bool = False
     status: Status | None = None
     snapshot: Snapshot | None = None

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pdctl.protocol.model import Status
 from pdctl.protocol.rank import Answer
-from pdctl.targets.client import Client, recording_file
-from pdctl.targets.find import Found
 
 if TYPE_CHECKING:
+    from pdctl.probes.view import View
     from pdctl.recording.reader import Recording
 
 
-def collect(found: Found, client: Client) -> tuple[list[Answer[Status]], list[Recording | None]]:
-    """Ask every rank for its status and read the recording of each whose agent gives none; both in found.ranks' order."""
-    answers = client.ask(found.ranks, "status", Status)
+@dataclass(frozen=True)
+class Seen:
+    """Every rank's answer, and the recording of each whose agent gives none. The rest is as the ranks were found."""
+
+    answers: list[Answer[Status]]
+    recordings: list[Recording | None]
+    earlier: int = 0
+    problems: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+
+
+def collect(view: View) -> Seen:
+    """Ask every rank for its status and read the recording of each whose agent gives none, in the view's order."""
+    answers = view.status()
     recordings = [
-        None if answer.body is not None and not answer.rank.agent_off else recording_file(answer.rank).body
+        None
+        if answer.body is not None and not answer.rank.agent_off
+        else view.recording(answer.rank, sockets=False).body
         for answer in answers
     ]
-    return answers, recordings
+    found = view.found
+    return Seen(answers, recordings, found.earlier, found.problems, found.others)

@@ -7,17 +7,20 @@ import os
 import socket
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from pdctl.probes.routing.bootstrap import Question, ask, split
+from pdctl.probes.routing.judge import pause_s
 from pdctl.probes.routing.model import FAKE_HOST, Look, Place, RankView, ServerView, waits
-from pdctl.protocol.model import EventKind, Status
+from pdctl.protocol.model import EventKind
 from pdctl.protocol.processes import network_of
-from pdctl.protocol.requests import NOTES_CONFLICTS, QUERY_FORCED, REGISTERS_EVERY_ROOM, RoomEntry, Rooms, Settings
-from pdctl.recording.reader import BadRecording, read_events
+from pdctl.protocol.rank import FoundRank
+from pdctl.protocol.requests import NOTES_CONFLICTS, QUERY_FORCED, REGISTERS_EVERY_ROOM, RoomEntry
 from pdctl.recording.requests import alive_ns, doubts, moments, rooms_of, seen_until_ns
-from pdctl.targets.client import Client
-from pdctl.targets.find import Found, FoundRank
+
+if TYPE_CHECKING:
+    from pdctl.probes.view import View
 
 MAX_PLACES = 256
 EVENTS = (
@@ -32,25 +35,40 @@ EVENTS = (
 _SEAMS = (NOTES_CONFLICTS, REGISTERS_EVERY_ROOM, QUERY_FORCED)
 
 
-def collect(
-    found: Found,
-    client: Client,
-    *,
-    rooms: Sequence[int] = (),
-    instead: Sequence[str] = (),
-) -> Look:
+@dataclass(frozen=True)
+class Seen:
+    """The look that counts, and the one before it where something differed and has to last."""
+
+    look: Look
+    first: Look | None = None
+
+
+def twice(view: View, *, grace_s: float, rooms: Sequence[int] = (), instead: Sequence[str] = ()) -> Seen:
+    """Return one look, or a second one after a first in which something differed; the rest is as :func:`collect` has it.
+
+    grace_s: how long a difference must last.
+    """
+    first = collect(view, rooms=rooms, instead=instead)
+    pause = pause_s(first, grace_s)
+    if pause is None:
+        return Seen(first)
+    view.pause(pause)
+    return Seen(collect(view.again(), rooms=rooms, instead=instead), first)
+
+
+def collect(view: View, *, rooms: Sequence[int] = (), instead: Sequence[str] = ()) -> Look:
     """Return one look at every rank and at the bootstrap servers they name.
 
     rooms: look at these as well as at those that wait, wherever they are. instead: addresses to ask in place of those
     the ranks name. One server may take as long as one rank; all are asked at the same time.
     """
-    ranks = [rank for rank in found.ranks if rank.identity.role in ("prefill", "decode")]
+    ranks = [rank for rank in view.ranks if rank.identity.role in ("prefill", "decode")]
     recorded = bool(ranks) and all(rank.state == "recorded" for rank in ranks)
-    views = (_recorded if recorded else _views)(ranks, client)
-    wanted = {entry.room for view in views for entry in waiting(view)} | set(rooms)
-    views = [_with_events(rank, view, wanted) for rank, view in zip(ranks, views, strict=True)]
+    views = (_recorded if recorded else _views)(ranks, view)
+    wanted = {entry.room for one in views for entry in waiting(one)} | set(rooms)
+    views = [_with_events(rank, one, wanted, view) for rank, one in zip(ranks, views, strict=True)]
     # After the ranks: what prefill holds by now has been registered by now, if it ever is.
-    servers = _servers(views, wanted, tuple(instead), client.deadline.left(client.rank_timeout_s))
+    servers = _servers(views, wanted, tuple(instead), view.left(view.client.rank_timeout_s))
     return Look(tuple(views), servers, tuple(dict.fromkeys(rooms)), tuple(instead), time.monotonic())
 
 
@@ -61,11 +79,11 @@ def waiting(view: RankView) -> Iterable[RoomEntry]:
             yield entry
 
 
-def _views(ranks: Sequence[FoundRank], client: Client) -> list[RankView]:
-    answers = client.ask(ranks, "rooms", Rooms)
+def _views(ranks: Sequence[FoundRank], view: View) -> list[RankView]:
+    answers = view.rooms(ranks)
     live = [answer.rank for answer in answers if answer.body is not None]
-    settings = {id(a.rank): a.body for a in client.ask(live, "settings", Settings)}
-    statuses = {id(a.rank): a.body for a in client.ask(live, "status", Status)}
+    settings = {id(a.rank): a.body for a in view.settings(live)}
+    statuses = {id(a.rank): a.body for a in view.status(live)}
     views = []
     for answer in answers:
         rank, status = answer.rank, statuses.get(id(answer.rank))
@@ -87,9 +105,9 @@ def _views(ranks: Sequence[FoundRank], client: Client) -> list[RankView]:
     return views
 
 
-def _recorded(ranks: Sequence[FoundRank], client: Client) -> list[RankView]:
+def _recorded(ranks: Sequence[FoundRank], view: View) -> list[RankView]:
     """Return what recordings tell of ranks that were not asked, each at the moment when it was last seen."""
-    answers = [client.recording(rank) for rank in ranks]
+    answers = [view.recording(rank) for rank in ranks]
     ends = moments(answer.body for answer in answers if answer.body is not None)
     views = []
     for answer in answers:
@@ -109,15 +127,11 @@ def _network(rank: FoundRank) -> str:
     return network_of(rank.identity.pid) if here else ""
 
 
-def _with_events(rank: FoundRank, view: RankView, rooms: Collection[int]) -> RankView:
-    if not rooms or view.events_off:
-        return view
-    if rank.recording is None:
-        return replace(view, events_off=rank.recording_off or "it has no recording")
-    try:
-        return replace(view, events=tuple(read_events(rank.recording, rooms, EVENTS)))
-    except (BadRecording, OSError) as error:
-        return replace(view, events_off=f"its recording can't be read: {error}")
+def _with_events(rank: FoundRank, one: RankView, rooms: Collection[int], view: View) -> RankView:
+    if not rooms or one.events_off:
+        return one
+    events, why = view.events(rank, rooms, EVENTS)
+    return replace(one, events=events, events_off=why)
 
 
 # ---- bootstrap servers -----------------------------------------------------------------------------------------------

@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 from pdctl.probes.story.model import RankPast
-from pdctl.targets.client import Client, recording_file
-from pdctl.targets.find import Found
+
+if TYPE_CHECKING:
+    from pdctl.probes.view import View
+    from pdctl.protocol.errors import PdctlError
 
 
-def collect(found: Found, client: Client | None, *, files: bool = True) -> list[RankPast]:
-    """Return the past of every rank, in ``found``'s order.
+@dataclass(frozen=True)
+class Seen:
+    """The past of every rank. salts: with which names are hashed in it. earlier: ranks of earlier starts that were left out.
 
-    client: None where only files are to be read. files: False to read through sockets only.
+    unrecorded: what to say where it is known why no rank has a recording.
     """
+
+    pasts: list[RankPast]
+    salts: tuple[str, ...] = ()
+    earlier: int = 0
+    unrecorded: PdctlError | None = None
+
+
+def collect(view: View, *, sockets: bool = True, files: bool = True) -> Seen:
+    """Return the past of every rank, in the view's order. sockets, files: what recordings may be read through."""
+    from pdctl.targets.sources.agentless import unrecorded
+
     pasts = []
-    for rank in found.ranks:
-        if rank.recording is None and not (client is not None and rank.live and rank.recording_size):
+    for rank in view.ranks:
+        if rank.recording is None and not (sockets and view.has_recording(rank)):
             pasts.append(RankPast(rank.identity, rank.state, None, rank.recording_off or rank.endpoint_off))
             continue
-        answer = recording_file(rank) if client is None else client.recording(rank, through_socket=not files)
+        answer = view.recording(rank, sockets=sockets, files=files)
         pasts.append(RankPast(rank.identity, rank.state, answer.body, "" if answer.body else answer.reason))
-    return pasts
+    return Seen(pasts, view.found.salts, view.found.earlier, unrecorded(view.ranks))
 
 
-__all__ = ["collect"]
+__all__ = ["Seen", "collect"]

@@ -11,49 +11,49 @@ import msgspec
 from pdctl.probes.stuck.model import Last, RankLooks
 from pdctl.probes.stuck.sides import OTHER, SAME_S
 from pdctl.protocol.model import UNKNOWN, Action, EventKind, KVPoll, poll_name
+from pdctl.protocol.rank import Answer, FoundRank
 from pdctl.protocol.requests import Rooms, RoomTable
 from pdctl.recording.requests import alive_ns, changed_since, doubts, moments, rooms_of, seen_until_ns
-from pdctl.targets.client import Answer, Client
-from pdctl.targets.find import Found, FoundRank
 
 if TYPE_CHECKING:
+    from pdctl.probes.view import View
     from pdctl.recording.reader import Event, Recording
 
 
-def collect(found: Found, client: Client, *, pause_s: float) -> list[RankLooks]:
-    """Return two looks at every rank, ``pause_s`` seconds apart, in ``found``'s order."""
-    first = client.ask(found.ranks, "rooms", Rooms)
-    client.pause(pause_s)
-    second = client.ask(found.ranks, "rooms", Rooms)
-    missing = _missing(found.ranks, [answer.body for answer in second])
+def collect(view: View, *, pause_s: float) -> list[RankLooks]:
+    """Return two looks at every rank, ``pause_s`` seconds apart, in the view's order."""
+    first = view.rooms()
+    view.pause(pause_s)
+    now = view.again()
+    second = now.rooms()
+    missing = _missing(view.ranks, [answer.body for answer in second])
     looks = []
-    for rank, before, after in zip(found.ranks, first, second, strict=True):
-        last, recorded = _history(rank, client, missing.get(rank.identity.role, frozenset()), after)
+    for rank, before, after in zip(view.ranks, first, second, strict=True):
+        last, recorded = _history(rank, now, missing.get(rank.identity.role, frozenset()), after)
         looks.append(
             RankLooks(
                 identity=rank.identity,
                 state=rank.state,
                 silence="" if after.body is not None else after.reason or rank.state,
-                agent_off=rank.agent_off,
                 first=before.body,
                 second=after.body,
                 last=last,
                 recorded=recorded,
             )
         )
-    return _with_since(looks, lambda n: client.recording(found.ranks[n]).body)
+    return _with_since(looks, lambda n: now.recording(now.ranks[n]).body)
 
 
-def collect_recorded(found: Found, client: Client, *, pause_s: float) -> list[RankLooks]:
-    """Return what recordings tell of every rank at the moment when each was last seen, in ``found``'s order.
+def collect_recorded(view: View, *, pause_s: float) -> list[RankLooks]:
+    """Return what recordings tell of every rank at the moment when each was last seen, in the view's order.
 
     What changed within ``pause_s`` seconds before that is as a second look would have it.
     """
-    answers = [client.recording(rank) for rank in found.ranks]
+    answers = [view.recording(rank) for rank in view.ranks]
     ends = moments([answer.body for answer in answers if answer.body is not None])
     until = [0 if a.body is None else seen_until_ns(a.body, ends[id(a.body)], alive_ns(a.rank)) for a in answers]
     rooms = [None if a.body is None else rooms_of(a.body, ns) for a, ns in zip(answers, until, strict=True)]
-    missing = _missing(found.ranks, rooms)
+    missing = _missing(view.ranks, rooms)
     looks = []
     for answer, seen_ns, second in zip(answers, until, rooms, strict=True):
         rank, recording = answer.rank, answer.body
@@ -91,12 +91,10 @@ def _missing(ranks: Sequence[FoundRank], answers: Sequence[Rooms | None]) -> dic
     }
 
 
-def _history(
-    rank: FoundRank, client: Client, rooms: frozenset[int], answer: Answer[Rooms]
-) -> tuple[dict[int, Last], bool]:
-    if not rooms or (rank.recording is None and not (rank.live and rank.recording_size)):
+def _history(rank: FoundRank, view: View, rooms: frozenset[int], answer: Answer[Rooms]) -> tuple[dict[int, Last], bool]:
+    if not rooms or not view.has_recording(rank):
         return {}, rank.recording is not None
-    recording = client.recording(rank).body
+    recording = view.recording(rank).body
     if recording is None:
         return {}, False
     now = answer.body.mono_ns if answer.body is not None else recording.tick_mono_ns

@@ -47,11 +47,6 @@ def judge(
         requests += _waiting(side, other, pause_s, full.get(side.title))
     shown = [request for request in requests if request.age_s >= older_s or (older_s and request.age_s < 0)]
     problems = [f"{look.identity.label}: {look.silence}" for look in looks if look.silence]
-    problems += [
-        f"{look.identity.label}: read from outside, its agent is silent: {look.agent_off}"
-        for look in looks
-        if look.agent_off
-    ]
     problems += [f"{look.identity.label}: {problem}" for look in looks for problem in look.problems]
     return StuckDocument(
         requests=tuple(sorted(shown, key=_SORTS[by])),

@@ -27,10 +27,10 @@ class Last:
 
 @dataclass(frozen=True)
 class RankLooks:
-    """One rank at two moments. silence: why it gave no answer. agent_off: why its agent did not, where it is read from
-    outside. last: what its recording says of rooms that were asked about; ``recorded`` is False where there is no recording
-    to ask. since: seconds since a request (room, rid) came, of those that the other side ended before they came into the
-    queue they are in.
+    """One rank at two moments. silence: why it gave no answer. last: what its recording says of rooms that were asked about.
+
+    recorded: False where there is no recording to ask. since: seconds since a request (room, rid) came, of those that the
+    other side ended before they came into the queue they are in.
 
     Of recordings: unseen_s is how long before the end of them all the rank was last seen; ages in its looks count to then,
     those in ``last`` to the end. problems: what in its recording can't be trusted, in words.
@@ -39,7 +39,6 @@ class RankLooks:
     identity: Identity
     state: str
     silence: str = ""
-    agent_off: str = ""
     first: Rooms | None = None
     second: Rooms | None = None
     last: dict[int, Last] = field(default_factory=dict)

@@ -6,8 +6,9 @@ import io
 
 from rich.console import Console
 
-from pdctl.commands.dump_tables import draw_queues
 from pdctl.probes.dump.model import QueuedRequest, QueuesDump, RankQueues
+from pdctl.probes.dump.probe import QUEUES
+from tests.support.drawing import drawing
 
 ROOM, RID = 18446744073709551615, "0123456789abcdef0123456789abcdef-17"
 
@@ -19,7 +20,7 @@ def test_room_and_rid_are_not_cut() -> None:
     )  # fmt: skip
     rank = RankQueues(rank="decode dp0 pp0 tp0", cluster="", service="s", state="live")
     text = io.StringIO()
-    draw_queues(QueuesDump(ranks=(rank,), requests=(request,)), Console(file=text, width=80))
+    drawing(QUEUES)(QueuesDump(ranks=(rank,), requests=(request,)), Console(file=text, width=80))
     lines = text.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     assert "…" not in text.getvalue()

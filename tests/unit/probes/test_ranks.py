@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from pdctl.commands.ranks import draw, exit_code
 from pdctl.probes.ranks.judge import RanksDocument, call_words, judge
-from pdctl.protocol.errors import Exit
+from pdctl.probes.ranks.probe import PROBE
 from pdctl.protocol.model import Call, Frame, Seam, Status
 from pdctl.protocol.rank import Answer, FoundRank, Silence
 from pdctl.recording import format as f
 from pdctl.recording.reader import read
 from pdctl.recording.writer import RecordingWriter
 from pdctl.report.output import Format, Output
+from tests.support.drawing import drawing
 from tests.support.identities import identity
 
 
@@ -39,10 +39,7 @@ def silent(state: str, silence: Silence, reason: str) -> Answer[Status]:
 
 def drawn(document: RanksDocument, columns: int = 80, form: Format = Format.TABLE) -> str:
     out = io.StringIO()
-    wide = form is Format.WIDE
-    Output(form, out=out, env={"COLUMNS": str(columns)}).document(
-        document, (), lambda seen, console: draw(seen, console, wide=wide)
-    )
+    Output(form, out=out, env={"COLUMNS": str(columns)}).document(document, (), drawing(PROBE, form))
     return out.getvalue()
 
 
@@ -54,7 +51,7 @@ def test_a_rank_that_answers() -> None:
     assert row.agent_cpu_share == pytest.approx(0.0002)
     assert row.rounds == {"decode.transfer/attn-tp": 7}
     assert not got.partial
-    assert exit_code(got, from_recordings=False) is Exit.CLEAN
+    assert not PROBE.partial(got)
 
 
 def test_a_rank_that_never_turned_has_no_age() -> None:
@@ -74,7 +71,7 @@ def test_a_rank_that_never_turned_has_no_age() -> None:
 def test_silence_keeps_its_reason(state: str, silence: Silence, shown: str) -> None:
     got = judge([answered(), silent(state, silence, "because")], [None, None])
     assert (got.ranks[1].state, got.ranks[1].reason, got.ranks[1].source) == (shown, "because", "")
-    assert exit_code(got, from_recordings=False) is Exit.PARTIAL
+    assert PROBE.partial(got)
     assert "because" in drawn(got)
 
 
@@ -87,17 +84,22 @@ def test_a_dead_rank_s_age_is_counted_by_the_wall_clock_of_its_recording(tmp_pat
     got = judge([answer], [recording], now_wall_ns=recording.start_wall_ns + 63 * 10**9)
     assert got.ranks[0].tick_age_s == pytest.approx(60.0)
     assert got.ranks[0].source == "recording"
-    assert exit_code(got, from_recordings=False) is Exit.PARTIAL
-    assert exit_code(got, from_recordings=True) is Exit.CLEAN
-
-
-def test_nobody_reached_and_nothing_left_is_unreachable() -> None:
-    got = judge([silent("dead", Silence.DEAD, "gone")], [None])
-    assert exit_code(got, from_recordings=False) is Exit.UNREACHABLE
+    assert PROBE.partial(got)
+    asked_for = judge([silent("recorded", Silence.RECORDED, "")], [recording])
+    assert not PROBE.partial(asked_for), "its recording is what was asked for"
+    assert PROBE.partial(judge([silent("recorded", Silence.RECORDED, "")], [None]))
 
 
 def test_a_file_that_is_not_understood_makes_the_answer_partial() -> None:
-    assert exit_code(judge([answered()], [None], problems=("x",)), from_recordings=False) is Exit.PARTIAL
+    assert PROBE.partial(judge([answered()], [None], problems=("x",)))
+
+
+def test_as_a_stage_of_check_each_silent_rank_is_a_finding() -> None:
+    apart = answered(hook_errors={"poll": 1})
+    outcome = PROBE.outcome(judge([answered(), silent("dead", Silence.DEAD, "it has ended"), apart], [None] * 3))
+    assert (outcome.said, [found.code for found in outcome.findings]) == ("2 of 3 ranks answer", ["PD112"])
+    assert "it has ended" in outcome.findings[0].summary
+    assert outcome.problems == (f"{apart.rank.identity.label}: pdctl's hooks failed there",)
 
 
 @pytest.mark.parametrize(

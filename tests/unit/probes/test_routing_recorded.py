@@ -9,6 +9,7 @@ import pytest
 from pdctl.probes.routing.collect import collect
 from pdctl.probes.routing.judge import judge
 from pdctl.probes.routing.model import RoutingDocument
+from pdctl.probes.view import View
 from pdctl.protocol.rank import FoundRank
 from pdctl.targets.client import Client
 from pdctl.targets.find import Found
@@ -28,7 +29,7 @@ def told(world: World) -> RoutingDocument:
         rank.path.write_bytes(world.data(rank))
         ranks.append(FoundRank(rank.identity, "recorded", recording=rank.path))
     with Client() as client:
-        return judge(collect(Found(tuple(ranks)), client, rooms=()))
+        return judge(collect(View(Found(tuple(ranks)), client, recorded=True)))
 
 
 @pytest.mark.parametrize("gone_s", [0, 20])

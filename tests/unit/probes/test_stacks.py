@@ -10,15 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from pdctl.commands.stacks import exit_code
-from pdctl.commands.stacks_drawn import draw
 from pdctl.introspect.pyspy import parse
 from pdctl.probes.stacks.judge import anything_stuck, judge, worth_a_longer_look
 from pdctl.probes.stacks.model import RankLooks, StacksDocument, TreeNode
-from pdctl.protocol.errors import Exit
+from pdctl.probes.stacks.probe import PROBE
 from pdctl.protocol.model import Call, FlightEntry, Frame, GroupCount, Status
 from pdctl.report.output import Format, Output
 from pdctl.targets.nodeset import Place, unfold
+from tests.support.drawing import drawing
 from tests.support.identities import identity
 
 OUTER = (Frame("event_loop", "managers/scheduler.py", 10), Frame("main", "sglang/server.py", 1))
@@ -75,10 +74,7 @@ def hung(size: int = 8, odd: int = 1, **how: Any) -> list[RankLooks]:
 
 def drawn(document: StacksDocument, form: Format = Format.TABLE, columns: int = 80) -> str:
     out = io.StringIO()
-    wide = form is Format.WIDE
-    Output(form, out=out, env={"COLUMNS": str(columns)}).document(
-        document, document.ranks, lambda seen, console: draw(seen, console, wide=wide)
-    )
+    Output(form, out=out, env={"COLUMNS": str(columns)}).document(document, document.ranks, drawing(PROBE, form))
     return out.getvalue()
 
 
@@ -108,7 +104,6 @@ def test_ranks_that_wait_for_each_other_in_two_groups() -> None:
         "decode dp0 tp0,2-7 wait in all_reduce #18 of group tp, which decode dp0 tp1 has not entered" in finding.summary
     )
     assert "decode dp0 tp1: at #17 of group tp" in finding.evidence
-    assert exit_code(document) is Exit.FINDING
 
 
 @pytest.mark.parametrize(
@@ -134,7 +129,7 @@ def test_ranks_that_wait_for_each_other_in_two_groups() -> None:
 def test_what_is_not_certain_is_no_finding(views: list[RankLooks]) -> None:
     document = judge(views)
     assert document.findings == ()
-    assert exit_code(document) is Exit.CLEAN
+    assert not document.partial
 
 
 def test_a_suspicion_is_looked_at_for_longer_and_only_a_suspicion() -> None:
@@ -268,8 +263,7 @@ def test_a_rank_without_an_answer_has_a_row_and_makes_it_partial() -> None:
     assert "tp1 does not answer: no answer within 2 s: process is stopped" in document.groups[0].reason
     assert [group.in_step for group in document.collectives] == [None, None]
     assert document.findings == ()
-    assert exit_code(document) is Exit.PARTIAL
-    assert exit_code(judge([stopped])) is Exit.UNREACHABLE
+    assert document.partial
 
 
 def test_a_stack_read_from_outside_is_marked_as_that() -> None:

@@ -9,6 +9,7 @@ import pytest
 from pdctl.probes.stuck.collect import collect_recorded
 from pdctl.probes.stuck.judge import judge
 from pdctl.probes.stuck.model import StuckDocument
+from pdctl.probes.view import View
 from pdctl.protocol.model import Action, EventKind
 from pdctl.protocol.rank import FoundRank
 from pdctl.targets.client import Client
@@ -31,7 +32,7 @@ def told(world: World, *, taken: Rank | None = None, cut: int | None = None) -> 
         alive = {"seen_ns": rank.now(), "seen_live": True} if rank is taken else {}
         ranks.append(FoundRank(rank.identity, "recorded", recording=rank.path, **alive))
     with Client() as client:
-        return judge(collect_recorded(Found(tuple(ranks)), client, pause_s=2.0), pause_s=2.0)
+        return judge(collect_recorded(View(Found(tuple(ranks)), client, recorded=True), pause_s=2.0), pause_s=2.0)
 
 
 def ended(world: World, prefill: Rank, *, poll: int = 4, rid: str = "mine") -> None:

@@ -13,7 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from pdctl.cli import app
-from pdctl.probes.check.stages import STAGES, Looking, run
+from pdctl.probes.check.probe import run
+from pdctl.probes.registry import stages
+from pdctl.probes.view import View
 from pdctl.protocol.model import Status
 from pdctl.protocol.rank import FoundRank, Silence
 from pdctl.protocol.requests import Rooms
@@ -76,8 +78,8 @@ def test_who_asks_again_and_again_waits_for_it_again(deaf: Deaf) -> None:
 def test_all_stages_share_one_deadline(deaf: Deaf) -> None:
     """The first stage waits for the rank until no time is left; the others say that there was none for them."""
     with Client(timeout_s=0.3, rank_timeout_s=60) as client:
-        outcomes = list(run(Looking(Found((deaf.rank,)), client, 0.1), [stage.name for stage in STAGES]))
-    assert [outcome.name for outcome in outcomes] == [stage.name for stage in STAGES]
+        outcomes = list(run(View(Found((deaf.rank,)), client), stages(), 0.1))
+    assert [outcome.name for outcome in outcomes] == [stage.name for stage in stages()]
     assert "no time left of 0.3 s (--timeout)" in outcomes[0].problems[-1]
     assert all(outcome.said == "not run" and outcome.problems for outcome in outcomes[1:])
     assert not any(outcome.findings for outcome in outcomes[1:])

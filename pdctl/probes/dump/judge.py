@@ -1,4 +1,4 @@
-"""Asks ranks for their queues, and takes their groups from what they registered."""
+"""Makes the documents of what ranks answer of their queues, and registered of their groups. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,6 @@ from pdctl.probes.servers import told_apart
 from pdctl.protocol.model import Identity, poll_name
 from pdctl.protocol.rank import Answer, FoundRank
 from pdctl.protocol.requests import Rooms
-from pdctl.targets.client import Client
-
-
-def queues(ranks: Sequence[FoundRank], client: Client) -> QueuesDump:
-    """Return the queues of ``ranks`` as they are now."""
-    return queues_of(client.ask(ranks, "rooms", Rooms))
 
 
 def queues_of(answers: Sequence[Answer[Rooms]]) -> QueuesDump:

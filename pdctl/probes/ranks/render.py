@@ -1,32 +1,18 @@
-"""``pdctl ranks``: who is there, what each rank does now, and what pdctl can see of it."""
+"""How ``ranks`` is drawn: a block for each start of a server."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-import typer
+from rich.padding import Padding
+from rich.text import Text
 
-from pdctl.commands.options import (
-    RANK_TIMEOUT_S,
-    TIMEOUT_S,
-    AllStartsOption,
-    FromOption,
-    OutputOption,
-    RankTimeoutOption,
-    RecordDirOption,
-    RunDirOption,
-    TimeoutOption,
-    find,
-    reach_of,
-)
-from pdctl.protocol.errors import Exit
-from pdctl.report.output import Format, Output
+from pdctl.report.drawing import table
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import RenderableType
     from rich.table import Table
 
     from pdctl.probes.ranks.judge import RankRow, RanksDocument
@@ -35,80 +21,21 @@ _INDENT = (0, 0, 0, 2)
 _STYLE = {"live": "green", "silent": "yellow", "dead": "red", "outside": "cyan", "no agent": "yellow"}
 
 
-def command(
-    ctx: typer.Context,
-    output: OutputOption = Format.TABLE,
-    every_start: AllStartsOption = False,
-    source: FromOption = None,
-    run_dir: RunDirOption = None,
-    record_dir: RecordDirOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    rank_timeout: RankTimeoutOption = RANK_TIMEOUT_S,
-) -> int:
-    """Show every rank and what its main thread does now.
-
-    Also role, place, process, rounds, and what agent and recording can do. -o wide adds what explains an odd row.
-
-    Exit code: 0 when every rank answered, 3 when some did not, 4 when none could be reached and none left a recording.
-    """
-    from pdctl.probes.ranks.collect import collect
-    from pdctl.probes.ranks.judge import judge
-    from pdctl.targets.client import Client
-    from pdctl.targets.fallback import stand_in
-
-    found = find(
-        run_dir,
-        record_dir,
-        source,
-        reach=reach_of(ctx),
-        every_start=every_start,
-        timeout=timeout,
-        rank_timeout=rank_timeout,
-    )
-    with Client(timeout_s=timeout, spent_s=found.took_s, rank_timeout_s=rank_timeout) as client:
-        found = stand_in(found, client)
-        answers, recordings = collect(found, client)
-        document = judge(answers, recordings, earlier=found.earlier, problems=found.problems, others=found.others)
-    out = Output(output)
-    out.document(document, document.ranks, partial(draw, wide=output is Format.WIDE))
-    if output.drawn:
-        for problem in document.problems:
-            out.note(f"not understood, or in part: {problem}")
-        if document.earlier:
-            out.note(f"{document.earlier} dead rank{'s'[: document.earlier != 1]} of earlier starts; --all shows them")
-    return int(exit_code(document, from_recordings=source is not None))
-
-
-def exit_code(document: RanksDocument, *, from_recordings: bool) -> Exit:
-    """Return what the command exits with; from_recordings: dead ranks were asked for, so being dead is no lack."""
-    if not any(row.source for row in document.ranks):
-        return Exit.UNREACHABLE
-    if from_recordings and not document.problems and all(row.source for row in document.ranks):
-        return Exit.CLEAN
-    return Exit.PARTIAL if document.partial else Exit.CLEAN
-
-
-# ---- for people ------------------------------------------------------------------------------------------------------
-
-
-def draw(document: RanksDocument, console: Console, *, wide: bool) -> None:
-    """Draw the ranks, a block for each start of a server; wide adds what explains an odd row."""
+def render(document: RanksDocument, *, wide: bool) -> Iterable[RenderableType]:
+    """Yield the ranks, server by server; wide adds what explains an odd row."""
     blocks = groupby(document.ranks, key=lambda row: (row.cluster, row.role, row.service, row.instance))
     for number, (_, members) in enumerate(blocks):
         if number:
-            console.print()
-        _draw_server(list(members), console, wide=wide)
+            yield ""
+        yield from _server(list(members), wide=wide)
 
 
-def _draw_server(rows: list[RankRow], console: Console, *, wide: bool) -> None:
-    from rich.padding import Padding
-    from rich.text import Text
-
-    console.print(Text(_heading(rows), style="bold"))
-    table = _table(["rank", "pid", "state", "turn", "round", "main thread"])
+def _server(rows: list[RankRow], *, wide: bool) -> Iterable[RenderableType]:
+    yield Text(_heading(rows), style="bold")
+    drawn = table("rank", "pid", "state", "turn", "round", "main thread", wraps=("main thread",))
     for row in rows:
         place = row.rank.removeprefix(f"{row.role} ")
-        table.add_row(
+        drawn.add_row(
             place,
             str(row.pid or "-"),
             Text(row.state, style=_STYLE.get(row.state, "")),
@@ -116,13 +43,13 @@ def _draw_server(rows: list[RankRow], console: Console, *, wide: bool) -> None:
             "\n".join(_rounds(row.rounds)) or "-",
             row.where or "-",
         )
-    console.print(Padding(table, _INDENT, expand=False))
+    yield Padding(drawn, _INDENT, expand=False)
     for who, text in _notes(rows, wide=wide):
         # a hanging indent, so that a long reason still belongs to its rank at a glance
-        console.print(Padding(Text(f"{who}:"), _INDENT, expand=False))
-        console.print(Padding(Text(text), (0, 0, 0, 4), expand=False))
+        yield Padding(Text(f"{who}:"), _INDENT, expand=False)
+        yield Padding(Text(text), (0, 0, 0, 4), expand=False)
     if wide:
-        console.print(Padding(_wide(rows), _INDENT, expand=False))
+        yield Padding(_wide(rows), _INDENT, expand=False)
 
 
 def _heading(rows: list[RankRow]) -> str:
@@ -169,14 +96,14 @@ def _troubles(row: RankRow) -> Iterable[str]:
 
 
 def _wide(rows: list[RankRow]) -> Table:
-    table = _table(["rank", "host", "instance", "loaded by", "pdctl", "agent CPU", "endpoint", "store", "recording"])
+    drawn = table("rank", "host", "instance", "loaded by", "pdctl", "agent CPU", "endpoint", "store", "recording")
     for row in rows:
         cpu = "-" if row.agent_cpu_s is None else f"{row.agent_cpu_s:.2f} s"
         if row.agent_cpu_share is not None:
             cpu += f" ({row.agent_cpu_share:.2%})"
         recording = f"{row.recording} ({_bytes(row.recording_size)})" if row.recording else "off"
         place = row.rank.removeprefix(f"{row.role} ")
-        table.add_row(
+        drawn.add_row(
             place,
             row.host,
             row.instance,
@@ -187,7 +114,7 @@ def _wide(rows: list[RankRow]) -> Table:
             row.store or "-",
             recording,
         )
-    return table
+    return drawn
 
 
 def _seams(row: RankRow) -> Iterable[str]:
@@ -197,15 +124,6 @@ def _seams(row: RankRow) -> Iterable[str]:
         yield f"seams present: {', '.join(present)}"
     if missing:
         yield f"seams missing: {', '.join(missing)}"
-
-
-def _table(names: list[str]) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in names:
-        table.add_column(name, no_wrap=name != "main thread")
-    return table
 
 
 def _rounds(rounds: dict[str, int]) -> list[str]:

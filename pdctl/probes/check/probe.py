@@ -1,0 +1,148 @@
+"""The probe ``check``: all others one after the other, with one view of the ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
+
+from pdctl.probes.base import SECONDS, TIMEOUT_S, WATCH_S, Option, Probe, WrongOptionError, fits
+from pdctl.probes.check.model import Outcome
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from pdctl.probes.base import AnyProbe
+    from pdctl.probes.check.model import CheckDocument, StageRow
+    from pdctl.probes.view import View
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """What ``check`` takes."""
+
+    only: Annotated[
+        tuple[str, ...], Option("--only", "Only this stage; repeatable. -o wide says what each does.", "STAGE")
+    ] = ()
+    skip: Annotated[tuple[str, ...], Option("--skip", "Leave this stage out; repeatable.", "STAGE")] = ()
+    fail_on: Annotated[str, Option("--fail-on", "Lowest level that exits with 1: info, warning, error.", "LEVEL")] = (
+        "warning"
+    )
+    suppress: Annotated[
+        tuple[str, ...], Option("--suppress", "Leave this finding out, for all rooms or one.", "PDnnn[=ROOM]")
+    ] = ()
+    watch: Annotated[float, Option("--watch", "Pause between two looks, where it looks twice.", "TIME", SECONDS)] = (
+        WATCH_S
+    )
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What each stage came to. others: what belongs to other users and was left alone."""
+
+    outcomes: list[Outcome]
+    others: tuple[str, ...] = ()
+
+
+class Check(Probe["CheckOptions", "Seen", "CheckDocument"]):
+    """Run all probes, from cheap to intrusive, and tell each one's result in a line. Changes nothing.
+
+    With --from, those that recordings can answer. --timeout is for all stages together: one for which no time is left says
+    so. A rank that does not answer is waited for once, and what one stage has asked the next does not ask again.
+
+    For a cron job: pdctl check -o json; for a liveness probe: pdctl check --only queues --fail-on error. --fail-on is the
+    level at which a finding counts for the exit code.
+    """
+
+    name = "check"
+    about = "all of it"
+    cost = "as much as several commands: some stages look more than once, with pauses between"
+    offline = True
+    timeout_s = 3 * TIMEOUT_S
+    waits_once = True
+    options = CheckOptions
+
+    def refuse(self, options: CheckOptions, *, timeout_s: float, recorded: bool) -> None:
+        """Refuse stages, levels and findings that there are not, and a pause that is too long."""
+        from pdctl.probes.check.judge import FAIL_ON, parse_suppressed
+
+        chosen(options, recorded=recorded)
+        if options.fail_on not in FAIL_ON:
+            raise WrongOptionError(", ".join(FAIL_ON), "--fail-on")
+        try:
+            parse_suppressed(options.suppress)
+        except ValueError as error:
+            raise WrongOptionError(str(error), "--suppress") from None
+        if not recorded:
+            fits(options.watch, timeout_s)
+
+    def collect(self, view: View, options: CheckOptions) -> Seen:
+        """Return what each stage came to."""
+        return Seen(list(run(view, chosen(options, recorded=view.recorded), options.watch)), view.found.others)
+
+    def judge(self, evidence: Seen, options: CheckOptions) -> CheckDocument:
+        """Return the stages summed up."""
+        from pdctl.probes.check.judge import judge, parse_suppressed
+
+        suppressed = parse_suppressed(options.suppress)
+        return judge(evidence.outcomes, suppressed=suppressed, fail_on=options.fail_on, others=evidence.others)
+
+    def render(self, document: CheckDocument, *, wide: bool) -> Iterable[RenderableType]:
+        """Yield a line for each stage."""
+        from pdctl.probes.check.render import render
+
+        return render(document, wide=wide)
+
+    def rows(self, document: CheckDocument) -> Sequence[StageRow]:
+        """Return the stages."""
+        return document.stages
+
+    def fails_on(self, options: CheckOptions) -> str:
+        """Return --fail-on."""
+        return options.fail_on
+
+
+def chosen(options: CheckOptions, *, recorded: bool) -> list[AnyProbe]:
+    """Return the stages to run. Raises WrongOptionError for one that there is not, or that recordings do not tell of."""
+    from pdctl.probes.registry import stages
+
+    every = stages()
+    live = [stage.name for stage in every if stage.live_stage or not stage.offline]
+    for name in options.only if recorded else ():
+        if name in live:
+            raise WrongOptionError(f"recordings do not tell of {name}: ask live ranks, without --from", "--only")
+    known = [stage.name for stage in every]
+    for option, given in (("--only", options.only), ("--skip", options.skip)):
+        for name in given:
+            if name not in known:
+                raise WrongOptionError(f"there is no stage {name!r}: {', '.join(known)}", option)
+    left = [one for one in every if (not options.only or one.name in options.only) and one.name not in options.skip]
+    left = [one for one in left if not recorded or one.name not in live]
+    if not left:
+        raise WrongOptionError("no stage is left", "--skip")
+    return left
+
+
+def run(view: View, stages: Iterable[AnyProbe], watch_s: float) -> Iterator[Outcome]:
+    """Run the stages in their order, and yield what each came to.
+
+    The view's deadline is that of all of them: a stage that finds no time left is not run, and says so.
+    """
+    from pdctl.probes.run import look
+
+    for stage in stages:
+        over = view.over
+        if over:
+            yield Outcome(stage.name, "not run", problems=(f"{stage.name}: {over}",))
+            continue
+        started = time.monotonic()
+        outcome = stage.outcome(look(stage, view, stage.in_check(watch_s)))
+        over = view.over
+        if over:
+            late = f"{stage.name}: {over} before it had looked at everything"
+            outcome = replace(outcome, problems=(*outcome.problems, late))
+        yield replace(outcome, seconds=round(time.monotonic() - started, 3))
+
+
+PROBE = Check()

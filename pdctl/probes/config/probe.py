@@ -1,0 +1,63 @@
+"""The probe ``config``: ``pdctl dump config``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pdctl.probes.base import Probe
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from pdctl.probes.config.model import ConfigDocument, RankSettings, Setting
+    from pdctl.probes.view import View
+
+
+@dataclass(frozen=True)
+class ConfigOptions:
+    """It has none of its own."""
+
+
+class Config(Probe["ConfigOptions", "list[RankSettings]", "ConfigDocument"]):
+    """Show the settings of both sides next to each other, and those that do not go together.
+
+    The table has what differs; -o wide has all.
+    """
+
+    name = "config"
+    about = "both sides agree on what they must agree on"
+    cost = "two questions to each rank"
+    selects = True
+    options = ConfigOptions
+
+    def collect(self, view: View, options: ConfigOptions) -> list[RankSettings]:  # noqa: ARG002
+        """Return the settings of every rank."""
+        from pdctl.probes.config.collect import collect
+
+        return collect(view)
+
+    def judge(self, evidence: list[RankSettings], options: ConfigOptions) -> ConfigDocument:  # noqa: ARG002
+        """Return which of them go together."""
+        from pdctl.probes.config.judge import judge
+
+        return judge(evidence)
+
+    def render(self, document: ConfigDocument, *, wide: bool) -> Iterable[RenderableType]:
+        """Yield the settings that differ."""
+        from pdctl.probes.config.render import render
+
+        return render(document, wide=wide)
+
+    def rows(self, document: ConfigDocument) -> Sequence[Setting]:
+        """Return the settings."""
+        return document.settings
+
+    def summary(self, document: ConfigDocument) -> str:
+        """Return how many servers agree."""
+        servers = len(document.servers)
+        return f"{servers} server{'s'[: servers != 1]} agree on what they must agree on"
+
+
+PROBE = Config()

@@ -1,0 +1,130 @@
+"""The probes ``dump queues`` and ``dump groups``: what ranks say of themselves, as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from pdctl.probes.base import Option, Probe
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from pdctl.probes.dump.model import GroupRow, GroupsDump, QueuedRequest, QueuesDump
+    from pdctl.probes.view import View
+    from pdctl.protocol.rank import Answer, FoundRank
+    from pdctl.protocol.requests import Rooms
+
+
+@dataclass(frozen=True)
+class QueuesOptions:
+    """What ``dump queues`` takes."""
+
+    room: Annotated[tuple[int, ...], Option("--room", "Only this room, may be repeated.", "ROOM", least=1)] = ()
+
+
+class Queues(Probe["QueuesOptions", "list[Answer[Rooms]]", "QueuesDump"]):
+    """Show every request in every queue of every rank: room, rid, slot, state, age."""
+
+    name = "dump.queues"
+    about = "every request of every queue"
+    cost = "one question to each rank"
+    selects = True
+    options = QueuesOptions
+
+    def collect(self, view: View, options: QueuesOptions) -> list[Answer[Rooms]]:  # noqa: ARG002
+        """Return the requests of every rank."""
+        return view.rooms()
+
+    def judge(self, evidence: list[Answer[Rooms]], options: QueuesOptions) -> QueuesDump:
+        """Return the requests asked for. Raises PdctlError for a room that no rank has."""
+        from pdctl.probes.dump.judge import queues_of
+        from pdctl.probes.metadata.probe import check_known
+
+        document = queues_of(evidence)
+        if options.room:
+            known = {request.room for request in document.requests}
+            check_known(set(options.room) - known, known, "is in no queue of these ranks")
+            wanted = tuple(request for request in document.requests if request.room in options.room)
+            document = msgspec.structs.replace(document, requests=wanted)
+        return document
+
+    def render(self, document: QueuesDump, *, wide: bool) -> Iterable[RenderableType]:  # noqa: ARG002
+        """Yield rank by rank."""
+        from pdctl.probes.dump.render import queues
+
+        return queues(document)
+
+    def rows(self, document: QueuesDump) -> Sequence[QueuedRequest]:
+        """Return the requests."""
+        return document.requests
+
+    def problems(self, document: QueuesDump) -> Sequence[str]:
+        """Return which ranks are silent."""
+        return [f"{row.rank}: {row.silence}" for row in document.ranks if row.silence]
+
+
+@dataclass(frozen=True)
+class GroupsOptions:
+    """It has none of its own."""
+
+
+@dataclass(frozen=True)
+class Registered:
+    """The ranks that are meant, and every rank: it lends its name to the numbers in groups."""
+
+    ranks: Sequence[FoundRank]
+    every: Sequence[FoundRank]
+
+
+class Groups(Probe["GroupsOptions", "Registered", "GroupsDump"]):
+    """Show the process groups of every rank: kind, members, number in PyTorch's flight recorder.
+
+    They are what ranks registered when they started, so that a hung or dead rank is in it, too.
+    """
+
+    name = "dump.groups"
+    about = "the process groups of every rank"
+    cost = "nothing: reads registrations"
+    offline = True
+    selects = True
+    options = GroupsOptions
+
+    def asks(self, options: GroupsOptions) -> bool:  # noqa: ARG002
+        """Nobody is asked."""
+        return False
+
+    def collect(self, view: View, options: GroupsOptions) -> Registered:  # noqa: ARG002
+        """Return the ranks as they registered."""
+        return Registered(view.ranks, (*view.ranks, *view.others))
+
+    def judge(self, evidence: Registered, options: GroupsOptions) -> GroupsDump:  # noqa: ARG002
+        """Return the groups."""
+        from pdctl.probes.dump.judge import groups_of
+
+        return groups_of(evidence.ranks, evidence.every)
+
+    def render(self, document: GroupsDump, *, wide: bool) -> Iterable[RenderableType]:  # noqa: ARG002
+        """Yield them as a table."""
+        from pdctl.probes.dump.render import groups
+
+        return groups(document)
+
+    def rows(self, document: GroupsDump) -> Sequence[GroupRow]:
+        """Return the groups."""
+        return document.groups
+
+    def problems(self, document: GroupsDump) -> Sequence[str]:
+        """Return of which ranks no group is known."""
+        return [f"{label}: {why}" for label, why in document.silent.items()]
+
+    def seen(self, document: GroupsDump, view: View) -> bool:  # noqa: ARG002
+        """Return whether a rank registered any."""
+        return bool(document.groups)
+
+
+QUEUES = Queues()
+GROUPS = Groups()

@@ -1,0 +1,72 @@
+"""The probe ``leaks``: ``pdctl dump leaks``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from pdctl.probes.base import SECONDS, Option, Probe, fits
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from pdctl.probes.leaks.model import LeaksDocument, RankLeaks, RankWatch
+    from pdctl.probes.view import View
+
+
+@dataclass(frozen=True)
+class LeaksOptions:
+    """What ``dump leaks`` takes."""
+
+    watch: Annotated[float, Option("--watch", "How long to watch: what stays counts.", "TIME", SECONDS)] = 5.0
+
+
+class Leaks(Probe["LeaksOptions", "list[RankWatch]", "LeaksDocument"]):
+    """Show what is held though its request is gone: slots, KV space, failed requests of later pipeline stages, rooms.
+
+    Every rank is looked at several times; only what was without an owner at every look counts. Rooms that engines leave
+    behind after aborts are said, and are no fault.
+    """
+
+    name = "leaks"
+    about = "nothing is held without an owner"
+    cost = "several questions to each rank over a while"
+    options = LeaksOptions
+
+    def refuse(self, options: LeaksOptions, *, timeout_s: float, recorded: bool) -> None:  # noqa: ARG002
+        """Refuse a watch that is too long."""
+        fits(options.watch, timeout_s)
+
+    def in_check(self, watch_s: float) -> LeaksOptions:
+        """Return the pause of ``check`` as the time to watch."""
+        return LeaksOptions(watch=watch_s)
+
+    def collect(self, view: View, options: LeaksOptions) -> list[RankWatch]:
+        """Return several looks at every rank."""
+        from pdctl.probes.leaks.collect import collect
+
+        return collect(view, watch_s=options.watch)
+
+    def judge(self, evidence: list[RankWatch], options: LeaksOptions) -> LeaksDocument:
+        """Return what stayed without an owner."""
+        from pdctl.probes.leaks.judge import judge
+
+        return judge(evidence, watch_s=options.watch)
+
+    def render(self, document: LeaksDocument, *, wide: bool) -> Iterable[RenderableType]:  # noqa: ARG002
+        """Yield a line a rank."""
+        from pdctl.probes.leaks.render import render
+
+        return render(document)
+
+    def rows(self, document: LeaksDocument) -> Sequence[RankLeaks]:
+        """Return the ranks."""
+        return document.ranks
+
+    def summary(self, document: LeaksDocument) -> str:  # noqa: ARG002
+        """Return that nothing leaks."""
+        return self.about
+
+
+PROBE = Leaks()

@@ -1,0 +1,111 @@
+"""The probe ``metadata``: ``pdctl dump metadata``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from pdctl.probes.base import Option, Probe
+from pdctl.protocol.errors import Exit, PdctlError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from pdctl.probes.metadata.model import MetadataDocument, RankRows, SlotReport
+    from pdctl.probes.view import View
+
+
+@dataclass(frozen=True)
+class MetadataOptions:
+    """What ``dump metadata`` takes. sums: with checksums of the rows."""
+
+    slot: Annotated[tuple[int, ...], Option("--slot", "Only this slot, may be repeated.", "SLOT", least=0)] = ()
+    room: Annotated[tuple[int, ...], Option("--room", "Only this room, may be repeated.", "ROOM", least=1)] = ()
+    all_slots: Annotated[bool, Option("--all-slots", "Also slots that are free and hold no room.")] = False
+    sums: bool = True
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Every rank's rows and past, and when they were read, in seconds on the wall clock."""
+
+    ranks: list[RankRows]
+    now_s: float
+
+
+class MetadataSlots(Probe["MetadataOptions", "Seen", "MetadataDocument"]):
+    """Show whose room is in which metadata slot, when it landed, and whether rows can come late on this rank.
+
+    Rows are read without stopping the rank, and never shown: rooms and checksums (-o wide, json) only. Of ranks that are
+    gone, and with --from, recordings tell what was decided on with another room in the slot.
+    """
+
+    name = "metadata"
+    about = "slots hold their owners' rooms"
+    cost = "reads slots twice, and recordings"
+    offline = True
+    selects = True
+    options = MetadataOptions
+
+    def in_check(self, watch_s: float) -> MetadataOptions:  # noqa: ARG002
+        """Return the options without checksums."""
+        return MetadataOptions(sums=False)
+
+    def collect(self, view: View, options: MetadataOptions) -> Seen:
+        """Return the rows of every rank, and what recordings tell of earlier ones."""
+        from pdctl.probes.metadata.collect import collect
+
+        rows = collect(view, slots=options.slot, rooms=options.room, every=options.all_slots, sums=options.sums)
+        return Seen(rows, time.time())
+
+    def judge(self, evidence: Seen, options: MetadataOptions) -> MetadataDocument:
+        """Return every slot with whose it is. Raises PdctlError for a room or a slot that no rank has."""
+        from pdctl.probes.metadata.judge import judge
+
+        document = judge(evidence.ranks, now_s=evidence.now_s, every=options.sums)
+        _known(evidence.ranks, document, options)
+        return document
+
+    def render(self, document: MetadataDocument, *, wide: bool) -> Iterable[RenderableType]:
+        """Yield rank by rank."""
+        from pdctl.probes.metadata.render import render
+
+        return render(document, wide=wide)
+
+    def rows(self, document: MetadataDocument) -> Sequence[SlotReport]:
+        """Return the slots."""
+        return document.slots
+
+    def summary(self, document: MetadataDocument) -> str:
+        """Return how many slots are in use."""
+        return f"{sum(rank.taken for rank in document.ranks)} slots in use, each its owner's"
+
+
+def _known(ranks: Sequence[RankRows], document: MetadataDocument, options: MetadataOptions) -> None:
+    sizes = [one.body.slots for one in ranks if one.body is not None]
+    beyond = [slot for slot in options.slot if sizes and slot >= max(sizes)]
+    if beyond:
+        raise PdctlError(f"there is no slot {beyond[0]}", f"these ranks have slots 0 to {max(sizes) - 1}", Exit.USAGE)
+    if options.room:
+        here = {room for slot in document.slots for room in (slot.expected, slot.found) if room}
+        past = {room for one in ranks if one.history is not None for room in one.history.rooms}
+        live = {h.room for one in ranks if one.body is not None for h in one.body.holders}
+        check_known(set(options.room) - here, past | live, "is in no metadata slot of these ranks")
+
+
+def check_known(missing: set[int], known: set[int], what: str) -> None:
+    """Return where no room is missing. Raises PdctlError (PARTIAL) that says what is known like it."""
+    from difflib import get_close_matches
+
+    for room in sorted(missing):
+        said = f"room {room} {what}"
+        if room in known:
+            raise PdctlError(said, "ranks know it: pdctl story tells what became of it", Exit.PARTIAL)
+        near = get_close_matches(str(room), map(str, known), n=3, cutoff=0.5)
+        hint = f"nearest rooms that are known: {', '.join(near)}" if near else "no room like it is known to these ranks"
+        raise PdctlError(said, hint, Exit.PARTIAL)
+
+
+PROBE = MetadataSlots()

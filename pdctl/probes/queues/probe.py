@@ -1,0 +1,99 @@
+"""The probe ``queues``: ``pdctl diff-queues``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from pdctl.probes.base import SECONDS, Option, Probe, WrongOptionError
+from pdctl.probes.queues import CONFIRM, STALLED_S
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from pdctl.probes.queues.collect import Seen
+    from pdctl.probes.queues.model import GroupReport, QueuesDocument
+    from pdctl.probes.view import View
+
+
+@dataclass(frozen=True)
+class QueuesOptions:
+    """What ``diff-queues`` takes."""
+
+    stalled: Annotated[float, Option("--stalled", "How long one rank may keep its group waiting.", "TIME", SECONDS)] = (
+        STALLED_S
+    )
+    confirm: Annotated[
+        int, Option("--confirm", "Looks a difference must last where no rounds are recorded.", least=1, most=100)
+    ] = CONFIRM
+    through: Annotated[str, Option("--through", "Use only: sockets, recordings. Default: both.", "WAY")] = ""
+
+
+class Queues(Probe["QueuesOptions", "Seen", "QueuesDocument"]):
+    """Compare the queues of all ranks of each group, round by round, and name the first difference and its cause."""
+
+    name = "queues"
+    about = "the ranks of each group are in step"
+    cost = "reads recordings"
+    offline = True
+    starts = True
+    options = QueuesOptions
+
+    def refuse(self, options: QueuesOptions, *, timeout_s: float, recorded: bool) -> None:  # noqa: ARG002
+        """Refuse a way that is none."""
+        if options.through not in ("", "sockets", "recordings"):
+            raise WrongOptionError("sockets or recordings", "--through")
+
+    def asks(self, options: QueuesOptions) -> bool:
+        """Return whether sockets may be used."""
+        return options.through != "recordings"
+
+    def collect(self, view: View, options: QueuesOptions) -> Seen:
+        """Return the queues and rounds of every rank."""
+        from pdctl.probes.queues.collect import look
+
+        sockets = self.asks(options) and not view.recorded
+        return look(view, confirm=options.confirm, sockets=sockets, files=options.through != "sockets")
+
+    def judge(self, evidence: Seen, options: QueuesOptions) -> QueuesDocument:
+        """Return every group with the first round in which its ranks differ."""
+        from pdctl.probes.queues.judge import judge
+
+        document = judge(evidence.views, stalled_s=options.stalled, confirmed=evidence.confirmed)
+        return msgspec.structs.replace(document, earlier=evidence.earlier)
+
+    def deepen(self, view: View, evidence: Seen, document: QueuesDocument) -> Seen | None:
+        """Return what flight recorders say as well, where there is something to explain: they are dear."""
+        from pdctl.probes.queues.collect import flights
+
+        explained = all(group.verdict not in ("DIVERGED", "WAITING", "SKEWED") for group in document.groups)
+        if explained or not any(one.status for one in evidence.views):
+            return None
+        return replace(evidence, views=flights(view, evidence.views))
+
+    def render(self, document: QueuesDocument, *, wide: bool) -> Iterable[RenderableType]:  # noqa: ARG002
+        """Yield group by group."""
+        from pdctl.probes.queues.render import render
+
+        return render(document)
+
+    def rows(self, document: QueuesDocument) -> Sequence[GroupReport]:
+        """Return the groups."""
+        return document.groups
+
+    def partial(self, document: QueuesDocument) -> bool:
+        """Return whether something could not be judged; without a group nothing could."""
+        return document.partial or not document.groups
+
+    def summary(self, document: QueuesDocument) -> str:
+        """Return how much was compared."""
+        compared = sum(sum(group.compared.values()) for group in document.groups)
+        several = [group for group in document.groups if len(group.ranks) > 1]
+        groups = "1 group" if len(several) == 1 else f"{len(several)} groups"
+        return f"{groups} of several ranks, {compared:,} rounds compared, in step"
+
+
+PROBE = Queues()

@@ -1,0 +1,93 @@
+"""The probe ``ranks``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pdctl.probes.base import Probe
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from pdctl.probes.check.model import Outcome
+    from pdctl.probes.ranks.collect import Seen
+    from pdctl.probes.ranks.judge import RankRow, RanksDocument
+    from pdctl.probes.view import View
+
+
+@dataclass(frozen=True)
+class RanksOptions:
+    """It has none of its own."""
+
+
+class Ranks(Probe["RanksOptions", "Seen", "RanksDocument"]):
+    """Show every rank and what its main thread does now.
+
+    Also role, place, process, rounds, and what agent and recording can do. -o wide adds what explains an odd row.
+    """
+
+    name = "ranks"
+    about = "every rank answers"
+    cost = "one question to each rank"
+    offline = True
+    selects = True
+    starts = True
+    options = RanksOptions
+
+    def collect(self, view: View, options: RanksOptions) -> Seen:  # noqa: ARG002
+        """Return every rank's status, and the recordings of those that give none."""
+        from pdctl.probes.ranks.collect import collect
+
+        return collect(view)
+
+    def judge(self, evidence: Seen, options: RanksOptions) -> RanksDocument:  # noqa: ARG002
+        """Return a row for each rank."""
+        from pdctl.probes.ranks.judge import judge
+
+        return judge(
+            evidence.answers,
+            evidence.recordings,
+            earlier=evidence.earlier,
+            problems=evidence.problems,
+            others=evidence.others,
+        )
+
+    def render(self, document: RanksDocument, *, wide: bool) -> Iterable[RenderableType]:
+        """Yield the ranks, server by server."""
+        from pdctl.probes.ranks.render import render
+
+        return render(document, wide=wide)
+
+    def rows(self, document: RanksDocument) -> Sequence[RankRow]:
+        """Return the ranks."""
+        return document.ranks
+
+    def partial(self, document: RanksDocument) -> bool:
+        """Return whether anything of a rank is not known; that its recording is all there is was asked for with --from."""
+        recorded = all(row.state == "recorded" and row.source for row in document.ranks)
+        return bool(document.problems) or (document.partial and not recorded)
+
+    def outcome(self, document: RanksDocument) -> Outcome:
+        """Return a finding for each rank that does not answer; one without an agent that can be read from outside does."""
+        from pdctl.probes.check.model import Outcome
+        from pdctl.report.findings import finding
+
+        recorded = any(row.state == "recorded" for row in document.ranks)
+        silent = [
+            row
+            for row in document.ranks
+            if row.state not in ("live", "recorded") and not row.state == row.source == "outside"
+        ]
+        failed = [row for row in document.ranks if row.hook_errors or row.hooks_removed]
+        answer = "have a recording" if recorded else "answer"
+        return Outcome(
+            self.name,
+            f"{len(document.ranks) - len(silent)} of {len(document.ranks)} ranks {answer}",
+            tuple(finding("PD112", f"{row.rank}: {row.reason or row.state}.", ranks=(row.rank,)) for row in silent),
+            (*document.problems, *(f"{row.rank}: pdctl's hooks failed there" for row in failed)),
+        )
+
+
+PROBE = Ranks()

@@ -1,0 +1,107 @@
+"""The probe ``routing``: ``pdctl verify-routing``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from pdctl.probes.base import SECONDS, Option, Probe, WrongOptionError
+from pdctl.probes.routing import GRACE_S
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from pdctl.probes.routing.collect import Seen
+    from pdctl.probes.routing.model import RoomRow, RoutingDocument
+    from pdctl.probes.view import View
+
+MAX_ROOM = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class RoutingOptions:
+    """What ``verify-routing`` takes."""
+
+    rooms: Annotated[
+        tuple[str, ...], Option("", "Rooms to look at, wherever they are. Default: those that wait.", "[ROOM]...")
+    ] = ()
+    bootstrap: Annotated[
+        tuple[str, ...], Option("--bootstrap", "Ask this bootstrap server, not those the ranks name.", "HOST:PORT")
+    ] = ()
+    grace: Annotated[
+        float, Option("--grace", "Differences younger than this may be skew: no finding.", "TIME", SECONDS)
+    ] = GRACE_S
+
+
+class Routing(Probe["RoutingOptions", "Seen", "RoutingDocument"]):
+    """Show for each room on which prefill dp rank it is: by formula, bootstrap server, prefill and decode.
+
+    A bootstrap server is asked over HTTP, within --rank-timeout; in another network namespace from inside it,
+    which takes root. A difference must last: see --grace. With --from, what recordings have of registrations, queries and
+    queues; settings and the bootstrap server's own belief are not in them.
+    """
+
+    name = "routing"
+    about = "everyone takes each room to be on one rank"
+    cost = "a few questions to ranks and servers"
+    offline = True
+    options = RoutingOptions
+
+    def refuse(self, options: RoutingOptions, *, timeout_s: float, recorded: bool) -> None:  # noqa: ARG002
+        """Refuse what is no room, and what is no address."""
+        from pdctl.probes.routing.bootstrap import split
+
+        for text in options.rooms:
+            if not text.isdecimal() or not 0 < int(text) <= MAX_ROOM:
+                raise WrongOptionError(f"{text!r} is no room: a whole number from 1 to 2^64 - 1", "ROOM")
+        for address in options.bootstrap:
+            try:
+                split(address)
+            except ValueError as error:
+                raise WrongOptionError(str(error), "--bootstrap") from None
+
+    def collect(self, view: View, options: RoutingOptions) -> Seen:
+        """Return what ranks and bootstrap servers believe, twice where they differ."""
+        from pdctl.probes.routing.collect import twice
+
+        rooms = [int(text) for text in options.rooms]
+        return twice(view, grace_s=options.grace, rooms=rooms, instead=options.bootstrap)
+
+    def judge(self, evidence: Seen, options: RoutingOptions) -> RoutingDocument:
+        """Return every room with what each believes of it."""
+        from pdctl.probes.routing.judge import judge
+
+        return judge(evidence.look, evidence.first, grace_s=options.grace)
+
+    def render(self, document: RoutingDocument, *, wide: bool) -> Iterable[RenderableType]:
+        """Yield servers, then rooms."""
+        from pdctl.probes.routing.render import render
+
+        return render(document, wide=wide)
+
+    def rows(self, document: RoutingDocument) -> Sequence[RoomRow]:
+        """Return the rooms."""
+        return document.rooms
+
+    def row(self) -> type[RoomRow]:
+        """Return what those are of."""
+        from pdctl.probes.routing.model import RoomRow
+
+        return RoomRow
+
+    def summary(self, document: RoutingDocument) -> str:
+        """Return how many rooms wait, and how many servers were heard."""
+        heard = sum(1 for server in document.servers if not server.silence)
+        servers = f"{heard} of {len(document.servers)} bootstrap servers heard"
+        return f"{len(document.rooms)} rooms wait, {servers}, nothing contradicts"
+
+    def notes(self, document: RoutingDocument) -> Iterable[str]:
+        """Yield what is known less well, and which rooms nobody knows."""
+        yield from document.notes
+        for unknown in document.unknown:
+            near = f"; nearest: {', '.join(map(str, unknown.nearest))}" if unknown.nearest else ""
+            yield f"room {unknown.room} is not known to any rank or bootstrap server that answered{near}"
+
+
+PROBE = Routing()

@@ -1,0 +1,169 @@
+"""The one runner of all probes: finds the ranks, lets a probe look, prints what it says, decides the exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from pdctl.probes.base import RANK_TIMEOUT_S, TIMEOUT_S, AnyProbe
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.report.output import Format, Output
+from pdctl.targets.reach import Reach
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pdctl.probes.view import View
+    from pdctl.protocol.documents import Document
+    from pdctl.protocol.rank import FoundRank
+    from pdctl.report.findings import Finding
+    from pdctl.targets.find import Found
+
+EXIT_CODES = (
+    "Exit code: 0 nothing is wrong, 1 on a finding of level warning or above, 3 when something could not be judged, 4 when"
+    " nothing could be looked at."
+)
+NOBODY = "PD112"
+"""The finding that a rank does not answer. Where none does it is no finding but the reason that there is none."""
+LEVELS = ("info", "warning", "error")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options that probes share. source: ``--from``. patterns: ``--rank``. every_start: ``--all``."""
+
+    reach: Reach = field(default_factory=Reach)
+    source: Path | None = None
+    patterns: tuple[str, ...] = ()
+    every_start: bool = False
+    timeout_s: float = TIMEOUT_S
+    rank_timeout_s: float = RANK_TIMEOUT_S
+
+
+def run(probe: AnyProbe, options: Any, asked: Asked, out: Output) -> Exit:
+    """Look, print, and return what the command exits with.
+
+    Raises WrongOptionError for options that do not fit together, PdctlError where there is nothing to look at.
+    """
+    from pdctl.protocol.files import write_new
+
+    probe.refuse(options, timeout_s=asked.timeout_s, recorded=asked.source is not None)
+    found, others = choose(find(asked, out), asked.patterns)
+    from pdctl.probes.view import View  # loads what asks: not before there is somebody
+    from pdctl.targets.client import Client
+
+    with Client(timeout_s=asked.timeout_s, spent_s=found.took_s, rank_timeout_s=asked.rank_timeout_s) as client:
+        if probe.waits_once:
+            client.give_up_on_silent()
+        view = View.open(found, client, others=others, recorded=asked.source is not None, asks=probe.asks(options))
+        document = look(probe, view, options)
+    wide = out.format is Format.WIDE
+
+    def draw(shown: Document, console: Console) -> None:
+        for part in probe.render(shown, wide=wide):
+            console.print(part)
+
+    out.document(document, probe.rows(document), draw, row=probe.row())
+    for new in probe.files(document, options):
+        write_new(new.path, new.data, force=new.force)
+        out.note(f"wrote {new.path}")
+    problems = tuple(dict.fromkeys((*probe.problems(document), *found.problems)))
+    if out.format.drawn:
+        for problem in problems:
+            out.note(f"not seen or in part: {problem}")
+        if found.left_out:
+            out.note(f"{found.left_out}; --all shows them" if probe.starts else found.left_out)
+        for note in probe.notes(document):
+            out.note(note)
+    return exit_code(
+        probe.findings(document),
+        seen=probe.seen(document, view),
+        partial=probe.partial(document) or bool(found.problems),
+        level=probe.fails_on(options),
+    )
+
+
+def look(probe: AnyProbe, view: View, options: Any) -> Any:
+    """Return the document of a probe. Silent agents that were replaced by a look from outside are among its problems."""
+    evidence = probe.collect(view, options)
+    document = probe.judge(evidence, options)
+    more = probe.deepen(view, evidence, document)
+    if more is not None:
+        document = probe.judge(more, options)
+    silent = [
+        f"{rank.identity.label}: read from outside, its agent is silent: {rank.agent_off}"
+        for rank in view.ranks
+        if rank.agent_off
+    ]
+    if silent and "problems" in document.__struct_fields__:
+        said = tuple(dict.fromkeys((*silent, *document.problems)))
+        document = msgspec.structs.replace(document, problems=said, partial=True)
+    return document
+
+
+def exit_code(findings: Sequence[Finding], *, seen: bool, partial: bool, level: str = "warning") -> Exit:
+    """Return what a look exits with. level: the lowest one of a finding that counts. seen: something could be looked at."""
+    counting = LEVELS[LEVELS.index(level) :]
+    if any(found.level.value in counting and (seen or found.code != NOBODY) for found in findings):
+        return Exit.FINDING
+    if not seen:
+        return Exit.UNREACHABLE
+    return Exit.PARTIAL if partial else Exit.CLEAN
+
+
+def find(asked: Asked, out: Output, *, outside: bool = True) -> Found:
+    """Return the ranks that these options mean, and say what was left alone since it belongs to other users.
+
+    outside: also those here that have no agent and are read from outside, within the same time. Raises PdctlError
+    (UNREACHABLE) where there are none, or none may be seen.
+    """
+    from pdctl.targets.find import discover
+
+    found = discover(
+        asked.reach.environment(),
+        source=asked.source,
+        every_start=asked.every_start,
+        timeout_s=asked.timeout_s,
+        rank_timeout_s=min(asked.timeout_s, asked.rank_timeout_s),
+        outside=outside,
+    )
+    if found.ranks and found.others:
+        out.note(found.left_alone)
+    return found.require()
+
+
+def choose(found: Found, patterns: Sequence[str]) -> tuple[Found, tuple[FoundRank, ...]]:
+    """Return the ranks that any pattern means (all without one), and the others. Raises PdctlError where one means none."""
+    from pdctl.targets import selectors
+
+    if not patterns:
+        return found, ()
+    chosen: set[int] = set()
+    for text in patterns:
+        try:
+            selector = selectors.parse(text)
+        except ValueError as error:
+            raise PdctlError(str(error), code=Exit.USAGE) from None
+        matched = [n for n, one in enumerate(found.ranks) if selector.matches(one.identity)]
+        if not matched:
+            raise PdctlError(
+                f"no rank matches {text!r}", f"There are: {_names(found)}. pdctl ranks shows all.", Exit.USAGE
+            )
+        chosen.update(matched)
+    ranks = tuple(one for n, one in enumerate(found.ranks) if n in chosen)
+    return replace(found, ranks=ranks), tuple(one for n, one in enumerate(found.ranks) if n not in chosen)
+
+
+def _names(found: Found) -> str:
+    from pdctl.targets import nodeset
+
+    identities = [one.identity for one in found.ranks]
+    names = nodeset.server_names(identities)
+    return nodeset.fold((nodeset.place(one, names) for one in identities), nodeset.shown_axes(identities))
+
+
+__all__ = ["EXIT_CODES", "Asked", "choose", "exit_code", "find", "look", "run"]

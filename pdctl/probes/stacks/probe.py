@@ -1,0 +1,106 @@
+"""The probe ``stacks``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from pdctl.probes.base import SECONDS, Option, Probe, WrongOptionError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from pdctl.probes.stacks.model import RankLooks, RankStack, StacksDocument
+    from pdctl.probes.view import View
+
+
+@dataclass(frozen=True)
+class StacksOptions:
+    """What ``stacks`` takes."""
+
+    samples: Annotated[
+        int, Option("--samples", "Looks at each rank, at least; 1 can't tell stuck from moving.", least=1, most=100)
+    ] = 3
+    every: Annotated[float, Option("--every", "Time between two looks.", "TIME", SECONDS)] = 0.2
+    collectives: Annotated[
+        bool | None,
+        Option(
+            "--collectives/--no-collectives",
+            "Read PyTorch's flight recorders, or say nothing of collectives. Default: read them where a rank is stuck.",
+        ),
+    ] = None
+    outside: Annotated[
+        bool,
+        Option(
+            "--outside/--no-outside", "Read ranks that do not answer from outside, with py-spy where it is installed."
+        ),
+    ] = True
+
+
+class Stacks(Probe["StacksOptions", "list[RankLooks]", "StacksDocument"]):
+    """Show where the main threads of all ranks are, outliers against their own group first, and their collectives.
+
+    Ranks that stand in different collectives of a group are looked at for two seconds before that is a finding.
+    """
+
+    name = "stacks"
+    about = "no rank sits in another collective than its peers"
+    cost = "several stacks of each rank"
+    offline = True
+    live_stage = True
+    selects = True
+    starts = True
+    options = StacksOptions
+
+    def refuse(self, options: StacksOptions, *, timeout_s: float, recorded: bool) -> None:  # noqa: ARG002
+        """Refuse looks that take too long."""
+        if (options.samples - 1) * options.every >= timeout_s:
+            raise WrongOptionError(f"{options.samples} looks take longer than --timeout", "--samples")
+
+    def asks(self, options: StacksOptions) -> bool:
+        """Return whether ranks may be read from outside."""
+        return options.outside
+
+    def in_check(self, watch_s: float) -> StacksOptions:  # noqa: ARG002
+        """Return the options without a py-spy for each rank that is silent."""
+        return StacksOptions(outside=False)
+
+    def collect(self, view: View, options: StacksOptions) -> list[RankLooks]:
+        """Return several looks at every rank's stack."""
+        from pdctl.probes.stacks.collect import collect
+
+        return collect(
+            view,
+            looks=options.samples,
+            every_s=options.every,
+            flights=options.collectives,
+            outside=options.outside,
+        )
+
+    def judge(self, evidence: list[RankLooks], options: StacksOptions) -> StacksDocument:
+        """Return who stands where, and in which collectives."""
+        from pdctl.probes.stacks.judge import judge
+
+        return judge(evidence, with_collectives=options.collectives is not False)
+
+    def render(self, document: StacksDocument, *, wide: bool) -> Iterable[RenderableType]:
+        """Yield outliers, collectives, stacks."""
+        from pdctl.probes.stacks.render import render
+
+        return render(document, wide=wide)
+
+    def rows(self, document: StacksDocument) -> Sequence[RankStack]:
+        """Return the ranks."""
+        return document.ranks
+
+    def summary(self, document: StacksDocument) -> str:  # noqa: ARG002
+        """Return that all stand together."""
+        return self.about
+
+    def notes(self, document: StacksDocument) -> Iterable[str]:
+        """Yield what is less than it could be."""
+        return (f"less: {note}" for note in document.notes)
+
+
+PROBE = Stacks()

@@ -1,0 +1,158 @@
+"""The probe ``story``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from pdctl.probes.base import TARGET, NewFile, Option, Probe, WrongOptionError
+from pdctl.protocol.errors import Exit, PdctlError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from pdctl.probes.story.collect import Seen
+    from pdctl.probes.story.model import Entry, StoryDocument
+    from pdctl.probes.view import View
+
+PLOTS = (".svg", ".png", ".html")
+
+
+@dataclass(frozen=True)
+class StoryOptions:
+    """What ``story`` takes."""
+
+    asked: Annotated[str, Option("", "The room's number, or the request's id.", "ROOM|RID")]
+    perfetto: Annotated[
+        Path | None, Option("--perfetto", "Also write a trace that ui.perfetto.dev opens (JSON).", "FILE", TARGET)
+    ] = None
+    plot: Annotated[
+        Path | None, Option("--plot", "Also draw it: FILE.svg, FILE.png or FILE.html (pdctl[plot]).", "FILE", TARGET)
+    ] = None
+    force: Annotated[bool, Option("--force", "Replace files that exist; without it they are left as they are.")] = False
+    through: Annotated[
+        str, Option("--through", "Use only: sockets, recordings. Default: sockets where no file can be read.", "WAY")
+    ] = ""
+
+
+class Story(Probe["StoryOptions", "Seen", "StoryDocument"]):
+    """Tell what happened to one room on all ranks of both sides, from their recordings, on one time line.
+
+    Ranks of different hosts are put on it by the rounds they share and the messages between the sides; how far each may be
+    off is shown. What recordings have lost is said.
+    """
+
+    name = "story"
+    about = "what happened to one room"
+    cost = "reads recordings"
+    offline = True
+    starts = True
+    options = StoryOptions
+
+    def refuse(self, options: StoryOptions, *, timeout_s: float, recorded: bool) -> None:  # noqa: ARG002
+        """Refuse a way that is none, and files that can't be written."""
+        from pdctl.protocol.files import check_target
+
+        if options.through not in ("", "sockets", "recordings"):
+            raise WrongOptionError("sockets or recordings", "--through")
+        if recorded and options.through == "sockets":
+            raise WrongOptionError("--from reads recordings, not sockets", "--through")
+        for path in (options.perfetto, options.plot):
+            if path is not None:
+                check_target(path, force=options.force)
+        if options.perfetto and options.plot and options.perfetto.absolute() == options.plot.absolute():
+            raise WrongOptionError("--perfetto and --plot name one file", "--plot")
+        if options.plot is not None:
+            _plottable(options.plot)
+
+    def asks(self, options: StoryOptions) -> bool:  # noqa: ARG002
+        """Recordings are asked for, which nobody has of a rank that is read from outside."""
+        return False
+
+    def collect(self, view: View, options: StoryOptions) -> Seen:
+        """Return the recordings."""
+        from pdctl.probes.story.collect import collect
+
+        sockets = options.through != "recordings" and not view.recorded
+        return collect(view, sockets=sockets, files=options.through != "sockets")
+
+    def judge(self, evidence: Seen, options: StoryOptions) -> StoryDocument:
+        """Return the stories that are meant. Raises PdctlError: PARTIAL for an unknown room, UNREACHABLE without recordings."""
+        return _document(options.asked, evidence)
+
+    def render(self, document: StoryDocument, *, wide: bool) -> Iterable[RenderableType]:  # noqa: ARG002
+        """Yield a time line for each room."""
+        from pdctl.probes.story.render import render
+
+        return render(document)
+
+    def rows(self, document: StoryDocument) -> Sequence[Entry]:
+        """Return the lines of all stories."""
+        return tuple(entry for story in document.stories for entry in story.entries)
+
+    def files(self, document: StoryDocument, options: StoryOptions) -> Iterable[NewFile]:
+        """Yield the trace, and the picture."""
+        if options.perfetto is not None:
+            from pdctl.probes.story.perfetto import trace
+            from pdctl.report.escaping import json_encoded
+
+            yield NewFile(options.perfetto, json_encoded(trace(document.stories)).encode(), options.force)
+        if options.plot is not None:
+            from pdctl.probes.story.plot import draw
+
+            form = options.plot.suffix.lower().lstrip(".")
+            yield NewFile(options.plot, draw(document.stories, form), options.force)
+
+
+def _document(asked: str, seen: Seen) -> StoryDocument:
+    from pdctl.probes.story.find import known_rooms, meant, nearest
+    from pdctl.probes.story.judge import story
+    from pdctl.probes.story.model import StoryDocument
+
+    recordings = [past.recording for past in seen.pasts if past.recording is not None]
+    if not recordings:
+        if seen.unrecorded is not None:
+            raise seen.unrecorded
+        why = "; ".join(dict.fromkeys(past.why_not for past in seen.pasts if past.why_not))
+        raise PdctlError(
+            f"no recording can be read: {why or 'no rank has one'}",
+            "Start ranks with recording on (PDCTL_RECORD_DIR on a file system with room), or give --from DIR.",
+        )
+    known = known_rooms(recordings)
+    rooms = meant(asked, known, recordings, hashed=_hashed(asked, seen.salts))
+    if not rooms:
+        near = nearest(asked, known)
+        silent = sum(past.recording is None for past in seen.pasts)
+        unread = f"; {silent} rank{'s have' if silent > 1 else ' has'} no recording that can be read" if silent else ""
+        earlier = f"; {seen.earlier} ranks of earlier starts were left out, --all reads them" if seen.earlier else ""
+        hint = f"Known are, nearest first: {', '.join(near)}." if near else "No recording names any room yet."
+        raise PdctlError(f"no recording knows a room or rid {asked}{unread}{earlier}", hint, Exit.PARTIAL)
+    stories = tuple(story(seen.pasts, room) for room in rooms)
+    return StoryDocument(asked=asked, stories=stories, earlier=seen.earlier)
+
+
+def _hashed(rid: str, salts: tuple[str, ...]) -> list[str]:
+    """Return what a request id is called in traces whose names are hashed with these salts."""
+    if not salts:
+        return []
+    from pdctl.trace.redact import Names
+
+    return [Names(salt).rid(rid) for salt in salts]
+
+
+def _plottable(path: Path) -> None:
+    import importlib.util
+
+    if path.suffix.lower() not in PLOTS:
+        raise WrongOptionError(f"{path.name} ends in none of {', '.join(PLOTS)}", "--plot")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise PdctlError(
+            "--plot draws with matplotlib, which is not installed",
+            "pip install 'pdctl[plot]'; --perfetto needs nothing.",
+            Exit.USAGE,
+        )
+
+
+PROBE = Story()

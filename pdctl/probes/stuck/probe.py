@@ -1,0 +1,90 @@
+"""The probe ``stuck``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from pdctl.probes.base import SECONDS, WATCH_S, Option, Probe, WrongOptionError, fits
+from pdctl.probes.stuck import ORDER, STUCK_S
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from pdctl.probes.stuck.model import RankLooks, StuckDocument, Waiting
+    from pdctl.probes.view import View
+
+
+@dataclass(frozen=True)
+class StuckOptions:
+    """What ``stuck`` takes."""
+
+    older: Annotated[float | None, Option("--older", "Show only requests that wait this long.", "TIME", SECONDS)] = None
+    by: Annotated[str, Option("--by", "Sort by: age, queue, rank.", "WHAT")] = "age"
+    watch: Annotated[float, Option("--watch", "Pause between the two looks.", "TIME", SECONDS)] = WATCH_S
+    stuck: Annotated[
+        float, Option("--stuck-after", "Age at which a wait nothing ends is a finding.", "TIME", SECONDS)
+    ] = STUCK_S
+
+
+class Stuck(Probe["StuckOptions", "list[RankLooks]", "StuckDocument"]):
+    """Show every request that waits, what the other side says of its room, and which time-out will end it.
+
+    Two looks tell what moves from what does not. A full decode is said to be full, not faulty. With --from, what the
+    polled queues held when the last of the ranks wrote; time-outs and memory are not in recordings.
+    """
+
+    name = "stuck"
+    about = "every waiting request will end"
+    cost = "two questions to each rank, a pause apart"
+    offline = True
+    options = StuckOptions
+
+    def refuse(self, options: StuckOptions, *, timeout_s: float, recorded: bool) -> None:
+        """Refuse an order that is none, and a pause that is too long."""
+        if options.by not in ORDER:
+            raise WrongOptionError(", ".join(ORDER), "--by")
+        if not recorded:
+            fits(options.watch, timeout_s)
+
+    def in_check(self, watch_s: float) -> StuckOptions:
+        """Return the usual options, with the pause of ``check``."""
+        return StuckOptions(watch=watch_s)
+
+    def collect(self, view: View, options: StuckOptions) -> list[RankLooks]:
+        """Return two looks at every rank, or what recordings have in their place."""
+        from pdctl.probes.stuck.collect import collect, collect_recorded
+
+        return (collect_recorded if view.recorded else collect)(view, pause_s=options.watch)
+
+    def judge(self, evidence: list[RankLooks], options: StuckOptions) -> StuckDocument:
+        """Return every request that waits, and what ends that."""
+        from pdctl.probes.stuck.judge import judge
+
+        return judge(
+            evidence, pause_s=options.watch, older_s=options.older or 0.0, stuck_s=options.stuck, by=options.by
+        )
+
+    def render(self, document: StuckDocument, *, wide: bool) -> Iterable[RenderableType]:
+        """Yield room by room."""
+        from pdctl.probes.stuck.render import render
+
+        return render(document, wide=wide)
+
+    def rows(self, document: StuckDocument) -> Sequence[Waiting]:
+        """Return the requests that wait."""
+        return document.requests
+
+    def row(self) -> type[Waiting]:
+        """Return what those are of."""
+        from pdctl.probes.stuck.model import Waiting
+
+        return Waiting
+
+    def summary(self, document: StuckDocument) -> str:
+        """Return how many wait."""
+        return f"{len(document.requests)} requests wait, none is stuck"
+
+
+PROBE = Stuck()

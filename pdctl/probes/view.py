@@ -1,0 +1,223 @@
+"""One look at ranks that all probes of a command share: each question is asked at most once, of all ranks at the same time.
+
+What a rank's silent agent does not tell is read from outside in its place, where that is possible, for every probe alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from pdctl.protocol.metadata import Metadata
+from pdctl.protocol.model import FlightEntry, Frame, Snapshot, Status
+from pdctl.protocol.processes import look
+from pdctl.protocol.rank import Answer, FoundRank
+from pdctl.protocol.requests import Rooms, Settings
+from pdctl.targets.client import Client, recording_file
+from pdctl.targets.fallback import stand_in
+from pdctl.targets.find import Found
+
+if TYPE_CHECKING:
+    from pdctl.protocol.model import EventKind
+    from pdctl.recording.reader import Event, Recording
+
+T = TypeVar("T")
+MOST_KEPT = 16
+"""Recordings that a view keeps once they are read: they are large."""
+_PY_SPY_S = 2.0
+
+
+class View:
+    """The ranks found, what each has answered so far, and its recording. found, ranks: those that are looked at.
+
+    others: ranks that were found and not chosen. recorded: recordings are all there is, and nobody is asked.
+    """
+
+    def __init__(
+        self,
+        found: Found,
+        client: Client,
+        *,
+        others: tuple[FoundRank, ...] = (),
+        recorded: bool = False,
+        anything: list[bool] | None = None,
+    ) -> None:
+        self.found = found
+        self.client = client
+        self.others = others
+        self.recorded = recorded
+        self._anything = [] if anything is None else anything
+        self._answers: dict[tuple[str, bytes], dict[int, Answer[Any]]] = {}
+        self._recordings: dict[tuple[int, bool, bool], Answer[Recording]] = {}
+
+    @classmethod
+    def open(
+        cls,
+        found: Found,
+        client: Client,
+        *,
+        others: tuple[FoundRank, ...] = (),
+        recorded: bool = False,
+        asks: bool = True,
+    ) -> View:
+        """Return the first look. asks: the ranks will be asked, so those with a silent agent are read from outside."""
+        if recorded or not asks:
+            return cls(found, client, others=others, recorded=recorded)
+        found, statuses = stand_in(found, client)
+        view = cls(found, client, others=others)
+        ranks = {id(rank) for rank in found.ranks}
+        view._keep("status", {}, [answer for answer in statuses if id(answer.rank) in ranks])
+        return view
+
+    @property
+    def ranks(self) -> tuple[FoundRank, ...]:
+        """The ranks that are looked at."""
+        return self.found.ranks
+
+    @property
+    def seen(self) -> bool:
+        """Whether any rank has answered anything, or any recording could be read, in this look or one after it."""
+        return bool(self._anything)
+
+    def again(self) -> View:
+        """Return another look at the same ranks, now: nothing is known in it yet."""
+        return View(self.found, self.client, others=self.others, recorded=self.recorded, anything=self._anything)
+
+    # ---- time --------------------------------------------------------------------------------------------------------
+
+    def pause(self, seconds: float) -> None:
+        """Wait before another look, and not beyond the deadline."""
+        self.client.pause(seconds)
+
+    def left(self, most: float) -> float:
+        """Return the seconds that are left until the deadline, at most ``most``."""
+        return self.client.deadline.left(most)
+
+    @property
+    def over(self) -> str:
+        """Say that the deadline has passed, "" while there is time left."""
+        return self.client.over
+
+    # ---- answers -----------------------------------------------------------------------------------------------------
+
+    def ask(
+        self, op: str, kind: type[T], ranks: Iterable[FoundRank] | None = None, args: dict[str, Any] | None = None
+    ) -> list[Answer[T]]:
+        """Return what each of ``ranks`` (default: all) answers to ``op``, in their order; asked are those not asked yet."""
+        return self.ask_each([(rank, args or {}) for rank in (self.ranks if ranks is None else ranks)], op, kind)
+
+    def ask_each(
+        self, questions: Sequence[tuple[FoundRank, dict[str, Any]]], op: str, kind: type[T]
+    ) -> list[Answer[T]]:
+        """Return what each rank answers to ``op`` with arguments of its own; otherwise as :meth:`ask`."""
+        new = [(rank, args) for rank, args in questions if id(rank) not in self._of(op, args)]
+        if new:
+            for (_, args), answer in zip(new, self.client.ask_each(new, op, kind), strict=True):
+                self._keep(op, args, [answer])
+        answers = [self._of(op, args)[id(rank)] for rank, args in questions]
+        self._note(*answers)
+        return answers
+
+    def _of(self, op: str, args: dict[str, Any]) -> dict[int, Answer[Any]]:
+        return self._answers.setdefault((op, msgspec.json.encode(args, order="sorted")), {})
+
+    def _keep(self, op: str, args: dict[str, Any], answers: Iterable[Answer[Any]]) -> None:
+        for answer in answers:
+            self._of(op, args)[id(answer.rank)] = answer
+
+    def _note(self, *answers: Answer[Any]) -> None:
+        if not self._anything and any(answer.body is not None for answer in answers):
+            self._anything.append(True)
+
+    def status(self, ranks: Iterable[FoundRank] | None = None) -> list[Answer[Status]]:
+        """Return who each rank is, where its main thread is, and its counters."""
+        return self.ask("status", Status, ranks)
+
+    def queues(self, ranks: Iterable[FoundRank] | None = None) -> list[Answer[Snapshot]]:
+        """Return which rooms are in each queue."""
+        return self.ask("queues", Snapshot, ranks)
+
+    def rooms(self, ranks: Iterable[FoundRank] | None = None) -> list[Answer[Rooms]]:
+        """Return every request of every queue, with its state."""
+        return self.ask("rooms", Rooms, ranks)
+
+    def settings(self, ranks: Iterable[FoundRank] | None = None) -> list[Answer[Settings]]:
+        """Return with which settings each rank runs."""
+        return self.ask("settings", Settings, ranks)
+
+    def flights(self, ranks: Iterable[FoundRank] | None = None) -> list[Answer[list[FlightEntry]]]:
+        """Return what is in each rank's flight recorder. Dear."""
+        return self.ask("flight_recorder", list[FlightEntry], ranks)
+
+    def metadata(
+        self,
+        ranks: Iterable[FoundRank] | None = None,
+        *,
+        slots: Sequence[int] = (),
+        rooms: Sequence[int] = (),
+        every: bool = False,
+        sums: bool = True,
+    ) -> list[Answer[Metadata]]:
+        """Return the metadata slots. slots, rooms: only these. every: also free, empty ones. sums: with checksums."""
+        args = {"slots": list(slots), "rooms": list(rooms), "every": every, "sums": sums}
+        return self.ask("metadata", Metadata, ranks, args)
+
+    # ---- recordings --------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def has_recording(rank: FoundRank) -> bool:
+        """Return whether there is a recording of the rank, in a file or behind its socket."""
+        return rank.recording is not None or bool(rank.live and rank.recording_size)
+
+    def recording(self, rank: FoundRank, *, sockets: bool = True, files: bool = True) -> Answer[Recording]:
+        """Return a rank's recording, or why it can't be read.
+
+        sockets: through its socket where its file can't be read. files: False for its socket only. It is read once, with as
+        many others as MOST_KEPT.
+        """
+        key = (id(rank), sockets, files)
+        answer = self._recordings.get(key)
+        if answer is None:
+            answer = self.client.recording(rank, through_socket=not files) if sockets else recording_file(rank)
+            self._note(answer)
+            if len(self._recordings) < MOST_KEPT:
+                self._recordings[key] = answer
+        return answer
+
+    def events(
+        self, rank: FoundRank, rooms: Collection[int], kinds: Collection[EventKind]
+    ) -> tuple[tuple[Event, ...], str]:
+        """Return the events of these rooms and kinds in a rank's recording, and why they can't be read, "" if they can."""
+        if rank.recording is None:
+            return (), rank.recording_off or "it has no recording"
+        from pdctl.recording.reader import BadRecording, read_events  # loads numpy
+
+        try:
+            return tuple(read_events(rank.recording, rooms, kinds)), ""
+        except (BadRecording, OSError) as error:
+            return (), f"its recording can't be read: {error}"
+
+    # ---- from outside ------------------------------------------------------------------------------------------------
+
+    def stack_from_outside(self, rank: FoundRank) -> tuple[Frame, ...]:
+        """Return the frames of a rank's main thread as py-spy reads them, innermost first; nothing where that can't be had."""
+        pid, left_s = rank.identity.pid, self.left(_PY_SPY_S)
+        if (
+            left_s <= 0
+            or rank.access is not None
+            or not rank.live
+            or not look(pid).runs_since(rank.identity.proc_start)
+        ):
+            return ()
+        from pdctl.introspect import interpreter, pyspy  # only where a rank is silent
+
+        try:
+            command = pyspy.find(pid, interpreter.environments(interpreter.mapped_files(pid)))
+            return pyspy.main_thread(command, pid, left_s).frames
+        except (OSError, pyspy.PySpyError):
+            return ()
+
+
+__all__ = ["MOST_KEPT", "View"]

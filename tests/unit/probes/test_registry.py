@@ -1,0 +1,165 @@
+"""Every probe alike: its help, its formats, what becomes of it where nobody is there, and one rule for the exit code."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import jsonschema
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from pdctl.cli import app
+from pdctl.probes.base import AnyProbe
+from pdctl.probes.registry import PROBES, Entry, abouts, stages
+from pdctl.probes.run import EXIT_CODES, choose, exit_code, look
+from pdctl.probes.view import View
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.rank import FoundRank
+from pdctl.report.findings import Finding, finding
+from pdctl.report.output import Format, Output
+from pdctl.targets.client import Client
+from pdctl.targets.find import Found
+from tests.support.drawing import drawing
+from tests.support.identities import identity
+
+TRACE = Path(__file__).resolve().parents[2] / "data" / "sglang-0.5.12.post1-c1.pdtrace"
+ROOM = "16851422098683615"
+INFO, WARNING, ERROR = (finding(code, "x") for code in ("PD140", "PD141", "PD142"))
+NOBODY = finding("PD112", "x")
+
+every = pytest.mark.parametrize("entry", PROBES, ids=lambda entry: entry.command.replace(" ", "-"))
+
+
+def invoke(*words: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, list(words), env={"COLUMNS": "300", "PDCTL_OUTSIDE": "off"})
+    return done.exit_code, done.stdout, done.stderr
+
+
+def words_of(entry: Entry) -> list[str]:
+    return [*entry.command.split(), *([ROOM] if entry.command == "story" else [])]
+
+
+@every
+def test_its_help_says_what_it_does_and_what_it_exits_with(entry: Entry) -> None:
+    code, text, _ = invoke(*entry.command.split(), "--help")
+    assert code == 0
+    assert EXIT_CODES in " ".join(text.split())
+    probe = entry.load()
+    doc = type(probe).__doc__
+    assert doc is not None
+    assert " ".join(doc.partition("\n\n")[0].split()) in " ".join(text.split())
+    for option in ("--output", "--run-dir", "--record-dir", "--timeout", "--rank-timeout"):
+        assert option in text
+    there = {"--from": probe.offline, "--rank ": probe.selects, "--all ": probe.starts}
+    assert {option: option in text for option in there} == there
+
+
+def test_the_help_of_pdctl_has_a_line_for_each() -> None:
+    assert list(abouts())[:3] == ["ranks", "diff-queues", "stuck"]
+    assert all(abouts().values())
+    assert {entry.command.partition(" ")[0] for entry in PROBES} == set(abouts())
+
+
+def test_the_stages_of_check_go_from_cheap_to_intrusive() -> None:
+    names = [stage.name for stage in stages()]
+    assert names == ["ranks", "config", "queues", "routing", "metadata", "stuck", "stacks", "leaks"]
+    assert all(stage.about and stage.cost for stage in stages())
+
+
+@every
+def test_where_there_are_no_ranks_it_says_so(entry: Entry, tmp_path: Path) -> None:
+    where = ("--run-dir", str(tmp_path / "run"), "--record-dir", str(tmp_path / "record"))
+    code, text, said = invoke(*words_of(entry), *where)
+    assert (code, text) == (4, "")
+    assert "no ranks found in" in said
+
+
+@pytest.mark.parametrize("entry", [e for e in PROBES if e.command != "story"], ids=lambda entry: entry.command)
+@pytest.mark.parametrize("form", Format)
+def test_every_format_of_a_look_at_nobody(entry: Entry, form: Format) -> None:
+    probe = entry.load()
+    options = (
+        probe.in_check(0.001)
+        if entry.stage
+        else probe.options(**({"watch": 0.001} if entry.command == "check" else {}))
+    )
+    with Client() as client:
+        document = look(probe, View(Found(), client), options)
+    out = io.StringIO()
+    Output(form, out=out, env={}).document(document, probe.rows(document), drawing(probe, form), row=probe.row())
+    if form is Format.JSON:
+        jsonschema.validate(json.loads(out.getvalue()), msgspec.json.schema(type(document)))
+
+
+@pytest.mark.parametrize("form", Format)
+@pytest.mark.parametrize("entry", [e for e in PROBES if e.load().offline], ids=lambda entry: entry.command)
+def test_every_format_of_a_trace(entry: Entry, form: Format) -> None:
+    code, text, said = invoke(*words_of(entry), "--from", str(TRACE), "-o", form.value)
+    assert code in (0, 1, 3)
+    assert text
+    assert "Traceback" not in said
+    if form in (Format.JSON, Format.JSONL):
+        assert json.loads(text.splitlines()[0] if form is Format.JSONL else text)["schema"].startswith("pdctl.")
+
+
+# ---- one rule --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("findings", "seen", "partial", "level", "code"),
+    [
+        ((), True, False, "warning", Exit.CLEAN),
+        ((), True, True, "warning", Exit.PARTIAL),
+        ((), False, True, "warning", Exit.UNREACHABLE),
+        ((INFO,), True, False, "warning", Exit.CLEAN),
+        ((INFO,), True, True, "warning", Exit.PARTIAL),
+        ((INFO,), True, False, "info", Exit.FINDING),
+        ((WARNING,), True, True, "warning", Exit.FINDING),
+        ((WARNING,), True, False, "error", Exit.CLEAN),
+        ((INFO, ERROR), True, False, "error", Exit.FINDING),
+        ((ERROR,), False, True, "warning", Exit.FINDING),
+        ((NOBODY,), True, True, "warning", Exit.FINDING),
+        ((NOBODY,), False, True, "warning", Exit.UNREACHABLE),
+    ],
+)
+def test_the_exit_code(findings: tuple[Finding, ...], seen: bool, partial: bool, level: str, code: Exit) -> None:
+    assert exit_code(findings, seen=seen, partial=partial, level=level) is code
+
+
+@pytest.mark.parametrize("entry", [e for e in PROBES if e.load().selects and e.load().offline], ids=lambda e: e.command)
+def test_a_pattern_that_means_no_rank_is_wrong_usage_and_names_those_there_are(entry: Entry) -> None:
+    code, _, said = invoke(*entry.command.split(), "--from", str(TRACE), "--rank", "decode", "--rank", "decode:tp7")
+    assert code == 2
+    assert "no rank matches 'decode:tp7'" in said
+    assert "There are: decode dp0 tp0,1; prefill dp0 tp0" in said
+    code, _, said = invoke(*entry.command.split(), "--from", str(TRACE), "--rank", "nonsense")
+    assert (code, "is neither a role" in said) == (2, True)
+
+
+def test_ranks_are_chosen_by_any_pattern_and_the_others_are_kept() -> None:
+    ranks = tuple(FoundRank(identity(role=role, tp=tp), "live") for role in ("prefill", "decode") for tp in (0, 1))
+    found, others = choose(Found(ranks), ["decode:tp1", "prefill"])
+    assert [rank.identity.label for rank in found.ranks] == [
+        "prefill dp0 pp0 tp0",
+        "prefill dp0 pp0 tp1",
+        "decode dp0 pp0 tp1",
+    ]
+    assert others == (ranks[2],)
+    assert choose(Found(ranks), []) == (Found(ranks), ())
+    with pytest.raises(PdctlError):
+        choose(Found(ranks), ["decode", "decode:tp9"])
+
+
+def test_what_is_read_from_outside_in_an_agents_place_is_said_by_every_probe_that_tells_problems() -> None:
+    silent = FoundRank(identity(tp=1), "outside", agent_off="nobody listens")
+    for entry in PROBES:
+        probe: AnyProbe = entry.load()
+        if not entry.stage or probe.name == "leaks":
+            continue
+        with Client(timeout_s=0.05, rank_timeout_s=0.05) as client:
+            document = look(probe, View(Found((silent,)), client), probe.in_check(0.001))
+        assert "decode dp0 pp0 tp1: read from outside, its agent is silent: nobody listens" in document.problems
+        assert document.partial
