@@ -122,6 +122,32 @@ def test_a_rank_with_a_silent_agent_is_read_from_outside(pair: Pair, silence: An
     assert not [problem for problem in seen["problems"] if "did not answer" in problem]
 
 
+@pytest.mark.parametrize("command", ["check", "dump metadata", "dump config", "dump leaks", "verify-routing", "stacks"])
+def test_every_command_that_asks_ranks_reads_it_from_outside(pair: Pair, command: str) -> None:
+    why = its_socket_goes(pair)
+    watch = ("--watch", "100ms") if command in ("check", "dump leaks") else ()
+    status, seen = pair.asked(*command.split(), *watch)
+    [problem] = [
+        problem for problem in seen["problems"] if f"{SILENT}: read from outside, its agent is silent" in problem
+    ]
+    assert why in problem
+    assert seen["partial"]
+    assert status in ((1,) if command == "check" else (1, 3) if command == "dump config" else (3,))
+    if command == "check":
+        assert SILENT in [
+            rank for finding in seen["findings"] if finding["code"] == "PD112" for rank in finding["ranks"]
+        ]
+        levels = {row["stage"]: row["level"] for row in seen["stages"]}
+        assert (levels["queues"], levels["stuck"], levels["stacks"]) == ("unknown", "unknown", "unknown")
+    if command == "dump metadata":
+        assert [(row["rank"], row["expected"]) for row in seen["slots"] if row["expected"]] == [
+            (SILENT, 12),
+            (SILENT, 77),
+        ]
+    if command == "stacks":
+        assert {row["rank"]: row["source"] for row in seen["ranks"]} == {PEER: "agent", SILENT: "outside"}
+
+
 @pytest.mark.parametrize("outside", ["off", "1"])
 def test_it_is_left_where_that_is_not_wanted(pair: Pair, outside: str) -> None:
     its_socket_goes(pair)

@@ -211,7 +211,7 @@ def test_a_picture_of_a_hostile_trace_has_text_only(command: str, form: str, tra
         file.write_bytes(picture(trace, Asked(plot=file)))
     else:
         done = run(*command.split(), "--from", trace, "--plot", file)
-        assert done.exit_code == 0, done.output
+        assert done.exit_code == 3, done.output  # two of its ranks have names that no rank may have
     page = file.read_text()
     assert "script" not in Seen(page).elements
     if form == "svg":
@@ -219,7 +219,7 @@ def test_a_picture_of_a_hostile_trace_has_text_only(command: str, form: str, tra
 
 
 def test_a_perfetto_trace_is_json_whatever_is_in_it(trace: Path, tmp_path: Path) -> None:
-    assert run("story", 8, "--from", trace, "--perfetto", tmp_path / "x.json").exit_code == 0
+    assert run("story", 8, "--from", trace, "--perfetto", tmp_path / "x.json").exit_code == 3
     assert json.dumps(RID)[1:-1] in json.dumps(json.loads((tmp_path / "x.json").read_text()))
 
 
