@@ -88,13 +88,14 @@ def command(
         outcomes = list(run(Looking(found, client, watch, recorded=source is not None), names))
     document = judge(outcomes, suppressed=suppressed, fail_on=fail_on, others=found.others)
     out = Output(output)
-    out.document(document, document.stages, draw)
+    code = int(exit_code(document, answered=all(outcome.answered for outcome in outcomes)))
+    out.document(document, document.stages, draw, code=code)
     if output.drawn:
         for problem in document.problems:
             out.note(f"not looked at: {problem}")
         if found.left_out:
             out.note(found.left_out)
-    return int(exit_code(document, answered=all(outcome.answered for outcome in outcomes)))
+    return code
 
 
 def _names(only: list[str], skip: list[str], *, recorded: bool) -> list[str]:

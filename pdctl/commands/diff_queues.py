@@ -73,13 +73,14 @@ def command(
         document = look(found, client, stalled_s=stalled, confirm=confirm, sockets=sockets, files=through != "sockets")
     document = msgspec.structs.replace(document, earlier=found.earlier)
     out = Output(output)
-    out.document(document, document.groups, draw)
+    code = int(exit_code(document, found_problems=bool(found.problems)))
+    out.document(document, document.groups, draw, code=code)
     if output.drawn:
         for problem in (*document.problems, *found.problems):
             out.note(f"not judged or in part: {problem}")
         if found.left_out:
             out.note(f"{found.left_out}; --all shows them")
-    return int(exit_code(document, found_problems=bool(found.problems)))
+    return code
 
 
 def exit_code(document: QueuesDocument, *, found_problems: bool = False) -> Exit:

@@ -370,11 +370,12 @@ def _show(out: Output, records: list[Record], verdict: Verdict, path: Path | Non
         journal=str(path or ""),
         recorded=recorded,
     )
-    out.document(document, draw=_draw_verdict)
+    code = exit_code(verdict, records)
+    out.document(document, draw=_draw_verdict, code=code)
     for problem in records:
         if isinstance(problem, Problem) and problem.next_step and out.format.drawn:
             out.note(f"  Next: {problem.next_step}")
-    return int(exit_code(verdict, records))
+    return int(code)
 
 
 def _row(drill: Drill) -> DrillRow:

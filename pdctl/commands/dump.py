@@ -87,10 +87,11 @@ def metadata(
     _known(views, document, room or (), slot or ())
     out = Output(output)
     wide = output is Format.WIDE
-    out.document(document, document.slots, partial(draw_metadata, wide=wide))
-    _notes(out, document.problems, found)
     answered = any(view.body is not None or (source and view.history is not None) for view in views)
-    return int(_exit(document.findings, answered=answered, partial=document.partial or bool(found.problems)))
+    code = int(_exit(document.findings, answered=answered, partial=document.partial or bool(found.problems)))
+    out.document(document, document.slots, partial(draw_metadata, wide=wide), code=code)
+    _notes(out, document.problems, found)
+    return code
 
 
 @app.command("queues")
@@ -125,10 +126,11 @@ def queues(
         _unknown(set(room) - known, known, "is in no queue of these ranks")
         document = msgspec.structs.replace(document, requests=tuple(r for r in document.requests if r.room in room))
     out = Output(output)
-    out.document(document, document.requests, draw_queues)
-    _notes(out, [f"{row.rank}: {row.silence}" for row in document.ranks if row.silence], found)
     answered = any(not row.silence for row in document.ranks)
-    return int(_exit((), answered=answered, partial=document.partial or bool(found.problems)))
+    code = int(_exit((), answered=answered, partial=document.partial or bool(found.problems)))
+    out.document(document, document.requests, draw_queues, code=code)
+    _notes(out, [f"{row.rank}: {row.silence}" for row in document.ranks if row.silence], found)
+    return code
 
 
 @app.command("groups")
@@ -150,9 +152,10 @@ def groups(
     found = find(run_dir, record_dir, source)
     document = collect.groups_of(chosen(found, rank), found.ranks)
     out = Output(output)
-    out.document(document, document.groups, draw_groups)
+    code = int(_exit((), answered=bool(document.groups), partial=document.partial or bool(found.problems)))
+    out.document(document, document.groups, draw_groups, code=code)
     _notes(out, [f"{label}: {why}" for label, why in document.silent.items()], found)
-    return int(_exit((), answered=bool(document.groups), partial=document.partial or bool(found.problems)))
+    return code
 
 
 @app.command("config")
@@ -180,10 +183,11 @@ def config(
     document = judge(views)
     out = Output(output)
     wide = output is Format.WIDE
-    out.document(document, document.settings, partial(draw_config, wide=wide))
-    _notes(out, document.problems, found)
     answered = any(view.body is not None for view in views)
-    return int(_exit(document.findings, answered=answered, partial=document.partial or bool(found.problems)))
+    code = int(_exit(document.findings, answered=answered, partial=document.partial or bool(found.problems)))
+    out.document(document, document.settings, partial(draw_config, wide=wide), code=code)
+    _notes(out, document.problems, found)
+    return code
 
 
 @app.command("leaks")
@@ -214,10 +218,11 @@ def leaks(
         views = collect(found, client, watch_s=watch)
     document = judge(views, watch_s=watch)
     out = Output(output)
-    out.document(document, document.ranks, draw_leaks)
-    _notes(out, document.problems, found)
     judged = any(row.judged for row in document.ranks)
-    return int(_exit(document.findings, answered=judged, partial=document.partial or bool(found.problems)))
+    code = int(_exit(document.findings, answered=judged, partial=document.partial or bool(found.problems)))
+    out.document(document, document.ranks, draw_leaks, code=code)
+    _notes(out, document.problems, found)
+    return code
 
 
 # ---- what they share -------------------------------------------------------------------------------------------------

@@ -115,10 +115,10 @@ def command(
         answers = _ask(client, found)
         silent = _silent(answers)
         rows = _rows(answers, past=past)
-        _show(out, rows, silent)
-        if silent and not any(answer.body for answer in answers):
-            return Exit.UNREACHABLE
-        return Exit.PARTIAL if silent else Exit.CLEAN
+        unreached = silent and not any(answer.body for answer in answers)
+        code = Exit.UNREACHABLE if unreached else Exit.PARTIAL if silent else Exit.CLEAN
+        _show(out, rows, silent, code)
+        return code
 
 
 def _ask(client: Client, found: Sequence[FoundRank]) -> list[Answer[FaultsBody]]:
@@ -176,7 +176,7 @@ def _row(rank: FoundRank, status: FaultStatus) -> FaultRow:
     )
 
 
-def _show(out: Output, rows: list[FaultRow], silent: list[str]) -> None:
+def _show(out: Output, rows: list[FaultRow], silent: list[str], code: Exit = Exit.CLEAN) -> None:
     def draw(document: FaultsDocument, console: Console) -> None:
         rows = document.faults
         if not rows:
@@ -198,7 +198,7 @@ def _show(out: Output, rows: list[FaultRow], silent: list[str]) -> None:
             table.add_row(row.fault, kind, row.target, f"{row.rank} pid {row.pid}", row.owner, _state(row), *counts)
         console.print(table)
 
-    out.document(FaultsDocument(faults=rows, silent=silent), rows, draw)
+    out.document(FaultsDocument(faults=rows, silent=silent), rows, draw, code=code)
     for line in silent:
         out.error(f"{line}: it may hold a fault")
 

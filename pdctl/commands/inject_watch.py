@@ -206,7 +206,7 @@ class Foreground:
             self._out.note(f"Counts are those of the last answer: {'; '.join(counts.silent)}")
         elif not counts.fired:
             self._out.note(f"It never fired: {_why_not(counts)}. Nothing was shown, either way.")
-        self._out.document(document, draw=draw, lost=Exit.PARTIAL if healed else code)
+        self._out.document(document, draw=draw, code=code)
 
 
 def _why_not(counts: Counts) -> str:

@@ -58,13 +58,14 @@ def command(
         answers, recordings = collect(found, client)
         document = judge(answers, recordings, earlier=found.earlier, problems=found.problems, others=found.others)
     out = Output(output)
-    out.document(document, document.ranks, partial(draw, wide=output is Format.WIDE))
+    code = int(exit_code(document, from_recordings=source is not None))
+    out.document(document, document.ranks, partial(draw, wide=output is Format.WIDE), code=code)
     if output.drawn:
         for problem in document.problems:
             out.note(f"not understood, or in part: {problem}")
         if document.earlier:
             out.note(f"{document.earlier} dead rank{'s'[: document.earlier != 1]} of earlier starts; --all shows them")
-    return int(exit_code(document, from_recordings=source is not None))
+    return code
 
 
 def exit_code(document: RanksDocument, *, from_recordings: bool) -> Exit:

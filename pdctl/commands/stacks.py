@@ -85,11 +85,12 @@ def command(
     document = judge(views, with_collectives=collectives is not False)
     out = Output(output)
     wide = output is Format.WIDE
-    out.document(document, document.ranks, partial(_draw, wide=wide))
+    code = int(exit_code(document, found_problems=bool(found.problems)))
+    out.document(document, document.ranks, partial(_draw, wide=wide), code=code)
     if output.drawn:
         for problem in (*document.problems, *found.problems, *(f"less: {note}" for note in document.notes)):
             out.note(problem)
-    return int(exit_code(document, found_problems=bool(found.problems)))
+    return code
 
 
 def exit_code(document: StacksDocument, *, found_problems: bool = False) -> Exit:

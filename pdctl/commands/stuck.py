@@ -82,14 +82,15 @@ def command(
     document = judge(looks, pause_s=watch, older_s=older or 0.0, stuck_s=stuck, by=by)
     out = Output(output)
     wide = output is Format.WIDE
-    out.document(document, document.requests, partial(draw, every=wide), row=Waiting)
+    answered = any(look.second is not None for look in looks)
+    code = int(exit_code(document, answered=answered, partial=bool(found.problems)))
+    out.document(document, document.requests, partial(draw, every=wide), row=Waiting, code=code)
     if output.drawn:
         for problem in (*document.problems, *found.problems):
             out.note(f"not asked or in part: {problem}")
         if found.left_out:
             out.note(found.left_out)
-    answered = any(look.second is not None for look in looks)
-    return int(exit_code(document, answered=answered, partial=bool(found.problems)))
+    return code
 
 
 def exit_code(document: StuckDocument, *, answered: bool, partial: bool = False) -> Exit:

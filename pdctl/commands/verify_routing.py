@@ -90,7 +90,8 @@ def command(
         document = look(found, client, rooms=numbers, instead=bootstrap or (), grace_s=grace)
     out = Output(output)
     wide = output is Format.WIDE
-    out.document(document, document.rooms, partial(draw, wide=wide), row=RoomRow)
+    code = int(exit_code(document, recorded=source is not None, partial=bool(found.problems)))
+    out.document(document, document.rooms, partial(draw, wide=wide), row=RoomRow, code=code)
     if output.drawn:
         for problem in (*document.problems, *found.problems):
             out.note(f"not asked or in part: {problem}")
@@ -101,7 +102,7 @@ def command(
         for unknown in document.unknown:
             near = f"; nearest: {', '.join(map(str, unknown.nearest))}" if unknown.nearest else ""
             out.note(f"room {unknown.room} is not known to any rank or bootstrap server that answered{near}")
-    return int(exit_code(document, recorded=source is not None, partial=bool(found.problems)))
+    return code
 
 
 def _room(text: str) -> int:

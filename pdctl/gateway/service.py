@@ -17,10 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pdctl.budget import Budget
 from pdctl.gateway.address import listen_at
 from pdctl.gateway.allowed import LOOK_AGAIN_S, Allowed
 from pdctl.gateway.door import Door, Question
-from pdctl.gateway.limits import Budget, Limits
+from pdctl.gateway.limits import Limits
 from pdctl.gateway.link import Link
 from pdctl.gateway.relay import Connection, Relay
 from pdctl.protocol import wire

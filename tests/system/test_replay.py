@@ -244,9 +244,9 @@ def test_bad_input(tmp_path: Path) -> None:
     foreign = tmp_path / "foreign.pdtrace"
     foreign.write_text("hello")
     for words, code, said in (
-        (("replay", cut), None, "cut.pdtrace"),
-        (("replay", foreign), None, "foreign.pdtrace"),
-        (("replay", tmp_path / "nowhere.pdtrace"), None, "nowhere.pdtrace"),
+        (("replay", cut), 4, "cut.pdtrace"),
+        (("replay", foreign), 4, "foreign.pdtrace"),
+        (("replay", tmp_path / "nowhere.pdtrace"), 4, "nowhere.pdtrace"),
         (("replay", REAL, "--gate", "maybe"), 2, "on, off, both"),
         (("replay", REAL, "--queue", "waiting"), 2, "has no rounds"),
         (("replay", REAL, "--device", "tpu"), 2, "cpu, cuda or cuda:N"),
@@ -255,7 +255,7 @@ def test_bad_input(tmp_path: Path) -> None:
         (("replay",), 2, "nothing to replay"),
     ):
         done = pdctl(*words)
-        assert done.returncode in ((2, 3, 4) if code is None else (code,)), (words, done.returncode, done.stderr)
+        assert done.returncode == code, (words, done.returncode, done.stderr)
         assert said in " ".join(done.stderr.split()), words
         assert "Traceback" not in done.stderr
 
