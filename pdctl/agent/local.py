@@ -21,7 +21,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
-from pdctl.budget import Budget
+from pdctl.protocol.budget import Budget
 from pdctl.protocol import wire
 from pdctl.protocol.stream import HEAD, PART, Reader
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from pdctl.budget import Budget
+from pdctl.protocol.budget import Budget
 
 CONNECTION_SHARE = 0.10
 """Seconds of CPU a second that one connection may use, once its burst is used up."""

@@ -18,7 +18,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pdctl.budget import Budget
+from pdctl.protocol.budget import Budget
 from pdctl.gateway.door import Door, Question
 from pdctl.gateway.frames import Frames, NoQuestion
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pdctl.budget import Budget
+from pdctl.protocol.budget import Budget
 from pdctl.gateway.address import listen_at
 from pdctl.gateway.allowed import LOOK_AGAIN_S, Allowed
 from pdctl.gateway.door import Door, Question

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pdctl.agent import local
-from pdctl.budget import Budget
+from pdctl.protocol.budget import Budget
 from pdctl.gateway import limits, relay, service
 
 
