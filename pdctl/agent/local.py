@@ -21,8 +21,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
-from pdctl.protocol.budget import Budget
 from pdctl.protocol import wire
+from pdctl.protocol.budget import Budget
 from pdctl.protocol.stream import HEAD, PART, Reader
 
 MAX_CONNECTIONS = 64

@@ -18,9 +18,9 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pdctl.protocol.budget import Budget
 from pdctl.gateway.door import Door, Question
 from pdctl.gateway.frames import Frames, NoQuestion
+from pdctl.protocol.budget import Budget
 
 MAX_CONNECTIONS = 64
 STALLED_S = 10.0

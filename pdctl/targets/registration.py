@@ -93,7 +93,7 @@ def claim(path: Path, file: Path | str, folder: int | None, why: str, most: int)
     if most <= 0:
         return []
     try:
-        who = msgspec.json.decode(read_regular(file, MAX_REGISTRATION, dir_fd=folder), type=Said).identity
+        who = structs.from_json(read_regular(file, MAX_REGISTRATION, dir_fd=folder), Said).identity
     except (OSError, ValueError, RecursionError):
         return []
     return [Claim(str(path), (who.cluster, who.service, who.instance), why)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pdctl.agent import local
-from pdctl.protocol.budget import Budget
 from pdctl.gateway import limits, relay, service
+from pdctl.protocol.budget import Budget
 
 
 def test_the_agents_socket_and_its_gateway_count_alike() -> None:
