@@ -127,10 +127,13 @@ def picture(trace: Path, asked: Asked) -> bytes:
 def execute_all(trace: Path, plans: list[Plan], asked: Asked, problems: list[str]) -> ReplayDocument:
     """Return what came of every plan, with the gate on, off or both ways where the queue has one."""
     from pdctl.replay.judge import judge
-    from pdctl.replay.run import execute
+    from pdctl.replay.run import Workers
 
     ways = [(plan, _ways(plan, asked)) for plan in plans]
-    done = [(plan, tuple(judge(plan, each, execute(plan, each)) for each in options)) for plan, options in ways]
+    with Workers() as workers:
+        done = [
+            (plan, tuple(judge(plan, each, workers.execute(plan, each)) for each in options)) for plan, options in ways
+        ]
     return report(trace, done, ways[0][1][0], problems)
 
 

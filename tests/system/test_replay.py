@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from pdctl.recording.reader import read
 from pdctl.replay import position
 from pdctl.replay.judge import judge
 from pdctl.replay.plan import plan
-from pdctl.replay.run import execute
+from pdctl.replay.run import Workers
 from pdctl.replay.worker_log import Options
 from pdctl.trace.container import opened
 from tests.support.labs import Labs
@@ -196,7 +195,8 @@ def test_a_worker_killed_in_the_middle() -> None:
 
         threading.Thread(target=later).start()
 
-    result = judge(made, options, execute(made, options, started=kill))
+    with Workers() as workers:
+        result = judge(made, options, workers.execute(made, options, started=kill))
     assert result.verdict == "FAILED"
     ends = {end.rank: end for end in result.ends}
     assert (ends["tp1"].how, ends["tp1"].text) == ("died", "by SIGKILL")
@@ -213,12 +213,11 @@ def test_what_ends_the_command_ends_its_workers(how: signal.Signals, tmp_path: P
         stderr=subprocess.DEVNULL,
     )
     me = psutil.Process(command.pid)
-    workers = until("both workers", lambda: found if len(found := me.children()) == 2 else None)
-    time.sleep(0.5)  # they are Python by now
+    workers = until("both workers", lambda: found if len(found := me.children(recursive=True)) == 3 else None)
     command.send_signal(how)
     command.wait(30)
     until(
-        "the end of both workers",
+        "the end of both workers and of what has forked them",
         lambda: not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers),
     )
     if how is not signal.SIGKILL:
