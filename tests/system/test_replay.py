@@ -32,7 +32,7 @@ from tests.support.patience import patience, until
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600, method="signal")]  # the machine may be busy
 
 ROOT = Path(__file__).resolve().parents[2]
-REAL = ROOT / "tests" / "unit" / "data" / "sglang-0.5.12.post1-c1.pdtrace"
+REAL = ROOT / "tests" / "data" / "sglang-0.5.12.post1-c1.pdtrace"
 ROOM = 16851422098683615
 SCHEMA = json.loads((ROOT / "docs" / "schemas" / "pdctl.replay.json").read_text())
 

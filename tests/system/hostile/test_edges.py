@@ -21,7 +21,7 @@ from pdctl.protocol.errors import Exit
 from tests.support.labs import Labs
 from tests.system.hostile.test_files import registration
 
-TRACE = Path(__file__).parents[2] / "unit" / "data" / "version-1.pdtrace"
+TRACE = Path(__file__).parents[2] / "data" / "version-1.pdtrace"
 LONG = "x" * 300
 _PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 24, 1, 2
 LIBC = ctypes.CDLL(None)
