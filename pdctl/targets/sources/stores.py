@@ -17,8 +17,10 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 
+import pdctl
 from pdctl.protocol import keys, structs
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.rank import FoundRank, Silence
@@ -125,7 +127,7 @@ class _Child:
 
 def _env() -> dict[str, str]:
     """Return the environment of a child: it finds pdctl where this process did."""
-    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+    here = str(Path(pdctl.__file__).resolve().parents[1])
     path = os.environ.get("PYTHONPATH", "")
     return {**os.environ, "PYTHONPATH": f"{here}{os.pathsep}{path}" if path else here, "OMP_NUM_THREADS": "1"}
 
