@@ -20,8 +20,8 @@ from tests.support.patience import until
 
 TRACES = {
     "s1.pdtrace": ROOT / "docs/notebooks/s1.pdtrace",
-    "real.pdtrace": ROOT / "tests/unit/data/sglang-0.5.12.post1-c1.pdtrace",
-    "old.pdtrace": ROOT / "tests/unit/data/version-1.pdtrace",
+    "real.pdtrace": ROOT / "tests/data/sglang-0.5.12.post1-c1.pdtrace",
+    "old.pdtrace": ROOT / "tests/data/version-1.pdtrace",
 }
 JOURNALS = ROOT / "tests/golden/data"
 
