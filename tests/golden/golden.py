@@ -73,8 +73,6 @@ class Stage:
         parts = [f"$ {run.shown}", f"exit {printed.code}"]
         for name, text in (("stdout", printed.out), ("stderr", printed.err)):
             lines = text.splitlines(keepends=True)
-            if case.sort:
-                lines.sort()
             if case.brief:
                 lines = lines[:1]
             if lines:

@@ -1,10 +1,10 @@
 """Takes out of what a command printed whatever differs from run to run, and leaves a name in its place, as ``<pid>``.
 
-JSON and CSV are read, and masked by key: :data:`KEYS`. All text, also that within JSON, is masked by :data:`TEXT`. What stored
-traces give is masked by :data:`STORED` alone.
+JSON, CSV and YAML are masked by key: :data:`KEYS`. All text, also that within them, is masked by :data:`TEXT`. What stored
+traces give is masked by :data:`STORED` and :data:`STORED_TEXT` alone.
 
-Blanks: where live ranks are looked at, runs of blanks within a line become two, since the width of a column depends on the
-numbers that were in it. What is read from files keeps its layout, byte for byte.
+Blanks: where live ranks are looked at, runs of blanks within a line become two, and more than nine before it become nine:
+the width of a column depends on the numbers that were in it. What is read from files keeps its layout, byte for byte.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ STORED_TEXT: Sequence[tuple[str, str]] = (
     (r"\b[0-9a-f]{40,64}\b", "<key>"),
     (r"\b[0-9a-f]{40,}…", "<key>…"),
     (r"\([0-9a-f]{8}…\)", "(<key>…)"),
+    (r"(recorded  )\d+ [hd]  +", r"\1<age>  "),
 )
 TEXT: Sequence[tuple[str, str]] = (
     *STORED_TEXT,
@@ -103,7 +104,7 @@ TEXT: Sequence[tuple[str, str]] = (
     (rf"\b{_NUMBER} (?:ns|µs|ms|s|min|m|h|d)(?![\w/])", "<time>"),
     (rf"\b{_NUMBER}%", "<share>"),
     (rf"\b{_NUMBER} [KM]iB, names", "<size>, names"),
-    (r"(recorded what there was)(?: after <time>)?", r"\1 <after time, if long>"),
+    (r"(recorded what there was|--for was over)(?: after <time>)?", r"\1 <after time, if long>"),
     (r"#\d+", "#<seq>"),
     (r"\bround \d+", "round <n>"),
     (r"\b\d[\d,]* rounds", "<n> rounds"),
@@ -156,7 +157,10 @@ class Masks:
 
     def _drawn(self, text: str) -> str:
         text = self._masked(text)
-        return re.sub(r"(?<=\S) {2,}", "  ", text) if self._live else text
+        if not self._live:
+            return text
+        text = re.sub(r"^ {9,}", " " * 9, text, flags=re.MULTILINE)
+        return re.sub(r"(?<=\S) {2,}", "  ", text)
 
     def _json(self, text: str) -> str:
         document = _read(text)
