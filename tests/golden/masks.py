@@ -210,6 +210,8 @@ class Masks:
             path = f".{value['schema']}" if "schema" in value else path
             return {self._masked(key): self._entry(inner, f"{path}.{key}") for key, inner in value.items()}
         if isinstance(value, list):
+            if len(value) == 3 and isinstance(value[1], str) and value[1].endswith(".py") and isinstance(value[2], int):
+                return [*value[:2], "<line>"]  # a frame
             return [self._value(inner, path) for inner in value]
         if path.endswith(".frames") and isinstance(value, str) and re.fullmatch(r"\d+(,\d+)*", value):
             return "<line>"
