@@ -544,7 +544,6 @@ _STOPPED = [
                 "stuck": "stuck --watch 100ms",
                 "check": "check --watch 2s",
                 "verify-routing": "verify-routing",
-                "stacks": "stacks --no-collectives --no-outside --rank decode:*",
                 "dump metadata": "dump metadata",
                 "dump queues": "dump queues",
                 "dump config": "dump config",
@@ -556,6 +555,12 @@ _STOPPED = [
                 "inject": "inject --rank decode:tp1 --drop-metadata --room 4900 --for 1s --dry-run",
             }.items()
         },
+    ),
+    Case(
+        "stopped/stacks",
+        ("stacks --no-collectives --no-outside --rank decode:* --rank-timeout 500ms",),
+        TWO,
+        brief="how long its peer has waited for it at a look is a matter of luck",
     ),
     Case("stopped/dump-groups", ("dump groups",), TWO),
     Case("stopped/story", ("story 4001",), TWO, brief=_ORDER),
