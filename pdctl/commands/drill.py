@@ -23,6 +23,7 @@ from pdctl.commands.options import (
 )
 from pdctl.inject.drill.records import BROKEN, HOLDS, Manifest, Problem, Record, Verdict
 from pdctl.inject.drill.schema import Drill, LabLoad, LoadSpec
+from pdctl.protocol import extras
 from pdctl.protocol.documents import Document
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Format, Output
@@ -185,7 +186,9 @@ def run(
     from pdctl.targets.contexts import forbid_faults
 
     out = Output(output)
-    if not lab:  # a lab of its own is not what a context means
+    if lab:
+        extras.require("lab", "--lab")
+    else:  # a lab of its own is not what a context means
         forbid_faults()
     drill = _changed(files.load(files.find(name)), load, seed)
     address = Address.parse(prefill_url, decode_url, bootstrap)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pdctl.explore.policies import POLICIES, Policy
 from pdctl.explore.space import Space, parse, space_of
+from pdctl.protocol import extras
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.escaping import argument
 from pdctl.report.output import Format, Output
@@ -158,6 +159,7 @@ def _amount(asked: Search, space: Space) -> int | None:
 
 
 def _usable(device: str) -> None:
+    extras.require("replay", "a search")
     import torch
 
     kind, _, number = device.partition(":")

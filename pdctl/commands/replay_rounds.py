@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from pdctl.commands.pictures import plottable
+from pdctl.protocol import extras
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.files import write_new
 from pdctl.protocol.model import POLLED_QUEUES
@@ -192,7 +193,10 @@ def check(asked: Asked) -> None:
     for queue in asked.queues:
         if queue not in POLLED_QUEUES:
             raise typer.BadParameter(f"{queue!r} has no rounds: {', '.join(POLLED_QUEUES)}", param_hint="--queue")
-    if asked.device != "cpu" or asked.backend == "nccl":
+    cuda = asked.device != "cpu" or asked.backend == "nccl"
+    if cuda or asked.emit is None:
+        extras.require("replay", "pdctl replay")
+    if cuda:
         _check_cuda(asked)
     if asked.engine:
         from pdctl.engines.sglang.replayed import NoEngine, functions

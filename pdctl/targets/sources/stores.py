@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 
 import pdctl
-from pdctl.protocol import keys, structs
+from pdctl.protocol import extras, keys, structs
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.rank import FoundRank, Silence
 from pdctl.protocol.store_schema import STALE_S, Beat, Entry, Found, Read
@@ -65,7 +65,12 @@ def stores(env: Mapping[str, str]) -> list[Store]:
 
 
 def read(wanted: Sequence[Store], timeout_s: float) -> list[Read]:
-    """Return what is in each store, or why that can't be told, all within ``timeout_s`` together."""
+    """Return what is in each store, or why that can't be told, all within ``timeout_s`` together.
+
+    Raises PdctlError (USAGE) where there is no torch to read one with.
+    """
+    if wanted:
+        extras.require("store", "--store")
     end = time.monotonic() + timeout_s
     nowhere = unresolved((store.host for store in wanted), timeout_s / 2)
     answers = {store: Read(error=nowhere.get(store.host) or _nobody(store, min(1.0, timeout_s))) for store in wanted}
