@@ -88,25 +88,13 @@ def command(
             help="Write each counterexample as a .pdtrace into this new directory.",
         ),
     ] = None,
-    fleet: Annotated[
-        str,
-        typer.Option(
-            "--fleet",
-            metavar="FLEET",
-            help="Project onto a fleet: ranks=10000[,group=8][,rate=5/s][,round=10ms]; rate is a group's.",
-        ),
-    ] = "",
-    lag: Annotated[
-        str,
-        typer.Option("--lag", metavar="LAG", help="With --fleet, without TRACE: late=0.1%[,mean=3ms], of metadata."),
-    ] = "",
     plot: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
             "--plot",
             parser=target_place,
             metavar="FILE",
-            help="Also draw it: rounds × ranks of TRACE (svg, png, html), or --fleet (svg, png). Needs pdctl[plot].",
+            help="Also draw rounds × ranks of TRACE: svg, png or html. Needs pdctl[plot].",
         ),
     ] = None,
     output: OutputOption = Format.TABLE,
@@ -119,22 +107,9 @@ def command(
     With --explore (near TRACE) or --model (from nothing): tries orders in which things can happen on each rank, under
     policies, that is what engine versions do with polls; counterexamples are made as small as they get. Exit code: 0
     when every policy HOLDS (all within the bound were tried), 1 when one is BROKEN, 3 when none is and not all were tried.
-
-    --fleet says how probable it is that ranks part in a fleet without a gate, from how late metadata lands: 0.
     """
-    if fleet:
-        if explore or model:
-            raise PdctlError("--fleet is no search", "Leave --model and --explore out.", Exit.USAGE)
-        from pdctl.commands.replay_fleet import run as run_fleet
-
-        with tidy_end():
-            return run_fleet(fleet, lag, trace, plot, output)
-    if lag or (plot is not None and (explore or model or trace is None)):
-        raise PdctlError(
-            "--lag is of --fleet, --plot of --fleet or of TRACE alone",
-            "--fleet ranks=10000,group=8,rate=5/s.",
-            Exit.USAGE,
-        )
+    if plot is not None and (explore or model or trace is None):
+        raise PdctlError("--plot draws what TRACE recorded", "Leave --explore and --model out.", Exit.USAGE)
     if trace is not None and not explore and not model:
         from pdctl.commands.replay_rounds import Asked
         from pdctl.commands.replay_rounds import run as run_rounds
