@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from pdctl.commands.inject_options import say
 from pdctl.commands.options import (
     RANK_TIMEOUT_S,
     TIMEOUT_S,
@@ -19,6 +18,7 @@ from pdctl.commands.options import (
     TimeoutOption,
     find,
 )
+from pdctl.inject.parameter import words
 from pdctl.protocol import durations
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Document, Format, Output
@@ -193,7 +193,7 @@ def _show(out: Output, rows: list[FaultRow], silent: list[str], code: Exit = Exi
         for name in ("VISITS", "ELIGIBLE", "FIRED", "HELD"):
             table.add_column(name, justify="right")
         for row in rows:
-            kind = say(row.kind, row.delay_s, row.value)
+            kind = words(row.kind, row.delay_s, row.value)
             counts = (str(count) for count in (row.visits, row.eligible, row.fired, row.held))
             table.add_row(row.fault, kind, row.target, f"{row.rank} pid {row.pid}", row.owner, _state(row), *counts)
         console.print(table)
@@ -213,7 +213,7 @@ def _draw_blocks(rows: list[FaultRow], console: Console) -> None:
     from rich.padding import Padding
 
     for row in rows:
-        console.print(f"{row.fault}  {say(row.kind, row.delay_s, row.value)}", style="bold")
+        console.print(f"{row.fault}  {words(row.kind, row.delay_s, row.value)}", style="bold")
         for line in (
             _state(row),
             f"aims at {row.target}",

@@ -1,4 +1,4 @@
-"""The executing part of ``pdctl replay``: plans made from a trace, executed, drawn, and the exit code."""
+"""What ``pdctl replay`` does: plans made from a trace, executed, drawn, and the exit code."""
 
 from __future__ import annotations
 

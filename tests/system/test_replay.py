@@ -251,7 +251,7 @@ def test_bad_input(tmp_path: Path) -> None:
         (("replay", REAL, "--device", "tpu"), 2, "cpu, cuda or cuda:N"),
         (("replay", REAL, "--engine", "vllm"), 2, "sglang"),
         (("replay", REAL, "--engine", "sglang"), 2, "SGLang can't be imported here"),
-        (("replay",), 2, "nothing to replay"),
+        (("replay",), 2, "Missing argument 'TRACE'"),
     ):
         done = pdctl(*words)
         assert done.returncode == code, (words, done.returncode, done.stderr)

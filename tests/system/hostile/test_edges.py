@@ -171,7 +171,7 @@ def test_odd_variables_are_no_reason_to_fail(odd: dict[str, str], env: dict[str,
     "command",
     [
         "ranks --from", "replay", "record", "story 7 --plot", "ranks --run-dir", "clean --record-dir", "drill judge",
-        "lab up --run-dir", "replay --fleet ranks=8,group=8,rate=1/s --plot",
+        "lab up --run-dir", "replay x --plot", "explore", "explore --model ranks=2 --write",
     ],
 )  # fmt: skip
 def test_a_path_that_nothing_can_have_is_wrong_usage(command: str, path: str) -> None:
@@ -201,7 +201,7 @@ def locked(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    ("command", "code"), [("ranks --from", 4), ("replay", 4), ("record", 2), ("story 7 --perfetto", 2)]
+    ("command", "code"), [("ranks --from", 4), ("replay", 4), ("explore", 4), ("record", 2), ("story 7 --perfetto", 2)]
 )
 def test_where_one_may_not_look(command: str, code: int, locked: Path, env: dict[str, str]) -> None:
     done = pdctl(env, *command.split(), locked, before=as_anybody)

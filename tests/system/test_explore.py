@@ -1,4 +1,4 @@
-"""``pdctl replay --model`` as a user types it: in a process of its own, with its files, its schema and its refusals."""
+"""``pdctl explore --model`` as a user types it: in a process of its own, with its files, its schema and its refusals."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pdctl.cli import app
+from pdctl.commands.replay import EXPLORES
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = json.loads((ROOT / "docs" / "schemas" / "pdctl.explore.json").read_text())
@@ -30,7 +31,7 @@ def pdctl(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str
 
 
 def document(*arguments: object, code: int) -> dict[str, Any]:
-    done = pdctl("replay", *arguments, "-o", "json")
+    done = pdctl("explore", *arguments, "-o", "json")
     assert done.returncode == code, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     jsonschema.validate(found, SCHEMA)
@@ -86,7 +87,7 @@ def test_same_seed_same_answer() -> None:
 
 def test_counterexamples_are_written_and_read_by_the_commands_it_names(tmp_path: Path) -> None:
     folder = tmp_path / "found"
-    done = pdctl("replay", "--model", "ranks=3,requests=2", "--policy", "no-gate", "--write", folder)
+    done = pdctl("explore", "--model", "ranks=3,requests=2", "--policy", "no-gate", "--write", folder)
     assert done.returncode == 1, done.stderr
     assert {path.name for path in folder.iterdir()} == {
         f"no-gate-{way}.pdtrace" for way in ("kept", "mixed", "aborted")
@@ -100,13 +101,13 @@ def test_counterexamples_are_written_and_read_by_the_commands_it_names(tmp_path:
     told = pdctl("story", 7001, "--from", folder / "no-gate-kept.pdtrace")
     assert told.returncode == 0
     assert "committed in round 0 of decode.transfer" in told.stdout
-    again = pdctl("replay", "--model", "ranks=3,requests=2", "--policy", "no-gate", "--write", folder)
+    again = pdctl("explore", "--model", "ranks=3,requests=2", "--policy", "no-gate", "--write", folder)
     assert again.returncode == 2
     assert "File exists" in again.stderr
 
 
 def test_people_read_it_in_100_columns() -> None:
-    done = pdctl("replay", "--model", "ranks=2,requests=2")
+    done = pdctl("explore", "--model", "ranks=2,requests=2")
     assert done.returncode == 1
     assert max(map(len, done.stdout.splitlines())) <= 100
     assert "HOLDS" in done.stdout
@@ -126,19 +127,29 @@ REFUSED = {
     "policy": (("--model", "ranks=2", "--policy", "no-gat"), 2, "Did you mean no-gate?"),
     "device": (("--model", "ranks=2", "--device", "tpu"), 2, "cpu, cuda or cuda:N"),
     "both-amounts": (("--model", "ranks=2", "--exhaustive", "--schedules", "3"), 2, "Leave one of them out"),
-    "nothing": ((), 2, "--model ranks=2,requests=3"),
-    "explore-what": (("--explore",), 2, "pdctl replay TRACE --explore"),
-    "both-searches": (("x", "--explore", "--model", "ranks=2"), 2, "two different searches"),
+    "nothing": ((), 2, "pdctl explore TRACE, or pdctl explore --model ranks=2,requests=3"),
+    "both-searches": (("x", "--model", "ranks=2"), 2, "two different searches"),
+    "of-replay": (("x", "--gate", "off"), 2, "No such option: --gate"),
     "write-nowhere": (("--model", "ranks=2", "--write", "/nowhere/at/all"), 2, "No such file"),
 }
 
 
 @pytest.mark.parametrize(("arguments", "code", "says"), REFUSED.values(), ids=REFUSED)
 def test_bad_input_is_refused_with_the_next_step(arguments: tuple[str, ...], code: int, says: str) -> None:
-    done = CliRunner().invoke(app, ["replay", *arguments])
+    done = CliRunner().invoke(app, ["explore", *arguments])
     assert (done.exit_code, done.stdout) == (code, "")
     assert says in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("option", EXPLORES)
+def test_replay_names_this_command_for_its_options(option: str) -> None:
+    for arguments in ((option, "3"), ("x", option), (f"{option}=3",)):
+        done = CliRunner().invoke(app, ["replay", *arguments])
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert f"{option} is an option of pdctl explore" in done.stderr
+    done = CliRunner().invoke(app, ["explore", "--help"])
+    assert option == "--explore" or option in done.stdout
 
 
 def test_no_cuda_is_said() -> None:
@@ -146,7 +157,7 @@ def test_no_cuda_is_said() -> None:
 
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device here")
-    done = pdctl("replay", "--model", "ranks=2", "--device", "cuda")
+    done = pdctl("explore", "--model", "ranks=2", "--device", "cuda")
     assert done.returncode == 2
     assert "--device cuda" in done.stderr
     assert "Use --device cpu" in done.stderr
