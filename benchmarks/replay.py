@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pdctl.protocol.model import Action, KVPoll
 from pdctl.replay.plan import HAS_ROWS, Plan, RankPlan, Request, Step
-from pdctl.replay.run import execute
+from pdctl.replay.run import Workers
 from pdctl.replay.worker_log import Options
 
 EVERY = 100
@@ -43,7 +43,8 @@ def plan(rounds: int, requests: int) -> Plan:
 
 def replayed(made: Plan) -> float:
     """Return the seconds that the slower rank took for its rounds."""
-    left = execute(made, Options(gate=True))
+    with Workers() as workers:
+        left = workers.execute(made, Options(gate=True))
     ends = [line for work in left for line in work.lines if line.what == "end"]
     assert len(ends) == 2, left
     committed = [sum(len(line.left) for line in work.lines) for work in left]

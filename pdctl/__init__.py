@@ -13,9 +13,10 @@ def load_trace(path: str | PathLike[str]) -> Any:
     """Return a trace, a directory of recordings or one recording as pandas DataFrames (docs/dataframes.md).
 
     The result is a :class:`pdctl.trace.frames.Trace` with ``ranks``, ``rounds``, ``items`` and ``events``. Raises
-    :class:`pdctl.protocol.errors.PdctlError` where there is nothing that can be read.
+    :class:`pdctl.protocol.errors.PdctlError` where there is nothing that can be read, or no pandas.
     """
     # By name: ranks import this package, and pandas must not come with it.
+    import_module("pdctl.protocol.extras").require("data", "load_trace")
     return import_module("pdctl.trace.frames").load_trace(path)
 
 

@@ -24,7 +24,8 @@ from pdctl.targets.reach import Reach
 
 COMMANDS = {
     "record": ("record", "Collect the recordings of all ranks."),
-    "replay": ("replay", "Search what could happen to polls for what parts the ranks."),
+    "replay": ("replay", "Execute recorded rounds again, with and without the gate."),
+    "explore": ("explore", "Search for event orders in which ranks diverge."),
     "inject": ("inject", "Break something on purpose, for a while."),
     "faults": ("faults", "Show the faults in place."),
     "drill": ("drill", "Break, judge, heal, judge again: HOLDS or BROKEN."),

@@ -23,6 +23,9 @@ hypothesis.settings.load_profile("any machine")
 WORKERS_A_CORE = 4
 """Tests wait for most of their time."""
 
+# Tests start pdctl a thousand times: it is compiled once, as where its users have it.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # A shell that started the tests in the background has made them, and all they start, deaf to Ctrl-C, which some tests press.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

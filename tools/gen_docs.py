@@ -1,7 +1,8 @@
 """Keeps the documentation of commands in step with the commands.
 
-``python -m tools.gen_docs`` writes docs/commands.md from the Typer application; with ``--check`` it writes nothing and
-fails if that file is stale, or if README.md or a page of docs/ shows a command line whose command does not exist.
+``python -m tools.gen_docs`` writes docs/commands.md from the Typer application, and the table of faults in docs/safety.md
+from their rows. With ``--check`` it writes nothing and fails if one of them is stale, or if README.md or a page of docs/
+shows a command line whose command does not exist.
 """
 
 from __future__ import annotations
@@ -12,9 +13,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from pdctl.faults.kinds import KINDS, Kind
+
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "commands.md"
+SAFETY = ROOT / "docs" / "safety.md"
 HEADER = "<!-- Written by `make docs` from the commands themselves. -->\n\n"
+#: What stands around the table of faults.
+FAULTS = re.compile(r"(<!-- Faults: written by `make docs`[^\n]*\n\n).*?(\n<!-- End of faults\. -->)", re.DOTALL)
 #: A line that a reader would type: in a code block, perhaps after a prompt or within indentation.
 COMMAND_LINE = re.compile(r"^\s*(?:\$ )?pdctl +(?P<command>[a-z][a-z-]*)", re.MULTILINE)
 CODE_BLOCK = re.compile(r"^```.*?$(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -28,6 +34,23 @@ def reference() -> str:
         raise SystemExit(f"the commands can not be loaded:\n{done.stdout}{done.stderr}")
     lines = [line.rstrip() for line in done.stdout.strip().splitlines()]
     return HEADER + "\n".join(lines) + "\n"
+
+
+def with_faults(markdown: str) -> str:
+    """The page with its table of faults as the rows of :data:`pdctl.faults.kinds.KINDS` say."""
+    head = "| Option | What it breaks | `--rank` is | Its site is in | Way |\n|--|--|--|--|--|\n"
+    table = head + "".join(map(_row, KINDS.values()))
+    text, places = FAULTS.subn(lambda found: found[1] + table + found[2], markdown)
+    if places != 1:
+        raise SystemExit(f"{SAFETY.relative_to(ROOT)} has {places} places for the table of faults, not one")
+    return text
+
+
+def _row(kind: Kind) -> str:
+    option = f"--{kind.name} {kind.parameter.metavar}".rstrip().replace("|", r"\|")
+    site = f"{kind.carrier} ranks" if kind.carrier != "any" else "ranks of both roles"
+    way = kind.way.value if kind.per_room else f"{kind.way.value}, about no single room"
+    return f"| `{option}` | {kind.what} | {kind.aim.value} | {site} | {way} |\n"
 
 
 def commands(markdown: str) -> set[str]:
@@ -48,14 +71,17 @@ def unknown_commands(known: set[str]) -> Iterator[str]:
 
 def main(arguments: list[str]) -> int:
     """Exit status: 0 in step or written, 1 not in step."""
-    expected = reference()
+    written = {REFERENCE: reference(), SAFETY: with_faults(SAFETY.read_text())}
     if "--check" not in arguments:
-        REFERENCE.parent.mkdir(exist_ok=True)
-        REFERENCE.write_text(expected)
+        for page, text in written.items():
+            page.write_text(text)
         return 0
-    complaints = list(unknown_commands(commands(expected)))
-    if not REFERENCE.exists() or REFERENCE.read_text() != expected:
-        complaints.append(f"{REFERENCE.relative_to(ROOT)} is not what the commands say now: run `make docs`")
+    complaints = list(unknown_commands(commands(written[REFERENCE])))
+    complaints += [
+        f"{page.relative_to(ROOT)} is not what the code says now: run `make docs`"
+        for page, text in written.items()
+        if not page.exists() or page.read_text() != text
+    ]
     for complaint in complaints:
         print(complaint, file=sys.stderr)
     return 1 if complaints else 0

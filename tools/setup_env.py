@@ -21,7 +21,7 @@ from tools.provision import SetupError, cache_root, ensure_system, locked, run, 
 
 ROOT = Path(__file__).resolve().parents[1]
 VENV = ROOT / ".venv"
-EXTRAS = "test,dev,mooncake-cpu,plot,attach"
+EXTRAS = "test,dev,all,mooncake-cpu"
 TORCH = "torch==2.13.0"
 #: Raise when this script starts to build something different.
 REVISION = 1

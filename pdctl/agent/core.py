@@ -199,9 +199,8 @@ class Agent:
             path = folder / f"{self._stem}{paths.RECORDING_SUFFIX}"
             path.unlink(missing_ok=True)  # the name is this process's: what is there is of another boot
             return RecordingWriter.create(path, msgspec.json.encode(self.identity), size=size)
-        except (
-            Exception
-        ) as error:  # no memory, a number too large: whatever it is, the rank goes on without a recording
+        # No memory, a number too large: whatever it is, the rank goes on without a recording.
+        except Exception as error:
             return NullRecorder(str(error) or type(error).__name__)
 
     def _install(self) -> None:

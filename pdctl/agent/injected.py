@@ -15,8 +15,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from pdctl.protocol.model import ATTACHED
-
 if TYPE_CHECKING:
     from pdctl.protocol.paths import Registration
 
@@ -59,6 +57,7 @@ def start(options: Mapping[str, str]) -> None:
 
 def _start(env: Mapping[str, str]) -> str:
     from pdctl.agent.core import Agent
+    from pdctl.protocol.model import ATTACHED
 
     before = Agent.current
     if before is not None:

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pdctl.protocol import wire
+from pdctl.protocol.budget import Budget
 from pdctl.protocol.stream import HEAD, PART, Reader
 
 MAX_CONNECTIONS = 64
@@ -52,25 +53,6 @@ _ACCEPTS = 16
 _MAX_PEERS = 256
 _CREDENTIALS = struct.Struct("3i")
 _OUT_OF = frozenset((errno.EMFILE, errno.ENFILE))
-
-
-class Budget:
-    """Seconds of CPU that are left to somebody; they come back at ``share`` a second, up to BURST_S."""
-
-    __slots__ = ("_at", "_left", "_share")
-
-    def __init__(self, share: float, now: float) -> None:
-        self._share, self._left, self._at = share, BURST_S, now
-
-    def left(self, now: float) -> float:
-        """Return the seconds left at ``now`` (monotonic); under 0 when more was taken than there was."""
-        self._left = min(BURST_S, self._left + (now - self._at) * self._share)
-        self._at = now
-        return self._left
-
-    def take(self, seconds: float) -> None:
-        """Note that ``seconds`` were used."""
-        self._left -= seconds
 
 
 class _Connection:
@@ -110,7 +92,7 @@ class LocalSocket:
         self._connections: dict[int, _Connection] = {}
         self._peers: OrderedDict[int, Budget] = OrderedDict()
         now = time.monotonic()
-        self._all = Budget(ALL_SHARE, now)
+        self._all = Budget(ALL_SHARE, now, BURST_S)
         self._accept_at = self._look_at = now
         self._reserve = -1
         self._noted: set[str] = set()
@@ -285,7 +267,7 @@ class LocalSocket:
     def _budget(self, peer: int, now: float) -> Budget:
         budget = self._peers.get(peer)
         if budget is None:
-            budget = self._peers[peer] = Budget(PEER_SHARE, now)
+            budget = self._peers[peer] = Budget(PEER_SHARE, now, BURST_S)
             if len(self._peers) > _MAX_PEERS:
                 self._peers.popitem(last=False)
         else:

@@ -214,9 +214,8 @@ class QueueTap:
         if decides:
             self._look(stream.seen)
         if decides or not stream.stored:
-            self._store(
-                stream
-            )  # where decisions follow: should the rank stop in them, the reduced polls are in the file
+            # Where decisions follow: should the rank stop in them, the reduced polls are in the file.
+            self._store(stream)
 
     def decided(self, entry: Any, action: int, found: int | None) -> None:
         """Take what the engine decided on one entry; ``found`` is the room it saw in the slot, None where unknown."""

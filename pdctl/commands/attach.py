@@ -116,11 +116,10 @@ def command(
         return put_in(numbers, env, Output(output), arm=arm, timeout_s=timeout, rank_timeout_s=rank_timeout)
     rows = read(chosen, timeout_s=timeout, rank_timeout_s=rank_timeout, agents=_agents(env))
     out = Output(output)
-    out.document(AttachDocument(processes=rows), rows, draw)
-    unread = [row for row in rows if row.reason]
-    if not unread:
-        return int(Exit.CLEAN)
-    return int(Exit.UNREACHABLE if len(unread) == len(rows) else Exit.PARTIAL)
+    unread = sum(bool(row.reason) for row in rows)
+    code = Exit.CLEAN if not unread else Exit.UNREACHABLE if unread == len(rows) else Exit.PARTIAL
+    out.document(AttachDocument(processes=rows), rows, draw, code=code)
+    return int(code)
 
 
 def _agents(env: Mapping[str, str]) -> dict[tuple[int, int], str]:

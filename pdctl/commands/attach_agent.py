@@ -56,8 +56,9 @@ def put_in(
     if any(one.state == "there" for one in found):
         found = _answering(found, env, timeout_s, rank_timeout_s)
     document = InjectedDocument(processes=found)
-    out.document(document, found, _draw)
-    return int(exit_code(found))
+    code = int(exit_code(found))
+    out.document(document, found, _draw, code=code)
+    return code
 
 
 def exit_code(found: Sequence[Injected]) -> Exit:
@@ -119,9 +120,10 @@ def take_out(pids: Sequence[int], env: Mapping[str, str], out: Output, timeout_s
         for row in document.ranks:
             console.print(f"{row.rank or f'pid {row.pid}'}: {row.kept or 'its agent has left'}", soft_wrap=True)
 
-    out.document(LeftDocument(ranks=rows), rows, draw)
     kept = sum(bool(row.kept) for row in rows)
-    return int(Exit.CLEAN if not kept else Exit.REFUSED if kept == len(rows) else Exit.PARTIAL)
+    code = Exit.CLEAN if not kept else Exit.REFUSED if kept == len(rows) else Exit.PARTIAL
+    out.document(LeftDocument(ranks=rows), rows, draw, code=code)
+    return int(code)
 
 
 def _left(pid: int, answer: Answer[str] | None, *, taken: bool) -> Left:

@@ -19,6 +19,7 @@ from typing import Annotated
 import typer
 
 from pdctl.commands.options import seconds
+from pdctl.protocol import extras
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Output
 
@@ -95,6 +96,7 @@ def command(
     Starts an embedded cluster, breaks it on purpose, lets diff-queues find out why it hangs, and does the same with
     the metadata gate. Nothing is left afterwards. Exit code: 0 when every step went as it must, 1 when not.
     """
+    extras.require("lab", "the demo's lab")
     out = Output()
     with _place() as env:
         stage = Stage(out, env, time.monotonic() + timeout)

@@ -24,6 +24,7 @@ from pdctl.commands.options import (
 )
 from pdctl.inject.drill.records import BROKEN, HOLDS, Manifest, Problem, Record, Verdict
 from pdctl.inject.drill.schema import Drill, LabLoad, LoadSpec
+from pdctl.protocol import extras
 from pdctl.protocol.documents import Document
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Format, Output
@@ -188,7 +189,9 @@ def run(
 
     out = Output(output)
     reach = reach_of(ctx, run_dir, record_dir)
-    if not lab:  # a lab of its own is not what a context means
+    if lab:
+        extras.require("lab", "--lab")
+    else:  # a lab of its own is not what a context means
         reach.forbid_faults()
     drill = _changed(files.load(files.find(name)), load, seed)
     address = Address.parse(prefill_url, decode_url, bootstrap)
@@ -369,11 +372,12 @@ def _show(out: Output, records: list[Record], verdict: Verdict, path: Path | Non
         journal=str(path or ""),
         recorded=recorded,
     )
-    out.document(document, draw=_draw_verdict)
+    code = exit_code(verdict, records)
+    out.document(document, draw=_draw_verdict, code=code)
     for problem in records:
         if isinstance(problem, Problem) and problem.next_step and out.format.drawn:
             out.note(f"  Next: {problem.next_step}")
-    return int(exit_code(verdict, records))
+    return int(code)
 
 
 def _row(drill: Drill) -> DrillRow:

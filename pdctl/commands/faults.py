@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from pdctl.commands.inject_options import say
 from pdctl.commands.options import (
     RANK_TIMEOUT_S,
     TIMEOUT_S,
@@ -20,6 +19,7 @@ from pdctl.commands.options import (
     find,
     reach_of,
 )
+from pdctl.inject.parameter import words
 from pdctl.protocol import durations
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Document, Format, Output
@@ -118,10 +118,10 @@ def command(
         answers = _ask(client, found)
         silent = _silent(answers)
         rows = _rows(answers, past=past)
-        _show(out, rows, silent)
-        if silent and not any(answer.body for answer in answers):
-            return Exit.UNREACHABLE
-        return Exit.PARTIAL if silent else Exit.CLEAN
+        unreached = silent and not any(answer.body for answer in answers)
+        code = Exit.UNREACHABLE if unreached else Exit.PARTIAL if silent else Exit.CLEAN
+        _show(out, rows, silent, code)
+        return code
 
 
 def _ask(client: Client, found: Sequence[FoundRank]) -> list[Answer[FaultsBody]]:
@@ -179,7 +179,7 @@ def _row(rank: FoundRank, status: FaultStatus) -> FaultRow:
     )
 
 
-def _show(out: Output, rows: list[FaultRow], silent: list[str]) -> None:
+def _show(out: Output, rows: list[FaultRow], silent: list[str], code: Exit = Exit.CLEAN) -> None:
     def draw(document: FaultsDocument, console: Console) -> None:
         rows = document.faults
         if not rows:
@@ -196,12 +196,12 @@ def _show(out: Output, rows: list[FaultRow], silent: list[str]) -> None:
         for name in ("VISITS", "ELIGIBLE", "FIRED", "HELD"):
             table.add_column(name, justify="right")
         for row in rows:
-            kind = say(row.kind, row.delay_s, row.value)
+            kind = words(row.kind, row.delay_s, row.value)
             counts = (str(count) for count in (row.visits, row.eligible, row.fired, row.held))
             table.add_row(row.fault, kind, row.target, f"{row.rank} pid {row.pid}", row.owner, _state(row), *counts)
         console.print(table)
 
-    out.document(FaultsDocument(faults=rows, silent=silent), rows, draw)
+    out.document(FaultsDocument(faults=rows, silent=silent), rows, draw, code=code)
     for line in silent:
         out.error(f"{line}: it may hold a fault")
 
@@ -216,7 +216,7 @@ def _draw_blocks(rows: list[FaultRow], console: Console) -> None:
     from rich.padding import Padding
 
     for row in rows:
-        console.print(f"{row.fault}  {say(row.kind, row.delay_s, row.value)}", style="bold")
+        console.print(f"{row.fault}  {words(row.kind, row.delay_s, row.value)}", style="bold")
         for line in (
             _state(row),
             f"aims at {row.target}",

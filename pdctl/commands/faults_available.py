@@ -80,12 +80,11 @@ def show(out: Output, answers: Sequence[Answer[FaultsBody]]) -> Exit:
         for answer in answers
         if answer.body is None and answer.rank.state != "dead"
     ]
-    out.document(AvailableDocument(sites=rows, silent=silent), rows, _draw)
+    code = Exit.UNREACHABLE if not rows else Exit.PARTIAL if silent else Exit.CLEAN
+    out.document(AvailableDocument(sites=rows, silent=silent), rows, _draw, code=code)
     for line in silent:
         out.note(f"not asked, or no answer: {line}")
-    if not rows:
-        return Exit.UNREACHABLE
-    return Exit.PARTIAL if silent else Exit.CLEAN
+    return code
 
 
 def _draw(document: AvailableDocument, console: Console) -> None:

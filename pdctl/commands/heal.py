@@ -107,7 +107,7 @@ def command(
     for line in healing.lines(results):
         out.error(line)
     document = HealedDocument(clean=code is not Exit.FAULT_ACTIVE, ranks=ranks)
-    out.document(document, ranks, draw, lost=Exit.PARTIAL if code is Exit.CLEAN else code)
+    out.document(document, ranks, draw, code=code)
     others = {status.id: status.owner for result in results for status in result.others}
     if others:
         out.note(f"in place, and not meant: {', '.join(whose(name, others[name]) for name in sorted(others))}")

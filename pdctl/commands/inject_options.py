@@ -1,51 +1,68 @@
-"""What ``pdctl inject`` was asked for, from its options: which kind, with what, for which rooms."""
+"""Options of ``pdctl inject``: one for each row of the kinds of faults; and what options mean."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-from pdctl.faults.kinds import KINDS, STATES, Kind, Parameter
+from pdctl.faults.kinds import KINDS, Kind
 from pdctl.faults.limits import MAX_TTL_S
+from pdctl.inject import parameter
 from pdctl.protocol import durations
 from pdctl.protocol.errors import Exit, PdctlError
 
-ANOTHER_ROOM = "any"
-MAX_ROOM = (1 << 64) - 1
-MAX_DP = 1 << 20
+_T = TypeVar("_T")
+
+Given = Mapping[str, "str | bool"]
+"""What was written for each kind of fault: "" or False for nothing."""
 
 
-@dataclass(frozen=True)
-class Asked:
-    """One kind of fault with its parameter: seconds, or the number of a state, dp rank or room."""
+def with_faults(command: Callable[..., int]) -> Callable[..., int]:
+    """Return ``command`` with an option for each kind of fault in the place of its parameter ``faults``, a Given."""
+    signature = inspect.signature(command, eval_str=True)
+    parameters: list[inspect.Parameter] = []
+    for one in signature.parameters.values():
+        parameters += _parameters() if one.name == "faults" else [one.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
 
-    kind: Kind
-    delay_s: float = 0.0
-    value: int = 0
+    @wraps(command)
+    def with_options(**arguments: Any) -> int:
+        return command(faults={kind.name: arguments.pop(_variable(kind)) for kind in KINDS.values()}, **arguments)
 
-    @property
-    def text(self) -> str:
-        """How people write it: ``delay-metadata 5s``."""
-        return say(self.kind.name, self.delay_s, self.value)
-
-
-def say(kind: str, delay_s: float, value: int) -> str:
-    """Return a fault and its parameter in words; the kind may be one this version does not know."""
-    known = KINDS.get(kind)
-    parameter = known.parameter if known else Parameter.DURATION if delay_s else Parameter.NONE
-    if parameter is Parameter.DURATION:
-        return f"{kind} {durations.show(delay_s)}"
-    if parameter is Parameter.STATE:
-        return f"{kind} {next((name for name, number in STATES.items() if number == value), value)}"
-    if parameter is Parameter.ROOM:
-        return f"{kind} {value or ANOTHER_ROOM}"
-    return f"{kind} {value}" if parameter is Parameter.DP else kind
+    with_options.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {one.name: one.annotation for one in parameters}
+    return with_options
 
 
-def asked(given: Mapping[str, str | bool]) -> Asked:
-    """Return the one fault that the options name; ``given``: what was written for each kind, "" or False for nothing.
+def _parameters() -> list[inspect.Parameter]:
+    return [
+        inspect.Parameter(
+            _variable(kind),
+            inspect.Parameter.KEYWORD_ONLY,
+            default="" if kind.parameter.metavar else False,
+            annotation=Annotated[str if kind.parameter.metavar else bool, _option(kind)],
+        )
+        for kind in KINDS.values()
+    ]
+
+
+def _variable(kind: Kind) -> str:
+    return kind.name.replace("-", "_")
+
+
+def _option(kind: Kind) -> Any:
+    limit = f", at most {durations.show(kind.most_s)}" if kind.most_s < MAX_TTL_S else ""
+    text = f"{kind.what[0].upper()}{kind.what[1:]}{limit} ({kind.aim.value} --rank)."
+    if kind.parameter.metavar:
+        return typer.Option(f"--{kind.name}", metavar=kind.parameter.metavar, help=text, show_default=False)
+    return typer.Option(f"--{kind.name}", help=text)
+
+
+def parse_fault(given: Given) -> tuple[Kind, float, int]:
+    """Return the one kind that the options name, with its delay in seconds and its number, 0 for what it has not.
 
     Raises typer.BadParameter for none, for two, and for a parameter that is none; PdctlError (REFUSED) for a duration
     over the limit.
@@ -56,39 +73,15 @@ def asked(given: Mapping[str, str | bool]) -> Asked:
     if len(named) > 1:
         raise typer.BadParameter("one fault at a time, not " + " and ".join(f"--{kind.name}" for kind in named))
     kind = named[0]
-    text = str(given[kind.name])
-    if kind.parameter is Parameter.DURATION:
-        return Asked(kind, delay_s=_duration(text, kind.most_s, f"--{kind.name}"))
-    if kind.parameter is Parameter.NONE:
-        return Asked(kind)
-    return Asked(kind, value=_value(kind, text))
+    return kind, *_checked(lambda: parameter.parse(kind, str(given[kind.name])))
 
 
-def _duration(text: str, most_s: float, what: str) -> float:
-    try:
-        return durations.parse(text, most_s=most_s, what=what)
-    except durations.TooLong as error:  # what it may cost at most is a safety rule
-        raise PdctlError(str(error), "no option widens it", Exit.REFUSED) from None
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+def parse_lifetime(text: str) -> float:
+    """Return the seconds of ``--for``. Raises typer.BadParameter, and PdctlError (REFUSED) over the limit."""
+    return _checked(lambda: durations.parse(text, most_s=MAX_TTL_S, what="--for"))
 
 
-def _value(kind: Kind, text: str) -> int:
-    option = f"--{kind.name}"
-    if kind.parameter is Parameter.STATE:
-        found = {name.lower(): number for name, number in STATES.items()}.get(text.lower())
-        if found is None:
-            raise typer.BadParameter(f"{option} {text!r} is no state: {', '.join(STATES)}")
-        return found
-    if kind.parameter is Parameter.ROOM and text == ANOTHER_ROOM:
-        return 0
-    least, most, noun = (0, MAX_DP, "dp rank") if kind.parameter is Parameter.DP else (1, MAX_ROOM, "room")
-    if not (text.isascii() and text.isdecimal()) or not least <= int(text[:24]) <= most:
-        raise typer.BadParameter(f"{option} {text!r} is no {noun}")
-    return int(text)
-
-
-def share(text: str) -> float:
+def parse_share(text: str) -> float:
     """Return ``10%`` or ``0.1`` as 0.1. Raises typer.BadParameter for what is not over 0 and at most 100%."""
     written = text.strip()
     number, percent = (written[:-1], 100.0) if written.endswith("%") else (written, 1.0)
@@ -101,6 +94,10 @@ def share(text: str) -> float:
     return found
 
 
-def time_to_live(text: str) -> float:
-    """Return the seconds of ``--for``. Raises typer.BadParameter, and PdctlError (REFUSED) over the limit."""
-    return _duration(text, MAX_TTL_S, "--for")
+def _checked(parse: Callable[[], _T]) -> _T:
+    try:
+        return parse()
+    except durations.TooLong as error:  # what a fault may cost at most is a safety rule
+        raise PdctlError(str(error), "no option widens it", Exit.REFUSED) from None
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None

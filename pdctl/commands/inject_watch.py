@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from pdctl.commands import inject_options
 from pdctl.faults.kinds import KINDS
 from pdctl.faults.limits import LEASE_S
 from pdctl.inject import healing
+from pdctl.inject.parameter import words
 from pdctl.inject.session import BEAT_S, Counts, Session
 from pdctl.protocol import durations
 from pdctl.protocol.errors import Exit
@@ -138,7 +138,7 @@ class Foreground:
     def _say_placed(self) -> None:
         args = self._session.args
         names = ", ".join(rank.identity.selector for rank in self._session.ranks)
-        fault = inject_options.say(args.kind, args.delay_s, args.value)
+        fault = words(args.kind, args.delay_s, args.value)
         aimed = KINDS[args.kind].aim.value
         where = f"{aimed} {args.target}" + (f", placed on {names}" if names != args.target else "")
         self._out.note(f"{args.id}: {fault}, {where}, for {durations.show(self._for_s)}; Ctrl-C heals")
@@ -206,7 +206,7 @@ class Foreground:
             self._out.note(f"Counts are those of the last answer: {'; '.join(counts.silent)}")
         elif not counts.fired:
             self._out.note(f"It never fired: {_why_not(counts)}. Nothing was shown, either way.")
-        self._out.document(document, draw=draw, lost=Exit.PARTIAL if healed else code)
+        self._out.document(document, draw=draw, code=code)
 
 
 def _why_not(counts: Counts) -> str:

@@ -159,8 +159,8 @@ def up(
 ) -> int:
     """Start a lab and wait until it is ready; it runs on until `pdctl lab down`.
 
-    Exit code: 0 ready, 2 wrong options or a directory that can't be used, 3 ready, but a rank does not listen as --listen
-    asks, 4 a process did not start, 5 the name is in use, 124 not ready in time.
+    Exit code: 0 ready, 2 wrong options, no torch or a directory that can't be used, 3 ready, but a rank does not listen as
+    --listen asks, 4 a process did not start, 5 the name is in use, 124 not ready in time.
     """
     from pdctl.lab import launch, state
     from pdctl.lab.config import LabConfig, check, check_name, parse_names, parse_shape

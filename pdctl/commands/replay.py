@@ -1,35 +1,60 @@
-"""``pdctl replay``: what ranks did, or could have done, with their polls. Each part has a module of its own."""
+"""``pdctl replay``: executes recorded rounds again. Each part has a module of its own."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
 import typer
+from typer.core import TyperCommand
 
 from pdctl.commands.ending import tidy_end
 from pdctl.commands.options import OutputOption, seconds, source_place, target_place
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Format
 
-LIMIT_S = 60.0
+EXPLORES = (
+    "--explore", "--model", "--policy", "--schedules", "--exhaustive", "--seed", "--for", "--near", "--write",
+)  # fmt: skip
+"""Options that this command had while it also searched."""
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
+class Replay(TyperCommand):
+    """Names the command that searches where one of its options is given."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Return the arguments that are left. Raises PdctlError (USAGE) for an option of ``pdctl explore``."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            option = getattr(error, "option_name", "")  # of an option that there is not
+            if option not in EXPLORES:
+                raise
+            raise PdctlError(
+                f"{option} is an option of pdctl explore; replay only executes what was recorded",
+                "pdctl explore TRACE, or pdctl explore --model ranks=2,requests=3.",
+                Exit.USAGE,
+            ) from None
+
+
+@app.command(cls=Replay)
 def command(
     trace: Annotated[
-        Optional[Path],  # noqa: UP045  # as in options.py
-        typer.Argument(parser=source_place, metavar="TRACE", help="A .pdtrace, or a directory of recordings."),
-    ] = None,
+        Path, typer.Argument(parser=source_place, metavar="TRACE", help="A .pdtrace, or a directory of recordings.")
+    ],
     gate: Annotated[
         str, typer.Option("--gate", metavar="WAY", help="Replay with the metadata gate: on, off, both.")
     ] = "both",
     queue: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        Optional[list[str]],  # noqa: UP045  # as in options.py
         typer.Option("--queue", metavar="QUEUE", help="Replay only this queue; repeatable. Default: all with rounds."),
     ] = None,
     engine: Annotated[
         str, typer.Option("--engine", metavar="ENGINE", help="Poll by the functions of the installed engine: sglang.")
     ] = "",
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N.")] = "cpu",
     backend: Annotated[
         str, typer.Option("--backend", metavar="BACKEND", help="What reduces: gloo, or nccl with a GPU for each rank.")
     ] = "gloo",
@@ -49,120 +74,28 @@ def command(
             "--emit-test",
             parser=target_place,
             metavar="FILE",
-            help="Write the finding as a test of SGLang's own transfer queue.",
+            help="Write the finding as a test of SGLang's own transfer queue, and execute nothing.",
         ),
     ] = None,
-    model: Annotated[
-        str,
-        typer.Option("--model", metavar="MODEL", help="Search a model: ranks=2,requests=3[,rounds=3][,arrivals=1]."),
-    ] = "",
-    explore: Annotated[
-        bool, typer.Option("--explore", help="Search the schedules near what TRACE recorded, around its divergence.")
-    ] = False,
-    policy: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option("--policy", metavar="NAME", help="Only this policy; repeatable. Default: all that apply."),
-    ] = None,
-    schedules: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option("--schedules", metavar="N", min=1, max=10**12, help="Try N schedules drawn from --seed."),
-    ] = None,
-    exhaustive: Annotated[
-        bool, typer.Option("--exhaustive", help="Try every schedule. Default: where there are at most 100 million.")
-    ] = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Same seed, same schedules.")] = 0,
-    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N.")] = "cpu",
-    limit: Annotated[
-        float, typer.Option("--for", parser=seconds, metavar="TIME", help="When the search ends at the latest.")
-    ] = LIMIT_S,
-    near: Annotated[
-        int,
-        typer.Option("--near", metavar="N", min=0, max=3, help="With --explore: rounds anything may be off, at most."),
-    ] = 1,
-    write: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(
-            "--write",
-            parser=target_place,
-            metavar="DIR",
-            help="Write each counterexample as a .pdtrace into this new directory.",
-        ),
-    ] = None,
-    fleet: Annotated[
-        str,
-        typer.Option(
-            "--fleet",
-            metavar="FLEET",
-            help="Project onto a fleet: ranks=10000[,group=8][,rate=5/s][,round=10ms]; rate is a group's.",
-        ),
-    ] = "",
-    lag: Annotated[
-        str,
-        typer.Option("--lag", metavar="LAG", help="With --fleet, without TRACE: late=0.1%[,mean=3ms], of metadata."),
-    ] = "",
     plot: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
             "--plot",
             parser=target_place,
             metavar="FILE",
-            help="Also draw it: rounds × ranks of TRACE (svg, png, html), or --fleet (svg, png). Needs pdctl[plot].",
+            help="Also draw rounds × ranks of TRACE: svg, png or html. Needs pdctl[plot].",
         ),
     ] = None,
     output: OutputOption = Format.TABLE,
 ) -> int:
-    """Execute recorded rounds again on real processes, or search for the order of events in which ranks part.
+    """Execute recorded rounds again on real processes, with and without the metadata gate.
 
-    TRACE alone: one process a rank polls, gates, reduces over a real group and commits what was recorded, with and
-    without the metadata gate. Exit code: 0 in step, 1 when ranks part, 3 when ranks are missing or a worker fails.
+    One process a rank polls, gates, reduces over a real group and commits what was recorded.
 
-    With --explore (near TRACE) or --model (from nothing): tries orders in which things can happen on each rank, under
-    policies, that is what engine versions do with polls; counterexamples are made as small as they get. Exit code: 0
-    when every policy HOLDS (all within the bound were tried), 1 when one is BROKEN, 3 when none is and not all were tried.
-
-    --fleet says how probable it is that ranks part in a fleet without a gate, from how late metadata lands: 0.
+    Exit code: 0 when the ranks stay in step, 1 when they diverge, 3 when ranks are missing or a worker fails.
     """
-    if fleet:
-        if explore or model:
-            raise PdctlError("--fleet is no search", "Leave --model and --explore out.", Exit.USAGE)
-        from pdctl.commands.replay_fleet import run as run_fleet
+    from pdctl.commands.replay_rounds import Asked, run
 
-        with tidy_end():
-            return run_fleet(fleet, lag, trace, plot, output)
-    if lag or (plot is not None and (explore or model or trace is None)):
-        raise PdctlError(
-            "--lag is of --fleet, --plot of --fleet or of TRACE alone",
-            "--fleet ranks=10000,group=8,rate=5/s.",
-            Exit.USAGE,
-        )
-    if trace is not None and not explore and not model:
-        from pdctl.commands.replay_rounds import Asked
-        from pdctl.commands.replay_rounds import run as run_rounds
-
-        asked = Asked(tuple(queue or ()), gate, device, backend, engine, round_timeout, repeats, emit_test, plot)
-        with tidy_end():
-            return run_rounds(trace, asked, output)
-    if explore == bool(model) or (trace is None and not model):
-        raise PdctlError(
-            "nothing to replay" if not model and not explore else "--model and --explore are two different searches",
-            "pdctl replay TRACE, pdctl replay TRACE --explore, or pdctl replay --model ranks=2,requests=3.",
-            Exit.USAGE,
-        )
-    if model and trace is not None:
-        raise PdctlError("--model takes no TRACE", "Leave one of them out; --explore starts from TRACE.", Exit.USAGE)
-    if exhaustive and schedules is not None:
-        raise PdctlError("--exhaustive tries every schedule, --schedules some", "Leave one of them out.", Exit.USAGE)
-    from pdctl.commands.replay_explore import Search, run
-
-    search = Search(
-        names=tuple(policy or ()),
-        schedules=schedules,
-        exhaustive=exhaustive,
-        seed=seed,
-        device=device,
-        limit_s=limit,
-        write=write,
-        near=near,
-    )
+    asked = Asked(tuple(queue or ()), gate, device, backend, engine, round_timeout, repeats, emit_test, plot)
     with tidy_end():
-        return run(search, model, trace, output)
+        return run(trace, asked, output)

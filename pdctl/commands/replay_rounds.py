@@ -1,4 +1,4 @@
-"""The executing part of ``pdctl replay``: plans made from a trace, executed, drawn, and the exit code."""
+"""What ``pdctl replay`` does: plans made from a trace, executed, drawn, and the exit code."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from pdctl.commands.pictures import plottable
+from pdctl.protocol import extras
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.files import write_new
 from pdctl.protocol.model import POLLED_QUEUES
@@ -128,10 +129,13 @@ def picture(trace: Path, asked: Asked) -> bytes:
 def execute_all(trace: Path, plans: list[Plan], asked: Asked, problems: list[str]) -> ReplayDocument:
     """Return what came of every plan, with the gate on, off or both ways where the queue has one."""
     from pdctl.replay.judge import judge
-    from pdctl.replay.run import execute
+    from pdctl.replay.run import Workers
 
     ways = [(plan, _ways(plan, asked)) for plan in plans]
-    done = [(plan, tuple(judge(plan, each, execute(plan, each)) for each in options)) for plan, options in ways]
+    with Workers() as workers:
+        done = [
+            (plan, tuple(judge(plan, each, workers.execute(plan, each)) for each in options)) for plan, options in ways
+        ]
     return report(trace, done, ways[0][1][0], problems)
 
 
@@ -190,7 +194,10 @@ def check(asked: Asked) -> None:
     for queue in asked.queues:
         if queue not in POLLED_QUEUES:
             raise typer.BadParameter(f"{queue!r} has no rounds: {', '.join(POLLED_QUEUES)}", param_hint="--queue")
-    if asked.device != "cpu" or asked.backend == "nccl":
+    cuda = asked.device != "cpu" or asked.backend == "nccl"
+    if cuda or asked.emit is None:
+        extras.require("replay", "pdctl replay")
+    if cuda:
         _check_cuda(asked)
     if asked.engine:
         from pdctl.engines.sglang.replayed import NoEngine, functions

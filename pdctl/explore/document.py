@@ -1,4 +1,4 @@
-"""What ``pdctl replay --model`` and ``--explore`` give: a verdict a policy, what it rests on, the smallest counterexamples."""
+"""What ``pdctl explore`` gives: a verdict a policy, what it rests on, the smallest counterexamples."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Explored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExploreDocument(Document, frozen=True, kw_only=True, tag="pdctl.explore"):
-    """Answer of ``pdctl replay --model`` and ``--explore``. verdict: the worst of the policies'.
+    """Answer of ``pdctl explore``. verdict: the worst of the policies'.
 
     bound: what was searched, in words. source: the recordings it started from, "" for a model. assumes: what the model
     leaves out.

@@ -1,8 +1,12 @@
-"""What can be broken: one row a kind of fault, plain data that ranks and clients share."""
+"""What can be broken: one row a kind of fault, plain data that ranks and clients share.
+
+A new fault is a row here and its hook in an engine. Its option, its help, ``faults --available`` and the table in
+docs/safety.md follow from the row.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -23,14 +27,33 @@ class Aim(Enum):
     ON = "on"
 
 
-class Parameter(Enum):
-    """What a kind must be told."""
+STATES = {poll_name(state): int(state) for state in KVPoll}
+"""States that a poll can be made to say, by the engine's names of them."""
 
-    NONE = "none"
-    DURATION = "duration"
-    STATE = "state"
-    DP = "dp"
-    ROOM = "room"
+
+class Parameter(Enum):
+    """What a kind must be told: its noun, and how its option shows it.
+
+    A duration is in seconds, the row of the kind bounds it. Every other parameter is a number up to ``most``. named: names
+    that stand for numbers. least: the smallest number that people may write, None where they write a name.
+    """
+
+    NONE = ("value", "")
+    DURATION = ("duration", "TIME")
+    STATE = ("state", "STATE", max(STATES.values()), STATES)
+    DP = ("dp rank", "DP", 1 << 20, None, 0)
+    ROOM = ("room", "ROOM|any", (1 << 64) - 1, {"any": 0}, 1)
+
+    def __init__(
+        self,
+        noun: str,
+        metavar: str,
+        most: int = 0,
+        named: Mapping[str, int] | None = None,
+        least: int | None = None,
+    ) -> None:
+        self.noun, self.metavar, self.most, self.least = noun, metavar, most, least
+        self.named: Mapping[str, int] = named or {}
 
 
 class Way(Enum):
@@ -136,9 +159,6 @@ METADATA_KINDS = frozenset({DELAY_METADATA, DROP_METADATA, STALE_METADATA, CORRU
 """Kinds whose site is the write of a metadata row."""
 HELD_METADATA = frozenset({DELAY_METADATA, DROP_METADATA})
 """Of these, the ones that hold the row back."""
-
-STATES = {poll_name(state): int(state) for state in KVPoll}
-"""States that a poll can be made to say, by the engine's names of them."""
 
 
 def names(kinds: Iterable[Kind] = tuple(KINDS.values())) -> str:

@@ -13,7 +13,7 @@ import msgspec
 
 from pdctl.faults.capabilities import check_site
 from pdctl.faults.fault import Fault
-from pdctl.faults.kinds import KINDS, SEAM_PREFIX, STATES, Parameter, names
+from pdctl.faults.kinds import KINDS, SEAM_PREFIX, Parameter, names
 from pdctl.faults.limits import MAX_TTL_S
 from pdctl.faults.messages import FaultsBody, HealArgs, HealBody, InjectArgs, InjectBody, RenewArgs, RenewBody
 from pdctl.faults.table import FaultTable
@@ -25,7 +25,6 @@ OPS = ("inject", "renew", "heal", "faults")
 MAX_LEASE_S = 60.0
 MAX_FAULTS = 16
 MAX_AT_ONCE = 1024
-MAX_RANK = 1 << 20
 MAX_TARGETS = 1024
 MAX_TEXT = 200
 
@@ -150,13 +149,8 @@ def _check_parameter(args: InjectArgs) -> None:
         _within("duration", args.delay_s, kind.most_s)
     elif args.delay_s != 0:
         raise PdctlError(f"{kind.name} takes no duration", code=Exit.USAGE)
-    most = {
-        Parameter.STATE: max(STATES.values()),
-        Parameter.DP: MAX_RANK,
-        Parameter.ROOM: (1 << 64) - 1,
-    }.get(kind.parameter, 0)
-    if not 0 <= args.value <= most:
-        raise PdctlError(f"{kind.name}: {args.value} is no {kind.parameter.value} it can take", code=Exit.USAGE)
+    if not 0 <= args.value <= kind.parameter.most:
+        raise PdctlError(f"{kind.name}: {args.value} is no {kind.parameter.noun} it can take", code=Exit.USAGE)
 
 
 def _within(name: str, seconds: float, most: float) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from pdctl.protocol.budget import Budget
+
 CONNECTION_SHARE = 0.10
 """Seconds of CPU a second that one connection may use, once its burst is used up."""
 KEY_SHARE = 0.20
@@ -20,32 +22,13 @@ BURST_S = 1.0
 MAX_KNOWN = 4096
 
 
-class Budget:
-    """Seconds of CPU that are left to somebody; they come back at ``share`` a second, up to ``burst_s``."""
-
-    __slots__ = ("_at", "_burst_s", "_left", "_share")
-
-    def __init__(self, share: float, now: float, burst_s: float = BURST_S) -> None:
-        self._share, self._burst_s, self._left, self._at = share, burst_s, burst_s, now
-
-    def due(self, now: float) -> float:
-        """Return the seconds from ``now`` (monotonic) until something is left, 0 where there is."""
-        self._left = min(self._burst_s, self._left + (now - self._at) * self._share)
-        self._at = now
-        return 0.0 if self._left > 0 else -self._left / self._share + 0.001
-
-    def take(self, seconds: float) -> None:
-        """Note that ``seconds`` were used."""
-        self._left -= seconds
-
-
 class Limits:
     """Budgets of connections, of keys, and of all. At most MAX_KNOWN of each are kept, those used last."""
 
     def __init__(self, now: float) -> None:
         self._connections: OrderedDict[bytes, Budget] = OrderedDict()
         self._keys: OrderedDict[bytes, Budget] = OrderedDict()
-        self._all = Budget(ALL_SHARE, now)
+        self._all = Budget(ALL_SHARE, now, BURST_S)
 
     def due(self, connection: bytes, key: bytes, now: float) -> float:
         """Return the seconds until a question of this connection may be asked, 0 for now."""
@@ -63,7 +46,7 @@ class Limits:
 def _of(budgets: OrderedDict[bytes, Budget], name: bytes, share: float, now: float) -> Budget:
     budget = budgets.get(name)
     if budget is None:
-        budget = budgets[name] = Budget(share, now)
+        budget = budgets[name] = Budget(share, now, BURST_S)
         if len(budgets) > MAX_KNOWN:
             budgets.popitem(last=False)
     else:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from pdctl.gateway.door import Door, Question
 from pdctl.gateway.frames import Frames, NoQuestion
-from pdctl.gateway.limits import Budget
+from pdctl.protocol.budget import Budget
 
 MAX_CONNECTIONS = 64
 STALLED_S = 10.0

@@ -20,10 +20,11 @@ from typing import Any
 from pdctl.gateway.address import listen_at
 from pdctl.gateway.allowed import LOOK_AGAIN_S, Allowed
 from pdctl.gateway.door import Door, Question
-from pdctl.gateway.limits import Budget, Limits
+from pdctl.gateway.limits import Limits
 from pdctl.gateway.link import Link
 from pdctl.gateway.relay import Connection, Relay
 from pdctl.protocol import wire
+from pdctl.protocol.budget import Budget
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.listen import parse_listen
 from pdctl.protocol.processes import look

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from pdctl.protocol.files import open_append
+from pdctl.report.escaping import json_encoded
 
 
 def audit_path(environ: dict[str, str] | os._Environ[str] = os.environ) -> Path:
@@ -22,7 +21,10 @@ def audit_path(environ: dict[str, str] | os._Environ[str] = os.environ) -> Path:
 
 
 class Audit:
-    """Appends one JSON line per step. A log that can't be written is said once and stops nothing that heals."""
+    """Appends one JSON line per step, in which what is not visible is escaped: an operator reads it on a terminal.
+
+    A log that can't be written is said once and stops nothing that heals.
+    """
 
     def __init__(self, path: Path, complain: Callable[[str], None]) -> None:
         self._path = path
@@ -36,7 +38,7 @@ class Audit:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             handle = open_append(self._path)
             try:
-                os.write(handle, msgspec.json.encode(line) + b"\n")  # one write: lines of two clients do not mix
+                os.write(handle, f"{json_encoded(line)}\n".encode())  # one write: lines of two clients do not mix
             finally:
                 os.close(handle)
         except OSError as error:

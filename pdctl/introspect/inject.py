@@ -208,9 +208,8 @@ def _wait(found: Injected, env: Mapping[str, str], one: waiting.Waiting, *, arm:
         known = registered(found.pid, env) if said is None or said == STARTED or said.startswith(ALREADY) else None
         if known is not None and said == STARTED:
             return msgspec.structs.replace(found, state="running", rank=known.identity.label, endpoint=known.endpoint)
-        if (
-            known is not None
-        ):  # another one was quicker; or the one that is waited for, and whoever put it in has seen it
+        # Another one was quicker; or the one that is waited for, and whoever put it in has seen it.
+        if known is not None:
             return _there(found.pid, known, arm=arm)
         if said is None:
             return msgspec.structs.replace(found, state="refused", reason="it was taken back (--remove-agent)")

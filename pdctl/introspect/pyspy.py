@@ -15,11 +15,11 @@ from pathlib import Path
 
 import msgspec
 
-from pdctl.protocol import durations, structs
+from pdctl.protocol import durations, extras, structs
 from pdctl.protocol.model import Frame
 
 MORE_TIME = "Give it more: --timeout, --rank-timeout."
-NEXT_STEP = "pip install 'pdctl[attach]', or put a py-spy on PATH."
+NEXT_STEP = f"{extras.install('attach')}, or put a py-spy on PATH."
 
 
 class PySpyError(Exception):

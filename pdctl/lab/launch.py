@@ -16,7 +16,7 @@ import msgspec
 
 from pdctl.lab import rank, state
 from pdctl.lab.config import LabConfig
-from pdctl.protocol import paths
+from pdctl.protocol import extras, paths
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.files import open_lock
 
@@ -49,8 +49,11 @@ def expected(config: LabConfig) -> list[str]:
 def up(config: LabConfig, timeout_s: float = START_TIMEOUT_S) -> list[state.Process]:
     """Start a lab and return its processes once all are ready.
 
-    Raises PdctlError when the name is in use or a process does not get ready in time; nothing is left then.
+    Raises PdctlError when the name is in use, a process does not get ready in time, or there is no torch; nothing is left then.
     """
+    extras.require("lab", "a lab")
+    if config.transport == "mooncake":
+        extras.require("mooncake-cpu", "--transport mooncake")
     folder = config.state_dir
     too_long = len(os.fsencode(folder)) + _LONGEST_SOCKET - paths.SOCKET_PATH_MAX
     if too_long > 0:

@@ -67,7 +67,13 @@ def run(probe: AnyProbe, options: Any, asked: Asked, out: Output) -> Exit:
         for part in probe.render(shown, wide=wide):
             console.print(part)
 
-    out.document(document, probe.rows(document), draw, row=probe.row())
+    code = exit_code(
+        probe.findings(document),
+        seen=probe.seen(document, view),
+        partial=probe.partial(document) or bool(found.problems),
+        level=probe.fails_on(options),
+    )
+    out.document(document, probe.rows(document), draw, row=probe.row(), code=code)
     for new in probe.files(document, options):
         write_new(new.path, new.data, force=new.force)
         out.note(f"wrote {new.path}")
@@ -79,12 +85,7 @@ def run(probe: AnyProbe, options: Any, asked: Asked, out: Output) -> Exit:
             out.note(f"{found.left_out}; --all shows them" if probe.starts else found.left_out)
         for note in probe.notes(document):
             out.note(note)
-    return exit_code(
-        probe.findings(document),
-        seen=probe.seen(document, view),
-        partial=probe.partial(document) or bool(found.problems),
-        level=probe.fails_on(options),
-    )
+    return code
 
 
 def look(probe: AnyProbe, view: View, options: Any) -> Any:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import IO
 
 from pdctl.protocol.files import open_regular
 
@@ -73,32 +75,29 @@ class Held(Source):
                 yield number, stop
 
 
-class FileSource(Source):
-    """A regular file, kept open so that what is read later is of the same file.
+class OpenSource(Source):
+    """The bytes of an open file from ``base`` on, which stays open as long as this is kept."""
 
-    follow: whether ``path`` may be a link, as one may that the user named. Raises OSError when it can't be opened.
-    """
-
-    def __init__(self, path: Path, *, follow: bool = False) -> None:
-        self._file = os.fdopen(open_regular(path, follow=follow), "rb", buffering=0)
-        self.size = os.fstat(self._file.fileno()).st_size
+    def __init__(self, file: IO[bytes], size: int, base: int = 0) -> None:
+        self._file, self._base, self.size = file, base, size
 
     def read(self, offset: int, length: int) -> bytes:
         """Return the bytes at ``offset`` as they are now."""
         length = min(length, self.size - offset)
-        return os.pread(self._file.fileno(), length, offset) if length > 0 else b""
+        return os.pread(self._file.fileno(), length, self._base + offset) if length > 0 else b""
 
     def pieces(self, offset: int, length: int) -> list[tuple[int, int]]:
         """Return the pieces of the file that are no holes, as the file system tells them."""
         whole = super().pieces(offset, length)
         if not whole:
             return []
-        end = offset + whole[0][1]
+        base = self._base
+        end = base + offset + whole[0][1]
         found: list[tuple[int, int]] = []
-        at, fd = offset, self._file.fileno()
+        at, fd = base + offset, self._file.fileno()
         while at < end:
             if len(found) == _MOST_PIECES:
-                return [*found, (at, end - at)]
+                return [*found, (at - base, end - at)]
             try:
                 start = os.lseek(fd, at, os.SEEK_DATA)
                 at = os.lseek(fd, start, os.SEEK_HOLE)
@@ -107,8 +106,56 @@ class FileSource(Source):
                     break
                 return whole  # a file system that can't tell
             if start < end:
-                found.append((start, min(at, end) - start))
+                found.append((start - base, min(at, end) - start))
         return found
+
+
+class FileSource(OpenSource):
+    """A regular file, kept open so that what is read later is of the same file.
+
+    follow: whether ``path`` may be a link, as one may that the user named. Raises OSError when it can't be opened.
+    """
+
+    def __init__(self, path: Path, *, follow: bool = False) -> None:
+        file = os.fdopen(open_regular(path, follow=follow), "rb", buffering=0)
+        super().__init__(file, os.fstat(file.fileno()).st_size)
+
+
+_PAGE = 4096
+_ZEROS = bytes(_PAGE)
+
+
+class Spool:
+    """A file without a name for recordings that others send, one after the other, with holes for pages of zeros.
+
+    So they take no memory, one descriptor, and no more of the disk than is in them. It goes when nothing reads it any more.
+    """
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] | None = None
+        self._end = 0
+
+    def keep(self, parts: Iterable[bytes]) -> Source:
+        """Return what these parts are together. Raises OSError where the disk has no room for it."""
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # as long as it is read from
+        base, size = self._end, 0
+        try:
+            for part in parts:
+                self._put(memoryview(part), base + size)
+                size += len(part)
+        finally:
+            self._end = -(-(base + size) // _PAGE) * _PAGE
+            os.ftruncate(self._file.fileno(), self._end)
+        return OpenSource(self._file, size, base)
+
+    def _put(self, part: memoryview, at: int) -> None:
+        assert self._file is not None
+        for begin in range(0, len(part), _PAGE):
+            page = part[begin : begin + _PAGE]
+            while page and page != _ZEROS[: len(page)]:
+                written = os.pwrite(self._file.fileno(), page, at + begin)
+                page, begin = page[written:], begin + written  # noqa: PLW2901
 
 
 MAX_HOLES = 512 << 20

@@ -1,14 +1,18 @@
-"""Executes a plan: one worker process a rank, their logs read when they have ended."""
+"""Executes plans: one worker process a rank, their logs read when they have ended."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 
 import msgspec
 
@@ -22,54 +26,103 @@ START_S = 180.0
 """How long workers may take to load torch, or an engine, and to find each other."""
 
 
-def execute(plan: Plan, options: Options, *, started: Callable[[list[int], Path], None] | None = None) -> list[Worked]:
-    """Run one worker a rank and return what each left, in the plan's order. started: is given their pids and their folder.
+class Workers:
+    """The workers of one execution after another, forked by one process that has loaded torch for all of them."""
 
-    A worker that hangs in a round ends itself after ``options.stall_s``; whatever is left then is ended here.
-    """
-    with tempfile.TemporaryDirectory(prefix="pdctl-replay-") as name:
-        folder = Path(name)
-        (folder / "plan").write_bytes(msgspec.msgpack.encode(plan))
-        (folder / "options").write_bytes(msgspec.json.encode(options))
-        workers = [_start(folder, rank) for rank in range(len(plan.ranks))]
-        try:
-            if started is not None:
-                started([worker.pid for worker in workers], folder)
-            _wait(workers, folder, options)
-        finally:
-            for worker in workers:
-                if worker.poll() is None:
-                    worker.kill()
-                worker.wait()
-        return [worked(folder, rank, worker.returncode) for rank, worker in enumerate(workers)]
+    def __init__(self) -> None:
+        self._forks: subprocess.Popen[bytes] | None = None
+        self._unread = b""
 
+    def __enter__(self) -> Workers:  # noqa: PYI034
+        return self
 
-def _start(folder: Path, rank: int) -> subprocess.Popen[bytes]:
-    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PDCTL_AGENT": "off"}
-    with (folder / f"{rank}.out").open("wb") as out:
-        return subprocess.Popen(
-            [sys.executable, "-m", "pdctl.replay.worker", str(folder), str(rank)],
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._end()
 
+    def execute(
+        self, plan: Plan, options: Options, *, started: Callable[[list[int], Path], None] | None = None
+    ) -> list[Worked]:
+        """Run one worker a rank and return what each left, in the plan's order. started: is given their pids and their folder.
 
-def _wait(workers: list[subprocess.Popen[bytes]], folder: Path, options: Options) -> None:
-    """Wait until every worker has ended; once one has, the others have as long as a hang may take to be noticed."""
-    deadline = time.monotonic() + START_S
-    last = [position.Position(-1, 0, position.Where.STARTING)] * len(workers)
-    while any(worker.poll() is None for worker in workers):
-        now = [position.read(folder / f"{rank}.position") for rank in range(len(workers))]
-        if now != last:
-            last, deadline = now, time.monotonic() + max(START_S, 4 * options.stall_s)
-        if any(worker.poll() not in (None, 0) for worker in workers):
-            deadline = min(deadline, time.monotonic() + 3 * options.stall_s + 5)
-        if time.monotonic() > deadline:
-            return
-        time.sleep(0.02)
+        A worker that hangs in a round ends itself after ``options.stall_s``; whatever is left then is ended here.
+        """
+        with tempfile.TemporaryDirectory(prefix="pdctl-replay-") as name:
+            folder = Path(name)
+            (folder / "plan").write_bytes(msgspec.msgpack.encode(plan))
+            (folder / "options").write_bytes(msgspec.json.encode(options))
+            statuses: dict[int, int] = {}
+            try:
+                self._start(folder, len(plan.ranks))
+                self._wait(statuses, len(plan.ranks), folder, options, started)
+            finally:
+                if len(statuses) < len(plan.ranks):
+                    self._end()
+            return [worked(folder, rank, statuses.get(rank, -signal.SIGKILL)) for rank in range(len(plan.ranks))]
+
+    def _start(self, folder: Path, ranks: int) -> None:
+        if self._forks is None:
+            self._forks = subprocess.Popen(
+                [sys.executable, "-m", "pdctl.replay.forks"],
+                env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PDCTL_AGENT": "off"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                start_new_session=True,
+            )
+        assert self._forks.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has been ended: what it does not say tells
+            self._forks.stdin.write(b"%d %s\n" % (ranks, os.fsencode(folder)))
+
+    def _wait(
+        self,
+        statuses: dict[int, int],
+        ranks: int,
+        folder: Path,
+        options: Options,
+        started: Callable[[list[int], Path], None] | None,
+    ) -> None:
+        """Wait until every worker has ended; once one has, the others have as long as a hang may take to be noticed."""
+        deadline = time.monotonic() + START_S
+        last = [position.Position(-1, 0, position.Where.STARTING)] * ranks
+        pids: list[int] = []
+        while len(statuses) < ranks:
+            said = self._said()
+            if said is None:  # the process that forks has been ended, and its workers with it
+                return
+            for numbers in said:
+                if not pids:
+                    pids = numbers
+                    if started is not None:
+                        started(pids, folder)
+                else:
+                    statuses[numbers[0]] = numbers[1]
+            now = [position.read(folder / f"{rank}.position") for rank in range(ranks)]
+            if now != last:
+                last, deadline = now, time.monotonic() + max(START_S, 4 * options.stall_s)
+            if any(statuses.values()):
+                deadline = min(deadline, time.monotonic() + 3 * options.stall_s + 5)
+            if time.monotonic() > deadline:
+                return
+
+    def _said(self) -> list[list[int]] | None:
+        """Return the numbers of each line that the process that forks has written by now, None when it has ended."""
+        assert self._forks is not None
+        assert self._forks.stdout is not None
+        if select.select([self._forks.stdout], [], [], 0.02)[0]:
+            read = os.read(self._forks.stdout.fileno(), 65536)
+            if not read:
+                return None
+            *lines, self._unread = (self._unread + read).split(b"\n")
+            return [[int(number) for number in line.split()] for line in lines]
+        return []
+
+    def _end(self) -> None:
+        """End the process that forks and its workers, and wait until all are gone."""
+        if self._forks is not None:
+            self._forks.kill()
+            self._forks.communicate()
+            self._forks, self._unread = None, b""
 
 
 def worked(folder: Path, rank: int, status: int) -> Worked:

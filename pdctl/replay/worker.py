@@ -7,9 +7,7 @@ skips the collective, as there.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -30,7 +28,6 @@ from pdctl.replay.rows import Rows, rows_on
 from pdctl.replay.worker_log import Line, Log, Options
 
 EXIT_HUNG, EXIT_FAILED = 70, 71
-_PR_SET_PDEATHSIG = 1
 _SUCCESS, _FAILED, _TRANSFERRING = int(KVPoll.SUCCESS), int(KVPoll.FAILED), int(KVPoll.TRANSFERRING)
 
 Polls = NDArray[np.uint8]
@@ -201,10 +198,8 @@ class Worker:
                 self._ended(EXIT_HUNG)
 
 
-def main(arguments: list[str]) -> None:
-    """Be the worker of ``FOLDER RANK``; the folder has ``plan`` and ``options``."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # whatever ends pdctl ends its workers
-    folder, rank = Path(arguments[0]), int(arguments[1])
+def work(folder: Path, rank: int) -> NoReturn:
+    """Be a worker and end this process; the folder has ``plan`` and ``options``."""
     plan = structs.from_msgpack((folder / "plan").read_bytes(), Plan)
     options = structs.from_json((folder / "options").read_bytes(), Options)
     torch.set_num_threads(1)
@@ -222,9 +217,3 @@ def stay(store: Any, rank: int, size: int, stall_s: float) -> None:
     store.set(f"done/{rank}", b"1")
     with contextlib.suppress(dist.DistError, RuntimeError):  # they hang
         store.wait([f"done/{peer}" for peer in range(size)], timedelta(seconds=2 * stall_s + 5))
-
-
-if __name__ == "__main__":
-    import sys
-
-    main(sys.argv[1:])

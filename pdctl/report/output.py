@@ -92,17 +92,17 @@ class Output:
         rows: Sequence[msgspec.Struct] = (),
         draw: Callable[[D, Console], None] | None = None,
         *,
-        lost: Exit = Exit.PARTIAL,
+        code: int = Exit.CLEAN,
         row: type[msgspec.Struct] | None = None,
     ) -> None:
         """Write ``document`` to stdout. rows: its parts for jsonl and csv. draw: how people see it.
 
         draw is given a copy of the document in which no text has a line end or anything else that a terminal would act on,
         and draws from nothing else. row: what rows are of; where there are none, csv has the header of this instead of the
-        document in one row.
+        document in one row. code: what the command exits with once it is written.
 
         A reader that goes away (``| head``) is no error: the rest is not written, and the command keeps its exit code.
-        Raises PdctlError (``lost``) where it can't be written, as on a full disk.
+        Raises PdctlError (PARTIAL, or ``code`` where that is worse) where it can't be written, as on a full disk.
         """
         ascii_only = not _unicode(self.out)
         if self.format.drawn and draw is not None:
@@ -111,7 +111,7 @@ class Output:
             text = _csv([], [row])
         else:
             text = _render(self.format, document, rows or (document,), ascii_only=ascii_only)
-        self._write(text, lost)
+        self._write(text, max(code, Exit.PARTIAL))
 
     def lines(self, text: str, *, end: str = "\n") -> None:
         """Write lines to stdout that are no document, as those of a help. Raises PdctlError as :meth:`document`."""
@@ -142,7 +142,7 @@ class Output:
         if next_step:
             self.note(f"  Next: {next_step}")
 
-    def _write(self, text: str, lost: Exit) -> None:
+    def _write(self, text: str, lost: int) -> None:
         try:
             self.out.write(_fitting(text, self.out))
             self.out.flush()

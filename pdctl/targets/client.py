@@ -6,8 +6,9 @@ import contextlib
 import itertools
 import select
 import socket
+import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +22,7 @@ from pdctl.targets.lines import AGAIN_S, Line, LocalLine
 if TYPE_CHECKING:
     from pdctl.introspect.ranks import Asking
     from pdctl.recording.reader import Recording
+    from pdctl.recording.source import Source, Spool
     from pdctl.targets.far_lines import FarLine, Memory
 
 TIMEOUT_S = 10.0
@@ -101,6 +103,7 @@ class Client:
         self.deadline = Deadline(timeout_s - spent_s)
         self._given_up: dict[str, Answer[Any]] | None = None
         self._fetched = 0
+        self._spool: Spool | None = None
 
     @property
     def rank_timeout_s(self) -> float:
@@ -282,8 +285,8 @@ class Client:
             return self._fetch(rank)
         return answer
 
-    def recording_bytes(self, rank: FoundRank, *, through_socket: bool = False) -> tuple[Answer[bytes], str]:
-        """Return the bytes of the rank's recording, chosen as :meth:`recording` does, and ``file`` or ``socket``.
+    def recording_bytes(self, rank: FoundRank, *, through_socket: bool = False) -> tuple[Answer[Source], str]:
+        """Return the bytes of the rank's recording as they were, chosen as :meth:`recording` does, and ``file`` or ``socket``.
 
         They are copied from the beginning to the end, which is the order in which a recording is to be read.
         """
@@ -298,34 +301,67 @@ class Client:
         if length > MAX_RECORDING:
             return Answer(rank, None, Silence.GARBAGE, _too_long(length))
         data = bytearray()
-        while len(data) < length:
-            args = {"offset": offset + len(data), "length": min(CHUNK, length - len(data))}
-            [part] = self.ask([rank], "recording", bytes, args)
-            if part.body is None:
-                return part
-            if not part.body:
-                break
-            data += part.body
+        for answer in self._parts(rank, offset, length):
+            if answer.body is None:
+                return answer
+            data += answer.body
         return Answer(rank, bytes(data))
 
-    def _whole(self, rank: FoundRank) -> Answer[bytes]:
-        """Return the rank's recording through its socket, where there is room for as much as it is said to have."""
+    def _parts(self, rank: FoundRank, offset: int, length: int) -> Iterator[Answer[bytes]]:
+        """Yield these bytes of the rank's recording, piece by piece, up to where they end or an answer has none."""
+        end = offset + length
+        while offset < end:
+            args = {"offset": offset, "length": min(CHUNK, end - offset)}
+            [part] = self.ask([rank], "recording", bytes, args)
+            if part.body is not None and not part.body:
+                return
+            yield part
+            if part.body is None:
+                return
+            offset += len(part.body)
+
+    def _whole(self, rank: FoundRank) -> Answer[Source]:
+        """Return the rank's recording through its socket, where there is room for as much as it is said to have.
+
+        It is kept on the disk: whoever answers chooses how much it is.
+        """
         size = rank.recording_size
-        if size <= MAX_RECORDING < self._fetched + size:
+        if size > MAX_RECORDING:
+            return Answer(rank, None, Silence.GARBAGE, _too_long(size))
+        if self._fetched + size > MAX_RECORDING:
             held = f"its recording of {size >> 20} MiB is not fetched: {self._fetched >> 20} MiB were already, of "
             return Answer(rank, None, Silence.ERROR, f"{held}{MAX_RECORDING >> 20} MiB that are at most")
-        answer = self.part(rank, 0, size)
-        self._fetched += len(answer.body or b"")
-        return answer
+        failed: list[Answer[bytes]] = []
+
+        def bodies() -> Iterator[bytes]:
+            for part in self._parts(rank, 0, size):
+                if part.body is None:
+                    failed.append(part)
+                    return
+                self._fetched += len(part.body)
+                yield part.body
+
+        if self._spool is None:
+            from pdctl.recording.source import Spool  # only where there is something to keep
+
+            self._spool = Spool()
+        try:
+            source = self._spool.keep(bodies())
+        except OSError as error:
+            why = f"its recording can't be kept in {tempfile.gettempdir()}: {error.strerror or error}"
+            return Answer(rank, None, Silence.ERROR, why, "Set TMPDIR to a directory with room.")
+        for part in failed:
+            return Answer(rank, None, part.silence, part.reason, part.next_step, part.code)
+        return Answer(rank, source)
 
     def _fetch(self, rank: FoundRank) -> Answer[Recording]:
         answer = self._whole(rank)
         if answer.body is None:
             return Answer(rank, None, answer.silence, answer.reason, answer.next_step, answer.code)
-        from pdctl.recording.reader import BadRecording, parse  # loads numpy: only where there is something to read
+        from pdctl.recording.reader import BadRecording, read_from  # loads numpy: only where there is something to read
 
         try:
-            return Answer(rank, parse(answer.body, f"{rank.identity.label} (through its socket)"))
+            return Answer(rank, read_from(answer.body, f"{rank.identity.label} (through its socket)"))
         except BadRecording as error:
             return Answer(rank, None, Silence.GARBAGE, f"its recording can't be read: {error}")
 
@@ -399,15 +435,15 @@ def _elsewhere(rank: FoundRank) -> str:
     return f"its recording is on {rank.identity.host or 'another host'}"
 
 
-def _file_bytes(rank: FoundRank) -> Answer[bytes]:
+def _file_bytes(rank: FoundRank) -> Answer[Source]:
     if rank.access is not None and rank.recording_size:
         return Answer(rank, None, Silence.NOT_AUTHORISED, _elsewhere(rank))
     if rank.recording is None:
         return Answer(rank, None, Silence.ERROR, rank.recording_off or "it has no recording")
-    from pdctl.recording.source import whole
+    from pdctl.recording.source import Source, whole
 
     try:
-        return Answer(rank, whole(rank.recording))
+        return Answer(rank, Source(whole(rank.recording)))
     except OSError as error:
         return Answer(rank, None, _refusal(error), f"{rank.recording_name}: {error.strerror}")
 

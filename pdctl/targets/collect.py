@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from pdctl.recording import format as f
 from pdctl.recording.header import parse_header
+from pdctl.recording.source import Source
 from pdctl.targets.client import Client
 from pdctl.targets.find import Found, FoundRank
 from pdctl.trace.container import Member
 from pdctl.trace.manifest import MISSING, PARTIAL, WHOLE, Gap, TraceRank
-from pdctl.trace.redact import Names, redact
+from pdctl.trace.redact import Names, Redacted
 
 _AGAIN_S = (0.002, 0.02, 0.1)
 """Pauses before a live file with torn records is copied again."""
@@ -21,13 +22,13 @@ _STATES = {f.STATE_WRITING: "writing", f.STATE_CLOSED: "closed", f.STATE_STOPPED
 
 @dataclass(frozen=True)
 class Copy:
-    """A rank's recording as it was copied: ``data``, or None and why not in ``reason``. The times are those of its end.
+    """A rank's recording as it was copied: ``source``, or None and why not in ``reason``. The times are those of its end.
 
     gaps and problems: what was lost of one that was followed.
     """
 
     rank: FoundRank
-    data: bytes | None
+    source: Source | None
     through: str = ""
     reason: str = ""
     wall_ns: int = 0
@@ -51,36 +52,39 @@ def why_none(rank: FoundRank) -> str:
 
 
 def _copy(rank: FoundRank, client: Client, *, through_socket: bool) -> Copy:
-    from pdctl.recording.reader import BadRecording, parse  # loads numpy: only where there is something to read
+    from pdctl.recording.reader import BadRecording, read_from  # loads numpy: only where there is something to read
 
     client.restart()
+    had: Copy | None = None
     for pause_s in (*_AGAIN_S, None):
         answer, through = client.recording_bytes(rank, through_socket=through_socket)
         if answer.body is None:
-            return Copy(rank, None, through, answer.reason)
+            return had or Copy(rank, None, through, answer.reason)
         wall, mono = (time.time_ns(), time.monotonic_ns()) if rank.state != "recorded" else (0, rank.seen_ns)
         mono = mono if rank.access is None else 0  # this host's clock says nothing of another's
         try:
-            recording = parse(answer.body)
+            recording = read_from(answer.body)
         except BadRecording as error:
             return Copy(rank, None, through, f"{rank.recording_name or 'its recording'}: {error}")
+        had = Copy(rank, answer.body, through, wall_ns=wall, mono_ns=mono)
         torn = any("torn" in problem for problem in recording.problems)
         if pause_s is None or not (rank.live and torn):
             break
         time.sleep(pause_s)
-    return Copy(rank, answer.body, through, wall_ns=wall, mono_ns=mono)
+    assert had is not None
+    return had
 
 
 def member(copy: Copy, names: Names | None) -> Member:
     """Return what a trace keeps of a copy. names: what takes names out of it, None to keep them."""
     rank = copy.rank
-    data, reason, problems = copy.data, copy.reason, [*_problems(copy.data), *copy.problems]
+    data, reason, problems = copy.source, copy.reason, [*_problems(copy.source), *copy.problems]
     if copy.gaps:
         problems.append(f"overwritten before they were copied: {_words(copy.gaps)}")
-    writer = _STATES.get(parse_header(data[: f.HEADER_SIZE]).state, "unknown") if data is not None else ""
+    writer = _STATES.get(parse_header(data.read(0, f.HEADER_SIZE)).state, "unknown") if data is not None else ""
     if data is not None and names is not None:
         try:
-            data = redact(data, names)
+            data = Redacted(data, names)
         except ValueError as error:
             data, reason = None, f"names can't be taken out of it: {error}"
     kept = MISSING if data is None else PARTIAL if problems else WHOLE
@@ -112,9 +116,9 @@ def _words(gaps: tuple[Gap, ...]) -> str:
     return ", ".join(f"{count} {names[ring]}" for ring, count in lost.items())
 
 
-def _problems(data: bytes | None) -> list[str]:
-    if data is None:
+def _problems(source: Source | None) -> list[str]:
+    if source is None:
         return []
-    from pdctl.recording.reader import parse
+    from pdctl.recording.reader import read_from
 
-    return parse(data).problems
+    return read_from(source).problems

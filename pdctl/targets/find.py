@@ -6,7 +6,6 @@ seen, as from outside a container).
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -144,12 +143,12 @@ def discover(
         elsewhere = tuple(_elsewhere(env))
         folders, recordings = _folders(env, elsewhere)
         looked_in = (*folders, *([recordings] if recordings is not None else []))
+        claims: list[registration.Claim] = []
         until = time.monotonic() + timeout_s / 2  # asking the ranks has to have some of it
         for folder in folders:
             if _usable(folder, env, others):
-                for rank in registration.read(folder, problems, until):
+                for rank in registration.read(folder, problems, others, claims, until):
                     ranks.setdefault(_key(rank.identity), rank)
-        claims: list[containers.Claim] = []
         for rank in (*away, *(containers.find(env, problems, others, claims, until) if not elsewhere else ())):
             ranks.setdefault(_key(rank.identity), rank)
         problems += _claimed(claims, ranks.values())
@@ -157,8 +156,9 @@ def discover(
             recordings = None
     else:
         recordings, looked_in = source, (source,)
-        traces += _traces(source, problems, until)
-    for rank in _recorded(recordings, problems, source is None, until) if recordings is not None else ():
+        traces += _traces(source, problems, timeout_s, began)
+    here = source is None
+    for rank in _recordings(recordings, problems, here, until) if recordings is not None else ():
         ranks.setdefault(_key(rank.identity), rank)
     for trace in traces:
         for rank in _traced(trace, problems):
@@ -199,7 +199,7 @@ def discover(
     )
 
 
-def _claimed(claims: Iterable[containers.Claim], ranks: Iterable[FoundRank]) -> list[str]:
+def _claimed(claims: Iterable[registration.Claim], ranks: Iterable[FoundRank]) -> list[str]:
     """Return what to say of files of others which claim to be of servers that are looked at: these may be seen in part."""
     servers = {_server(rank.identity) for rank in ranks}
     return [
@@ -243,13 +243,16 @@ def _folders(env: Mapping[str, str], away: Sequence[str]) -> tuple[list[Path], P
     return run, record
 
 
-def _traces(folder: Path, problems: list[str], until: float) -> Iterable[Trace]:
-    """Yield the traces in a directory, as one has them that were made on several hosts."""
-    for path in registration.files(folder, ".pdtrace", problems, until):
+def _traces(folder: Path, problems: list[str], timeout_s: float, began: float) -> Iterable[Trace]:
+    """Yield the traces in a directory, as one has them that were made on several hosts.
+
+    timeout_s: for all of them, from ``began`` on, on the monotonic clock.
+    """
+    for path in registration.files(folder, ".pdtrace", problems, began + timeout_s):
         from pdctl.trace.container import held  # as above
 
         try:
-            yield held(path, timeout_s=max(0.0, until - time.monotonic()))
+            yield held(path, timeout_s=timeout_s, spent_s=time.monotonic() - began)
         except PdctlError as error:
             problems.append(error.message)
 
@@ -258,11 +261,11 @@ def _traced(trace: Trace, problems: list[str]) -> Iterable[FoundRank]:
     """Yield the ranks of a trace: those recorded, and those that were missing when it was made, with the reason."""
     problems += trace.manifest.problems
     entries = {Path(rank.member).name: rank for rank in trace.manifest.ranks if rank.member}
-    for rank in _recorded(trace.folder, problems, False, math.inf):
-        assert rank.recording is not None
-        entry = entries[rank.recording.name]
-        lived = entry.state == "live"
-        yield replace(rank, member=f"{trace.path}:{entry.member}", seen_ns=entry.taken_mono_ns, seen_live=lived)
+    for name, entry in sorted(entries.items()):
+        member, lived = f"{trace.path}:{entry.member}", entry.state == "live"
+        rank = _recorded(trace.folder / name, member, problems, False)
+        if rank is not None:
+            yield replace(rank, member=member, seen_ns=entry.taken_mono_ns, seen_live=lived)
     for entry in trace.manifest.ranks:
         if not entry.member and entry.identity.pid:
             yield FoundRank(entry.identity, "recorded", recording_off=entry.reason)
@@ -304,29 +307,36 @@ def _usable(folder: Path, env: Mapping[str, str], others: list[str]) -> bool:
     return True
 
 
-def _recorded(folder: Path, problems: list[str], here: bool, until: float) -> Iterable[FoundRank]:
+def _recordings(folder: Path, problems: list[str], here: bool, until: float) -> Iterable[FoundRank]:
     for path in registration.files(folder, paths.RECORDING_SUFFIX, problems, until):
-        try:
-            header = read_header(path)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            problems.append(f"{path}: {error.strerror}")
-            continue
-        except ValueError as error:
-            problems.append(f"{path}: {error}")
-            continue
-        identity = header.identity
-        process = look(identity.pid) if here else NO_PROCESS
-        live = here and process.runs_since(identity.proc_start)
-        yield FoundRank(
-            identity=identity,
-            state="live" if live else "dead" if here else "recorded",
-            endpoint_off="it has no registration, only a recording" if live else "",
-            recording=path,
-            recording_size=header.size,
-            process=process,
-        )
+        rank = _recorded(path, str(path), problems, here)
+        if rank is not None:
+            yield rank
+
+
+def _recorded(path: Path, name: str, problems: list[str], here: bool) -> FoundRank | None:
+    """Return the rank of a recording, None where it is refused. name: what the user knows it by."""
+    try:
+        header = read_header(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        problems.append(f"{name}: {error.strerror}")
+        return None
+    except ValueError as error:
+        problems.append(f"{name}: {error}")
+        return None
+    identity = header.identity
+    process = look(identity.pid) if here else NO_PROCESS
+    live = here and process.runs_since(identity.proc_start)
+    return FoundRank(
+        identity=identity,
+        state="live" if live else "dead" if here else "recorded",
+        endpoint_off="it has no registration, only a recording" if live else "",
+        recording=path,
+        recording_size=header.size,
+        process=process,
+    )
 
 
 def _current(ranks: list[FoundRank]) -> tuple[list[FoundRank], int]:

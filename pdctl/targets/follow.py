@@ -70,7 +70,7 @@ class Followed:
             return Copy(rank, None, self.through, self.reason or self.lost)
         problems = (self.lost,) if self.lost else ()
         return Copy(
-            rank, self.carried.build(), self.through, wall_ns=self.wall_ns,
+            rank, Source(self.carried.build()), self.through, wall_ns=self.wall_ns,
             mono_ns=self.mono_ns if rank.access is None else 0,  # as in pdctl.targets.collect
             gaps=self.carried.gaps(), problems=problems,
         )  # fmt: skip

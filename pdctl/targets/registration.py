@@ -6,7 +6,7 @@ import socket
 import stat
 import time
 from collections.abc import Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -23,12 +23,26 @@ from pdctl.protocol.wire import PROTOCOL
 
 MAX_RANKS = 4096
 """Registrations of one directory that are read."""
+MAX_CLAIMS = 64
+"""Registrations of others that are read to see which servers they claim to be of."""
 
 
-def read(folder: Path, problems: list[str], until: float) -> Iterable[FoundRank]:
+@dataclass(frozen=True)
+class Claim:
+    """A registration that somebody else may have made and that is not used. server: cluster, service and instance it names."""
+
+    path: str
+    server: tuple[str, str, str]
+    why: str
+
+
+def read(
+    folder: Path, problems: list[str], others: list[str], claims: list[Claim], until: float
+) -> Iterable[FoundRank]:
     """Yield the ranks that registered in ``folder``, a directory of this host that is this user's alone.
 
-    problems: what could not be read, or is not understood. until: on the monotonic clock, when to stop and say so. Raises
+    problems: what could not be read, or is not understood: nobody but this user has put it there. others, claims: what belongs
+    to somebody else all the same, and what it says it is of. until: on the monotonic clock, when to stop and say so. Raises
     PdctlError (UNREACHABLE) where the directory can't be read.
     """
     for path in files(folder, SUFFIX, problems, until):
@@ -37,7 +51,11 @@ def read(folder: Path, problems: list[str], until: float) -> Iterable[FoundRank]
         except FileNotFoundError:
             continue  # the rank ended while we looked
         except OSError as error:
-            problems.append(f"{path}: {error.strerror}")
+            if _of_somebody_else(path):
+                others.append(f"{path} {error.strerror}")
+                claims += claim(path, path, None, f"it {error.strerror}", MAX_CLAIMS - len(claims))
+            else:
+                problems.append(f"{path}: {error.strerror}")
             continue
         rank = _rank(path, raw, problems)
         if rank is not None:
@@ -61,6 +79,31 @@ def files(folder: Path, suffix: str, problems: list[str], until: float) -> Itera
             problems.append(f"{folder}: {len(found) - number} files {suffix} or more were not read in time")
             return
         yield folder / name
+
+
+def claim(path: Path, file: Path | str, folder: int | None, why: str, most: int) -> list[Claim]:
+    """Return what a registration that is not used says it is of, nothing where it says nothing that can be understood.
+
+    path: what it is called. file, folder: where it is. why: it is not used. most: claims that are still taken.
+    """
+
+    class Said(msgspec.Struct):
+        identity: Identity
+
+    if most <= 0:
+        return []
+    try:
+        who = structs.from_json(read_regular(file, MAX_REGISTRATION, dir_fd=folder), Said).identity
+    except (OSError, ValueError, RecursionError):
+        return []
+    return [Claim(str(path), (who.cluster, who.service, who.instance), why)]
+
+
+def _of_somebody_else(path: Path) -> bool:
+    try:
+        return status(path).st_uid not in owners()
+    except OSError:
+        return False
 
 
 def _rank(path: Path, raw: bytes, problems: list[str]) -> FoundRank | None:

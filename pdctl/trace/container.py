@@ -31,6 +31,7 @@ from pdctl.protocol.files import open_regular, written
 from pdctl.protocol.processes import look
 from pdctl.recording import format as f
 from pdctl.recording.header import parse_header
+from pdctl.recording.source import Source
 from pdctl.trace.manifest import MISSING, WHOLE, Foreign, Manifest, TraceRank, decode
 
 SUFFIX = ".pdtrace"
@@ -58,7 +59,7 @@ class Member:
     """
 
     rank: TraceRank
-    data: bytes | None = None
+    data: Source | None = None
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def member_of(data: bytes, *, state: str = "recorded") -> Member:
         identity=header.identity,
         writer=_STATES.get(header.state, "unknown"),
     )
-    return Member(rank, data)
+    return Member(rank, Source(data))
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
@@ -107,13 +108,24 @@ def _write(file: IO[bytes], members: Iterable[Member], manifest: Manifest) -> Ma
             rank = member.rank
             if member.data is not None:
                 name = _name(rank, names)
-                archive.writestr(_info(name), member.data)
-                sum_ = hashlib.sha256(member.data).hexdigest()
-                rank = msgspec.structs.replace(rank, member=name, size=len(member.data), sha256=sum_)
+                sum_ = _packed(archive, name, member.data)
+                rank = msgspec.structs.replace(rank, member=name, size=member.data.size, sha256=sum_)
             ranks.append(rank)
         done = msgspec.structs.replace(manifest, ranks=tuple(ranks))
         archive.writestr(_info(MANIFEST), msgspec.json.format(msgspec.json.encode(done), indent=1))
     return done
+
+
+def _packed(archive: zipfile.ZipFile, name: str, source: Source) -> str:
+    """Write a member piece by piece; returns the SHA-256 of its bytes."""
+    sum_, info = hashlib.sha256(), _info(name)
+    info.file_size = source.size  # so that one of 2 GiB gets the fields for it
+    with archive.open(info, "w") as member:
+        for at in range(0, source.size, _CHUNK):
+            piece = source.read(at, _CHUNK)
+            member.write(piece)
+            sum_.update(piece)
+    return sum_.hexdigest()
 
 
 def _info(name: str) -> zipfile.ZipInfo:
@@ -154,16 +166,17 @@ def opened(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def unpacked(path: Path, *, timeout_s: float | None = None) -> Iterator[Trace]:
+def unpacked(path: Path, *, timeout_s: float | None = None, spent_s: float = 0.0) -> Iterator[Trace]:
     """As :func:`opened`, with the manifest.
 
-    timeout_s: seconds that unpacking may take, None for any; recordings that are not unpacked then are left out, too.
+    timeout_s: seconds that the command has, None for any; recordings that are not unpacked then are left out, too. spent_s:
+    how much of it was over before.
     """
     with _private_folder() as folder:
         with _archive(path) as archive:
             manifest = _manifest(path, archive)
             members = _members(path, archive, manifest)
-            unpacking = _Unpacking(archive, members, path, folder, timeout_s)
+            unpacking = _Unpacking(archive, members, path, folder, timeout_s, spent_s)
             ranks = tuple(unpacking.rank(rank) for rank in manifest.ranks)
         yield Trace(path, msgspec.structs.replace(manifest, ranks=ranks), folder)
 
@@ -173,10 +186,10 @@ _traces: dict[tuple[str, int, int], Trace] = {}
 atexit.register(_held.close)
 
 
-def held(path: Path, *, timeout_s: float | None = None) -> Trace:
+def held(path: Path, *, timeout_s: float | None = None, spent_s: float = 0.0) -> Trace:
     """Return the trace at ``path``, unpacked until this process ends; the same one for the same file.
 
-    timeout_s: as for :func:`unpacked`, which also says what is raised.
+    timeout_s, spent_s: as for :func:`unpacked`, which also says what is raised.
     """
     try:
         found = path.stat()
@@ -185,7 +198,7 @@ def held(path: Path, *, timeout_s: float | None = None) -> Trace:
         raise _bad(f"{shown(path)}: {said}", "Give a trace that pdctl record made, or a directory.") from None
     key = (os.fspath(path.absolute()), found.st_ino, found.st_mtime_ns)
     if key not in _traces:
-        _traces[key] = _held.enter_context(unpacked(path, timeout_s=timeout_s))
+        _traces[key] = _held.enter_context(unpacked(path, timeout_s=timeout_s, spent_s=spent_s))
     return _traces[key]
 
 
@@ -322,10 +335,11 @@ class _Unpacking:
         path: Path,
         folder: Path,
         timeout_s: float | None,
+        spent_s: float,
     ) -> None:
         self._archive, self._members, self._path, self._folder = archive, members, path, folder
         self._timeout_s = timeout_s
-        self._end = None if timeout_s is None else time.monotonic() + timeout_s
+        self._end = None if timeout_s is None else time.monotonic() + timeout_s - spent_s
         self._room = FREE_BYTES + MAX_RATIO * path.stat().st_size
 
     def rank(self, rank: TraceRank) -> TraceRank:

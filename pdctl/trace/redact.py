@@ -19,6 +19,7 @@ from pdctl.protocol import structs
 from pdctl.protocol.model import EventKind, Identity
 from pdctl.recording import format as f
 from pdctl.recording.header import parse_header
+from pdctl.recording.source import Source
 
 TEXT_MAX = 72
 """Bytes of an event's text that a recording keeps."""
@@ -125,34 +126,69 @@ class Names:
         return f"{kind}-{sum_.hexdigest()}"
 
 
-def redact(data: bytes, names: Names) -> bytes:
-    """Return a recording with the names in it replaced, and the checksums of what changed made anew.
+class Redacted(Source):
+    """Another recording with the names in it replaced, and the checksums of what changed made anew, as it is read.
 
-    Events whose checksum does not hold are blanked: nobody can say what they hold. Raises ValueError for bytes that
-    are no recording, and where the identity does not fit any more.
+    Events whose checksum does not hold are blanked: nobody can say what they hold. Raises ValueError for what is no
+    recording, and where the identity does not fit any more.
     """
-    size = parse_header(data[: f.HEADER_SIZE]).size
-    out = bytearray(data)
+
+    def __init__(self, source: Source, names: Names) -> None:
+        head = source.read(0, f.HEADER_SIZE)
+        layout = f.layout(parse_header(head).size)
+        self._source, self._names, self.size = source, names, source.size
+        self._head = _head(bytearray(head), names)
+        *_, self._first, capacity = layout
+        self._last = min(self._first + capacity * f.EVENT_SIZE, self.size)
+        self._texts: dict[tuple[int, bytes], bytes] = {}
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return the bytes at ``offset``, fewer than ``length`` where they end."""
+        end = min(offset + length, self.size)
+        out = bytearray(self._source.read(offset, max(0, end - offset)))
+        head = self._head[offset:end]
+        out[: len(head)] = head
+        start, stop = max(offset, self._first), min(end, self._last)
+        if start < stop:
+            first = start - (start - self._first) % f.EVENT_SIZE
+            last = min(self._last, stop + (self._first - stop) % f.EVENT_SIZE)
+            window = bytearray(self._source.read(first, last - first))
+            if len(self._texts) > _MOST_TEXTS:
+                self._texts.clear()
+            _events(window, self._names, self._texts)
+            out[start - offset : stop - offset] = window[start - first : stop - first]
+        return bytes(out)
+
+    def pieces(self, offset: int, length: int) -> list[tuple[int, int]]:
+        """Return the pieces that are no holes: those of the other recording."""
+        return self._source.pieces(offset, length)
+
+
+def redact(data: bytes, names: Names) -> bytes:
+    """Return a recording that is in memory as :class:`Redacted` reads it, which says what is raised."""
+    return Redacted(Source(data), names).read(0, len(data))
+
+
+def _head(out: bytearray, names: Names) -> bytes:
     length, _ = f.IDENTITY_FIELDS.unpack_from(out, f.IDENTITY_OFFSET_FIELDS)
     raw = names.identity(bytes(out[f.IDENTITY_OFFSET : f.IDENTITY_OFFSET + length]))
     if len(raw) > f.IDENTITY_MAX:
         raise ValueError(f"its identity without names has {len(raw)} bytes, at most {f.IDENTITY_MAX} fit")
     out[f.IDENTITY_OFFSET : f.HEADER_SIZE] = raw.ljust(f.HEADER_SIZE - f.IDENTITY_OFFSET, b"\0")
     f.IDENTITY_FIELDS.pack_into(out, f.IDENTITY_OFFSET_FIELDS, len(raw), crc32(raw))
-    *_, offset, capacity = f.layout(size)
-    _events(out, offset, min(offset + capacity * f.EVENT_SIZE, len(out)), names)
     return bytes(out)
 
 
+_MOST_TEXTS = 65_536
 _BLANK = bytes(f.EVENT_SIZE)
 _BODY = f.EVENT.size
 _TEXT_AT = f.EVENT.size - TEXT_MAX
 _KIND_AT = 16
 
 
-def _events(out: bytearray, start: int, end: int, names: Names) -> None:
-    texts: dict[tuple[int, bytes], bytes] = {}
-    for at in range(start, end, f.EVENT_SIZE):
+def _events(out: bytearray, names: Names, texts: dict[tuple[int, bytes], bytes]) -> None:
+    """Replace the names in event records. texts: what became of texts that were replaced before."""
+    for at in range(0, len(out), f.EVENT_SIZE):
         record = bytes(out[at : at + f.EVENT_SIZE])
         if record == _BLANK[: len(record)]:
             continue

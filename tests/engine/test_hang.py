@@ -2,7 +2,7 @@
 
 One pair a version, which the tests share in their order; the last one hangs it and kills its ranks.
 
-``PDCTL_TEST_KEEP_TRACE=DIR`` keeps the trace there: tests/unit/data has one, so that what reads traces can be tested without
+``PDCTL_TEST_KEEP_TRACE=DIR`` keeps the trace there: tests/data has one, so that what reads traces can be tested without
 an engine.
 """
 

@@ -57,9 +57,8 @@ def test_dp_routing(version: str, verdict: str, site: Path, namespace: Namespace
     arguments = (*ARGUMENTS, "--load-balance-method", "follow_bootstrap_room")
     with Pair.start(env, namespace, tmp_path, prefill_tp=2, decode_tp=1, prefill_args=arguments, wrap=env.wrap) as pair:
         assert {"prefill dp0 pp0 tp0", "prefill dp1 pp0 tp0"} <= {rank.identity.label for rank in pair.ranks()}
-        assert all(
-            pair.begin(1, first_room=room)[0]().tokens for room in (8, 9)
-        )  # a first request may take half a minute
+        # a first request may take half a minute
+        assert all(pair.begin(1, first_room=room)[0]().tokens for room in (8, 9))
         manifest, during, _ = drill(pair, "dp-routing", verdict, tmp_path / "journal")
         assert manifest.servers.endswith("bootstrap 127.0.0.1:30300")
         assert (during.sent, during.misrouted, during.completed) == (1, 1, 0)

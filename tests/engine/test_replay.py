@@ -15,7 +15,7 @@ from tests.support.patience import patience
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
-REAL = ROOT / "tests" / "unit" / "data" / "sglang-0.5.12.post1-c1.pdtrace"
+REAL = ROOT / "tests" / "data" / "sglang-0.5.12.post1-c1.pdtrace"
 ROOM = 16851422098683615
 OFF = {"PDCTL_AGENT": "off"}
 # The engine's environment has no pytest; the emitted test needs nothing of it but a folder.

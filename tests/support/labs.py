@@ -17,6 +17,7 @@ from typing import Any
 from pdctl.lab import state
 from pdctl.lab.client import Client, Load, Outcome
 from pdctl.lab.config import LabConfig
+from pdctl.protocol import durations
 from pdctl.protocol.model import Snapshot
 from pdctl.recording.reader import Event, Item, Recording, read
 from pdctl.targets.client import Client as AgentClient
@@ -130,7 +131,8 @@ class Lab:
 
     def inject_late_metadata(self, *options: object, delay: str = "3s") -> None:
         """Hold back the metadata of decode tp1."""
-        self.labs.cli("inject", "--delay-metadata", delay, "--rank", "decode:tp1", "--detach", *options)
+        lives = f"{max(60.0, durations.parse(delay, most_s=600)):.0f}s"
+        self.labs.cli("inject", "--delay-metadata", delay, "--for", lives, "--rank", "decode:tp1", "--detach", *options)
 
     def queues(self) -> dict[str, dict[str, list[int]]]:
         """Return rank → queue → rooms, as the agents answer now."""

@@ -1,4 +1,4 @@
-"""Makes tests/unit/data/version-1.pdtrace. Not run by tests: that file stays as the pdctl of its time wrote it.
+"""Makes tests/data/version-1.pdtrace. Not run by tests: that file stays as the pdctl of its time wrote it.
 
 python -m tests.support.make_trace_sample
 """

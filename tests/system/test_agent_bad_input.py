@@ -95,7 +95,7 @@ def test_a_client_killed_while_it_asks_disturbs_nobody(ranks: TinyRanks) -> None
     path = ranks.socket_of(ranks.start())
     program = f"""
 from pathlib import Path
-from pdctl import wire
+from pdctl.protocol import wire
 from tests.support.tiny_ranks import Wire
 connection = Wire(Path({str(path)!r}))
 print("asking", flush=True)

@@ -84,8 +84,8 @@ def test_many_threads_started_in_a_process_that_allocates(busy: Busy, tmp_path: 
 def test_pdctl_is_killed_at_any_moment_of_it(busy: Busy, tmp_path: Path) -> None:
     pid, choose = busy.process.pid, random.Random(int(os.environ.get("PDCTL_TEST_SEED", "7")))
     code = (
-        "import sys\nfrom pdctl.introspect import borrow\nprint(flush=True)\n"
-        "while True:\n    borrow.start_thread(int(sys.argv[1]), 'pass')"
+        "import sys\nfrom pdctl.introspect import hijack\nprint(flush=True)\n"
+        "while True:\n    hijack.start_thread(int(sys.argv[1]), 'pass')"
     )
     for _ in range(KILLS):
         tool = subprocess.Popen([sys.executable, "-c", code, str(pid)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -136,7 +136,7 @@ def test_a_difference_that_does_not_last_is_no_finding(started: Ranks) -> None:
 )
 def test_every_reading_command_has_a_row_for_each(parted: Ranks, command: list[str]) -> None:
     done = parted.pdctl(*command, "-o", "json", *PATIENT)
-    assert done.returncode in (0, 1, 3), done.stderr
+    assert done.returncode == (1 if command == ["diff-queues"] else 0), done.stderr  # they have parted
     text = json.dumps(json.loads(done.stdout))
     assert "Traceback" not in done.stderr
     assert "decode" in text
@@ -213,7 +213,7 @@ def test_commands_that_need_recordings_say_that_only_agents_record(parted: Ranks
 def test_pids_that_cant_be_read_have_rows_that_say_why(parted: Ranks, command: list[str]) -> None:
     parted.env["PDCTL_OUTSIDE"] += ",4000000"
     done = parted.pdctl(*command, "-o", "json", *PATIENT)
-    assert done.returncode in (1, 3), done.stderr
+    assert done.returncode == (1 if command == ["diff-queues"] else 3), done.stderr  # a finding comes first
     assert "no such process" in done.stdout
     parted.env["PDCTL_OUTSIDE"] = "bogus"
     done = parted.pdctl(*command)
@@ -234,8 +234,8 @@ def test_strangers_are_left_alone_where_a_run_directory_is_named(started: Ranks)
     started.start("--size", 1)
     del started.env["PDCTL_OUTSIDE"]
     done = started.pdctl("ranks")
-    assert done.returncode in (3, 4)
-    assert "no ranks found" in done.stderr or "decode dp0" not in done.stdout
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "no ranks found" in done.stderr
     assert "pdctl attach --all" in done.stderr
 
 

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from pdctl.recording.reader import read
 from pdctl.replay import position
 from pdctl.replay.judge import judge
 from pdctl.replay.plan import plan
-from pdctl.replay.run import execute
+from pdctl.replay.run import Workers
 from pdctl.replay.worker_log import Options
 from pdctl.trace.container import opened
 from tests.support.labs import Labs
@@ -33,7 +32,7 @@ from tests.support.patience import patience, until
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600, method="signal")]  # the machine may be busy
 
 ROOT = Path(__file__).resolve().parents[2]
-REAL = ROOT / "tests" / "unit" / "data" / "sglang-0.5.12.post1-c1.pdtrace"
+REAL = ROOT / "tests" / "data" / "sglang-0.5.12.post1-c1.pdtrace"
 ROOM = 16851422098683615
 SCHEMA = json.loads((ROOT / "docs" / "schemas" / "pdctl.replay.json").read_text())
 
@@ -196,7 +195,8 @@ def test_a_worker_killed_in_the_middle() -> None:
 
         threading.Thread(target=later).start()
 
-    result = judge(made, options, execute(made, options, started=kill))
+    with Workers() as workers:
+        result = judge(made, options, workers.execute(made, options, started=kill))
     assert result.verdict == "FAILED"
     ends = {end.rank: end for end in result.ends}
     assert (ends["tp1"].how, ends["tp1"].text) == ("died", "by SIGKILL")
@@ -213,12 +213,11 @@ def test_what_ends_the_command_ends_its_workers(how: signal.Signals, tmp_path: P
         stderr=subprocess.DEVNULL,
     )
     me = psutil.Process(command.pid)
-    workers = until("both workers", lambda: found if len(found := me.children()) == 2 else None)
-    time.sleep(0.5)  # they are Python by now
+    workers = until("both workers", lambda: found if len(found := me.children(recursive=True)) == 3 else None)
     command.send_signal(how)
     command.wait(30)
     until(
-        "the end of both workers",
+        "the end of both workers and of what has forked them",
         lambda: not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers),
     )
     if how is not signal.SIGKILL:
@@ -244,18 +243,18 @@ def test_bad_input(tmp_path: Path) -> None:
     foreign = tmp_path / "foreign.pdtrace"
     foreign.write_text("hello")
     for words, code, said in (
-        (("replay", cut), None, "cut.pdtrace"),
-        (("replay", foreign), None, "foreign.pdtrace"),
-        (("replay", tmp_path / "nowhere.pdtrace"), None, "nowhere.pdtrace"),
+        (("replay", cut), 4, "cut.pdtrace"),
+        (("replay", foreign), 4, "foreign.pdtrace"),
+        (("replay", tmp_path / "nowhere.pdtrace"), 4, "nowhere.pdtrace"),
         (("replay", REAL, "--gate", "maybe"), 2, "on, off, both"),
         (("replay", REAL, "--queue", "waiting"), 2, "has no rounds"),
         (("replay", REAL, "--device", "tpu"), 2, "cpu, cuda or cuda:N"),
         (("replay", REAL, "--engine", "vllm"), 2, "sglang"),
         (("replay", REAL, "--engine", "sglang"), 2, "SGLang can't be imported here"),
-        (("replay",), 2, "nothing to replay"),
+        (("replay",), 2, "Missing argument 'TRACE'"),
     ):
         done = pdctl(*words)
-        assert done.returncode in ((2, 3, 4) if code is None else (code,)), (words, done.returncode, done.stderr)
+        assert done.returncode == code, (words, done.returncode, done.stderr)
         assert said in " ".join(done.stderr.split()), words
         assert "Traceback" not in done.stderr
 

@@ -125,9 +125,8 @@ def test_what_a_runbook_shows_is_looked_for(shown: tuple[str, ...], gone: str) -
     assert missing(shown, "room  7  waits 14.2 s\nbetween\n  second line\n", {"ROOM": "7"}) == gone
 
 
-if (
-    __name__ == "__main__"
-):  # python -m tests.system.test_runbooks NAME: what the commands print, to write the runbook from
+# python -m tests.system.test_runbooks NAME: what the commands print, to write the runbook from
+if __name__ == "__main__":
     with STATES[sys.argv[1]]() as (labs, words):
         for step in steps(RUNBOOKS / f"{sys.argv[1]}.md"):
             done = run(labs, filled(step.command, words))

@@ -59,14 +59,14 @@ def test_the_list_of_commands_imports_no_probe() -> None:
 
 @pytest.mark.parametrize("args", [["ranks"], ["diff-queues"]])
 def test_commands_for_a_hang_load_neither_torch_nor_pandas(tmp_path: Path, args: list[str]) -> None:
-    assert loaded(tmp_path, *args).isdisjoint({"torch", "pandas", "psutil"})
+    assert loaded(tmp_path, *args).isdisjoint({"torch", "pandas"})
 
 
 def test_an_agent_loads_only_what_a_rank_has() -> None:
     program = "import sys; before = set(sys.modules); import pdctl.agent.core, pdctl.agent.server; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     names = {name.partition(".")[0] for name in done.stdout.split()}
-    assert names.isdisjoint({"torch", "typer", "click", "rich", "pandas", "psutil", "yaml"})
+    assert names.isdisjoint({"torch", "typer", "click", "rich", "pandas", "yaml"})
 
 
 def test_every_command_there_is_can_be_called_and_says_what_it_does() -> None:

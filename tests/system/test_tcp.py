@@ -181,9 +181,8 @@ def test_keys_change_while_the_rank_runs(ranks: TinyRanks, ring: Keyring) -> Non
         assert done.returncode == 0, done
         until("carol let in", lambda: answers("carol", 5.0))
         assert asked_from_afar(ranks, ring, "keys", "revoke", "alice").returncode == 0
-        until(
-            "alice told that her key is revoked", lambda: alice.ask("queues").error
-        )  # over the connection it has had all the time
+        # over the connection it has had all the time
+        until("alice told that her key is revoked", lambda: alice.ask("queues").error)
     assert not answers("alice", 1.0)
     (ring.folder / keys.AUTHORIZED).chmod(0o666)
     until("nobody let in while others may write the list", lambda: not answers("carol", 1.0))

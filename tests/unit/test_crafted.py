@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import struct
+import time
 import tracemalloc
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,11 +24,12 @@ from pdctl.recording import format as f
 from pdctl.recording import source as sources
 from pdctl.recording.header import BadRecording, read_header
 from pdctl.recording.reader import parse, read
-from pdctl.recording.source import FileSource, Held, Source
+from pdctl.recording.source import FileSource, Held, Source, Spool
+from pdctl.targets import registration
 from pdctl.targets.find import discover
 from pdctl.targets.nodeset import Place, fold, unfold
 from pdctl.trace import container, manifest
-from pdctl.trace.container import unpacked
+from pdctl.trace.container import read_manifest, unpacked
 from tests.support import crafted
 from tests.support.identities import identity
 from tests.support.read_all import carry, read_all, without_names
@@ -122,6 +125,16 @@ def test_one_bad_recording_leaves_the_others(pair: dict[str, bytearray], tmp_pat
     assert [problem for problem in found.problems if "4002-1.pdrec: header is damaged" in problem]
 
 
+def test_one_bad_recording_of_a_trace_is_named_as_the_trace_has_it(pair: dict[str, bytearray], tmp_path: Path) -> None:
+    crafted.set_size(pair["4002-1.pdrec"], 1 << 62)
+    path = crafted.write(tmp_path / "t.pdtrace", pair)
+    found = discover({}, source=path)
+    assert [rank.identity.tp for rank in found.ranks if rank.recording] == [0]
+    [problem] = found.problems
+    [member] = [rank.member for rank in read_manifest(path).ranks if "4002" in rank.member]
+    assert problem.startswith(f"{path}:{member}: header is damaged: ")
+
+
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
@@ -141,6 +154,24 @@ def test_a_sparse_file_is_read_without_its_holes(pair: dict[str, bytearray], tmp
     assert len(recording.streams) == 1  # its live cells
     with pytest.raises(OSError, match="nearly all holes"):
         sources.whole(path)
+
+
+def test_recordings_that_are_spooled_are_each_as_they_were_sent(pair: dict[str, bytearray]) -> None:
+    sent = [bytes(pair["4001-1.pdrec"]), b"\1" * 10_001, bytes(1 << 20), b"", bytes(pair["4002-1.pdrec"])]
+    spool = Spool()
+    kept = [spool.keep(data[at : at + 70_001] for at in range(0, len(data), 70_001)) for data in sent]
+    for data, source in zip(sent, kept, strict=True):
+        assert source.size == len(data)
+        assert source.read(0, len(data)) == data
+        assert source.read(5, 3) == data[5:8]
+        last = max(0, len(data) - 1)
+        assert source.read(last, 100) == data[last:]
+        there = bytearray(len(data))
+        for at, length in source.pieces(0, source.size):
+            there[at : at + length] = source.read(at, length)
+        assert bytes(there) == data, "what is no piece of it is zeros"
+    assert sum(length for _, length in kept[2].pieces(0, 1 << 20)) == 0, "which take no room"
+    assert read_all(kept[4]).identity == parse(sent[4]).identity
 
 
 def test_held_bytes_are_the_files(pair: dict[str, bytearray], tmp_path: Path) -> None:
@@ -288,6 +319,26 @@ def test_unpacking_heeds_the_time_it_has(pair: dict[str, bytearray], tmp_path: P
         assert all("no time left of 0 s (--timeout)" in rank.reason for rank in trace.manifest.ranks)
     found = discover({}, source=path, timeout_s=0)
     assert [rank.recording_off for rank in found.ranks if "no time left" in rank.recording_off]
+
+
+def test_the_time_that_is_over_is_called_what_the_user_gave(
+    pair: dict[str, bytearray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "d"
+    folder.mkdir()
+    crafted.write(folder / "t.pdtrace", pair)
+    files, clock, late = registration.files, time.monotonic, [0.0]
+
+    def slowly(*args: Any) -> Iterator[Path]:
+        for path in files(*args):
+            late[0] = 100.0
+            yield path
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + late[0])
+    monkeypatch.setattr(registration, "files", slowly)
+    found = discover({}, source=folder, timeout_s=60)
+    reasons = {rank.recording_off for rank in found.ranks}
+    assert {reason.partition("no time left of ")[2] for reason in reasons} == {"60 s (--timeout)"}
 
 
 def test_a_bomb_is_left_out_before_it_fills_the_disk(

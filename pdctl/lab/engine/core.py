@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 
 IDLE_WAIT_MS = 100
 BUSY_WAIT_MS = 2
+STUCK_WAIT_MS = 20
+STUCK_AFTER_TURNS = 50
+"""Turns in which no queue has another length; from then on the longer wait: a request that waits for good fills no core."""
 CLIENTS = 16
 """Connections to clients that are kept open: each client has an address of its own, and descriptors are few."""
 
@@ -71,6 +74,8 @@ class SchedulerCore:
         self.context: zmq.Context[Any] = zmq.Context()
         self._outputs: dict[str, Any] = {}
         self._requests: Any = None
+        self._lengths: list[int] = []
+        self._still = 0  # turns since a queue had another length
         if groups.pp_first and groups.tp_rank == 0:
             self._requests = self.context.socket(zmq.PULL)
             self._requests.bind(request_endpoint)
@@ -88,7 +93,7 @@ class SchedulerCore:
         received: list[dict[str, Any]] = []
         if self._requests is not None:
             if not self.running_batch:  # an idle rank waits here, all others in the broadcast
-                self._requests.poll(BUSY_WAIT_MS if self.has_work() else IDLE_WAIT_MS)
+                self._requests.poll(self.wait_ms())
             while True:
                 try:
                     received.append(msgspec.msgpack.decode(self._requests.recv(zmq.NOBLOCK)))
@@ -101,19 +106,25 @@ class SchedulerCore:
             received = broadcast_pyobj(received, first, self.attn_tp_cpu_group, groups.members["attn-tp"][0])
         return received
 
-    def has_work(self) -> bool:
-        """Whether any request is in a queue of this rank."""
-        if self.waiting_queue or self.running_batch:
-            return True
+    def wait_ms(self) -> int:
+        """Return how long this turn may wait for a message."""
+        lengths = self.queue_lengths()
+        self._still = self._still + 1 if lengths == self._lengths else 0
+        self._lengths = lengths
+        if not any(lengths):
+            return IDLE_WAIT_MS
+        return BUSY_WAIT_MS if self._still < STUCK_AFTER_TURNS else STUCK_WAIT_MS
+
+    def queue_lengths(self) -> list[int]:
+        """Return how many requests each queue of this rank has."""
+        queues: list[list[Any]] = [self.waiting_queue, self.running_batch]
         if self.role == "prefill":
-            return bool(self.disagg_prefill_bootstrap_queue.queue or self.disagg_prefill_inflight_queue)
-        prealloc = self.disagg_decode_prealloc_queue
-        return bool(
-            prealloc.queue
-            or prealloc.pending_reqs
-            or prealloc.retracted_queue
-            or self.disagg_decode_transfer_queue.queue
-        )
+            queues += [self.disagg_prefill_bootstrap_queue.queue, self.disagg_prefill_inflight_queue]
+        else:
+            prealloc = self.disagg_decode_prealloc_queue
+            queues += [prealloc.queue, prealloc.pending_reqs, prealloc.retracted_queue]
+            queues.append(self.disagg_decode_transfer_queue.queue)
+        return [len(queue) for queue in queues]
 
     def process_input_requests(self, messages: list[dict[str, Any]]) -> None:
         """Enqueue new requests and carry out aborts."""

@@ -143,16 +143,11 @@ def _hashed(rid: str, salts: tuple[str, ...]) -> list[str]:
 
 
 def _plottable(path: Path) -> None:
-    import importlib.util
+    from pdctl.protocol import extras
 
     if path.suffix.lower() not in PLOTS:
         raise WrongOptionError(f"{path.name} ends in none of {', '.join(PLOTS)}", "--plot")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise PdctlError(
-            "--plot draws with matplotlib, which is not installed",
-            "pip install 'pdctl[plot]'; --perfetto needs nothing.",
-            Exit.USAGE,
-        )
+    extras.require("plot", "--plot")
 
 
 PROBE = Story()

@@ -15,7 +15,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from pdctl.protocol.files import names, open_folder, read_regular, status
 from pdctl.protocol.processes import NO_PROCESS, Process, look
 from pdctl.protocol.rank import FoundRank
 from pdctl.targets import registration
+from pdctl.targets.registration import Claim
 
 NAME = "PDCTL_CONTAINERS"
 _RUN = "tmp"
@@ -35,8 +36,6 @@ _RUN_DIR = re.compile(r"pdctl-[0-9]{1,10}", re.ASCII)
 MAX_NAMES = 65_536
 MAX_FOLDERS = 64
 """Run directories of one container that are looked at."""
-MAX_CLAIMS = 64
-"""Registrations of others that are read to see which servers they claim to be of."""
 _SAYS = {"": True, "on": True, "yes": True, "1": True, "off": False, "no": False, "0": False, "none": False}
 
 
@@ -56,15 +55,6 @@ class Container:
         here = self.pids.get(pid, 0)
         process = look(here) if here else NO_PROCESS
         return (here, process) if process.runs_since(start) else (pid, NO_PROCESS)
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A registration that belongs to somebody else, or can't be used. server: the cluster, service and instance it names."""
-
-    path: str
-    server: tuple[str, str, str]
-    why: str
 
 
 def wanted(env: Mapping[str, str]) -> bool:
@@ -95,9 +85,9 @@ def find(
         for name, folder, why in _folders(container, others, until):
             if why:
                 others.append(why)
-                claims += _claims(name, folder, why, MAX_CLAIMS - len(claims), until)
+                claims += _claims(name, folder, why, registration.MAX_CLAIMS - len(claims), until)
             else:
-                yield from _ranks(container, name, folder, problems, others, until)
+                yield from _ranks(container, name, folder, problems, others, claims, until)
 
 
 def _folders(container: Container, others: list[str], until: float) -> Iterator[tuple[Path, int, str]]:
@@ -127,31 +117,37 @@ def _folders(container: Container, others: list[str], until: float) -> Iterator[
 
 
 def _ranks(
-    container: Container, name: Path, folder: int, problems: list[str], others: list[str], until: float
+    container: Container,
+    name: Path,
+    folder: int,
+    problems: list[str],
+    others: list[str],
+    claims: list[Claim],
+    until: float,
 ) -> Iterable[FoundRank]:
-    """Yield the ranks that registered in a directory that is held, and is this user's alone."""
+    """Yield the ranks that registered in a directory that is held, and is this user's alone.
+
+    It may be that of a user of the container whom nobody here trusts, as root there is. So a registration that can't be used
+    is as one of somebody else: it counts only where it claims to be of a server that is looked at.
+    """
     found, whole = names(folder, paths.REGISTRATION_SUFFIX, registration.MAX_RANKS, until)
     for number, file in enumerate(found):
         if time.monotonic() >= until:
             whole, found = False, found[:number]
             break
         try:
-            r = _registration(file, folder, (os.geteuid(),))
+            raw = read_regular(file, paths.MAX_REGISTRATION, dir_fd=folder, owners=(os.geteuid(),))
+            r = paths.registration(file, raw)
         except FileNotFoundError:
             continue  # the rank ended while we looked
-        except OSError as error:
-            others.append(f"{name / file} {error.strerror}")
-        except ValueError as error:
-            others.append(f"{name / file} is not a registration this pdctl reads: {error}")
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else f"is not a registration this pdctl reads: {error}"
+            others.append(f"{name / file} {why}")
+            claims += registration.claim(name / file, file, folder, f"it {why}", registration.MAX_CLAIMS - len(claims))
         else:
             yield _rank(container, r)
     if not whole:
         problems.append(f"{name}: more than {len(found)} registrations; the others were not read")
-
-
-def _registration(file: str, folder: int, owners: Sequence[int]) -> paths.Registration:
-    raw = read_regular(file, paths.MAX_REGISTRATION, dir_fd=folder, owners=owners)
-    return paths.registration(file, raw)
 
 
 def _claims(name: Path, folder: int, why: str, most: int, until: float) -> Iterator[Claim]:
@@ -163,11 +159,7 @@ def _claims(name: Path, folder: int, why: str, most: int, until: float) -> Itera
     for file in found:
         if time.monotonic() >= until:
             return
-        try:
-            identity = _registration(file, folder, ()).identity
-        except (OSError, ValueError):
-            continue
-        yield Claim(str(name / file), (identity.cluster, identity.service, identity.instance), why)
+        yield from registration.claim(name / file, file, folder, why, most)
 
 
 def _rank(container: Container, r: paths.Registration) -> FoundRank:

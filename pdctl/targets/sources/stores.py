@@ -17,9 +17,11 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 
-from pdctl.protocol import keys, structs
+import pdctl
+from pdctl.protocol import extras, keys, structs
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.rank import FoundRank, Silence
 from pdctl.protocol.store_schema import STALE_S, Beat, Entry, Found, Read
@@ -63,7 +65,12 @@ def stores(env: Mapping[str, str]) -> list[Store]:
 
 
 def read(wanted: Sequence[Store], timeout_s: float) -> list[Read]:
-    """Return what is in each store, or why that can't be told, all within ``timeout_s`` together."""
+    """Return what is in each store, or why that can't be told, all within ``timeout_s`` together.
+
+    Raises PdctlError (USAGE) where there is no torch to read one with.
+    """
+    if wanted:
+        extras.require("store", "--store")
     end = time.monotonic() + timeout_s
     nowhere = unresolved((store.host for store in wanted), timeout_s / 2)
     answers = {store: Read(error=nowhere.get(store.host) or _nobody(store, min(1.0, timeout_s))) for store in wanted}
@@ -125,7 +132,7 @@ class _Child:
 
 def _env() -> dict[str, str]:
     """Return the environment of a child: it finds pdctl where this process did."""
-    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+    here = str(Path(pdctl.__file__).resolve().parents[1])
     path = os.environ.get("PYTHONPATH", "")
     return {**os.environ, "PYTHONPATH": f"{here}{os.pathsep}{path}" if path else here, "OMP_NUM_THREADS": "1"}
 

@@ -7,6 +7,7 @@ import json
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,8 +17,11 @@ import pytest
 import zmq
 
 from pdctl.protocol import paths, wire
+from pdctl.protocol.model import Identity
 from pdctl.protocol.stream import HEAD, framed
-from pdctl.recording.writer import process_start
+from pdctl.recording import format as f
+from pdctl.recording.writer import RecordingWriter, process_start
+from tests.support import crafted
 from tests.support.tiny_ranks import ROOT, TinyRanks
 
 pytestmark = pytest.mark.system
@@ -42,17 +46,23 @@ def ranks(tmp_path: Path) -> Iterator[TinyRanks]:
         yield ranks
 
 
-def looked(ranks: TinyRanks, *args: str, **env: str) -> tuple[list[dict[str, str]], str]:
-    """Return the rows of a command that ends by itself, and its errors; it must have stayed small."""
+def ran(ranks: TinyRanks, *args: str, **env: str) -> tuple[subprocess.CompletedProcess[str], int]:
+    """Return how a command ended, by itself, and the most memory that it used, in bytes."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *args, "-o", "json"],
         cwd=ROOT, env=ranks.env | env, capture_output=True, text=True, check=False,
     )  # fmt: skip
     err, _, peak = done.stderr.rpartition("VmHWM:")
     print(f"{args[0]} took {peak.strip()}")
-    assert int(peak.split()[0]) << 10 < SMALL_CLIENT
     assert "Traceback" not in err
-    return json.loads(done.stdout)["ranks"], err
+    return done, int(peak.split()[0]) << 10
+
+
+def looked(ranks: TinyRanks, *args: str, **env: str) -> tuple[list[dict[str, str]], str]:
+    """Return the rows of a command that ends by itself, and its errors; it must have stayed small."""
+    done, peak = ran(ranks, *args, **env)
+    assert peak < SMALL_CLIENT
+    return json.loads(done.stdout)["ranks"], done.stderr
 
 
 def reply(body: object) -> bytes:
@@ -165,16 +175,28 @@ def test_a_far_rank_whose_message_never_ends_is_found_among_honest_ones(ranks: T
     assert reasons[2:] == ["not today"] * 2
 
 
+def head(who: Identity, size: int) -> bytes:
+    """Return the header of a recording of this size."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.pdrec"
+        RecordingWriter.create(path, msgspec.json.encode(who), size=f.MIN_SIZE)
+        made = bytearray(path.read_bytes()[: f.HEADER_SIZE])
+    crafted.set_size(made, size)
+    return bytes(made)
+
+
 class Near:
     """Registrations of processes that are no ranks, and what answers at their sockets."""
 
-    def __init__(self, ranks: TinyRanks, count: int, data: bytes, *, endless: bool = False) -> None:
+    def __init__(self, ranks: TinyRanks, count: int, data: bytes, *, endless: bool = False, recording: int = 0) -> None:
+        """recording: bytes that each says its recording has, and answers with."""
         child = ranks.start("--then", "sleep")
         path = ranks.socket_of(child)
         mine = paths.read_registration(path.with_suffix(".json"))
         child.kill()
         child.wait()
-        self._data, self._endless = data, endless
+        self._data, self._endless, self._recording = data, endless, recording
+        self._head = b""
         self._listeners: list[socket.socket] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         for number in range(count):
@@ -188,6 +210,11 @@ class Near:
             self._listeners.append(listener)
             who = msgspec.structs.replace(mine.identity, pid=pid, proc_start=start, service=f"s{number}")
             r = msgspec.structs.replace(mine, identity=who, endpoint=f"ipc://{place}", recording="", recording_size=0)
+            if recording:
+                file = place.with_suffix(".told")  # a file that is there; what is in it is not asked for
+                file.touch()
+                r = msgspec.structs.replace(r, recording=str(file), recording_size=recording)
+                self._head = self._head or head(who, recording)
             paths.write_private(place.with_suffix(".json"), msgspec.json.encode(r))
             threading.Thread(target=self._serve, args=(listener,), daemon=True).start()
         path.unlink(missing_ok=True)
@@ -203,7 +230,14 @@ class Near:
 
     def _answer(self, client: socket.socket) -> None:
         with client, contextlib.suppress(OSError):
-            while client.recv(65536):
+            while asked := client.recv(65536):
+                request = wire.decode_request(asked[HEAD.size :])
+                if self._recording and request.op == "recording":
+                    offset, length = (request.args[name] for name in ("offset", "length"))
+                    body = self._head[offset : offset + length].ljust(length, b"\1")
+                    answer = wire.Reply(id=request.id, body=msgspec.Raw(wire.encode(body)))
+                    client.sendall(framed(wire.encode(answer)))
+                    continue
                 client.sendall(self._data)
                 while self._endless:
                     client.sendall(self._data)
@@ -238,3 +272,21 @@ def test_near_ranks_that_answer_too_much_are_rows_with_a_reason(
     there = [row for row in rows if row["state"] == "silent"]
     assert len(there) == MANY, rows
     assert all(reason in row["reason"] and len(row["reason"]) < 5000 for row in there), there[0]
+
+
+HUGE = 600 << 20
+"""Bytes of a recording that is delivered, none of them a hole: more than twice what a command may use."""
+
+
+@pytest.mark.parametrize("command", ["diff-queues", "record"])
+def test_a_recording_that_is_really_delivered_takes_no_memory(ranks: TinyRanks, tmp_path: Path, command: str) -> None:
+    near = Near(ranks, 1, framed(error("only recordings")), recording=HUGE)
+    made = tmp_path / "made.pdtrace"
+    try:
+        words = (str(made),) if command == "record" else ()
+        done, peak = ran(ranks, command, *words, "--through", "sockets", "--timeout", "120", "--rank-timeout", "20")
+    finally:
+        near.close()
+    assert "round record(s) torn and left out" in done.stdout, done
+    assert peak < SMALL_CLIENT
+    assert (command == "record") == made.exists()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from pdctl.recording import format as f
 from pdctl.recording.writer import RecordingWriter
 from pdctl.targets.sources import containers
 from tests.system.hostile.test_files import registration
-from tests.system.hostile.test_strangers import PATIENT, box, pdctl
+from tests.system.hostile.test_strangers import PATIENT, box, inside, pdctl
 
 pytestmark = [
     pytest.mark.system,
@@ -24,14 +23,6 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="a hostile container runs as this user"),
 ]
 WAITS = "echo ready; exec sleep 1000"
-
-
-def inside(child: subprocess.Popen[str]) -> Path:
-    """Return the run directory of a box, as seen from here."""
-    assert child.stdout is not None
-    assert child.stdout.readline() == "ready\n"
-    [pid] = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
-    return Path(f"/proc/{pid}/root/tmp/pdctl-{os.getuid()}")
 
 
 def identity() -> dict[str, object]:

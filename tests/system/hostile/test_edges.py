@@ -10,13 +10,18 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from pdctl.cli import app
+from pdctl.inject.drill.records import Manifest, Problem
+from pdctl.inject.drill.schema import Drill
+from pdctl.protocol.errors import Exit
 from tests.support.labs import Labs
+from tests.system.hostile.test_files import registration
 
-TRACE = Path(__file__).parents[2] / "unit" / "data" / "version-1.pdtrace"
+TRACE = Path(__file__).parents[2] / "data" / "version-1.pdtrace"
 LONG = "x" * 300
 _PR_CAPBSET_DROP, _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 24, 1, 2
 LIBC = ctypes.CDLL(None)
@@ -36,7 +41,8 @@ def no_room() -> None:
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PDCTL_", "COLUMNS"))}
-    return {**kept, "PDCTL_RUN_DIR": str(tmp_path / "run"), "PDCTL_RECORD_DIR": str(tmp_path / "rec")}
+    own = {"PDCTL_RUN_DIR": "run", "PDCTL_RECORD_DIR": "rec", "XDG_CONFIG_HOME": "config", "XDG_CACHE_HOME": "cache"}
+    return kept | {name: str(tmp_path / place) for name, place in own.items()}
 
 
 def pdctl(
@@ -64,13 +70,47 @@ def pdctl(
 # ---- streams ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["--help", "--version", "ranks --help", "explain -o csv"])
+@pytest.mark.parametrize(
+    "command",
+    ["--help", "--version", "ranks --help", "explain -o csv", "context list", "keys new x", "keys list", "drill list"],
+)
 def test_what_can_not_be_written_is_said(command: str, env: dict[str, str]) -> None:
     done = pdctl(env, *command.split(), shell=">/dev/full")
     assert (done.returncode, done.stderr.splitlines()[0]) == (
         3,
         "pdctl: standard output can't be written: No space left on device",
     )
+
+
+def test_a_worse_exit_code_is_kept_where_the_result_can_not_be_written(tmp_path: Path, env: dict[str, str]) -> None:
+    journal = tmp_path / "journal"
+    records = (
+        Manifest(pdctl="1", python="3", started=1.0, seed=1, control=False, drill=Drill(name="x", about="y")),
+        Problem(at=1.0, step="heal", message="a rank is silent", code=Exit.FAULT_ACTIVE),
+    )
+    journal.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
+    (tmp_path / "run").mkdir(mode=0o700)
+    (tmp_path / "run/7-7.json").write_text(registration(7, 7))
+    for command, code in (
+        (("drill", "judge", journal), 6),
+        (("attach", 4_000_000), 4),
+        (("ranks",), 4),
+        (("stuck",), 4),
+    ):
+        shown = pdctl(env, *command)
+        assert (shown.returncode, bool(shown.stdout)) == (code, True), shown
+        full = pdctl(env, *command, shell=">/dev/full")
+        assert full.returncode == code, full
+        assert "standard output can't be written: No space left on device" in full.stderr
+
+
+def test_a_command_that_writes_nothing_there_loses_nothing(tmp_path: Path, env: dict[str, str]) -> None:
+    key = "1cbfc4d53534eace11be4efaa5a85ee406ea85b3d6a661f8958f5449ef4ae251"
+    for shell in ("", ">/dev/full"):
+        env["XDG_CONFIG_HOME"] = str(tmp_path / f"config{shell[-4:]}")
+        for command in ("context add x", "context use x", f"keys authorize {key} --role observe", f"keys revoke {key}"):
+            done = pdctl(env, *command.split(), shell=shell)
+            assert (done.returncode, done.stdout) == (0, ""), done
 
 
 @pytest.mark.parametrize(
@@ -131,7 +171,7 @@ def test_odd_variables_are_no_reason_to_fail(odd: dict[str, str], env: dict[str,
     "command",
     [
         "ranks --from", "replay", "record", "story 7 --plot", "ranks --run-dir", "clean --record-dir", "drill judge",
-        "lab up --run-dir", "replay --fleet ranks=8,group=8,rate=1/s --plot",
+        "lab up --run-dir", "replay x --plot", "explore", "explore --model ranks=2 --write",
     ],
 )  # fmt: skip
 def test_a_path_that_nothing_can_have_is_wrong_usage(command: str, path: str) -> None:
@@ -161,7 +201,7 @@ def locked(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    ("command", "code"), [("ranks --from", 4), ("replay", 4), ("record", 2), ("story 7 --perfetto", 2)]
+    ("command", "code"), [("ranks --from", 4), ("replay", 4), ("explore", 4), ("record", 2), ("story 7 --perfetto", 2)]
 )
 def test_where_one_may_not_look(command: str, code: int, locked: Path, env: dict[str, str]) -> None:
     done = pdctl(env, *command.split(), locked, before=as_anybody)

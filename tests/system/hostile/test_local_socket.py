@@ -194,7 +194,7 @@ def test_a_flood_takes_its_share_of_the_thread_and_others_are_answered(ranks: Ti
     path = ranks.socket_of(child)
     program = f"""
 import socket
-from pdctl import wire
+from pdctl.protocol import wire
 from pdctl.protocol.stream import framed
 many = []
 for _ in range(10):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tiny_ranks import ROOT
+from tests.support.tiny_ranks import ROOT, TinyRanks
 from tests.system.hostile.test_files import registration
 
 pytestmark = [
@@ -54,6 +54,14 @@ def box(script: str) -> Iterator[subprocess.Popen[str]]:
     finally:
         child.kill()
         child.communicate()
+
+
+def inside(child: subprocess.Popen[str]) -> Path:
+    """Return the run directory of a box, as seen from here."""
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    [pid] = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
+    return Path(f"/proc/{pid}/root/tmp/pdctl-{os.getuid()}")
 
 
 @contextmanager
@@ -119,6 +127,46 @@ def test_it_counts_where_it_claims_to_be_of_a_server_that_is_looked_at(answering
         assert done.returncode == 3
         assert any(f"claims to be of {SERVICE}" in one for one in said["problems"])
         assert not [row for row in said["ranks"] if row["pid"] == 7], "it is not believed"
+
+
+def test_a_registration_of_a_container_that_can_not_be_used_counts_as_one_of_a_stranger(
+    answering: dict[str, str],
+) -> None:
+    before = pdctl("ranks", *PATIENT).returncode
+    with box("echo ready; exec sleep 1000") as child:
+        folder = inside(child)
+        (folder / "7-8.json").write_text(registration(7, 7))  # of another process than its name says
+        (folder / "7-7.json").write_text(registration(7, 7))
+        os.chown(folder / "7-7.json", OTHER, -1)
+        done = pdctl("ranks", *PATIENT)
+        assert done.returncode == before, done
+        assert "left alone: " in done.stderr
+        for name in ("7-7.json", "7-8.json"):
+            (folder / name).write_text(registration(7, 7, **answering))
+            done = pdctl("ranks", "-o", "json", *PATIENT)
+            said = json.loads(done.stdout)
+            assert done.returncode == 3
+            [problem] = [one for one in said["problems"] if f"{folder.name}/{name} claims" in one]
+            assert f"claims to be of {SERVICE}; it " in problem, problem
+            assert not [row for row in said["ranks"] if row["pid"] == 7], "it is not believed"
+            (folder / name).unlink()
+
+
+def test_a_file_of_a_stranger_in_ones_own_run_directory_counts_as_one_in_his(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with TinyRanks(tmp_path) as ranks:
+        ranks.start()
+        [row] = json.loads(pdctl("ranks", "-o", "json", *PATIENT, env=ranks.env).stdout)["ranks"]
+        (run / "7-7.json").write_text(registration(7, 7))
+        os.chown(run / "7-7.json", OTHER, -1)
+        done = pdctl("ranks", *PATIENT, env=ranks.env)
+        assert done.returncode == 0, done
+        assert f"left alone: {run}/7-7.json belongs to uid {OTHER}" in done.stderr
+        mine = {name: row[name] for name in ("instance", "service", "cluster")}
+        (run / "7-7.json").write_text(registration(7, 7, **mine))
+        done = pdctl("ranks", *PATIENT, env=ranks.env)
+        assert done.returncode == 3, done
+        assert f"7-7.json claims to be of {row['service']}; it belongs to uid {OTHER}" in done.stderr
 
 
 def test_shared_memory_that_somebody_else_made_first_is_not_used() -> None:

@@ -25,6 +25,7 @@ from typer.testing import CliRunner, Result
 
 from pdctl.cli import app
 from pdctl.protocol.model import Action, EventKind
+from pdctl.recording.source import Source
 from pdctl.report.output import Format, Output
 from pdctl.trace import manifest
 from pdctl.trace.container import member_of, write_trace
@@ -96,7 +97,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
             rank.writer.set_identity(msgspec.json.encode(refused))
             if pid == REFUSED[1]:
                 member = replace(member, rank=msgspec.structs.replace(member.rank, identity=refused))
-            members.append(replace(member, data=world.data(rank)))
+            members.append(replace(member, data=Source(world.data(rank))))
         made = msgspec.structs.replace(
             manifest.new(f"stopped{POISON}"), problems=(POISON,), pdctl_version=NAMED, redacted=False
         )

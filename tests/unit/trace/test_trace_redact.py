@@ -15,9 +15,10 @@ from pdctl.probes.story.find import known_rooms, meant
 from pdctl.protocol.model import AGENT_ENDED, EventKind, GroupInfo
 from pdctl.recording import format as f
 from pdctl.recording.reader import parse
+from pdctl.recording.source import Source
 from pdctl.recording.writer import RecordingWriter
 from pdctl.trace import redact as module
-from pdctl.trace.redact import Names, redact
+from pdctl.trace.redact import Names, Redacted, redact
 from tests.unit.agent.test_tap_recording import IDENTITY, Engine, Request
 
 HOST = "node17.cluster.example"
@@ -68,6 +69,9 @@ def test_names_go_and_all_else_stays(tmp_path: Path) -> None:
     )
     names = Names(SALT)
     clean = redact(data, names)
+    piecewise = Redacted(Source(data), names)
+    for step in (1_000, 4_096 + 17, len(data)):  # whatever is read at once, also half a record
+        assert b"".join(piecewise.read(at, step) for at in range(0, len(data), step)) == clean
     assert len(clean) == len(data)
     for secret in (b"alice", HOST.encode(), b"node17"):
         assert secret in data

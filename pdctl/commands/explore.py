@@ -1,0 +1,88 @@
+"""``pdctl explore``: searches for event orders in which ranks diverge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from pdctl.commands.ending import tidy_end
+from pdctl.commands.options import OutputOption, find, seconds, source_place, target_place
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.report.output import Format, Output
+
+
+def command(
+    trace: Annotated[
+        Optional[Path],  # noqa: UP045  # as in options.py
+        typer.Argument(parser=source_place, metavar="TRACE", help="A .pdtrace, or a directory of recordings."),
+    ] = None,
+    model: Annotated[
+        str,
+        typer.Option("--model", metavar="MODEL", help="Search a model: ranks=2,requests=3[,rounds=3][,arrivals=1]."),
+    ] = "",
+    near: Annotated[
+        int,
+        typer.Option("--near", metavar="N", min=0, max=3, help="With TRACE: rounds anything may be off, at most."),
+    ] = 1,
+    policy: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--policy", metavar="NAME", help="Only this policy; repeatable. Default: all that apply."),
+    ] = None,
+    schedules: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--schedules", metavar="N", min=1, max=10**12, help="Try N schedules drawn from --seed."),
+    ] = None,
+    exhaustive: Annotated[
+        bool, typer.Option("--exhaustive", help="Try every schedule. Default: where there are at most 100 million.")
+    ] = False,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", min=0, max=2**63 - 1, help="Same seed, same schedules.")
+    ] = 0,
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N.")] = "cpu",
+    limit: Annotated[
+        float, typer.Option("--for", parser=seconds, metavar="TIME", help="When the search ends at the latest.")
+    ] = 60.0,
+    write: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--write",
+            parser=target_place,
+            metavar="DIR",
+            help="Write each counterexample as a .pdtrace into this new directory.",
+        ),
+    ] = None,
+    output: OutputOption = Format.TABLE,
+) -> int:
+    """Search for event orders in which ranks diverge: near what TRACE recorded, or from nothing with --model.
+
+    The search tries orders in which things can happen on each rank, under policies. A policy is what an engine version
+    does with polls. Counterexamples are made as small as they get.
+
+    Exit code: 0 when every policy HOLDS (all orders within the bound were tried), 1 when one is BROKEN, 3 when none is
+    and not all orders were tried.
+    """
+    if trace is None and not model:
+        raise PdctlError(
+            "nothing to explore", "pdctl explore TRACE, or pdctl explore --model ranks=2,requests=3.", Exit.USAGE
+        )
+    if model and trace is not None:
+        raise PdctlError("TRACE and --model are two different searches", "Leave one of them out.", Exit.USAGE)
+    if exhaustive and schedules is not None:
+        raise PdctlError("--exhaustive tries every schedule, --schedules some", "Leave one of them out.", Exit.USAGE)
+    from pdctl.explore.render import draw
+    from pdctl.explore.run import Search, exit_code, search_model, search_near, select_policies
+
+    asked = Search(select_policies(policy or ()), schedules, exhaustive, seed, device, limit, write, near)
+    with tidy_end():
+        if trace is None:
+            document = search_model(asked, model)
+        else:
+            document = search_near(asked, find(None, None, trace, every_start=True), str(trace))
+        out = Output(output)
+        out.document(document, document.results, draw)
+        if output.drawn:
+            for problem in document.problems:
+                out.note(f"left out: {problem}")
+    return int(exit_code(document))

@@ -1,0 +1,112 @@
+"""What ``pdctl inject`` says of a fault: the document of a plan, and how a dry run draws it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from pdctl.faults.kinds import KINDS
+from pdctl.faults.limits import LEASE_S
+from pdctl.inject.parameter import words
+from pdctl.protocol import durations
+from pdctl.protocol.documents import Document
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pdctl.inject.plan import Plan
+    from pdctl.inject.wish import Wish
+
+
+class OtherFault(msgspec.Struct, frozen=True):
+    """A fault that is in place in the same cluster already, and a rank that holds it."""
+
+    fault: str
+    kind: str
+    owner: str
+    target: str
+    rank: str
+
+
+class Planned(Document, frozen=True, kw_only=True, tag="pdctl.inject"):
+    """What is told to whom. Times in seconds; value: the state, dp rank or room of a kind that has one, else 0.
+
+    targets: ranks that shall feel it; on: ranks it is placed on. share: 0 to 1. changed: False for a dry run. others:
+    faults of the cluster in place before this one.
+    """
+
+    fault: str
+    kind: str
+    targets: list[str]
+    on: list[str]
+    delay_s: float
+    ttl_s: float
+    lease_s: float
+    room: int
+    hits: int
+    value: int
+    rid: str
+    seed: int
+    share: float
+    changed: bool
+    others: list[OtherFault]
+
+
+def dry_run_of(plan: Plan, wish: Wish) -> Planned:
+    """Return what would be told to whom."""
+    return _document(plan, wish, lease_s=LEASE_S, changed=False)
+
+
+def placed(plan: Plan, wish: Wish) -> Planned:
+    """Return what was told to whom, of a fault that lives without its command: it has no lease."""
+    return _document(plan, wish, lease_s=0.0, changed=True)
+
+
+def _document(plan: Plan, wish: Wish, *, lease_s: float, changed: bool) -> Planned:
+    return Planned(
+        fault=wish.fault_id,
+        kind=wish.kind,
+        targets=[target.selector for target in plan.targets],
+        on=[f"{identity.selector} on {identity.host}, pid {identity.pid}" for identity in plan.on],
+        delay_s=wish.delay_s,
+        ttl_s=wish.ttl_s,
+        lease_s=lease_s,
+        room=plan.args.room,
+        hits=plan.args.hits,
+        value=wish.value,
+        rid=wish.rid,
+        seed=wish.seed,
+        share=wish.share,
+        changed=changed,
+        others=[
+            OtherFault(fault.id, fault.kind, fault.owner, fault.target, identity.selector)
+            for identity, fault in plan.others
+        ],
+    )
+
+
+def draw(planned: Planned, console: Console, *, at_once: int) -> None:
+    """Draw a dry run. at_once: how many rooms the fault may hold at a time."""
+    kind = KINDS[planned.kind]
+    if not kind.per_room:
+        room = "any: it is about no single one"
+    elif planned.room:
+        room = str(planned.room)
+    elif planned.rid:
+        room = f"of request {planned.rid}"
+    else:
+        room = "one at a time, the next that comes" if at_once == 1 else f"{at_once} at a time, the next that come"
+    most = f", at most {planned.hits}" if planned.hits else ""
+    share = "" if planned.share == 1 else f", {planned.share:.4%} of visits by seed {planned.seed}"
+    lease = durations.show(planned.lease_s)
+    for name, value in (
+        ("fault", words(planned.kind, planned.delay_s, planned.value)),
+        ("site", kind.seam),
+        ("aims at", ", ".join(planned.targets)),
+        ("placed on", "; ".join(planned.on)),
+        ("room", f"{room}{most}{share}"),
+        ("ends", f"after {durations.show(planned.ttl_s)}, or {lease} after the last beat of this command"),
+    ):
+        console.print(f"{name:<10} {value}")
+    console.print("dry run: nothing was changed")
