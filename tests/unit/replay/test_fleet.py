@@ -15,6 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 from pdctl.cli import app
+from pdctl.commands.schema import load_schema
 from pdctl.explore.kernels import Batch, Kernel
 from pdctl.explore.policies import POLICIES
 from pdctl.explore.recordings import write
@@ -23,7 +24,6 @@ from pdctl.recording.reader import read
 from pdctl.replay.fleet import HOUR_S, Fleet, Lag, any_in, counted, parts, project
 from pdctl.replay.fleet_measure import measure
 
-SCHEMA = Path(__file__).resolve().parents[3] / "docs" / "schemas" / "pdctl.fleet.json"
 MEASURED = Lag(0.3, measured_s=(0.002, 0.004, 0.012, 0.013, 0.021))
 
 
@@ -141,7 +141,7 @@ def test_the_command(tmp_path: Path) -> None:
     code, text = replay("--fleet", fleet, "--lag", "late=0.001%,mean=3ms", "-o", "json")
     document = json.loads(text)
     assert code == 0
-    jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+    jsonschema.validate(document, load_schema("pdctl.fleet"))
     assert document["groups"] == 1250
     assert document["request"] == pytest.approx(8e-5, rel=1e-3)
     assert document["hour"] == pytest.approx(1.0)
