@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdctl.engines import sites
 from pdctl.engines.base import Hooks, Site
-from pdctl.engines.lab.reader import manager_of
+from pdctl.engines.sglang.seams import kv_manager
 from pdctl.engines.sites import Write, WriteSites
 from pdctl.faults.kinds import FAIL_TRANSFER, METADATA_KINDS
 from pdctl.faults.table import FaultTable
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 def install(hooks: Hooks, scheduler: Any, recorder: Recorder, faults: FaultTable) -> list[Seam]:
     """Hook the metadata write and the status; returns the seams of the event and of the fault sites."""
-    manager, config = manager_of(scheduler), scheduler.config
+    manager, config = kv_manager(scheduler), scheduler.config
     hooks.wrap(manager, "handle", "abort-message", lambda original, site: _listens(original, site, faults))
-    row_writes = RowWrites(manager, scheduler.metadata_buffers, recorder, faults)
+    row_writes = RowWrites(manager, scheduler.disagg_metadata_buffers, recorder, faults)
     hooks.wrap(manager, "send_aux", "metadata", row_writes.make)
     if faults.armed:
         hooks.wrap(

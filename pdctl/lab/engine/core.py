@@ -63,8 +63,8 @@ class SchedulerCore:
         shape = config.shape(role)
         layers = config.layers // shape.pp
         self.pool = KVPool(layers, groups.pp_rank * layers, config.kv_tokens)
-        self.metadata_buffers = MetadataBuffers(config.slots, device=config.metadata_device)
-        self.slots = ReqToMetadataIdxAllocator(config.slots)
+        self.disagg_metadata_buffers = MetadataBuffers(config.slots, device=config.metadata_device)
+        self.req_to_metadata_buffer_idx_allocator = ReqToMetadataIdxAllocator(config.slots)
         self.model_runner = ModelRunner(self.pool, groups, config.step_s)
         self.waiting_queue: list[Req] = []
         self.running_batch: list[Req] = []
@@ -215,7 +215,7 @@ class SchedulerCore:
     def release_slot(self, req: Req) -> None:
         """Give back a prefill request's metadata slot."""
         if req.metadata_buffer_index >= 0:
-            self.slots.free(req.metadata_buffer_index)
+            self.req_to_metadata_buffer_idx_allocator.free(req.metadata_buffer_index)
             req.metadata_buffer_index = -1
 
     # ---- batches --------------------------------------------------------------------------------------------------
