@@ -252,6 +252,5 @@ class SchedulerCore:
 
 def _request(message: dict[str, Any]) -> Req:
     return Req(
-        message["rid"], message["room"], list(message["prompt"]), message["max_new_tokens"], message["reply"],
-        message.get("dp"),
+        message["rid"], message["room"], list(message["prompt"]), message["max_new_tokens"], message["reply"]
     )  # fmt: skip
