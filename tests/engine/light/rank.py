@@ -359,6 +359,22 @@ def become_program(order: dict[str, Any]) -> NoReturn:
         be(order["program"], order["env"], (stdin.fileno(), stdout.fileno(), stderr.fileno()))
 
 
+def _pipe_to(stdin: Any) -> tuple[int, Any]:
+    """Return what the child reads, and our end of it where there is one."""
+    if stdin != subprocess.PIPE:
+        return os.open(os.devnull, os.O_RDONLY), None
+    theirs, ours = os.pipe()
+    return theirs, os.fdopen(ours, "wb", buffering=0)
+
+
+def _pipe_from(stdout: Any) -> tuple[Any, int]:
+    """Return our end of what the child writes, where there is one, and its own."""
+    if stdout != subprocess.PIPE:
+        return None, stdout.fileno()
+    ours, theirs = os.pipe()
+    return os.fdopen(ours, "rb", buffering=0), theirs
+
+
 class Forked:
     """What ``subprocess.Popen`` returns, of the methods that programs use here: a fork that becomes the program."""
 
@@ -370,18 +386,31 @@ class Forked:
         stdout: Any,
         stderr: int,
         stdin: Any = None,
+        bufsize: int = 0,
         start_new_session: bool = False,
     ) -> None:
-        assert stderr == subprocess.STDOUT
-        assert stdin in (None, subprocess.DEVNULL)
+        assert stderr in (subprocess.STDOUT, subprocess.DEVNULL)
+        assert stdin in (None, subprocess.DEVNULL, subprocess.PIPE)
+        assert bufsize == 0
         self.returncode: int | None = None
+        asks, self.stdin = _pipe_to(stdin)
+        self.stdout, says = _pipe_from(stdout)
+        complains = says if stderr == subprocess.STDOUT else os.open(os.devnull, os.O_WRONLY)
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
         if self.pid == 0:
             if start_new_session:
                 os.setsid()
-            be(argv[1:], env, (os.open(os.devnull, os.O_RDONLY), stdout.fileno(), stdout.fileno()))
+            for ours in (self.stdin, self.stdout):
+                if ours is not None:
+                    ours.close()
+            be(argv[1:], env, (asks, says, complains))
+        os.close(asks)
+        if stdout == subprocess.PIPE:
+            os.close(says)
+        if complains != says:
+            os.close(complains)
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -394,6 +423,13 @@ class Forked:
             self._note(os.waitpid(self.pid, 0))
         assert self.returncode is not None
         return self.returncode
+
+    def communicate(self) -> tuple[bytes | None, None]:
+        if self.stdin is not None:
+            self.stdin.close()
+        said = None if self.stdout is None else self.stdout.read()
+        self.wait()
+        return said, None
 
     def kill(self) -> None:
         if self.poll() is None:
