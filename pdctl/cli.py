@@ -35,6 +35,7 @@ COMMANDS = {
     "clean": ("clean", "Remove what ranks that have ended left behind."),
     "keys": ("keys", "Keys for ranks on other hosts: make, authorise, revoke."),
     "explain": ("explain", "Explain a finding and say what to do next."),
+    "schema": ("schema", "Print the JSON Schema of a document that -o json writes."),
     "run": ("run", "Start an engine with the agent in its scheduler processes."),
     "lab": ("lab", "An embedded cluster of real processes, to break on purpose."),
     "demo": ("demo", "Late metadata, without the engine's fix and with it."),
