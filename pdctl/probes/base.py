@@ -62,6 +62,11 @@ class Option:
 
 
 @dataclass(frozen=True)
+class NoOptions:
+    """Of a probe that has no options of its own."""
+
+
+@dataclass(frozen=True)
 class NewFile:
     """A file that a probe's result is written to, besides what it prints."""
 
@@ -108,7 +113,7 @@ class Probe(Generic[O, E, D]):
         """Return the parts of the document that jsonl and csv have a line for."""
         raise NotImplementedError
 
-    def summary(self, document: D) -> str:  # noqa: ARG002
+    def summary(self, document: D) -> str:
         """Return a line for ``check`` where there is nothing to say."""
         return ""
 
@@ -117,15 +122,15 @@ class Probe(Generic[O, E, D]):
     def refuse(self, options: O, *, timeout_s: float, recorded: bool) -> None:
         """Raise WrongOptionError, or PdctlError (USAGE), for options that do not fit together; before anybody is asked."""
 
-    def asks(self, options: O) -> bool:  # noqa: ARG002
+    def asks(self, options: O) -> bool:
         """Return whether ranks are asked: where they are not, none has to be read from outside in its agent's place."""
         return True
 
-    def deepen(self, view: View, evidence: E, document: D) -> E | None:  # noqa: ARG002
+    def deepen(self, view: View, evidence: E, document: D) -> E | None:
         """Return more evidence where the first judgement calls for it: it is judged again. None: it stands."""
         return None
 
-    def in_check(self, watch_s: float) -> O:  # noqa: ARG002
+    def in_check(self, watch_s: float) -> O:
         """Return the options with which ``check`` runs it. watch_s: the pause of probes that look twice."""
         return self.options()
 
@@ -147,11 +152,11 @@ class Probe(Generic[O, E, D]):
         """Return whether something could not be judged."""
         return bool(getattr(document, "partial", False))
 
-    def seen(self, document: D, view: View) -> bool:  # noqa: ARG002
+    def seen(self, document: D, view: View) -> bool:
         """Return whether anything could be looked at at all."""
         return view.seen
 
-    def fails_on(self, options: O) -> str:  # noqa: ARG002
+    def fails_on(self, options: O) -> str:
         """Return the lowest level of a finding that makes the exit code 1."""
         return "warning"
 
@@ -160,7 +165,7 @@ class Probe(Generic[O, E, D]):
         notes: Iterable[str] = getattr(document, "notes", ())
         return notes
 
-    def files(self, document: D, options: O) -> Iterable[NewFile]:  # noqa: ARG002
+    def files(self, document: D, options: O) -> Iterable[NewFile]:
         """Yield files to write."""
         return ()
 
@@ -183,6 +188,7 @@ __all__ = [
     "WATCH_S",
     "AnyProbe",
     "NewFile",
+    "NoOptions",
     "Option",
     "Probe",
     "WrongOptionError",

@@ -141,7 +141,10 @@ def test_bad_input(labs: Labs) -> None:
     assert "Traceback" not in done.stderr
     assert "slots 0 to 3" in labs.cli("dump", "metadata", "--slot", 4, code=2).stderr
     assert "rank pattern" in labs.cli("dump", "metadata", "--rank", "nobody", code=2).stderr
-    assert "there are: prefill:dp0" in labs.cli("dump", "queues", "--rank", "decode:tp7", code=2).stderr
+    assert (
+        "There are: decode dp0 tp0,1; prefill dp0 tp0."
+        in labs.cli("dump", "queues", "--rank", "decode:tp7", code=2).stderr
+    )
     assert "is in no queue" in labs.cli("dump", "queues", "--room", 7001, code=3).stderr
     [slot] = dump(labs, "metadata", "--slot", 0, "--rank", "decode:tp0", code=0)["slots"]
     assert (slot["slot"], slot["verdict"], slot["found"]) == (0, "free", 0)

@@ -207,7 +207,7 @@ def test_older_starts_are_counted_and_shown_on_request(ranks: TinyRanks) -> None
             child.kill()
             child.wait()
     done = ranks.pdctl("ranks")
-    assert "1 dead rank of earlier starts; --all shows them" in done.stderr
+    assert "1 dead rank of earlier starts left out; --all shows them" in done.stderr
     assert {row["instance"] for row in ranks.rows("--all", code=3)} == {"first", "second"}
 
 

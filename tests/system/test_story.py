@@ -22,9 +22,9 @@ PREFILL = "prefill dp0 pp0 tp0"
 TP0, TP1 = "decode dp0 pp0 tp0", "decode dp0 pp0 tp1"
 
 
-def story(labs: Labs, asked: object, *options: object) -> dict[str, Any]:
+def story(labs: Labs, asked: object, *options: object, code: int = 0) -> dict[str, Any]:
     """Return the one story that ``story -o json`` tells of ``asked``."""
-    [told] = json.loads(labs.cli("story", asked, "-o", "json", *options).stdout)["stories"]
+    [told] = json.loads(labs.cli("story", asked, "-o", "json", *options, code=code).stdout)["stories"]
     return told
 
 
@@ -116,7 +116,7 @@ def test_through_sockets_alone(labs: Labs) -> None:
     for file in (labs.folder / "rec").glob("*.pdrec"):
         file.rename(file.with_suffix(".away"))  # the ranks go on writing to them
         file.write_text("nothing of use")
-    assert story(labs, room, "--through", "sockets")["entries"] == told["entries"]
+    assert story(labs, room, "--through", "sockets", code=3)["entries"] == told["entries"]  # files are not understood
     assert "no recording can be read" in labs.cli("story", room, "--through", "recordings", code=4).stderr
 
 
@@ -158,7 +158,7 @@ def test_a_hung_room_with_a_killed_rank_and_with_half_of_the_files(labs: Labs, t
     # A file that does not say whose it is: its rank has no recording, the rest is told.
     for file in half.glob(f"{killed.pid}-*"):
         file.write_bytes(file.read_bytes()[:1000])
-    left = story(labs, room, "--from", half)
+    left = story(labs, room, "--from", half, code=3)
     assert "decode tp1 has no recording: no recording of this rank in " in "".join(left["gaps"])
     assert first(left, "decode tp0", "decision", value="committed") == pytest.approx(committed, abs=0.001)
     assert story(labs, before[0])["room"] == before[0]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pdctl.probes.base import Probe
+from pdctl.probes.base import NoOptions, Probe
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -15,12 +14,7 @@ if TYPE_CHECKING:
     from pdctl.probes.view import View
 
 
-@dataclass(frozen=True)
-class ConfigOptions:
-    """It has none of its own."""
-
-
-class Config(Probe["ConfigOptions", "list[RankSettings]", "ConfigDocument"]):
+class Config(Probe["NoOptions", "list[RankSettings]", "ConfigDocument"]):
     """Show the settings of both sides next to each other, and those that do not go together.
 
     The table has what differs; -o wide has all.
@@ -30,15 +24,15 @@ class Config(Probe["ConfigOptions", "list[RankSettings]", "ConfigDocument"]):
     about = "both sides agree on what they must agree on"
     cost = "two questions to each rank"
     selects = True
-    options = ConfigOptions
+    options = NoOptions
 
-    def collect(self, view: View, options: ConfigOptions) -> list[RankSettings]:  # noqa: ARG002
+    def collect(self, view: View, options: NoOptions) -> list[RankSettings]:
         """Return the settings of every rank."""
         from pdctl.probes.config.collect import collect
 
         return collect(view)
 
-    def judge(self, evidence: list[RankSettings], options: ConfigOptions) -> ConfigDocument:  # noqa: ARG002
+    def judge(self, evidence: list[RankSettings], options: NoOptions) -> ConfigDocument:
         """Return which of them go together."""
         from pdctl.probes.config.judge import judge
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from pdctl.probes.base import Option, Probe
+from pdctl.probes.base import NoOptions, Option, Probe
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -35,7 +35,7 @@ class Queues(Probe["QueuesOptions", "list[Answer[Rooms]]", "QueuesDump"]):
     selects = True
     options = QueuesOptions
 
-    def collect(self, view: View, options: QueuesOptions) -> list[Answer[Rooms]]:  # noqa: ARG002
+    def collect(self, view: View, options: QueuesOptions) -> list[Answer[Rooms]]:
         """Return the requests of every rank."""
         return view.rooms()
 
@@ -52,7 +52,7 @@ class Queues(Probe["QueuesOptions", "list[Answer[Rooms]]", "QueuesDump"]):
             document = msgspec.structs.replace(document, requests=wanted)
         return document
 
-    def render(self, document: QueuesDump, *, wide: bool) -> Iterable[RenderableType]:  # noqa: ARG002
+    def render(self, document: QueuesDump, *, wide: bool) -> Iterable[RenderableType]:
         """Yield rank by rank."""
         from pdctl.probes.dump.render import queues
 
@@ -68,11 +68,6 @@ class Queues(Probe["QueuesOptions", "list[Answer[Rooms]]", "QueuesDump"]):
 
 
 @dataclass(frozen=True)
-class GroupsOptions:
-    """It has none of its own."""
-
-
-@dataclass(frozen=True)
 class Registered:
     """The ranks that are meant, and every rank: it lends its name to the numbers in groups."""
 
@@ -80,7 +75,7 @@ class Registered:
     every: Sequence[FoundRank]
 
 
-class Groups(Probe["GroupsOptions", "Registered", "GroupsDump"]):
+class Groups(Probe["NoOptions", "Registered", "GroupsDump"]):
     """Show the process groups of every rank: kind, members, number in PyTorch's flight recorder.
 
     They are what ranks registered when they started, so that a hung or dead rank is in it, too.
@@ -91,23 +86,23 @@ class Groups(Probe["GroupsOptions", "Registered", "GroupsDump"]):
     cost = "nothing: reads registrations"
     offline = True
     selects = True
-    options = GroupsOptions
+    options = NoOptions
 
-    def asks(self, options: GroupsOptions) -> bool:  # noqa: ARG002
+    def asks(self, options: NoOptions) -> bool:
         """Nobody is asked."""
         return False
 
-    def collect(self, view: View, options: GroupsOptions) -> Registered:  # noqa: ARG002
+    def collect(self, view: View, options: NoOptions) -> Registered:
         """Return the ranks as they registered."""
         return Registered(view.ranks, (*view.ranks, *view.others))
 
-    def judge(self, evidence: Registered, options: GroupsOptions) -> GroupsDump:  # noqa: ARG002
+    def judge(self, evidence: Registered, options: NoOptions) -> GroupsDump:
         """Return the groups."""
         from pdctl.probes.dump.judge import groups_of
 
         return groups_of(evidence.ranks, evidence.every)
 
-    def render(self, document: GroupsDump, *, wide: bool) -> Iterable[RenderableType]:  # noqa: ARG002
+    def render(self, document: GroupsDump, *, wide: bool) -> Iterable[RenderableType]:
         """Yield them as a table."""
         from pdctl.probes.dump.render import groups
 
@@ -121,7 +116,7 @@ class Groups(Probe["GroupsOptions", "Registered", "GroupsDump"]):
         """Return of which ranks no group is known."""
         return [f"{label}: {why}" for label, why in document.silent.items()]
 
-    def seen(self, document: GroupsDump, view: View) -> bool:  # noqa: ARG002
+    def seen(self, document: GroupsDump, view: View) -> bool:
         """Return whether a rank registered any."""
         return bool(document.groups)
 

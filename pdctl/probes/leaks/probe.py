@@ -34,7 +34,7 @@ class Leaks(Probe["LeaksOptions", "list[RankWatch]", "LeaksDocument"]):
     cost = "several questions to each rank over a while"
     options = LeaksOptions
 
-    def refuse(self, options: LeaksOptions, *, timeout_s: float, recorded: bool) -> None:  # noqa: ARG002
+    def refuse(self, options: LeaksOptions, *, timeout_s: float, recorded: bool) -> None:
         """Refuse a watch that is too long."""
         fits(options.watch, timeout_s)
 
@@ -54,7 +54,7 @@ class Leaks(Probe["LeaksOptions", "list[RankWatch]", "LeaksDocument"]):
 
         return judge(evidence, watch_s=options.watch)
 
-    def render(self, document: LeaksDocument, *, wide: bool) -> Iterable[RenderableType]:  # noqa: ARG002
+    def render(self, document: LeaksDocument, *, wide: bool) -> Iterable[RenderableType]:
         """Yield a line a rank."""
         from pdctl.probes.leaks.render import render
 
@@ -64,7 +64,7 @@ class Leaks(Probe["LeaksOptions", "list[RankWatch]", "LeaksDocument"]):
         """Return the ranks."""
         return document.ranks
 
-    def summary(self, document: LeaksDocument) -> str:  # noqa: ARG002
+    def summary(self, document: LeaksDocument) -> str:
         """Return that nothing leaks."""
         return self.about
 

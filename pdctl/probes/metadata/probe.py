@@ -49,7 +49,7 @@ class MetadataSlots(Probe["MetadataOptions", "Seen", "MetadataDocument"]):
     selects = True
     options = MetadataOptions
 
-    def in_check(self, watch_s: float) -> MetadataOptions:  # noqa: ARG002
+    def in_check(self, watch_s: float) -> MetadataOptions:
         """Return the options without checksums."""
         return MetadataOptions(sums=False)
 

@@ -42,7 +42,7 @@ class Queues(Probe["QueuesOptions", "Seen", "QueuesDocument"]):
     starts = True
     options = QueuesOptions
 
-    def refuse(self, options: QueuesOptions, *, timeout_s: float, recorded: bool) -> None:  # noqa: ARG002
+    def refuse(self, options: QueuesOptions, *, timeout_s: float, recorded: bool) -> None:
         """Refuse a way that is none."""
         if options.through not in ("", "sockets", "recordings"):
             raise WrongOptionError("sockets or recordings", "--through")
@@ -74,7 +74,7 @@ class Queues(Probe["QueuesOptions", "Seen", "QueuesDocument"]):
             return None
         return replace(evidence, views=flights(view, evidence.views))
 
-    def render(self, document: QueuesDocument, *, wide: bool) -> Iterable[RenderableType]:  # noqa: ARG002
+    def render(self, document: QueuesDocument, *, wide: bool) -> Iterable[RenderableType]:
         """Yield group by group."""
         from pdctl.probes.queues.render import render
 

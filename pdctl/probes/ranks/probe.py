@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pdctl.probes.base import Probe
+from pdctl.probes.base import NoOptions, Probe
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -17,12 +16,7 @@ if TYPE_CHECKING:
     from pdctl.probes.view import View
 
 
-@dataclass(frozen=True)
-class RanksOptions:
-    """It has none of its own."""
-
-
-class Ranks(Probe["RanksOptions", "Seen", "RanksDocument"]):
+class Ranks(Probe["NoOptions", "Seen", "RanksDocument"]):
     """Show every rank and what its main thread does now.
 
     Also role, place, process, rounds, and what agent and recording can do. -o wide adds what explains an odd row.
@@ -34,15 +28,15 @@ class Ranks(Probe["RanksOptions", "Seen", "RanksDocument"]):
     offline = True
     selects = True
     starts = True
-    options = RanksOptions
+    options = NoOptions
 
-    def collect(self, view: View, options: RanksOptions) -> Seen:  # noqa: ARG002
+    def collect(self, view: View, options: NoOptions) -> Seen:
         """Return every rank's status, and the recordings of those that give none."""
         from pdctl.probes.ranks.collect import collect
 
         return collect(view)
 
-    def judge(self, evidence: Seen, options: RanksOptions) -> RanksDocument:  # noqa: ARG002
+    def judge(self, evidence: Seen, options: NoOptions) -> RanksDocument:
         """Return a row for each rank."""
         from pdctl.probes.ranks.judge import judge
 

@@ -63,8 +63,7 @@ def collect(view: View, *, rooms: Sequence[int] = (), instead: Sequence[str] = (
     the ranks name. One server may take as long as one rank; all are asked at the same time.
     """
     ranks = [rank for rank in view.ranks if rank.identity.role in ("prefill", "decode")]
-    recorded = bool(ranks) and all(rank.state == "recorded" for rank in ranks)
-    views = (_recorded if recorded else _views)(ranks, view)
+    views = (_recorded if view.recorded else _views)(ranks, view)
     wanted = {entry.room for one in views for entry in waiting(one)} | set(rooms)
     views = [_with_events(rank, one, wanted, view) for rank, one in zip(ranks, views, strict=True)]
     # After the ranks: what prefill holds by now has been registered by now, if it ever is.

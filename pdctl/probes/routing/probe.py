@@ -48,7 +48,7 @@ class Routing(Probe["RoutingOptions", "Seen", "RoutingDocument"]):
     offline = True
     options = RoutingOptions
 
-    def refuse(self, options: RoutingOptions, *, timeout_s: float, recorded: bool) -> None:  # noqa: ARG002
+    def refuse(self, options: RoutingOptions, *, timeout_s: float, recorded: bool) -> None:
         """Refuse what is no room, and what is no address."""
         from pdctl.probes.routing.bootstrap import split
 

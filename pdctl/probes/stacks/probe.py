@@ -53,7 +53,7 @@ class Stacks(Probe["StacksOptions", "list[RankLooks]", "StacksDocument"]):
     starts = True
     options = StacksOptions
 
-    def refuse(self, options: StacksOptions, *, timeout_s: float, recorded: bool) -> None:  # noqa: ARG002
+    def refuse(self, options: StacksOptions, *, timeout_s: float, recorded: bool) -> None:
         """Refuse looks that take too long."""
         if (options.samples - 1) * options.every >= timeout_s:
             raise WrongOptionError(f"{options.samples} looks take longer than --timeout", "--samples")
@@ -62,7 +62,7 @@ class Stacks(Probe["StacksOptions", "list[RankLooks]", "StacksDocument"]):
         """Return whether ranks may be read from outside."""
         return options.outside
 
-    def in_check(self, watch_s: float) -> StacksOptions:  # noqa: ARG002
+    def in_check(self, watch_s: float) -> StacksOptions:
         """Return the options without a py-spy for each rank that is silent."""
         return StacksOptions(outside=False)
 
@@ -94,7 +94,7 @@ class Stacks(Probe["StacksOptions", "list[RankLooks]", "StacksDocument"]):
         """Return the ranks."""
         return document.ranks
 
-    def summary(self, document: StacksDocument) -> str:  # noqa: ARG002
+    def summary(self, document: StacksDocument) -> str:
         """Return that all stand together."""
         return self.about
 

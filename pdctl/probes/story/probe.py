@@ -51,7 +51,7 @@ class Story(Probe["StoryOptions", "Seen", "StoryDocument"]):
     starts = True
     options = StoryOptions
 
-    def refuse(self, options: StoryOptions, *, timeout_s: float, recorded: bool) -> None:  # noqa: ARG002
+    def refuse(self, options: StoryOptions, *, timeout_s: float, recorded: bool) -> None:
         """Refuse a way that is none, and files that can't be written."""
         from pdctl.protocol.files import check_target
 
@@ -67,7 +67,7 @@ class Story(Probe["StoryOptions", "Seen", "StoryDocument"]):
         if options.plot is not None:
             _plottable(options.plot)
 
-    def asks(self, options: StoryOptions) -> bool:  # noqa: ARG002
+    def asks(self, options: StoryOptions) -> bool:
         """Recordings are asked for, which nobody has of a rank that is read from outside."""
         return False
 
@@ -82,7 +82,7 @@ class Story(Probe["StoryOptions", "Seen", "StoryDocument"]):
         """Return the stories that are meant. Raises PdctlError: PARTIAL for an unknown room, UNREACHABLE without recordings."""
         return _document(options.asked, evidence)
 
-    def render(self, document: StoryDocument, *, wide: bool) -> Iterable[RenderableType]:  # noqa: ARG002
+    def render(self, document: StoryDocument, *, wide: bool) -> Iterable[RenderableType]:
         """Yield a time line for each room."""
         from pdctl.probes.story.render import render
 
