@@ -27,13 +27,13 @@ class FindingsDocument(Document, frozen=True, kw_only=True, tag="pdctl.explain")
 def command(
     code: Annotated[
         Optional[str],  # noqa: UP045  # typer evaluates annotations; 3.10's own | is fine, older typer's is not
-        typer.Argument(metavar="CODE", help="A finding's code, as PD101; all are listed without one."),
+        typer.Argument(metavar="CODE", help="The code of a finding: PD101. Without it: a list of all findings."),
     ] = None,
     output: OutputOption = Format.TABLE,
 ) -> int:
     """Explain a finding: its meaning, evidence, known engine versions and the next step.
 
-    Exit code: 0, or 2 for a code that does not exist.
+    Exit code: 0, or 2 for an unknown code.
     """
     codes = tuple(CATALOGUE.values()) if code is None else (find(code),)
     document = FindingsDocument(codes=codes)

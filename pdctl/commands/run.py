@@ -33,8 +33,9 @@ def run(
 ) -> None:
     """Start an engine with the agent in every scheduler process it starts.
 
-    For SGLang before 0.5.11, which has no plug-ins; harmless with newer ones. The command takes pdctl's place: same pid,
-    its own exit status and signals. No file of the engine is changed: a start-up directory is put first on PYTHONPATH.
+    SGLang before 0.5.11 needs it, since it has no plug-ins. Newer versions do not need it, and it does no harm there. The
+    engine replaces pdctl: it has the same pid, its own exit status, and gets all signals. pdctl changes no file of the
+    engine. It puts a start-up directory first on PYTHONPATH.
     """
     program = shutil.which(command[0])
     if program is None:

@@ -21,9 +21,9 @@ class ConfigOptions:
 
 
 class Config(Probe["ConfigOptions", "list[RankSettings]", "ConfigDocument"]):
-    """Show the settings of both sides next to each other, and those that do not go together.
+    """Compare the settings of both sides, and name the conflicts.
 
-    The table has what differs; -o wide has all.
+    The table has the settings that differ. -o wide has all settings.
     """
 
     name = "config"

@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 class QueuesOptions:
     """What ``dump queues`` takes."""
 
-    room: Annotated[tuple[int, ...], Option("--room", "Only this room, may be repeated.", "ROOM", least=1)] = ()
+    room: Annotated[tuple[int, ...], Option("--room", "Show only this room; repeatable.", "ROOM", least=1)] = ()
 
 
 class Queues(Probe["QueuesOptions", "list[Answer[Rooms]]", "QueuesDump"]):
-    """Show every request in every queue of every rank: room, rid, slot, state, age."""
+    """Show every request in every queue of every rank.
+
+    It shows room, rid, slot, state and age.
+    """
 
     name = "dump.queues"
     about = "every request of every queue"
@@ -81,9 +84,10 @@ class Registered:
 
 
 class Groups(Probe["GroupsOptions", "Registered", "GroupsDump"]):
-    """Show the process groups of every rank: kind, members, number in PyTorch's flight recorder.
+    """Show the process groups of every rank.
 
-    They are what ranks registered when they started, so that a hung or dead rank is in it, too.
+    It shows kind, members, and the number in PyTorch's flight recorder. Ranks register their groups when
+    they start, so the list has hung and dead ranks, too.
     """
 
     name = "dump.groups"

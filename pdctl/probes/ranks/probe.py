@@ -25,7 +25,7 @@ class RanksOptions:
 class Ranks(Probe["RanksOptions", "Seen", "RanksDocument"]):
     """Show every rank and what its main thread does now.
 
-    Also role, place, process, rounds, and what agent and recording can do. -o wide adds what explains an odd row.
+    It also shows role, place, process and rounds, and the state of agent and recording. -o wide adds details.
     """
 
     name = "ranks"
