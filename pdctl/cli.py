@@ -16,6 +16,8 @@ from typer.core import TyperGroup
 
 import pdctl
 from pdctl import commands
+from pdctl.commands.examples import Given
+from pdctl.commands.examples import add as add_examples
 from pdctl.probes.registry import abouts
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.escaping import shown
@@ -45,7 +47,8 @@ Probes are in :mod:`pdctl.probes.registry`. They come first, under Look. The sum
 imports no command.
 
 A module has ``app`` (a Typer application, a group), or a function for a single command: ``command``, or one of the
-module's own name. CONTEXT_SETTINGS of the module are Typer's for that command.
+module's own name. EXAMPLES of the module are the two command lines that the help ends with, or those of each subcommand.
+CONTEXT_SETTINGS of the module are Typer's for that command.
 """
 
 SECTIONS = ("Look", "Break", "Reach", "Learn")
@@ -82,13 +85,14 @@ class Commands(TyperGroup):
         """Return the command called ``cmd_name``, None when there is none."""
         if cmd_name not in self.list_commands(ctx):
             return None
-        group = _probe(cmd_name) if cmd_name in abouts() else _module(cmd_name)
+        group, examples = _probe(cmd_name) if cmd_name in abouts() else _module(cmd_name)
         group.rich_markup_mode = None
         command: Any = typer.main.get_command(group)
         command.name = cmd_name
         command.short_help = self.summaries()[cmd_name][1]
         for sub in getattr(command, "commands", {}).values():
             sub.short_help = _first_sentence(sub.help)  # else lists of commands cut the help off where a line ends
+        add_examples(command, examples)
         return command
 
     def invoke(self, ctx: Any) -> Any:
@@ -130,13 +134,13 @@ def _first_sentence(text: str) -> str:
     return " ".join(text.partition("\n\n")[0].split()).partition(". ")[0].rstrip(".") + "."
 
 
-def _probe(name: str) -> typer.Typer:
-    from pdctl.commands.looking import application
+def _probe(name: str) -> tuple[typer.Typer, Given]:
+    from pdctl.commands.looking import application, examples
 
-    return application(name)
+    return application(name), examples(name)
 
 
-def _module(name: str) -> typer.Typer:
+def _module(name: str) -> tuple[typer.Typer, Given]:
     module_name, *_ = COMMANDS[name]
     module = import_module(f"pdctl.commands.{module_name}")
     group: typer.Typer | None = getattr(module, "app", None)
@@ -144,7 +148,7 @@ def _module(name: str) -> typer.Typer:
         group = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         function = getattr(module, "command", None) or getattr(module, module_name)
         group.command(name, context_settings=getattr(module, "CONTEXT_SETTINGS", None))(function)
-    return group
+    return group, module.EXAMPLES
 
 
 app = typer.Typer(

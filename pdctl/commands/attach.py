@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from pdctl.introspect.find import Candidate
 
+EXAMPLES = ("pdctl attach --all", "pdctl attach 4711 --inject-agent")
+
 
 class AttachRow(msgspec.Struct, frozen=True, kw_only=True):
     """One process.

@@ -16,6 +16,8 @@ from pdctl.targets.cleanup import Leftover, leftovers, remove
 if TYPE_CHECKING:
     from rich.console import Console
 
+EXAMPLES = ("pdctl clean --dry-run", "pdctl clean --all")
+
 
 class CleanRow(msgspec.Struct, frozen=True):
     """One file. kind: registration, socket, recording, stacks or unfinished. size: bytes it takes. age_s: since it was changed.

@@ -17,6 +17,15 @@ from pdctl.targets import contexts
 if TYPE_CHECKING:
     from rich.console import Console
 
+EXAMPLES = {
+    "add": (
+        "pdctl context add staging --run-dir /run/staging",
+        "pdctl context add prod --endpoint tcp://10.0.0.7:7000 --inject never",
+    ),
+    "use": ("pdctl context use staging", "pdctl context use"),
+    "list": ("pdctl context list", "pdctl context list -o json"),
+}
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,

@@ -23,6 +23,8 @@ from pdctl.protocol import extras
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Output
 
+EXAMPLES = ("pdctl demo", "pdctl demo --timeout 3m")
+
 NAME = "demo"
 DELAY = "5s"
 RANK = "decode:tp1"

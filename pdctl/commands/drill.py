@@ -37,6 +37,13 @@ if TYPE_CHECKING:
     from pdctl.targets.find import Found
     from pdctl.targets.reach import Reach
 
+EXAMPLES = {
+    "list": ("pdctl drill list", "pdctl drill list -o json"),
+    "show": ("pdctl drill show metadata-gate", "pdctl drill show my-drill.yaml"),
+    "run": ("pdctl drill run metadata-gate --lab", "pdctl drill run metadata-gate --journal drill.jsonl"),
+    "judge": ("pdctl drill judge drill.jsonl", "pdctl drill judge drill.jsonl -o json"),
+}
+
 app = typer.Typer(
     name="drill",
     no_args_is_help=True,

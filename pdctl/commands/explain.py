@@ -15,6 +15,8 @@ from pdctl.report.output import Format, Output
 if TYPE_CHECKING:
     from rich.console import Console
 
+EXAMPLES = ("pdctl explain PD101", "pdctl explain")
+
 _STYLE = {"info": "cyan", "warning": "yellow", "error": "red"}
 
 

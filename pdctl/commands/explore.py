@@ -12,6 +12,8 @@ from pdctl.commands.options import OutputOption, find, seconds, source_place, ta
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Format, Output
 
+EXAMPLES = ("pdctl explore incident.pdtrace --policy no-gate", "pdctl explore --model ranks=2,requests=2,rounds=3")
+
 
 def command(
     trace: Annotated[

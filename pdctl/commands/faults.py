@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from pdctl.targets.client import Answer, Client
     from pdctl.targets.find import FoundRank
 
+EXAMPLES = ("pdctl faults", "pdctl faults --available")
+
 WAIT_S = 900.0
 LOOK_S = 0.25
 WIDE = 120

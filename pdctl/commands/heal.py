@@ -26,6 +26,8 @@ from pdctl.report.output import Document, Format, Output
 if TYPE_CHECKING:
     from rich.console import Console
 
+EXAMPLES = ("pdctl heal --all", "pdctl heal 3f9c27")
+
 
 class HealedRank(msgspec.Struct, frozen=True):
     """One rank. ended: faults this command ended there, owners: whose each was. left: faults still there.

@@ -36,6 +36,11 @@ if TYPE_CHECKING:
     from pdctl.targets.find import Found, FoundRank
     from pdctl.targets.reach import Reach
 
+EXAMPLES = (
+    "pdctl inject --rank decode:tp1 --delay-metadata 3s --dry-run",
+    "pdctl inject --rank decode:tp1 --skew-poll 200ms --for 30s --detach",
+)
+
 
 @inject_options.with_faults
 def command(

@@ -18,6 +18,13 @@ from pdctl.report.output import Document, Format, Output
 if TYPE_CHECKING:
     from rich.console import Console
 
+EXAMPLES = {
+    "new": ("pdctl keys new server", "pdctl keys new alice"),
+    "list": ("pdctl keys list", "pdctl keys list -o json"),
+    "authorize": ("pdctl keys authorize alice --role observe", "pdctl keys authorize bob --role inject"),
+    "revoke": ("pdctl keys revoke alice", "pdctl keys revoke bob"),
+}
+
 _REPLACED_SERVER = (
     "ranks that use this directory take it within seconds; clients on other hosts need its public half: --server-key"
 )

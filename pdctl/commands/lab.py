@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from pdctl.lab.config import LabConfig
     from pdctl.lab.state import Process
 
+EXAMPLES = {
+    "up": ("pdctl lab up", "pdctl lab up --name two --decode tp=2,dp=2 --without gate"),
+    "status": ("pdctl lab status", "pdctl lab status -o json"),
+    "load": ("pdctl lab load", "pdctl lab load --requests 4 --room 4711"),
+    "down": ("pdctl lab down", "pdctl lab down --name two"),
+}
+
 app = typer.Typer(
     name="lab",
     no_args_is_help=True,

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from pdctl.trace.manifest import Divergence
     from pdctl.trace.redact import Names
 
+EXAMPLES = ("pdctl record incident.pdtrace", "pdctl record hang.pdtrace --for 10m --trigger diverged")
+
 DIVERGED = "diverged"
 MAX_SIZE = "256MiB"
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}

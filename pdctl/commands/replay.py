@@ -13,6 +13,8 @@ from pdctl.commands.options import OutputOption, seconds, source_place, target_p
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Format
 
+EXAMPLES = ("pdctl replay incident.pdtrace", "pdctl replay incident.pdtrace --gate on --queue decode.transfer")
+
 EXPLORES = (
     "--explore", "--model", "--policy", "--schedules", "--exhaustive", "--seed", "--for", "--near", "--write",
 )  # fmt: skip

@@ -14,6 +14,11 @@ from pdctl.commands.options import reach_of
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Output
 
+EXAMPLES = (
+    "pdctl run -- python -m sglang.launch_server --model-path MODEL",
+    "pdctl run -- ./start-decode.sh --port 30001",
+)
+
 STARTUP = Path(__file__).parent.parent / "agent" / "startup"
 CONTEXT_SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 

@@ -53,6 +53,7 @@ class Check(Probe["CheckOptions", "Seen", "CheckDocument"]):
     name = "check"
     about = "all of it"
     cost = "as much as several commands: some stages look more than once, with pauses between"
+    examples = ("pdctl check -o json", "pdctl check --only queues --fail-on error")
     offline = True
     timeout_s = 3 * TIMEOUT_S
     waits_once = True

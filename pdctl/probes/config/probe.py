@@ -29,6 +29,7 @@ class Config(Probe["ConfigOptions", "list[RankSettings]", "ConfigDocument"]):
     name = "config"
     about = "both sides agree on what they must agree on"
     cost = "two questions to each rank"
+    examples = ("pdctl dump config", "pdctl dump config -o wide")
     selects = True
     options = ConfigOptions
 

@@ -35,6 +35,7 @@ class Queues(Probe["QueuesOptions", "list[Answer[Rooms]]", "QueuesDump"]):
     name = "dump.queues"
     about = "every request of every queue"
     cost = "one question to each rank"
+    examples = ("pdctl dump queues", "pdctl dump queues --rank prefill -o jsonl")
     selects = True
     options = QueuesOptions
 
@@ -93,6 +94,7 @@ class Groups(Probe["GroupsOptions", "Registered", "GroupsDump"]):
     name = "dump.groups"
     about = "the process groups of every rank"
     cost = "nothing: reads registrations"
+    examples = ("pdctl dump groups", "pdctl dump groups --from incident.pdtrace")
     offline = True
     selects = True
     options = GroupsOptions

@@ -34,6 +34,7 @@ class Leaks(Probe["LeaksOptions", "list[RankWatch]", "LeaksDocument"]):
     name = "leaks"
     about = "nothing is held without an owner"
     cost = "several questions to each rank over a while"
+    examples = ("pdctl dump leaks --watch 2s", "pdctl dump leaks --watch 1s -o json")
     options = LeaksOptions
 
     def refuse(self, options: LeaksOptions, *, timeout_s: float, recorded: bool) -> None:  # noqa: ARG002

@@ -46,6 +46,7 @@ class MetadataSlots(Probe["MetadataOptions", "Seen", "MetadataDocument"]):
     name = "metadata"
     about = "slots hold their owners' rooms"
     cost = "reads slots twice, and recordings"
+    examples = ("pdctl dump metadata --rank decode --all-slots", "pdctl dump metadata --from incident.pdtrace")
     offline = True
     selects = True
     options = MetadataOptions

@@ -42,6 +42,7 @@ class Queues(Probe["QueuesOptions", "Seen", "QueuesDocument"]):
     name = "queues"
     about = "the ranks of each group are in step"
     cost = "reads recordings"
+    examples = ("pdctl diff-queues", "pdctl diff-queues --from incident.pdtrace")
     offline = True
     starts = True
     options = QueuesOptions

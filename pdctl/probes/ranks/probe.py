@@ -31,6 +31,7 @@ class Ranks(Probe["RanksOptions", "Seen", "RanksDocument"]):
     name = "ranks"
     about = "every rank answers"
     cost = "one question to each rank"
+    examples = ("pdctl ranks", "pdctl ranks --rank 'decode:*' -o wide")
     offline = True
     selects = True
     starts = True

@@ -44,6 +44,7 @@ class Routing(Probe["RoutingOptions", "Seen", "RoutingDocument"]):
     name = "routing"
     about = "everyone takes each room to be on one rank"
     cost = "a few questions to ranks and servers"
+    examples = ("pdctl verify-routing", "pdctl verify-routing --from incident.pdtrace")
     offline = True
     options = RoutingOptions
 

@@ -47,6 +47,7 @@ class Stacks(Probe["StacksOptions", "list[RankLooks]", "StacksDocument"]):
     name = "stacks"
     about = "no rank sits in another collective than its peers"
     cost = "several stacks of each rank"
+    examples = ("pdctl stacks", "pdctl stacks --rank decode:tp1 --samples 5")
     offline = True
     live_stage = True
     selects = True

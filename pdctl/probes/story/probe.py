@@ -51,6 +51,7 @@ class Story(Probe["StoryOptions", "Seen", "StoryDocument"]):
     name = "story"
     about = "what happened to one room"
     cost = "reads recordings"
+    examples = ("pdctl story 16851422098683615 --from incident.pdtrace", "pdctl story 4711 --perfetto room.json")
     offline = True
     starts = True
     options = StoryOptions

@@ -40,6 +40,7 @@ class Stuck(Probe["StuckOptions", "list[RankLooks]", "StuckDocument"]):
     name = "stuck"
     about = "every waiting request will end"
     cost = "two questions to each rank, a pause apart"
+    examples = ("pdctl stuck --older 10s", "pdctl stuck --by queue --from incident.pdtrace")
     offline = True
     options = StuckOptions
 
