@@ -87,7 +87,8 @@ def command(
     pdctl starts nothing in them without --inject-agent. Other commands read the same of such ranks, without pdctl attach.
 
     Exit code: 0 all processes could be read, 3 some could not, 4 none could. With --inject-agent: 0 all processes have an
-    agent now, 3 some have one, or one waits for the GIL, 5 --arm was given and the agents in place accept no faults.
+    agent now, as asked for, 3 some have one, or one waits for the GIL, 5 --arm was given and the agents in place accept no
+    faults.
     """
     from pdctl.introspect.find import candidate, candidates
 

@@ -60,7 +60,7 @@ class ContextsDocument(Document, frozen=True, kw_only=True, tag="pdctl.contexts"
 
 @app.command("add")
 def add(
-    name: Annotated[str, typer.Argument(metavar="NAME")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the target.")],
     run_dir: Annotated[
         Optional[Path],  # noqa: UP045  # typer evaluates annotations
         typer.Option("--run-dir", parser=place, metavar="DIR", help="Directory of its ranks' sockets."),

@@ -119,9 +119,10 @@ def command(
 
     Only ranks that were started with PDCTL_ARM=1 accept faults. pdctl faults --available shows what each rank can carry.
     The command stays in the foreground. It heals the fault at the end of --for and on Ctrl-C. Where the command dies, the
-    ranks end the fault themselves within 3 s.
+    ranks end the fault themselves within 3 s. The options below call the rank of --rank "it".
 
-    Exit code: 0 the fault fired and is healed, 3 it never fired, 5 it was refused, 6 it may still be active.
+    Exit code: 0 the fault fired and is healed, or is in place (--detach), 3 it never fired, 5 it was refused, 6 it
+    may still be active.
     """
     kind, delay_s, value = inject_options.parse_fault(faults)
     ttl_s = inject_options.parse_lifetime(time)

@@ -40,7 +40,7 @@ class MetadataSlots(Probe["MetadataOptions", "Seen", "MetadataDocument"]):
 
     It also says whether metadata can land late on a rank. pdctl reads the rows without stopping the rank. It shows rooms
     and checksums (-o wide, json), and never the rows. For dead ranks, and with --from, recordings show the requests that
-    were committed while another room was in their slot.
+    were committed or aborted while another room was in their slot.
     """
 
     name = "metadata"
