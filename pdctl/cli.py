@@ -36,6 +36,7 @@ COMMANDS = {
     "keys": ("keys", "Reach", "Manage the keys for ranks on other hosts."),
     "clean": ("clean", "Reach", "Remove the files of ranks that have ended."),
     "explain": ("explain", "Learn", "Explain a finding and name the next step."),
+    "schema": ("schema", "Learn", "Print the JSON Schema of a document."),
     "demo": ("demo", "Learn", "Show a hang, its diagnosis, and the engine's fix."),
     "lab": ("lab", "Learn", "Run an embedded cluster of real processes."),
     "replay": ("replay", "Learn", "Execute recorded rounds again, with and without the gate."),

@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pdctl.report.findings import CATALOGUE, Code
+from pdctl.report.findings import Code, catalogue
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "findings"
-HEADER = "<!-- Written by `make docs` from pdctl/report/findings.py. -->\n\n"
+HEADER = "<!-- Written by `make docs` from pdctl/report/findings.toml. -->\n\n"
 
 
 def page(code: Code) -> str:
@@ -31,14 +31,14 @@ def page(code: Code) -> str:
 
 def index() -> str:
     """Return the page that lists all codes."""
-    rows = [f"| [{code.code}]({code.code}.md) | {code.level.value} | {code.title} |" for code in CATALOGUE.values()]
+    rows = [f"| [{code.code}]({code.code}.md) | {code.level.value} | {code.title} |" for code in catalogue().values()]
     text = "# Findings\n\n`pdctl explain CODE` shows the same in a terminal.\n\n| Code | Level | Found |\n|--|--|--|\n"
     return HEADER + text + "\n".join(rows) + "\n"
 
 
 def pages() -> dict[str, str]:
     """Return file name → text of every page."""
-    return {"README.md": index(), **{f"{code.code}.md": page(code) for code in CATALOGUE.values()}}
+    return {"README.md": index(), **{f"{code.code}.md": page(code) for code in catalogue().values()}}
 
 
 def main(arguments: list[str]) -> int:

@@ -9,7 +9,7 @@ import typer
 from pdctl.commands.options import OutputOption
 from pdctl.protocol.documents import Document
 from pdctl.protocol.errors import Exit, PdctlError
-from pdctl.report.findings import CATALOGUE, Code
+from pdctl.report.findings import Code, catalogue
 from pdctl.report.output import Format, Output
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def command(
 
     Exit code: 0, or 2 for an unknown code.
     """
-    codes = tuple(CATALOGUE.values()) if code is None else (find(code),)
+    codes = tuple(catalogue().values()) if code is None else (find(code),)
     document = FindingsDocument(codes=codes)
     Output(output).document(document, codes, _list if code is None else draw)
     return Exit.CLEAN
@@ -50,9 +50,9 @@ def find(text: str) -> Code:
     wanted = text.strip().upper()
     if wanted.isdecimal():
         wanted = f"PD{wanted}"
-    if wanted in CATALOGUE:
-        return CATALOGUE[wanted]
-    near = get_close_matches(wanted, CATALOGUE, n=3, cutoff=0.6)
+    if wanted in catalogue():
+        return catalogue()[wanted]
+    near = get_close_matches(wanted, catalogue(), n=3, cutoff=0.6)
     hint = f"Did you mean {' or '.join(near)}? " if near else ""
     raise PdctlError(f"there is no finding {text!r}", f"{hint}pdctl explain lists all findings.", Exit.USAGE)
 

@@ -77,7 +77,7 @@ class LabStatus(Document, frozen=True, kw_only=True, tag="pdctl.lab.status"):
 
 
 class LabLoad(Document, frozen=True, kw_only=True, tag="pdctl.lab.load"):
-    """What came of a load; see :class:`pdctl.lab.client.Outcome`. Times in seconds."""
+    """What came of a load. Times in seconds. See :class:`pdctl.lab.client.Outcome`."""
 
     name: str
     sent: int

@@ -189,11 +189,8 @@ def status_fault(table: FaultTable, room: int, status: int, *, dp: int, tp: int,
     return table.offer(kinds, room, dp=dp, tp=tp, address=address) if kinds else None
 
 
-def registration(table: FaultTable, elsewhere: Callable[[Any, int], Any]) -> Maker:
-    """Return a maker of the hook at the method of a sender that registers its room's dp rank.
-
-    ``elsewhere(sender, dp)`` gives the sender as it looks on that dp rank.
-    """
+def registration(table: FaultTable) -> Maker:
+    """Return a maker of the hook at the method of a sender that registers its room's dp rank."""
 
     def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         def registers(sender: Any, *args: Any, **kwargs: Any) -> Any:
@@ -205,7 +202,7 @@ def registration(table: FaultTable, elsewhere: Callable[[Any, int], Any]) -> Mak
                         return None
                     fault = table.decide(MISROUTE, room)
                     if fault is not None:
-                        sender = elsewhere(sender, fault.value)
+                        sender = Instead(sender, kv_mgr=Instead(sender.kv_mgr, attn_dp_rank=fault.value))
                 except Exception as error:
                     site.failed(error)
             return original(sender, *args, **kwargs)

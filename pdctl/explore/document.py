@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from pdctl.explore.policies import Policy, Split
 from pdctl.explore.rules import run
-from pdctl.explore.search import Found
 from pdctl.explore.shrink import shrink
 from pdctl.explore.space import Cell, Schedule, Space
 from pdctl.protocol.documents import Document
+
+if TYPE_CHECKING:
+    from pdctl.explore.search import Found
 
 Written = Callable[[Policy, Schedule, str], str]
 

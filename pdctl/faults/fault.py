@@ -15,7 +15,6 @@ from pdctl.protocol.model import FaultStatus
 
 __all__ = ["DEFAULT_TTL_S", "DELAY_METADATA", "LEASE_S", "MAX_TTL_S", "SEAM_PREFIX", "Fault", "Held", "Target"]
 
-MAX_DELAY_S = MAX_TTL_S
 MAX_SEEN = 4096
 """Rooms whose visits a fault counts; of more, the oldest are forgotten."""
 

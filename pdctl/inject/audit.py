@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 import pwd
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pdctl.protocol.files import open_append
+from pdctl.protocol.paths import user_dir
 from pdctl.report.escaping import json_encoded
 
 
-def audit_path(environ: dict[str, str] | os._Environ[str] = os.environ) -> Path:
+def audit_path(environ: Mapping[str, str]) -> Path:
     """Return the client's audit log: ``$XDG_STATE_HOME/pdctl/audit.jsonl``, under ``~/.local/state`` where unset."""
-    state = environ.get("XDG_STATE_HOME", "")
-    base = Path(state) if state.startswith("/") else Path(environ.get("HOME") or "~").expanduser() / ".local" / "state"
-    return base / "pdctl" / "audit.jsonl"
+    return user_dir(environ, "XDG_STATE_HOME") / "audit.jsonl"
 
 
 class Audit:

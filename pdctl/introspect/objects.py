@@ -76,10 +76,6 @@ class Objects:
             found = self._mros[kind] = self.items(self.word(kind + 344))
         return found
 
-    def is_type(self, address: int) -> bool:
-        """Return whether the object is a class itself."""
-        return bool(self.flags(self.type_of(address)) & layouts.TYPE)
-
     def type_dict(self, kind: int) -> dict[str, int]:
         """Return name → address of what a class written in Python defines itself; {} for one written in C."""
         found = self._dicts.get(kind)

@@ -1,4 +1,4 @@
-"""The shape every command's result has, as JSON carries it. docs/schemas/ has the schema of each, by its tag."""
+"""The shape every command's result has, as JSON carries it. ``pdctl schema TAG`` prints the schema of each."""
 
 from __future__ import annotations
 

@@ -57,9 +57,7 @@ def folder(env: Mapping[str, str]) -> Path:
     """Return the directory of keys, which may not exist."""
     if env.get("PDCTL_KEYS"):
         return Path(env["PDCTL_KEYS"]).absolute()
-    config = env.get("XDG_CONFIG_HOME", "")
-    base = Path(config) if config.startswith("/") else Path(env.get("HOME") or "~").expanduser() / ".config"
-    return base / "pdctl" / "keys"
+    return paths.user_dir(env, "XDG_CONFIG_HOME") / "keys"
 
 
 def parse_public(text: str) -> str:

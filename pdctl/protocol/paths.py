@@ -30,6 +30,7 @@ STACKS_SUFFIX = ".stacks"
 MAX_REGISTRATION = 64 * 1024
 SOCKET_PATH_MAX = 107
 """Bytes that fit into ``sun_path`` of a Unix socket address, without its closing zero byte."""
+_UNSET = {"XDG_CONFIG_HOME": ".config", "XDG_CACHE_HOME": ".cache", "XDG_STATE_HOME": ".local/state"}
 _STEM = re.compile(r"([0-9]{1,10})-([0-9]{1,19})", re.ASCII)
 _SHARED = Path("/dev/shm/pdctl")  # noqa: S108  # trusted below only where nobody else can change what is in it
 
@@ -103,6 +104,16 @@ def record_dir(env: Mapping[str, str]) -> Path:
         return Path(env["PDCTL_RECORD_DIR"]).absolute()
     aside = _SHARED.with_name(f"{_SHARED.name}-{os.getuid()}")
     return _SHARED / str(os.getuid()) if not _others(_SHARED) and not _is_ours(aside) else aside
+
+
+def user_dir(env: Mapping[str, str], variable: str) -> Path:
+    """Return pdctl's directory in one of the user's: ``variable`` is XDG_CONFIG_HOME, XDG_CACHE_HOME or XDG_STATE_HOME.
+
+    A relative value counts as unset, as the XDG specification says. Raises RuntimeError where there is no home.
+    """
+    given = env.get(variable, "")
+    home = Path(given) if given.startswith("/") else Path(env.get("HOME") or "~").expanduser() / _UNSET[variable]
+    return home / "pdctl"
 
 
 def named(env: Mapping[str, str], folder: Path) -> bool:

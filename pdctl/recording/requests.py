@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from pdctl.recording.reader import Recording
     from pdctl.recording.streams import Item, Run
 
-UNTOLD = "queues that are not polled, time-outs and memory are not in recordings"
-"""What :func:`rooms_of` can't know, in words."""
 UNSEEN_S = 5.0
 """For how long a rank that is well may write nothing: one turn with a long prompt, on a busy machine."""
 

@@ -24,18 +24,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from pdctl.protocol import structs
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.files import read_regular
+from pdctl.protocol.paths import user_dir
 
 INJECT = ("allow", "never")
 MAX_FILE = 1 << 20
@@ -68,9 +66,7 @@ class Contexts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def path(environ: Mapping[str, str] = os.environ) -> Path:
     """Return where contexts are kept."""
-    config = environ.get("XDG_CONFIG_HOME", "")
-    base = Path(config) if config.startswith("/") else Path(environ.get("HOME") or "~").expanduser() / ".config"
-    return base / "pdctl" / "contexts.toml"
+    return user_dir(environ, "XDG_CONFIG_HOME") / "contexts.toml"
 
 
 def load(environ: Mapping[str, str] = os.environ) -> Contexts:
@@ -88,20 +84,14 @@ def load(environ: Mapping[str, str] = os.environ) -> Contexts:
     except UnicodeDecodeError as error:
         raise PdctlError(f"{file} can't be read: {error}", "it holds the contexts", Exit.USAGE) from None
     try:
-        found = structs.convert(_parse(text), Contexts)
-    except (ValueError, RecursionError) as error:  # tomllib's and msgspec's own are both ValueErrors
+        found = structs.convert(msgspec.toml.decode(text), Contexts)
+    except (ValueError, RecursionError) as error:  # msgspec's own are ValueErrors
         raise PdctlError(f"{file}: {error}", "pdctl context add writes it anew", Exit.USAGE) from None
     for name, context in found.context.items():
         if context.inject not in INJECT:
             raise PdctlError(
                 f"{file}: context.{name}.inject is {context.inject!r}", f"write {' or '.join(INJECT)}", Exit.USAGE
             )
-    return found
-
-
-def _parse(text: str) -> dict[str, Any]:
-    tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    found: dict[str, Any] = tomllib.loads(text)
     return found
 
 

@@ -46,9 +46,7 @@ class Reached(msgspec.Struct, frozen=True):
 
 def path(env: Mapping[str, str]) -> Path:
     """Return where it is kept."""
-    cache = env.get("XDG_CACHE_HOME", "")
-    base = Path(cache) if cache.startswith("/") else Path(env.get("HOME") or "~").expanduser() / ".cache"
-    return base / "pdctl" / "reached.json"
+    return paths.user_dir(env, "XDG_CACHE_HOME") / "reached.json"
 
 
 def load(env: Mapping[str, str]) -> dict[tuple[str, str], Reached]:

@@ -36,7 +36,7 @@ PARSED = {
 }
 """Examples that can't be run here, and why."""
 
-OFFLINE = ("explain", "keys", "context", "replay", "explore", "drill list", "drill show")
+OFFLINE = ("explain", "schema", "keys", "context", "replay", "explore", "drill list", "drill show")
 """Commands that ask no rank. So do all others with --from."""
 
 BEFORE = {"keys": "pdctl keys new bob"}

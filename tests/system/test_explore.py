@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 
 from pdctl.cli import app
 from pdctl.commands.replay import EXPLORES
+from pdctl.commands.schema import load_schema
 
 ROOT = Path(__file__).resolve().parents[2]
-SCHEMA = json.loads((ROOT / "docs" / "schemas" / "pdctl.explore.json").read_text())
+SCHEMA = load_schema("pdctl.explore")
 
 
 def pdctl(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:

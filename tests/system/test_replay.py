@@ -17,6 +17,7 @@ import msgspec
 import psutil
 import pytest
 
+from pdctl.commands.schema import load_schema
 from pdctl.lab.client import Client as LabClient
 from pdctl.lab.client import Load
 from pdctl.recording.reader import read
@@ -34,7 +35,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(600, method="signal")]  # 
 ROOT = Path(__file__).resolve().parents[2]
 REAL = ROOT / "tests" / "data" / "sglang-0.5.12.post1-c1.pdtrace"
 ROOM = 16851422098683615
-SCHEMA = json.loads((ROOT / "docs" / "schemas" / "pdctl.replay.json").read_text())
+SCHEMA = load_schema("pdctl.replay")
 
 
 def replay(*arguments: object, code: int | None) -> dict[str, Any]:

@@ -11,13 +11,10 @@ import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from pdctl.agent import plugin
-
-DIRECTORY = Path(__file__).parent
 
 
 class _Loader(importlib.abc.Loader):

@@ -10,30 +10,37 @@ from pdctl.agent.tap import QueueTap
 from pdctl.engines import request_tables as room_reader
 from pdctl.engines import sites, stages
 from pdctl.engines.base import Hooks, Site
-from pdctl.engines.lab import metadata_rows, request_tables, steps
+from pdctl.engines.lab import metadata_rows, request_tables
 from pdctl.engines.lab.events import Events
 from pdctl.engines.lab.identity import KINDS, identify
 from pdctl.engines.lab.late import install as install_metadata_site
-from pdctl.engines.lab.reader import QueueReader, manager_of
+from pdctl.engines.lab.reader import QueueReader
 from pdctl.engines.landing import Landings
 from pdctl.engines.metadata_rows import MetadataReader, holders
 from pdctl.engines.polls import PollHooks
+from pdctl.engines.sglang import events as engine_events
+from pdctl.engines.sglang import steps
+from pdctl.engines.sglang.seams import kv_manager
 from pdctl.engines.shared import LEAVES
-from pdctl.engines.sites import Instead, PollSites
+from pdctl.engines.sites import PollSites
 from pdctl.faults.table import FaultTable
 from pdctl.protocol.metadata import Metadata, Wanted
-from pdctl.protocol.model import Action, Frame, Identity, QueueEntry, Seam, SlotEntry
+from pdctl.protocol.model import Frame, Identity, QueueEntry, Seam, SlotEntry
 from pdctl.protocol.requests import Rooms, Settings
 
 if TYPE_CHECKING:
     from pdctl.agent.sinks import Recorder
 
 _ENGINE = "pdctl.lab.engine."
-
-
-def _elsewhere(sender: Any, dp: int) -> Any:
-    manager = sender.kv_mgr
-    return Instead(sender, kv_mgr=Instead(manager, kv_args=Instead(manager.kv_args, dp_rank=dp)))
+_STEPS = {
+    **steps.STEPS,
+    "_pp_decode_rids": "poll for the next pipeline stage",
+    "_pp_consensus": "agreement of the pipeline stages",
+    "_pp_pass_on": "agreement of the pipeline stages",
+    "_pp_recv_requests": "recv_requests",
+    "get_new_batch_prefill": "scheduling",
+}
+"""Names of the lab's own functions beside those that it has from SGLang."""
 
 
 def _answered(original: Callable[[str], bool], site: Site, beats: stages.Heartbeats) -> Callable[[str], bool]:
@@ -87,8 +94,10 @@ class LabAdapter:
             prealloc, transfer = scheduler.disagg_decode_prealloc_queue, scheduler.disagg_decode_transfer_queue
             self._polled(polls, recorder, "decode.prealloc", prealloc, "_update_handshake_waiters", "pop_preallocated")
             self._polled(polls, recorder, "decode.transfer", transfer, "pop_transferred")
-            polls.gate_function(_module("utils"), "_apply_metadata_gate", self._held)
-            self.hooks.wrap(transfer, "_commit_transfer_to_req", "commit", self._commits)
+            polls.gate_function(_module("utils"), "_apply_metadata_gate", engine_events.held(self._landings))
+            tap = self._taps["decode.transfer"]
+            commits = engine_events.commits(self._reader, self._landings, tap, lambda req: bool(req.is_aborted))
+            self.hooks.wrap(type(transfer), "_commit_transfer_to_req", "commit", commits)
             self._seams.append(Seam("gate", transfer.gate, "_apply_metadata_gate" if transfer.gate else "left out"))
             self._seams.append(Seam("slots.zeroed", transfer.zero_on_free, "pop_transferred zeroes freed slots"))
             self._seams.append(Seam("commit", True, "DecodeTransferQueue._commit_transfer_to_req"))
@@ -121,7 +130,7 @@ class LabAdapter:
             self.hooks.wrap(receiver, "query_prefill_dp_ranks", "query", sites.query(faults))
         events.routing(sender, receiver)
         if faults.armed and prefill:
-            self.hooks.wrap(sender, "_register_prefill_dp_rank", "registration", sites.registration(faults, _elsewhere))
+            self.hooks.wrap(sender, "_register_prefill_dp_rank", "registration", sites.registration(faults))
         kinds = sites.REGISTRATION_KINDS if prefill else sites.QUERY_KINDS
         where = "KVSender._register_prefill_dp_rank" if prefill else "KVReceiver.query_prefill_dp_ranks"
         self._seams += sites.seams(kinds, True, where)
@@ -137,7 +146,7 @@ class LabAdapter:
         if prefill:
             return
         if faults.armed:
-            beats, manager = stages.Heartbeats(faults), manager_of(scheduler)
+            beats, manager = stages.Heartbeats(faults), kv_manager(scheduler)
             self.hooks.wrap(manager, "is_answered", "heartbeat", lambda f, site: _answered(f, site, beats))
         self._seams += sites.seams(stages.HEARTBEAT_KINDS, True, "DecodeKVManager.is_answered")
 
@@ -164,37 +173,6 @@ class LabAdapter:
             polls.leave_method(cls, leave, site, tap, lambda _: reader.queue(queue))
         self._seams.append(Seam(site, True, f"{cls.__name__}.{method}"))
 
-    def _held(self, before: list[int], after: list[int], entries: Any) -> None:
-        assert self._landings is not None
-        for old, new, entry in zip(before, after, entries, strict=True):
-            if old != new:
-                self._landings.expect(entry.metadata_buffer_index, entry.req.bootstrap_room)
-
-    def _commits(self, original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-        reader, landings, tap = self._reader, self._landings, self._taps["decode.transfer"]
-        assert landings is not None
-
-        def commits(decode_req: Any) -> Any:
-            if not site.on:
-                return original(decode_req)
-            slot = decode_req.metadata_buffer_index
-            found = reader.room_in(slot)
-            leaves = original(decode_req)
-            try:
-                if not leaves:  # without the gate: the slot read 0, the request stays
-                    tap.decided(decode_req, Action.KEPT, 0)
-                    landings.expect(slot, decode_req.req.bootstrap_room)
-                else:
-                    found = found or reader.room_in(slot)  # it may have landed between the two looks
-                    aborted = decode_req.req.is_aborted
-                    tap.decided(decode_req, Action.ABORTED if aborted else Action.COMMITTED, found)
-                    landings.seen(slot, found or 0)
-            except Exception as error:
-                site.failed(error)
-            return leaves
-
-        return commits
-
     # ---- answers ----------------------------------------------------------------------------------------------------
 
     def seams(self) -> tuple[Seam, ...]:
@@ -216,8 +194,8 @@ class LabAdapter:
         }
 
     def queues(self) -> tuple[dict[str, list[QueueEntry]], dict[str, str]]:
-        """Return the queues as they are now; none is missing in a lab."""
-        return self._reader.read(), {}
+        """Return the queues as they are now and why the others can't be read."""
+        return self._reader.read()
 
     def slots(self) -> list[SlotEntry]:
         """Return the metadata slots that belong to a request now."""
@@ -225,11 +203,13 @@ class LabAdapter:
 
     def rooms(self) -> Rooms:
         """Return what the rank knows of its rooms beyond its queues."""
-        return room_reader.read(request_tables.places(self._scheduler), *self.queues(), self._scheduler.ticks)
+        return room_reader.read(
+            request_tables.places(self._scheduler, self._reader), *self.queues(), self._scheduler.ticks
+        )
 
     def metadata(self, wanted: Wanted) -> Metadata:
         """Return the metadata slots asked for, and every request of this rank."""
-        return self._rows.read(wanted, holders(self._reader.read()), self._scheduler.ticks)
+        return self._rows.read(wanted, holders(self._reader.read()[0]), self._scheduler.ticks)
 
     def settings(self) -> Settings:
         """Return the settings that both sides must agree on, under the engine's names."""
@@ -237,7 +217,7 @@ class LabAdapter:
 
     def step_of(self, stack: tuple[Frame, ...]) -> str:
         """Return the engine's step the stack is in, "" when it can't be told."""
-        return steps.step_of(stack)
+        return steps.step_of(stack, _STEPS)
 
     def group_kind(self, group: Any) -> str:
         """Return GroupInfo.kind of a torch process group of this rank, "" for an unknown one."""

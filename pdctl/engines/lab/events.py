@@ -5,34 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pdctl.engines.base import Hooks, Maker, Site
-from pdctl.engines.lab.reader import QueueReader, manager_of
+from pdctl.engines.base import Hooks, Site
+from pdctl.engines.lab.reader import QueueReader
+from pdctl.engines.sglang import events
+from pdctl.engines.sglang.seams import kv_manager
 from pdctl.engines.shared import failure
 from pdctl.engines.slots import SlotWatch
 from pdctl.protocol.model import QUEUES, Action, EventKind
 
 if TYPE_CHECKING:
     from pdctl.agent.sinks import Recorder
-
-_MAX_ANSWERS = 4096
-
-
-def after(then: Callable[..., None]) -> Maker:
-    """Return a maker of a hook that calls ``then(result, *arguments)`` after the engine's function."""
-
-    def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-        def hooked(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            if site.on:
-                try:
-                    then(result, *args, **kwargs)
-                except Exception as error:  # counted: the rank goes on
-                    site.failed(error)
-            return result
-
-        return hooked
-
-    return make
 
 
 class Events:
@@ -43,7 +25,6 @@ class Events:
         self._hooks = hooks
         self._reader = reader
         self._event = recorder.event
-        self._answers: dict[int, int] = {}
         self._slots = SlotWatch(recorder, reader.owners)
         self.taken = self._slots.taken
 
@@ -58,39 +39,23 @@ class Events:
             self._entering("decode.pending", prealloc, "add", "pending_reqs")
             self._entering("decode.transfer", transfer, "extend", "queue")
             hooks.wrap(transfer, "pop_transferred", "events.leave", self._leaving)
-        hooks.wrap(manager_of(scheduler), "update_status", "events.state", self._states)
-        hooks.wrap(manager_of(scheduler), "record_failure", "events.failure", failure(self._event))
-        hooks.wrap(scheduler, "abort_request", "events.abort", after(self._aborted))
-        self._slots.install(hooks, scheduler.slots)
+        manager = type(kv_manager(scheduler))
+        hooks.wrap(manager, "update_status", "events.state", events.states(self._event))
+        hooks.wrap(manager, "record_failure", "events.failure", failure(self._event))
+        hooks.wrap(scheduler, "abort_request", "events.abort", self._aborts)
+        self._slots.install(hooks, scheduler.req_to_metadata_buffer_idx_allocator)
         return ["events.enqueue", "events.state", "events.failure", "events.abort", "events.slots"]
 
     def routing(self, sender: Any, receiver: Any) -> None:
         """Hook the classes that register and ask for dp ranks."""
         if self._scheduler.role == "prefill":
-            self._hooks.wrap(sender, "_register_prefill_dp_rank", "events.routing", after(self._registered))
+            self._hooks.wrap(sender, "_register_prefill_dp_rank", "events.routing", events.registers(self._event))
         else:
-            self._hooks.wrap(receiver, "query_prefill_dp_ranks", "events.routing", self._queries)
+            self._hooks.wrap(receiver, "query_prefill_dp_ranks", "events.routing", events.queries(self._event))
 
     def _entering(self, queue: str, owner: Any, method: str, attribute: str) -> None:
-        code = QUEUES.index(queue)
-
-        def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-            def enters(*args: Any, **kwargs: Any) -> Any:
-                before = len(getattr(owner, attribute))
-                result = original(*args, **kwargs)
-                if site.on:
-                    try:
-                        for entry in getattr(owner, attribute)[before:]:
-                            room, slot = self._reader.describe(entry)
-                            rid = getattr(entry, "req", entry).rid
-                            self._event(EventKind.ENQUEUE, queue=code, room=room, slot=slot, text=rid)
-                    except Exception as error:
-                        site.failed(error)
-                return result
-
-            return enters
-
-        self._hooks.wrap(owner, method, f"events.{queue}", make)
+        make = events.entering(queue, attribute, self._reader, self._event)
+        self._hooks.wrap(type(owner), method, f"events.{queue}", make)
 
     def _leaving(self, original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         code = QUEUES.index("decode.transfer")
@@ -114,47 +79,14 @@ class Events:
 
         return leaves
 
-    def _states(self, original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-        status = manager_of(self._scheduler).request_status
-
-        def updates(bootstrap_room: int, value: Any) -> Any:
-            before = status.get(bootstrap_room)
-            result = original(bootstrap_room, value)
+    def _aborts(self, original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+        def aborts(rid: str) -> Any:
+            result = original(rid)
             if site.on:
                 try:
-                    now = status.get(bootstrap_room)
-                    if now is not None and now != before:
-                        self._event(EventKind.STATE, room=bootstrap_room, a=int(now))
+                    self._event(EventKind.ABORT, text=rid)
                 except Exception as error:
                     site.failed(error)
             return result
 
-        return updates
-
-    def _aborted(self, _result: Any, rid: str) -> None:
-        self._event(EventKind.ABORT, text=rid)
-
-    def _registered(self, _result: Any, sender: Any) -> None:
-        self._event(EventKind.DP_REGISTER, room=sender.bootstrap_room, a=sender.kv_mgr.kv_args.dp_rank)
-
-    def _queries(self, original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-        answers = self._answers
-
-        def queries(bootstrap_addr: str, bootstrap_rooms: list[int]) -> Any:
-            result = original(bootstrap_addr, bootstrap_rooms)
-            if site.on:
-                try:
-                    if len(answers) > _MAX_ANSWERS:
-                        answers.clear()
-                    for room in bootstrap_rooms:  # asked every turn while unknown: only what is new is an event
-                        if room not in answers:
-                            self._event(EventKind.DP_QUERY, room=room, text=bootstrap_addr)
-                        answer = int(result.get(str(room), -1))
-                        if answers.get(room) != answer:
-                            answers[room] = answer
-                            self._event(EventKind.DP_ANSWER, room=room, a=answer)
-                except Exception as error:
-                    site.failed(error)
-            return result
-
-        return queries
+        return aborts

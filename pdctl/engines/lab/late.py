@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from pdctl.engines import sites
 from pdctl.engines.base import Hooks, Site
-from pdctl.engines.lab.reader import manager_of
-from pdctl.engines.sites import Write, WriteSites
+from pdctl.engines.sglang.late import Writes
+from pdctl.engines.sglang.seams import kv_manager
+from pdctl.engines.sites import Write
 from pdctl.faults.kinds import FAIL_TRANSFER, METADATA_KINDS
 from pdctl.faults.table import FaultTable
-from pdctl.protocol.model import EventKind, Seam
+from pdctl.protocol.model import Seam
 
 if TYPE_CHECKING:
     from pdctl.agent.sinks import Recorder
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
 
 def install(hooks: Hooks, scheduler: Any, recorder: Recorder, faults: FaultTable) -> list[Seam]:
     """Hook the metadata write and the status; returns the seams of the event and of the fault sites."""
-    manager, config = manager_of(scheduler), scheduler.config
+    manager, config = kv_manager(scheduler), scheduler.config
     hooks.wrap(manager, "handle", "abort-message", lambda original, site: _listens(original, site, faults))
-    row_writes = RowWrites(manager, scheduler.metadata_buffers, recorder, faults)
-    hooks.wrap(manager, "send_aux", "metadata", row_writes.make)
+    row_writes = RowWrites(scheduler, recorder, faults, possible=True)
+    hooks.wrap(type(manager), "send_aux", "metadata", row_writes.make)
     if faults.armed:
         hooks.wrap(
             manager, "sync_status_to_decode_endpoint", "status", lambda f, site: _tells(f, site, manager, faults)
@@ -78,82 +79,37 @@ def _tells(original: Callable[..., Any], site: Site, manager: Any, faults: Fault
     return sync_status
 
 
-class RowWrites:
-    """The hook at ``send_aux``."""
+class RowWrites(Writes):
+    """The hook at ``send_aux``. What is held for a room that decode aborts is dropped by :func:`_listens`."""
 
-    def __init__(self, manager: Any, rows: Any, recorder: Recorder, faults: FaultTable) -> None:
-        self._manager = manager
-        self._rows = rows
-        self._recorder = recorder
-        self._faults = faults
-        self._sites = WriteSites(faults)
-
-    def make(self, original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-        """Return the function to put in place of ``send_aux``."""
-        faults = self._faults
-
-        def send_aux(req: Any, prefill_aux_index: int, dst_aux_ptrs: Any) -> Any:
-            result = None
-            if faults.any and site.on:
-                try:
-                    result = self._faulty(original, req, prefill_aux_index, dst_aux_ptrs)
-                except Exception as error:  # the write goes its usual way
-                    site.failed(error)
-            if result is None:
-                result = original(req, prefill_aux_index, dst_aux_ptrs)
-                if site.on:
-                    try:
-                        self._sent(req, result)
-                        if faults.armed:
-                            self._sites.done(self._write(req))
-                    except Exception as error:
-                        site.failed(error)
-            return result
-
-        return send_aux
-
-    def _write(self, req: Any) -> Write:
-        memory, session = self._manager.decode_kv_args_table[req.mooncake_session_id], req.mooncake_session_id
+    @staticmethod
+    def _write(manager: Any, req: Any) -> Write:
+        memory, session = manager.decode_kv_args_table[req.mooncake_session_id], req.mooncake_session_id
         return Write(req.room, memory.dst_dp_rank, memory.dst_tp_rank, session, (session, req.dst_aux_index))
 
-    def _sent(self, req: Any, result: int) -> None:
-        tp = self._manager.decode_kv_args_table[req.mooncake_session_id].dst_tp_rank
-        self._recorder.event(EventKind.META_SENT, room=req.room, slot=req.dst_aux_index, a=tp, b=result)
+    @staticmethod
+    def _still_wanted(manager: Any, req: Any) -> None:
+        del manager, req
 
-    def _faulty(self, original: Callable[..., Any], req: Any, index: int, targets: Any) -> int | None:
-        """Return what the engine is told of a write that a fault took, None where none did."""
-        write = self._write(req)
-        if self._sites.fails(write):
-            return -1
-        fault = self._sites.holds(write)
-        if fault is not None and self._held(original, fault, write, (req, index, targets)):
-            return 0
-        wrong = self._sites.wrong_room(write)
-        return self._wrong(original, wrong, req, index, targets) if wrong else None
+    def _late(self, send_aux: Callable[..., Any], manager: Any, req: Any, index: int, targets: Any) -> Any:
+        rows = manager.kv_args.metadata
+        row = rows.hold_row(index)  # the engine uses the slot again as soon as it believes the row sent
+        return None if row is None else _LateRow(rows, row, lambda: send_aux(manager, req, row, targets))
 
-    def _held(self, original: Callable[..., Any], fault: Any, write: Write, args: tuple[Any, int, Any]) -> bool:
-        req, index, targets = args
-        row = self._rows.hold_row(index)  # the engine uses the slot again as soon as it believes the row sent
-        if row is None:
-            return False
 
-        def write_now() -> None:
-            result = original(req, row, targets)
-            if result != 0:
-                raise RuntimeError(f"send_aux returned {result}")
-            self._sent(req, result)
+class _LateRow:
+    """A write of a copied row. The copy's place is given back when nobody waits for the write any more."""
 
-        weakref.finalize(write_now, self._rows.drop_row, row)  # written, or dropped: nobody waits for it any more
-        return self._faults.hold(fault, write_now, room=write.room, tp=write.tp, place=write.place)
+    def __init__(self, rows: Any, row: int, send: Callable[[], int]) -> None:
+        self._row = row
+        self._send = send
+        weakref.finalize(self, rows.drop_row, row)
 
-    def _wrong(self, original: Callable[..., Any], room: int, req: Any, index: int, targets: Any) -> int | None:
-        row = self._rows.hold_row(index)
-        if row is None:
-            return None
-        try:
-            self._rows.bootstrap_room[row, 0] = room
-            result: int = original(req, row, targets)
-        finally:
-            self._rows.drop_row(row)
-        self._sent(req, result)
-        return result
+    def __call__(self) -> None:
+        result = self._send()
+        if result != 0:
+            raise RuntimeError(f"send_aux returned {result}")
+
+    def set_room(self, rooms: Any, room: int) -> bool:
+        rooms[self._row, 0] = room
+        return True

@@ -14,8 +14,8 @@ def buffers(scheduler: Any, taken: dict[int, int]) -> Buffers:
     tcp = config.metadata_device != "cpu"
     why = "rows on a device go by message" if tcp else f"written by {scheduler.transport.name}"
     return Buffers(
-        owner=scheduler.metadata_buffers,
-        allocator=scheduler.slots,
+        owner=scheduler.disagg_metadata_buffers,
+        allocator=scheduler.req_to_metadata_buffer_idx_allocator,
         taken=taken,
         aux="tcp" if tcp else "rdma",
         aux_why=why,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from pdctl.engines.lab.reader import QUEUES, manager_of
+from pdctl.engines.lab.reader import QueueReader
 from pdctl.engines.request_tables import BOOTSTRAP_TIMEOUT, WAITING_TIMEOUT, Places
+from pdctl.engines.sglang import request_tables
+from pdctl.engines.sglang.seams import kv_manager
 from pdctl.protocol.model import Seam
 from pdctl.protocol.requests import (
     ENTRY_CLEANUP,
@@ -19,16 +21,10 @@ from pdctl.protocol.requests import (
 )
 
 
-def places(scheduler: Any) -> Places:
+def places(scheduler: Any, reader: QueueReader) -> Places:
     """Return where this rank keeps its rooms."""
-    queues = {name: _getter(get, scheduler) for name, get in QUEUES[scheduler.role].items() if name != "running"}
-    return Places(
-        role=scheduler.role, manager=manager_of(scheduler), queues=queues, space=lambda: space(scheduler), known=True
-    )
-
-
-def _getter(get: Callable[[Any], list[Any]], scheduler: Any) -> Callable[[], list[Any]]:
-    return lambda: get(scheduler)
+    there = request_tables.places(scheduler, scheduler.role, reader)
+    return replace(there, space=lambda: space(scheduler), known=True)
 
 
 def space(scheduler: Any) -> Space:
@@ -38,8 +34,8 @@ def space(scheduler: Any) -> Space:
     head = next((entry for entry in prealloc if entry.waiting_for_input), None)
     free = scheduler.pool.available_size()
     return Space(
-        slots=scheduler.slots.size,
-        slots_free=scheduler.slots.available_size(),
+        slots=scheduler.req_to_metadata_buffer_idx_allocator.size,
+        slots_free=scheduler.req_to_metadata_buffer_idx_allocator.available_size(),
         kv=scheduler.pool.size,
         kv_free=free,
         reserved=free - scheduler.allocatable_tokens() if decode else 0,
@@ -54,18 +50,18 @@ def settings(scheduler: Any) -> Settings:
     config = scheduler.config
     shape = config.shape(scheduler.role)
     values = {
-        "disaggregation_bootstrap_port": manager_of(scheduler).bootstrap_addr.rpartition(":")[2],
+        "disaggregation_bootstrap_port": kv_manager(scheduler).bootstrap_addr.rpartition(":")[2],
         "disaggregation_mode": scheduler.role,
         "disaggregation_transfer_backend": scheduler.transport.name,
         "dp_size": str(shape.dp),
-        "host": manager_of(scheduler).bootstrap_addr.rpartition(":")[0],
+        "host": kv_manager(scheduler).bootstrap_addr.rpartition(":")[0],
         "kv_cache_dtype": "int32",
         "load_balance_method": config.load_balance if scheduler.role == "prefill" else "",
-        "metadata_device": str(scheduler.metadata_buffers.bootstrap_room.device),
+        "metadata_device": str(scheduler.disagg_metadata_buffers.bootstrap_room.device),
         "num_hidden_layers": str(config.layers),
         "page_size": "1",
         "pp_size": str(shape.pp),
-        "rank_port": str(manager_of(scheduler).rank_port),
+        "rank_port": str(kv_manager(scheduler).rank_port),
         "tp_size": str(shape.tp),
     }
     env = {

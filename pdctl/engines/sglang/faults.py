@@ -15,7 +15,6 @@ from pdctl.engines import sites, stages
 from pdctl.engines.base import Hooks, Site
 from pdctl.engines.sglang import seams
 from pdctl.engines.sglang.late import StandIn
-from pdctl.engines.sites import Instead
 from pdctl.faults.table import FaultTable
 from pdctl.protocol.model import Seam
 
@@ -47,7 +46,7 @@ def install(hooks: Hooks, role: str, manager: Any, faults: FaultTable) -> list[S
     owner = getattr(seams.module(seams.COMMON), "CommonKVSender", None)
     there = owner is not None and hasattr(owner, _REGISTER)
     if there and faults.armed:
-        hooks.wrap(owner, _REGISTER, "registration", sites.registration(faults, _elsewhere))
+        hooks.wrap(owner, _REGISTER, "registration", sites.registration(faults))
     detail = f"CommonKVSender.{_REGISTER}, {_ONLY_WHERE}" if there else f"no CommonKVSender.{_REGISTER}"
     found += sites.seams(sites.REGISTRATION_KINDS, there, detail)
     return found + sites.seams(sites.STATUS_KINDS, *_status(hooks, manager, faults))
@@ -64,10 +63,6 @@ def install_entry(
         hooks.wrap(owner, "add", "entry", stages.entry(faults, lambda: stages.rooms(role, queue)))
     detail = f"{type(owner).__name__}.add" if there else f"no scheduler.{name}.add"
     return sites.seams(stages.ENTRY_KINDS, there, detail)
-
-
-def _elsewhere(sender: Any, dp: int) -> Any:
-    return Instead(sender, kv_mgr=Instead(sender.kv_mgr, attn_dp_rank=dp))
 
 
 # ---- heartbeats to prefill servers ----------------------------------------------------------------------------------

@@ -9,16 +9,14 @@ from pdctl.agent.tap import QueueTap
 from pdctl.engines.base import Hooks, Site
 from pdctl.engines.landing import Landings
 from pdctl.engines.polls import PollHooks
-from pdctl.engines.sglang import seams
+from pdctl.engines.sglang import events, seams
 from pdctl.engines.sglang.queues import QueueReader
 from pdctl.engines.shared import LEAVES, failure
-from pdctl.protocol.model import QUEUES, Action, EventKind, Seam
+from pdctl.protocol.model import EventKind, Seam
 
 if TYPE_CHECKING:
     from pdctl.agent.sinks import Recorder
     from pdctl.engines.sites import PollSites
-
-_MAX_ANSWERS = 4096
 
 
 class SchedulerHooks:
@@ -134,99 +132,30 @@ class SchedulerHooks:
 
     def _gate(self) -> None:
         utils = seams.module(seams.UTILS)
-        there = utils is not None and self._polls.gate_function(utils, seams.GATE, self._held)
+        there = utils is not None and self._polls.gate_function(utils, seams.GATE, events.held(self._landings))
         self._say(
             "gate", there, f"disaggregation/utils.py {seams.GATE}" if there else f"no {seams.GATE}: no metadata gate"
         )
 
-    def _held(self, before: list[int], after: list[int], entries: Any) -> None:
-        for index, entry in enumerate(entries):
-            if before[index] != after[index]:
-                self._landings.expect(seams.slot_of(entry), seams.room_of(entry.req))
-
     def _commit(self, owner: Any) -> None:
-        reader, landings, tap = self._reader, self._landings, self._tap("decode.transfer")
+        def aborted(req: Any) -> bool:
+            return type(req.finished_reason).__name__ == "FINISH_ABORT"
 
-        def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-            def commits(self_: Any, decode_req: Any, *args: Any, **kwargs: Any) -> Any:
-                if not site.on:
-                    return original(self_, decode_req, *args, **kwargs)
-                slot, found = -1, None
-                try:
-                    slot = seams.slot_of(decode_req)
-                    found = reader.room_in(slot)
-                except Exception as error:
-                    site.failed(error)
-                result = original(self_, decode_req, *args, **kwargs)
-                try:
-                    # Up to 0.5.12.post1 False means: the slot read 0, the request stays.
-                    if result is False:
-                        tap.decided(decode_req, Action.KEPT, 0)
-                        landings.expect(slot, seams.room_of(decode_req.req))
-                        return result
-                    if not found:
-                        found = reader.room_in(slot)  # it landed between the two looks
-                    aborted = type(decode_req.req.finished_reason).__name__ == "FINISH_ABORT"
-                    tap.decided(decode_req, Action.ABORTED if aborted else Action.COMMITTED, found)
-                    landings.seen(slot, found or 0)
-                except Exception as error:
-                    site.failed(error)
-                return result
-
-            return commits
-
+        make = events.commits(self._reader, self._landings, self._tap("decode.transfer"), aborted)
         there = owner is not None and self._hooks.wrap(owner, "_commit_transfer_to_req", "commit", make)
         self._say("commit", there, "DecodeTransferQueue._commit_transfer_to_req")
 
     # ---- events ------------------------------------------------------------------------------------------------------
 
     def _entering(self, queue: str, owner: Any, method: str, attribute: str) -> None:
-        code, event, describe = QUEUES.index(queue), self._recorder.event, self._reader.describe
-
-        def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-            def enters(self_: Any, *args: Any, **kwargs: Any) -> Any:
-                before = len(getattr(self_, attribute, ()))
-                result = original(self_, *args, **kwargs)
-                if site.on:
-                    try:
-                        for entry in getattr(self_, attribute)[before:]:
-                            room, slot = describe(entry)
-                            event(
-                                EventKind.ENQUEUE,
-                                queue=code,
-                                room=room,
-                                slot=slot,
-                                text=getattr(entry, "req", entry).rid,
-                            )
-                    except Exception as error:
-                        site.failed(error)
-                return result
-
-            return enters
-
+        make = events.entering(queue, attribute, self._reader, self._recorder.event)
         there = owner is not None and self._hooks.wrap(owner, method, f"events.{queue}", make)
         self._say(f"events.{queue}", there, method)
 
     def _states(self) -> None:
         event = self._recorder.event
-
-        def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-            def updates(self_: Any, bootstrap_room: int, status: Any, *args: Any, **kwargs: Any) -> Any:
-                before = self_.request_status.get(bootstrap_room)
-                result = original(self_, bootstrap_room, status, *args, **kwargs)
-                if site.on:
-                    try:
-                        after = self_.request_status.get(bootstrap_room)
-                        if after is not None and after != before:
-                            event(EventKind.STATE, room=bootstrap_room, a=int(after))
-                    except Exception as error:
-                        site.failed(error)
-                return result
-
-            return updates
-
         owner = getattr(seams.module(seams.COMMON), "CommonKVManager", None)
-        there = owner is not None and self._hooks.wrap(owner, "update_status", "events.state", make)
+        there = owner is not None and self._hooks.wrap(owner, "update_status", "events.state", events.states(event))
         self._say("events.state", there, "CommonKVManager.update_status")
         there = owner is not None and self._hooks.wrap(owner, "record_failure", "events.failure", failure(event))
         self._say("events.failure", there, "CommonKVManager.record_failure")
@@ -252,47 +181,13 @@ class SchedulerHooks:
 
     def _routing(self) -> None:
         event = self._recorder.event
-        answers: dict[int, int] = {}
-
-        def make_register(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-            def registers(self_: Any, *args: Any, **kwargs: Any) -> Any:
-                result = original(self_, *args, **kwargs)
-                if site.on:
-                    try:
-                        event(EventKind.DP_REGISTER, room=self_.bootstrap_room, a=int(self_.kv_mgr.attn_dp_rank))
-                    except Exception as error:
-                        site.failed(error)
-                return result
-
-            return registers
-
-        def make_query(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-            def queries(bootstrap_addr: str, bootstrap_rooms: list[int], *args: Any, **kwargs: Any) -> Any:
-                result = original(bootstrap_addr, bootstrap_rooms, *args, **kwargs)
-                if site.on:
-                    try:
-                        if len(answers) > _MAX_ANSWERS:
-                            answers.clear()
-                        for room in bootstrap_rooms:  # asked every turn while unknown: only what is new is an event
-                            if room not in answers:
-                                event(EventKind.DP_QUERY, room=room, text=str(bootstrap_addr))
-                            answer = int(result.get(str(room), -1))
-                            if answers.get(room) != answer:
-                                answers[room] = answer
-                                event(EventKind.DP_ANSWER, room=room, a=answer)
-                    except Exception as error:
-                        site.failed(error)
-                return result
-
-            return queries
-
         common = seams.module(seams.COMMON)
         sender, receiver = getattr(common, "CommonKVSender", None), getattr(common, "CommonKVReceiver", None)
         there = sender is not None and self._hooks.wrap(
-            sender, "_register_prefill_dp_rank", "events.routing", make_register
+            sender, "_register_prefill_dp_rank", "events.routing", events.registers(event)
         )
         self._say("events.register", there, "CommonKVSender._register_prefill_dp_rank")
         there = receiver is not None and self._hooks.wrap(
-            receiver, "query_prefill_dp_ranks", "events.routing", make_query
+            receiver, "query_prefill_dp_ranks", "events.routing", events.queries(event)
         )
         self._say("events.query", there, "CommonKVReceiver.query_prefill_dp_ranks")

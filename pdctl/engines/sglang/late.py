@@ -31,7 +31,7 @@ def install(hooks: Hooks, scheduler: Any, recorder: Recorder, faults: FaultTable
         why = f"backend {backend}: only Mooncake's write is known"
         return [Seam("events.metadata", False, why), *sites.seams(sites.WRITE_KINDS, False, why)]
     why_not = _why_not(manager, scheduler)
-    writes = _Writes(scheduler, recorder, faults, possible=not why_not)
+    writes = Writes(scheduler, recorder, faults, possible=not why_not)
     there = hooks.wrap(owner, "send_aux", "metadata", writes.make)
     detail = "MooncakeKVManager.send_aux"
     aborts = wanted.watch_aborts(hooks, manager, faults)
@@ -39,7 +39,7 @@ def install(hooks: Hooks, scheduler: Any, recorder: Recorder, faults: FaultTable
     return [Seam("events.metadata", there, detail), *kinds, aborts]
 
 
-class _Writes:
+class Writes:
     """The hook at ``send_aux``. possible: a row can be kept, so that faults are possible at all."""
 
     def __init__(self, scheduler: Any, recorder: Recorder, faults: FaultTable, *, possible: bool) -> None:
@@ -79,6 +79,14 @@ class _Writes:
         tp = int(manager.decode_kv_args_table[session].dst_tp_rank)
         return Write(req.room, -1, tp, session, (session, req.dst_aux_index))
 
+    @staticmethod
+    def _still_wanted(manager: Any, req: Any) -> Callable[[], bool] | None:
+        return wanted.check(manager, req)
+
+    def _late(self, send_aux: Callable[..., Any], manager: Any, req: Any, index: int, targets: Any) -> Any:
+        """Return the write of this row for later, as a LateWrite; None where the row can't be kept."""
+        return LateWrite(send_aux, manager, req, index, targets)
+
     def _sent(self, manager: Any, req: Any, result: int) -> None:
         tp = int(manager.decode_kv_args_table[req.mooncake_session_id].dst_tp_rank)
         self._event(EventKind.META_SENT, room=req.room, slot=int(req.dst_aux_index), a=tp, b=result)
@@ -93,14 +101,16 @@ class _Writes:
             wrong = self._sites.wrong_room(write)
             if not wrong:
                 return None
-        late = LateWrite(send_aux, manager, req, index, targets)
+        late = self._late(send_aux, manager, req, index, targets)
+        if late is None:
+            return None
         if fault is not None:
 
             def write_now() -> None:
                 late()
                 self._sent(manager, req, 0)
 
-            still_wanted = wanted.check(manager, req)
+            still_wanted = self._still_wanted(manager, req)
             if self._faults.hold(
                 fault, write_now, room=write.room, tp=write.tp, place=write.place, still_wanted=still_wanted
             ):

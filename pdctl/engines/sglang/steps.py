@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pdctl.engines.sglang.seams import POLL_FUNCTIONS
 from pdctl.protocol.model import Frame
 
@@ -13,7 +15,7 @@ _QUEUE_METHODS = {
     "get_transferred_rids": "prefill.inflight",
 }
 
-_STEPS = {
+STEPS = {
     # 0.5.10.post1 – 0.5.12.post1: Scheduler.recv_requests; later scheduler_components/request_receiver.py
     "recv_requests": "recv_requests",
     "ingest_requests": "recv_requests",
@@ -38,8 +40,8 @@ _STEPS = {
 }
 
 
-def step_of(stack: tuple[Frame, ...]) -> str:
-    """Return the step of the innermost frame that has a name here, "" when none has. Innermost frame first."""
+def step_of(stack: tuple[Frame, ...], steps: Mapping[str, str] = STEPS) -> str:
+    """Return the step of the innermost frame that has a name in ``steps``, "" when none has. Innermost frame first."""
     polling = False
     for frame in stack:
         if frame.function in POLL_FUNCTIONS:
@@ -47,7 +49,7 @@ def step_of(stack: tuple[Frame, ...]) -> str:
         queue = _QUEUE_METHODS.get(frame.function)
         if queue is not None:
             return f"poll of {queue}" if polling else f"result of the poll of {queue}"
-        step = _STEPS.get(frame.function)
+        step = steps.get(frame.function)
         if step is not None:
             return step
     if any(frame.function.startswith("event_loop_") for frame in stack):

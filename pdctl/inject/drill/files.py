@@ -17,7 +17,7 @@ from pdctl.inject.drill.schema import Drill, FaultSpec, LabOptions, LoadSpec
 from pdctl.protocol import durations, structs
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.files import read_regular
-from pdctl.report.findings import CATALOGUE
+from pdctl.report.findings import catalogue
 from pdctl.targets import selectors
 
 BUILT_IN = Path(__file__).resolve().parents[2] / "drills"
@@ -169,7 +169,7 @@ def _problems(drill: Drill) -> Iterator[_Problem]:
     if drill.stop.failed < 0:
         yield ("stop", "failed"), "a number of requests, 0 or more"
     for index, code in enumerate(drill.expect.broken):
-        if code not in CATALOGUE:
+        if code not in catalogue():
             yield ("expect", "broken", index), f"there is no finding {code!r}: pdctl explain lists them"
     yield from _load_problems(drill)
     if drill.fault is not None:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import msgspec
 
-from pdctl.inject.audit import audit_path
 from pdctl.inject.drill.records import VERSION, Manifest, Record
 from pdctl.protocol import structs
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.files import read_regular
+from pdctl.protocol.paths import user_dir
 from pdctl.report.escaping import json_encoded
 
 MOST_BYTES = 256 << 20
@@ -22,7 +22,7 @@ MOST_BYTES = 256 << 20
 def default_path(name: str, env: Mapping[str, str], now: float) -> Path:
     """Return where a drill's journal goes: beside the audit log, named after the drill and the time."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
-    return audit_path(dict(env)).parent / "drills" / f"{name}-{stamp}-{os.getpid()}.jsonl"
+    return user_dir(env, "XDG_STATE_HOME") / "drills" / f"{name}-{stamp}-{os.getpid()}.jsonl"
 
 
 class Journal:

@@ -1,4 +1,4 @@
-"""Lines of a drill's journal. Plain data; docs/schemas/pdctl.drill.journal.json is made from it.
+"""Lines of a drill's journal. Plain data; ``pdctl schema drill.journal`` prints its schema.
 
 ``at`` is seconds since the drill began. The first line is a manifest, the last two are an end and a verdict.
 """

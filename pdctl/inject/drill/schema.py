@@ -1,4 +1,4 @@
-"""What a drill file says. Plain data; :mod:`.files` reads it, docs/schemas/pdctl.drill.file.json is made from it.
+"""What a drill file says. Plain data; :mod:`.files` reads it, ``pdctl schema drill.file`` prints its schema.
 
 Times are texts as ``5s`` (:mod:`pdctl.protocol.durations`), since that is how people write them.
 """

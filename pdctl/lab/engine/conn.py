@@ -42,6 +42,7 @@ class CommonKVManager:
 
     def __init__(self, args: KVArgs, config: LabConfig, bootstrap_addr: str, transport: Transport) -> None:
         self.kv_args = args
+        self.attn_dp_rank = args.dp_rank
         self.config = config
         self.bootstrap_addr = bootstrap_addr
         self.engine = transport

@@ -66,8 +66,8 @@ class SchedulerCore:
         shape = config.shape(role)
         layers = config.layers // shape.pp
         self.pool = KVPool(layers, groups.pp_rank * layers, config.kv_tokens)
-        self.metadata_buffers = MetadataBuffers(config.slots, device=config.metadata_device)
-        self.slots = ReqToMetadataIdxAllocator(config.slots)
+        self.disagg_metadata_buffers = MetadataBuffers(config.slots, device=config.metadata_device)
+        self.req_to_metadata_buffer_idx_allocator = ReqToMetadataIdxAllocator(config.slots)
         self.model_runner = ModelRunner(self.pool, groups, config.step_s)
         self.waiting_queue: list[Req] = []
         self.running_batch: list[Req] = []
@@ -226,7 +226,7 @@ class SchedulerCore:
     def release_slot(self, req: Req) -> None:
         """Give back a prefill request's metadata slot."""
         if req.metadata_buffer_index >= 0:
-            self.slots.free(req.metadata_buffer_index)
+            self.req_to_metadata_buffer_idx_allocator.free(req.metadata_buffer_index)
             req.metadata_buffer_index = -1
 
     # ---- batches --------------------------------------------------------------------------------------------------
@@ -263,6 +263,5 @@ class SchedulerCore:
 
 def _request(message: dict[str, Any]) -> Req:
     return Req(
-        message["rid"], message["room"], list(message["prompt"]), message["max_new_tokens"], message["reply"],
-        message.get("dp"),
+        message["rid"], message["room"], list(message["prompt"]), message["max_new_tokens"], message["reply"]
     )  # fmt: skip

@@ -173,7 +173,10 @@ class DecodePreallocQueue:
                 continue
             # Strictly first come, first served: a request that does not fit holds up those behind it.
             wanted = len(decode_req.req.origin_input_ids) + decode_req.req.max_new_tokens
-            if scheduler.slots.available_size() <= 0 or wanted > scheduler.allocatable_tokens():
+            if (
+                scheduler.req_to_metadata_buffer_idx_allocator.available_size() <= 0
+                or wanted > scheduler.allocatable_tokens()
+            ):
                 break
             self._pre_alloc(decode_req)
             preallocated.append(decode_req)
@@ -184,7 +187,7 @@ class DecodePreallocQueue:
 
     def _pre_alloc(self, decode_req: DecodeRequest) -> None:
         places = self.scheduler.pool.alloc(len(decode_req.req.origin_input_ids))
-        slot = self.scheduler.slots.alloc()
+        slot = self.scheduler.req_to_metadata_buffer_idx_allocator.alloc()
         assert places is not None
         assert slot is not None
         decode_req.req.kv = places

@@ -58,7 +58,7 @@ class PrefillBootstrapQueue:
                 failed.append(req)
             elif poll == KVPoll.WAITING_FOR_INPUT:
                 if req.metadata_buffer_index < 0:
-                    slot = self.scheduler.slots.alloc()
+                    slot = self.scheduler.req_to_metadata_buffer_idx_allocator.alloc()
                     if slot is None:
                         continue
                     req.metadata_buffer_index = slot
@@ -105,7 +105,7 @@ class SchedulerDisaggregationPrefillMixin(SchedulerCore):
 
     def send_kv_chunk(self, req: Req) -> None:
         """Fill the request's metadata row and queue its transfer."""
-        self.metadata_buffers.set_buf(req.metadata_buffer_index, req.output_ids[0], req.bootstrap_room)
+        self.disagg_metadata_buffers.set_buf(req.metadata_buffer_index, req.output_ids[0], req.bootstrap_room)
         sender_of(req).send(req.kv, req.metadata_buffer_index)
 
     def process_disagg_prefill_inflight_queue(self, rids_to_check: list[str] | None = None) -> list[Req]:

@@ -19,10 +19,8 @@ class Req:
     origin_input_ids: list[int]
     max_new_tokens: int
     reply: str
-    routed_dp_rank: int | None = None
     output_ids: list[int] = field(default_factory=list)
     kv: list[int] = field(default_factory=list)
-    kv_share: int = 0
     saved_kv: Any = None
     metadata_buffer_index: int = -1
     disagg_kv_sender: KVSender | None = None

@@ -30,7 +30,7 @@ class Scheduler(SchedulerPPMixin):
         super().__init__(config, role, dp_rank, groups, transport, request_endpoint)
         args = KVArgs(
             groups.tp_rank, groups.tp_size, groups.pp_rank, groups.pp_size, dp_rank, config.shape(role).dp, self.pool,
-            self.metadata_buffers,
+            self.disagg_metadata_buffers,
         )  # fmt: skip
         if role == "prefill":
             self.prefill_manager = PrefillKVManager(args, config, bootstrap_addr, transport)
@@ -40,7 +40,7 @@ class Scheduler(SchedulerPPMixin):
             self.decode_manager = DecodeKVManager(args, config, bootstrap_addr, transport)
             self.disagg_decode_prealloc_queue = DecodePreallocQueue(self, self.decode_manager, groups.attn_tp_cpu)
             self.disagg_decode_transfer_queue = DecodeTransferQueue(
-                self, groups.attn_tp_cpu, self.slots, self.metadata_buffers
+                self, groups.attn_tp_cpu, self.req_to_metadata_buffer_idx_allocator, self.disagg_metadata_buffers
             )
 
     def run(self) -> None:

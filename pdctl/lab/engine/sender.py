@@ -245,7 +245,7 @@ class KVSender:
             mgr.update_status(bootstrap_room, KVPoll.FAILED)
 
     def _register_prefill_dp_rank(self) -> None:
-        body = {"bootstrap_room": self.bootstrap_room, "dp_rank": self.kv_mgr.kv_args.dp_rank}
+        body = {"bootstrap_room": self.bootstrap_room, "dp_rank": self.kv_mgr.attn_dp_rank}
         try:
             status, text = bootstrap.call(self.kv_mgr.bootstrap_addr, "POST", "/register_dp_rank", body)
         except OSError as error:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from pdctl.probes.check.model import ERROR, INFO, OK, UNKNOWN, WARNING, CheckDocument, Outcome, StageRow
-from pdctl.report.findings import CATALOGUE, Finding
+from pdctl.report.findings import Finding, catalogue
 
 RANKING = (OK, INFO, UNKNOWN, WARNING, ERROR)
 """Levels from good to bad."""
@@ -22,7 +22,7 @@ def parse_suppressed(texts: Sequence[str]) -> Suppressed:
     found: dict[str, frozenset[int] | None] = {}
     for text in texts:
         code, given, room = text.strip().upper().partition("=")
-        if code not in CATALOGUE:
+        if code not in catalogue():
             raise ValueError(f"there is no finding {code!r}")
         if given and not room.isdecimal():
             raise ValueError(f"{room!r} is no room")

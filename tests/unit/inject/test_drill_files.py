@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import jsonschema
@@ -10,12 +9,11 @@ import msgspec
 import pytest
 import yaml
 
+from pdctl.commands.schema import load_schema
 from pdctl.inject.drill import files
 from pdctl.inject.drill.own_lab import config, merged
 from pdctl.lab.config import LabConfig
 from pdctl.protocol.errors import Exit, PdctlError
-
-SCHEMA = Path(__file__).parents[3] / "docs" / "schemas" / "pdctl.drill.file.json"
 
 GOOD = """\
 name: mine
@@ -105,7 +103,7 @@ def test_built_in_drills(name: str, tmp_path: Path) -> None:
     path = files.find(name)
     drill = files.load(path)
     assert drill.name == name
-    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(yaml.safe_load(path.read_text()))
+    jsonschema.Draft202012Validator(load_schema("pdctl.drill.file")).validate(yaml.safe_load(path.read_text()))
     assert drill.lab is not None, "each says which lab it needs"
     if drill.name == "slow-rank":
         assert drill.lab.control is None, "being slow is no bug, and there is no fix to leave out"

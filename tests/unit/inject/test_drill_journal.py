@@ -9,13 +9,12 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from pdctl.commands.schema import load_schema
 from pdctl.inject.drill.journal import Journal, default_path, read
 from pdctl.inject.drill.judge import judge
 from pdctl.inject.drill.records import INCONCLUSIVE
 from pdctl.protocol.errors import Exit, PdctlError
 from tests.unit.inject.test_drill_judge import Story
-
-SCHEMA = Path(__file__).parents[3] / "docs" / "schemas" / "pdctl.drill.journal.json"
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def test_what_was_written_is_read(path: Path) -> None:
 
 
 def test_every_line_is_as_the_schema_says(path: Path) -> None:
-    validator = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text()))
+    validator = jsonschema.Draft202012Validator(load_schema("pdctl.drill.journal"))
     for line in path.read_text().splitlines():
         validator.validate(json.loads(line))
 

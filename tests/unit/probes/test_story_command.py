@@ -18,12 +18,12 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from pdctl.cli import app
+from pdctl.commands.schema import load_schema
 from pdctl.probes.story.timescale import scale
 from tests.support.story_world import World, served
 
 ROOM, RID = 7203441, "request-1"
 ROOT = Path(__file__).resolve().parents[3]
-SCHEMA = ROOT / "docs" / "schemas" / "pdctl.story.json"
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_people_read_it_in_80_columns(recordings: Path, monkeypatch: pytest.Monk
 
 def test_every_format_carries_the_same_lines(recordings: Path) -> None:
     document = json.loads(run(recordings, RID, "-o", "json").stdout)
-    jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+    jsonschema.validate(document, load_schema("pdctl.story"))
     assert document["schema"] == "pdctl.story"
     [story] = document["stories"]
     lines = [json.loads(line) for line in run(recordings, RID, "-o", "jsonl").stdout.splitlines()]

@@ -102,3 +102,14 @@ def test_the_directories_follow_the_environment() -> None:
     assert paths.run_dirs({"XDG_RUNTIME_DIR": "/run/user/7", "PDCTL_RUN_DIR": "/x"}) == [Path("/x")]
     assert paths.record_dir({}) == Path(f"/dev/shm/pdctl/{os.getuid()}")
     assert paths.record_dir({"PDCTL_RECORD_DIR": "/y"}) == Path("/y")
+
+
+@pytest.mark.parametrize(
+    ("variable", "below"),
+    [("XDG_CONFIG_HOME", ".config"), ("XDG_CACHE_HOME", ".cache"), ("XDG_STATE_HOME", ".local/state")],
+)
+def test_the_directories_of_the_user_follow_xdg(variable: str, below: str) -> None:
+    assert paths.user_dir({variable: "/x", "HOME": "/home/a"}, variable) == Path("/x/pdctl")
+    for unset in ({}, {variable: ""}, {variable: "relative"}):
+        assert paths.user_dir({**unset, "HOME": "/home/a"}, variable) == Path("/home/a") / below / "pdctl"
+    assert paths.user_dir({}, variable) == Path.home() / below / "pdctl"
