@@ -16,6 +16,8 @@ from typer.core import TyperGroup
 
 import pdctl
 from pdctl import commands
+from pdctl.commands.examples import Given
+from pdctl.commands.examples import add as add_examples
 from pdctl.probes.registry import abouts
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.escaping import shown
@@ -23,30 +25,34 @@ from pdctl.report.output import Output, hang_up, settle_streams
 from pdctl.targets.reach import Reach
 
 COMMANDS = {
-    "record": ("record", "Collect the recordings of all ranks."),
-    "replay": ("replay", "Execute recorded rounds again, with and without the gate."),
-    "explore": ("explore", "Search for event orders in which ranks diverge."),
-    "inject": ("inject", "Break something on purpose, for a while."),
-    "faults": ("faults", "Show the faults in place."),
-    "drill": ("drill", "Break, judge, heal, judge again: HOLDS or BROKEN."),
-    "heal": ("heal", "End one fault, or all of them, and make sure."),
-    "attach": ("attach", "Read ranks that run without an agent, from outside."),
-    "context": ("context", "Saved targets, and where no fault is allowed."),
-    "clean": ("clean", "Remove what ranks that have ended left behind."),
-    "keys": ("keys", "Keys for ranks on other hosts: make, authorise, revoke."),
-    "explain": ("explain", "Explain a finding and say what to do next."),
-    "schema": ("schema", "Print the JSON Schema of a document that -o json writes."),
-    "run": ("run", "Start an engine with the agent in its scheduler processes."),
-    "lab": ("lab", "An embedded cluster of real processes, to break on purpose."),
-    "demo": ("demo", "Late metadata, without the engine's fix and with it."),
+    "record": ("record", "Look", "Save the recordings of all ranks in one trace file."),
+    "inject": ("inject", "Break", "Inject a fault into live ranks for a limited time."),
+    "faults": ("faults", "Break", "List the faults in place."),
+    "heal": ("heal", "Break", "End one fault, or all faults, and verify it."),
+    "drill": ("drill", "Break", "Inject a fault, heal it, and judge: HOLDS or BROKEN."),
+    "attach": ("attach", "Reach", "Read ranks that run without an agent."),
+    "run": ("run", "Reach", "Start an engine with the agent in its scheduler processes."),
+    "context": ("context", "Reach", "Save targets, and forbid faults on some."),
+    "keys": ("keys", "Reach", "Manage the keys for ranks on other hosts."),
+    "clean": ("clean", "Reach", "Remove the files of ranks that have ended."),
+    "explain": ("explain", "Learn", "Explain a finding and name the next step."),
+    "schema": ("schema", "Learn", "Print the JSON Schema of a document."),
+    "demo": ("demo", "Learn", "Show a hang, its diagnosis, and the engine's fix."),
+    "lab": ("lab", "Learn", "Run an embedded cluster of real processes."),
+    "replay": ("replay", "Learn", "Execute recorded rounds again, with and without the gate."),
+    "explore": ("explore", "Learn", "Search for event orders in which ranks diverge."),
 }
-"""Commands that are no probes, in the order of the help: their modules in ``pdctl.commands``, and what the help says of them.
+"""Commands that are no probes, in the order of the help: module in ``pdctl.commands``, section of the help, summary.
 
-Probes are in :mod:`pdctl.probes.registry`, and come first. The words stand here so that ``pdctl --help`` imports no command.
+Probes are in :mod:`pdctl.probes.registry`. They come first, under Look. The summaries stand here so that ``pdctl --help``
+imports no command.
 
 A module has ``app`` (a Typer application, a group), or a function for a single command: ``command``, or one of the
-module's own name. CONTEXT_SETTINGS of the module are Typer's for that command.
+module's own name. EXAMPLES of the module are the two command lines that the help ends with, or those of each subcommand.
+CONTEXT_SETTINGS of the module are Typer's for that command.
 """
+
+SECTIONS = ("Look", "Break", "Reach", "Learn")
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 _BROKEN_PIPE = 141  # as a shell shows a process that SIGPIPE ended
@@ -58,22 +64,36 @@ class Commands(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         """Return the names of the commands that this installation has."""
         there = Path(commands.__file__).parent
-        return [*abouts(), *(name for name, (module, _) in COMMANDS.items() if (there / f"{module}.py").exists())]
+        return [*abouts(), *(name for name, (module, *_) in COMMANDS.items() if (there / f"{module}.py").exists())]
+
+    def summaries(self) -> dict[str, tuple[str, str]]:
+        """Return command → its section of the help, and its summary there."""
+        own = {name: (section, about) for name, (_, section, about) in COMMANDS.items()}
+        return {**{name: ("Look", about) for name, about in abouts().items()}, **own}
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of commands without importing any."""
-        words = {**abouts(), **{name: about for name, (_, about) in COMMANDS.items()}}
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, words[name]) for name in self.list_commands(ctx)])
+        """Write the commands, section by section, without importing any."""
+        rows = self.summaries()
+        names = self.list_commands(ctx)
+        width = max(map(len, names))
+        formatter.write_paragraph()
+        for section in SECTIONS:  # no blank line between them: the help fits one screen
+            formatter.write_heading(section)
+            with formatter.indentation():
+                formatter.write_dl([(f"{name:{width}}", rows[name][1]) for name in names if rows[name][0] == section])
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return the command called ``cmd_name``, None when there is none."""
         if cmd_name not in self.list_commands(ctx):
             return None
-        group = _probe(cmd_name) if cmd_name in abouts() else _module(cmd_name)
+        group, examples = _probe(cmd_name) if cmd_name in abouts() else _module(cmd_name)
         group.rich_markup_mode = None
-        command = typer.main.get_command(group)
+        command: Any = typer.main.get_command(group)
         command.name = cmd_name
+        command.short_help = self.summaries()[cmd_name][1]
+        for sub in getattr(command, "commands", {}).values():
+            sub.short_help = _first_sentence(sub.help)  # else lists of commands cut the help off where a line ends
+        add_examples(command, examples)
         return command
 
     def invoke(self, ctx: Any) -> Any:
@@ -111,21 +131,25 @@ class Commands(TyperGroup):
         return code
 
 
-def _probe(name: str) -> typer.Typer:
-    from pdctl.commands.looking import application
-
-    return application(name)
+def _first_sentence(text: str) -> str:
+    return " ".join(text.partition("\n\n")[0].split()).partition(". ")[0].rstrip(".") + "."
 
 
-def _module(name: str) -> typer.Typer:
-    module_name, _ = COMMANDS[name]
+def _probe(name: str) -> tuple[typer.Typer, Given]:
+    from pdctl.commands.looking import application, examples
+
+    return application(name), examples(name)
+
+
+def _module(name: str) -> tuple[typer.Typer, Given]:
+    module_name, *_ = COMMANDS[name]
     module = import_module(f"pdctl.commands.{module_name}")
     group: typer.Typer | None = getattr(module, "app", None)
     if group is None:
         group = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         function = getattr(module, "command", None) or getattr(module, module_name)
         group.command(name, context_settings=getattr(module, "CONTEXT_SETTINGS", None))(function)
-    return group
+    return group, module.EXAMPLES
 
 
 app = typer.Typer(
@@ -135,7 +159,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # as in get_command: drawing help with rich would double the start-up time
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Finds which rank of a prefill/decode disaggregated cluster is out of step, since when, and why.",
+    help="""Find the rank of a prefill/decode cluster that is out of step, and why.
+
+    A cluster hangs now? Run pdctl check, then pdctl diff-queues. pdctl record
+    keeps the evidence in a file. No cluster at hand? Run pdctl demo.""",
 )
 
 
@@ -156,23 +183,21 @@ def _options(
     ] = "",
     endpoint: Annotated[
         Optional[list[str]],  # noqa: UP045  # typer evaluates annotations
-        typer.Option(
-            "--endpoint", metavar="tcp://HOST:PORT", help="A rank on another host; repeatable [PDCTL_ENDPOINT]."
-        ),
+        typer.Option("--endpoint", metavar="tcp://HOST:PORT", help="Ask this rank; repeatable [PDCTL_ENDPOINT]."),
     ] = None,
     store: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(
             "--store",
             metavar="HOST:PORT|env",
-            help="The job's TCPStore, where its ranks publish themselves [PDCTL_STORE].",
+            help="Find ranks in this TCPStore [PDCTL_STORE].",
         ),
     ] = None,
     server_key: Annotated[
-        str, typer.Option("--server-key", metavar="KEY", help="The public key ranks have there [PDCTL_SERVER_KEY].")
+        str, typer.Option("--server-key", metavar="KEY", help="Public key of those ranks [PDCTL_SERVER_KEY].")
     ] = "",
     key: Annotated[
-        str, typer.Option("--key", metavar="NAME", help="The key of pdctl keys to show them [PDCTL_KEY].")
+        str, typer.Option("--key", metavar="NAME", help="Use this client key of pdctl keys [PDCTL_KEY].")
     ] = "",
 ) -> None:
     for name, words in (("--endpoint", endpoint), ("--store", store)):

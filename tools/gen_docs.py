@@ -23,6 +23,8 @@ HEADER = "<!-- Written by `make docs` from the commands themselves. -->\n\n"
 FAULTS = re.compile(r"(<!-- Faults: written by `make docs`[^\n]*\n\n).*?(\n<!-- End of faults\. -->)", re.DOTALL)
 #: A line that a reader would type: in a code block, perhaps after a prompt or within indentation.
 COMMAND_LINE = re.compile(r"^\s*(?:\$ )?pdctl +(?P<command>[a-z][a-z-]*)", re.MULTILINE)
+#: What a help ends with, as :mod:`pdctl.commands.examples` writes it.
+EXAMPLES = re.compile(r"\x08\nExamples:\n((?:  pdctl .*(?:\n|\Z))+)")
 CODE_BLOCK = re.compile(r"^```.*?$(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -32,8 +34,13 @@ def reference() -> str:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"the commands can not be loaded:\n{done.stdout}{done.stderr}")
-    lines = [line.rstrip() for line in done.stdout.strip().splitlines()]
-    return HEADER + "\n".join(lines) + "\n"
+    text = EXAMPLES.sub(_examples, done.stdout.strip())
+    return HEADER + "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+
+
+def _examples(found: re.Match[str]) -> str:
+    lines = "".join(f"$ {line.strip()}\n" for line in found[1].splitlines())
+    return f"**Examples**:\n\n```console\n{lines}```\n"
 
 
 def with_faults(markdown: str) -> str:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from pdctl.introspect.find import Candidate
 
+EXAMPLES = ("pdctl attach --all", "pdctl attach 4711 --inject-agent")
+
 
 class AttachRow(msgspec.Struct, frozen=True, kw_only=True):
     """One process.
@@ -64,15 +66,15 @@ def command(
     ctx: typer.Context,
     pids: Annotated[
         Optional[list[int]],  # noqa: UP045  # typer evaluates annotations
-        typer.Argument(metavar="[PID]...", help="Processes to read, whatever they call themselves."),
+        typer.Argument(metavar="[PID]...", help="Processes to read, under any process title."),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="All scheduler processes of this host.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Read all scheduler processes of this host.")] = False,
     inject_agent: Annotated[
-        bool, typer.Option("--inject-agent", help="Start pdctl's agent in them, on a thread of its own.")
+        bool, typer.Option("--inject-agent", help="Start pdctl's agent in these processes, on its own thread.")
     ] = False,
-    arm: Annotated[bool, typer.Option("--arm", help="With --inject-agent: let it take faults.")] = False,
+    arm: Annotated[bool, typer.Option("--arm", help="With --inject-agent: let the agent accept faults.")] = False,
     remove_agent: Annotated[
-        bool, typer.Option("--remove-agent", help="Take an agent out again that --inject-agent put in.")
+        bool, typer.Option("--remove-agent", help="Remove an agent that --inject-agent started.")
     ] = False,
     run_dir: RunDirOption = None,
     record_dir: RecordDirOption = None,
@@ -80,13 +82,13 @@ def command(
     timeout: TimeoutOption = TIMEOUT_S,
     rank_timeout: RankTimeoutOption = RANK_TIMEOUT_S,
 ) -> int:
-    """Read ranks that run without an agent, from outside: who they are, and what can be known of them.
+    """Read ranks that run without an agent, from outside, and show what can be read of each.
 
-    Nothing is started in them without --inject-agent. Other commands read such ranks by themselves, as far as this one can.
+    pdctl starts nothing in them without --inject-agent. Other commands read the same of such ranks, without pdctl attach.
 
-    Exit code: 0 when all could be read, 3 when some could not, 4 when none could. With --inject-agent: 0 when all have an
-    agent now, as asked for, also one that was there before; 3 when some have, or one waits for the GIL; 5 when --arm was given
-    and the agents there take no faults.
+    Exit code: 0 all processes could be read, 3 some could not, 4 none could. With --inject-agent: 0 all processes have an
+    agent now, as asked for, 3 some have one, or one waits for the GIL, 5 --arm was given and the agents in place accept no
+    faults.
     """
     from pdctl.introspect.find import candidate, candidates
 

@@ -16,6 +16,8 @@ from pdctl.targets.cleanup import Leftover, leftovers, remove
 if TYPE_CHECKING:
     from rich.console import Console
 
+EXAMPLES = ("pdctl clean --dry-run", "pdctl clean --all")
+
 
 class CleanRow(msgspec.Struct, frozen=True):
     """One file. kind: registration, socket, recording, stacks or unfinished. size: bytes it takes. age_s: since it was changed.
@@ -42,19 +44,21 @@ class CleanDocument(Document, frozen=True, kw_only=True, tag="pdctl.clean"):
 
 def clean(
     ctx: typer.Context,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go, and remove nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")] = False,
     every: Annotated[
-        bool, typer.Option("--all", help="Also recordings of a server's newest start, the evidence of how it ended.")
+        bool,
+        typer.Option("--all", help="Remove recordings of a server's newest start, too: the evidence of how it ended."),
     ] = False,
     run_dir: RunDirOption = None,
     record_dir: RecordDirOption = None,
     output: OutputOption = Format.TABLE,
 ) -> int:
-    """Remove sockets, registrations, stacks and recordings of ranks that have ended; what a rank still uses stays.
+    """Remove sockets, registrations, stacks and recordings of ranks that have ended.
 
-    Recordings of the newest start of each server stay, too: they may tell why it ended. One that was written to within the
-    last minute stays even with --all, until that is over: its rank may run where it can't be seen from here.
-    Exit code: 0, 3 when a file could not be removed.
+    Files of live ranks stay. Recordings of each server's newest start stay without --all: they may tell why it ended. A
+    recording that was written within the last minute always stays, since its rank may run out of pdctl's sight.
+
+    Exit code: 0, or 3 where a file could not be removed.
     """
     out = Output(output)
     found = leftovers(reach_of(ctx, run_dir, record_dir).environment(), every=every)

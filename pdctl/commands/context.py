@@ -17,10 +17,19 @@ from pdctl.targets import contexts
 if TYPE_CHECKING:
     from rich.console import Console
 
+EXAMPLES = {
+    "add": (
+        "pdctl context add staging --run-dir /run/staging",
+        "pdctl context add prod --endpoint tcp://10.0.0.7:7000 --inject never",
+    ),
+    "use": ("pdctl context use staging", "pdctl context use"),
+    "list": ("pdctl context list", "pdctl context list -o json"),
+}
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Saved targets: where the ranks of a cluster are, which keys they take, and whether faults are allowed there.",
+    help="Save targets: where the ranks of a cluster are, their keys, and whether faults are allowed.",
 )
 
 
@@ -51,30 +60,28 @@ class ContextsDocument(Document, frozen=True, kw_only=True, tag="pdctl.contexts"
 
 @app.command("add")
 def add(
-    name: Annotated[str, typer.Argument(metavar="NAME")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the target.")],
     run_dir: Annotated[
         Optional[Path],  # noqa: UP045  # typer evaluates annotations
-        typer.Option("--run-dir", parser=place, metavar="DIR", help="Where its ranks put their sockets."),
+        typer.Option("--run-dir", parser=place, metavar="DIR", help="Directory of its ranks' sockets."),
     ] = None,
     record_dir: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--record-dir", parser=place, metavar="DIR", help="Where its ranks put their recordings."),
+        typer.Option("--record-dir", parser=place, metavar="DIR", help="Directory of its ranks' recordings."),
     ] = None,
     inject: Annotated[
-        str, typer.Option("--inject", metavar="allow|never", help="Whether pdctl inject may break something there.")
+        str, typer.Option("--inject", metavar="allow|never", help="Whether pdctl may inject faults there.")
     ] = "allow",
     endpoint: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option("--endpoint", metavar="tcp://HOST:PORT", help="Where one of its ranks listens; repeatable."),
+        typer.Option("--endpoint", metavar="tcp://HOST:PORT", help="Address of one of its ranks; repeatable."),
     ] = None,
     store: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option("--store", metavar="HOST:PORT", help="The TCPStore of a job of it; repeatable."),
+        typer.Option("--store", metavar="HOST:PORT", help="TCPStore of one of its jobs; repeatable."),
     ] = None,
-    server_key: Annotated[
-        str, typer.Option("--server-key", metavar="KEY", help="The public key that its ranks have there.")
-    ] = "",
-    key: Annotated[str, typer.Option("--key", metavar="NAME", help="The key of pdctl keys to show them.")] = "",
+    server_key: Annotated[str, typer.Option("--server-key", metavar="KEY", help="Public key of its ranks.")] = "",
+    key: Annotated[str, typer.Option("--key", metavar="NAME", help="Client key of pdctl keys to use there.")] = "",
 ) -> int:
     """Save a target, or change it."""
     from pdctl.protocol import keys
@@ -98,9 +105,11 @@ def add(
 
 @app.command("use")
 def use(
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="None: the usual directories again.")] = "",
+    name: Annotated[
+        str, typer.Argument(metavar="[NAME]", help="The target. Without it: the usual directories again.")
+    ] = "",
 ) -> int:
-    """Take a target for every command that names none."""
+    """Use a target for every command that names none."""
     contexts.use(name)
     return Exit.CLEAN
 

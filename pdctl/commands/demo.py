@@ -23,6 +23,8 @@ from pdctl.protocol import extras
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Output
 
+EXAMPLES = ("pdctl demo", "pdctl demo --timeout 3m")
+
 NAME = "demo"
 DELAY = "5s"
 RANK = "decode:tp1"
@@ -88,13 +90,15 @@ class Stage:
 
 def command(
     timeout: Annotated[
-        float, typer.Option("--timeout", parser=seconds, metavar="TIME", help="When the whole demo gives up.")
+        float, typer.Option("--timeout", parser=seconds, metavar="TIME", help="Time limit of the whole demo.")
     ] = 85.0,
 ) -> int:
-    """Show what pdctl is for: a decode rank's metadata comes late, first without the engine's fix, then with it.
+    """Show a hang, its diagnosis, and the engine's fix: the metadata of a decode rank comes late.
 
-    Starts an embedded cluster, breaks it on purpose, lets diff-queues find out why it hangs, and does the same with
-    the metadata gate. Nothing is left afterwards. Exit code: 0 when every step went as it must, 1 when not.
+    It starts an embedded cluster, injects a fault, and runs diff-queues to find the cause of the hang. Then it does the same
+    with the metadata gate. It leaves nothing behind.
+
+    Exit code: 0 every step went as expected, 1 a step did not.
     """
     extras.require("lab", "the demo's lab")
     out = Output()

@@ -37,15 +37,22 @@ if TYPE_CHECKING:
     from pdctl.targets.find import Found
     from pdctl.targets.reach import Reach
 
+EXAMPLES = {
+    "list": ("pdctl drill list", "pdctl drill list -o json"),
+    "show": ("pdctl drill show metadata-gate", "pdctl drill show my-drill.yaml"),
+    "run": ("pdctl drill run metadata-gate --lab", "pdctl drill run metadata-gate --journal drill.jsonl"),
+    "judge": ("pdctl drill judge drill.jsonl", "pdctl drill judge drill.jsonl -o json"),
+}
+
 app = typer.Typer(
     name="drill",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Break something on purpose, heal it, and say whether the engine held: HOLDS, BROKEN or INCONCLUSIVE.",
+    help="Inject a fault, heal it, and judge whether the engine held: HOLDS, BROKEN or INCONCLUSIVE.",
 )
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A drill of pdctl's, or a drill file (YAML).")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A drill of pdctl, or a drill file (YAML).")]
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STYLE = {HOLDS: "bold green", BROKEN: "bold red"}
 
@@ -106,9 +113,9 @@ def list_drills(output: OutputOption = Format.TABLE) -> int:
 
 @app.command()
 def show(name: NameArgument, output: OutputOption = Format.TABLE) -> int:
-    """Show a drill, after checking it.
+    """Check a drill and show it.
 
-    Exit code: 0, or 2 when there is no such drill or its file has an error; the error names line and key.
+    Exit code: 0, or 2 where there is no such drill, or its file has an error. The error names line and key.
     """
     from pdctl.inject.drill import files
 
@@ -128,23 +135,32 @@ def run(
     ctx: typer.Context,
     name: NameArgument,
     lab: Annotated[
-        bool, typer.Option("--lab", help="Start the embedded cluster it needs, and end it afterwards.")
+        bool, typer.Option("--lab", help="Start the embedded cluster that the drill needs, and end it afterwards.")
     ] = False,
     control: Annotated[
-        bool, typer.Option("--control", help="On an engine without the fix: it must come out BROKEN, or shows nothing.")
+        bool,
+        typer.Option(
+            "--control",
+            help="Run on an engine without the fix. The drill must be BROKEN there, else it proves nothing.",
+        ),
     ] = False,
     load: Annotated[
-        str, typer.Option("--load", metavar="WHAT", help="Instead of its own load: none (your own traffic), lab.")
+        str, typer.Option("--load", metavar="WHAT", help="Replace the drill's load: none (your own traffic), lab.")
     ] = "",
     seed: Annotated[
         Optional[int],  # noqa: UP045  # typer evaluates annotations
-        typer.Option("--seed", min=0, max=(1 << 31) - 1, help="Same seed, same rooms hit.", show_default="the drill's"),
+        typer.Option(
+            "--seed", min=0, max=(1 << 31) - 1, help="The same seed hits the same rooms.", show_default="the drill's"
+        ),
     ] = None,
     prefill_url: Annotated[
-        str, typer.Option("--prefill-url", metavar="URL", help="Send its requests to this prefill server …")
+        str, typer.Option("--prefill-url", metavar="URL", help="Send the requests to this prefill server.")
     ] = "",
     decode_url: Annotated[
-        str, typer.Option("--decode-url", metavar="URL", help="… and to this decode server, as a router does.")
+        str,
+        typer.Option(
+            "--decode-url", metavar="URL", help="Send the requests to this decode server, too, as a router does."
+        ),
     ] = "",
     bootstrap: Annotated[
         str,
@@ -156,7 +172,7 @@ def run(
         ),
     ] = "",
     cluster: Annotated[
-        str, typer.Option("--cluster", metavar="NAME", help="Which cluster, where there are several.")
+        str, typer.Option("--cluster", metavar="NAME", help="The cluster to use, where there are several.")
     ] = "",
     journal: Annotated[
         Optional[Path],  # noqa: UP045
@@ -164,22 +180,24 @@ def run(
             "--journal",
             parser=target_place,
             metavar="FILE",
-            help="Where the journal goes.",
+            help="File of the journal.",
             show_default="beside the audit log",
         ),
     ] = None,
     rank_timeout: RankTimeoutOption = RANK_TIMEOUT_S,
     lab_timeout: Annotated[
-        float, typer.Option("--lab-timeout", parser=seconds, metavar="TIME", help="How long starting a lab may take.")
+        float, typer.Option("--lab-timeout", parser=seconds, metavar="TIME", help="Time limit for the start of a lab.")
     ] = 90.0,
     output: OutputOption = Format.TABLE,
     run_dir: RunDirOption = None,
     record_dir: RecordDirOption = None,
 ) -> int:
-    """Run a drill: steady state, fault, looks, heal, looks again.
+    """Run a drill: steady state, fault, probes, heal, probes again.
 
-    Without a steady state nothing is injected. Exit code: 0 HOLDS, 1 BROKEN, 3 INCONCLUSIVE (a fault that never fired,
-    too), 2 a drill file with an error, 6 a fault may still be active, 130 interrupted and healed.
+    It injects nothing where there is no steady state.
+
+    Exit code: 0 HOLDS, 1 BROKEN, 2 the drill file has an error, 3 INCONCLUSIVE, also where the fault never fired, 6 a fault
+    may still be active, 130 interrupted and healed.
     """
     import time
 
@@ -216,8 +234,8 @@ def judge(
 ) -> int:
     """Judge a drill again, from its journal alone.
 
-    Exit code: 0 HOLDS, 1 BROKEN, 3 INCONCLUSIVE (also a journal that was cut off, or that a newer pdctl wrote), 2 no
-    journal.
+    Exit code: 0 HOLDS, 1 BROKEN, 2 the file is no journal, 3 INCONCLUSIVE, also where the journal is cut off, or a newer
+    pdctl wrote it.
     """
     from pdctl.inject.drill.journal import read
     from pdctl.inject.drill.judge import judge as judge_records

@@ -15,6 +15,8 @@ from pdctl.report.output import Format, Output
 if TYPE_CHECKING:
     from rich.console import Console
 
+EXAMPLES = ("pdctl explain PD101", "pdctl explain")
+
 _STYLE = {"info": "cyan", "warning": "yellow", "error": "red"}
 
 
@@ -27,13 +29,13 @@ class FindingsDocument(Document, frozen=True, kw_only=True, tag="pdctl.explain")
 def command(
     code: Annotated[
         Optional[str],  # noqa: UP045  # typer evaluates annotations; 3.10's own | is fine, older typer's is not
-        typer.Argument(metavar="CODE", help="A finding's code, as PD101; all are listed without one."),
+        typer.Argument(metavar="CODE", help="The code of a finding: PD101. Without it: a list of all findings."),
     ] = None,
     output: OutputOption = Format.TABLE,
 ) -> int:
     """Explain a finding: its meaning, evidence, known engine versions and the next step.
 
-    Exit code: 0, or 2 for a code that does not exist.
+    Exit code: 0, or 2 for an unknown code.
     """
     codes = tuple(catalogue().values()) if code is None else (find(code),)
     document = FindingsDocument(codes=codes)

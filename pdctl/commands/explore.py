@@ -12,6 +12,8 @@ from pdctl.commands.options import OutputOption, find, seconds, source_place, ta
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Format, Output
 
+EXAMPLES = ("pdctl explore incident.pdtrace --policy no-gate", "pdctl explore --model ranks=2,requests=2,rounds=3")
+
 
 def command(
     trace: Annotated[
@@ -24,25 +26,28 @@ def command(
     ] = "",
     near: Annotated[
         int,
-        typer.Option("--near", metavar="N", min=0, max=3, help="With TRACE: rounds anything may be off, at most."),
+        typer.Option(
+            "--near", metavar="N", min=0, max=3, help="With TRACE: how many rounds an event may move, at most."
+        ),
     ] = 1,
     policy: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option("--policy", metavar="NAME", help="Only this policy; repeatable. Default: all that apply."),
+        typer.Option("--policy", metavar="NAME", help="Search only this policy; repeatable. Default: all that apply."),
     ] = None,
     schedules: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--schedules", metavar="N", min=1, max=10**12, help="Try N schedules drawn from --seed."),
+        typer.Option("--schedules", metavar="N", min=1, max=10**12, help="Try N random schedules."),
     ] = None,
     exhaustive: Annotated[
-        bool, typer.Option("--exhaustive", help="Try every schedule. Default: where there are at most 100 million.")
+        bool,
+        typer.Option("--exhaustive", help="Try every schedule. Default: only where there are at most 100 million."),
     ] = False,
     seed: Annotated[
-        int, typer.Option("--seed", metavar="N", min=0, max=2**63 - 1, help="Same seed, same schedules.")
+        int, typer.Option("--seed", metavar="N", min=0, max=2**63 - 1, help="The same seed gives the same schedules.")
     ] = 0,
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N.")] = "cpu",
     limit: Annotated[
-        float, typer.Option("--for", parser=seconds, metavar="TIME", help="When the search ends at the latest.")
+        float, typer.Option("--for", parser=seconds, metavar="TIME", help="Time limit of the search.")
     ] = 60.0,
     write: Annotated[
         Optional[Path],  # noqa: UP045
@@ -55,13 +60,12 @@ def command(
     ] = None,
     output: OutputOption = Format.TABLE,
 ) -> int:
-    """Search for event orders in which ranks diverge: near what TRACE recorded, or from nothing with --model.
+    """Search for event orders in which ranks diverge: near a recorded TRACE, or in a model (--model).
 
-    The search tries orders in which things can happen on each rank, under policies. A policy is what an engine version
-    does with polls. Counterexamples are made as small as they get.
+    A schedule is an order of events on each rank. A policy is what an engine version does with polls. The search runs every
+    policy on the schedules, and makes each counterexample as small as it can.
 
-    Exit code: 0 when every policy HOLDS (all orders within the bound were tried), 1 when one is BROKEN, 3 when none is
-    and not all orders were tried.
+    Exit code: 0 every policy HOLDS, 1 a policy is BROKEN, 3 no policy is BROKEN and not all schedules were tried.
     """
     if trace is None and not model:
         raise PdctlError(

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from pdctl.targets.client import Answer, Client
     from pdctl.targets.find import FoundRank
 
+EXAMPLES = ("pdctl faults", "pdctl faults --available")
+
 WAIT_S = 900.0
 LOOK_S = 0.25
 WIDE = 120
@@ -81,11 +83,14 @@ class FaultsDocument(Document, frozen=True, kw_only=True, tag="pdctl.faults"):
 def command(
     ctx: typer.Context,
     available: Annotated[
-        bool, typer.Option("--available", help="Show which faults each rank can carry, and why not the others.")
+        bool,
+        typer.Option("--available", help="Show which faults each rank can carry, and why it can't carry the others."),
     ] = False,
-    past: Annotated[bool, typer.Option("--past", help="Also those that have ended, as far as ranks remember.")] = False,
+    past: Annotated[
+        bool, typer.Option("--past", help="Show ended faults, too, as far as ranks remember them.")
+    ] = False,
     wait_for_hit: Annotated[
-        str, typer.Option("--wait-for-hit", metavar="ID", help="Return when this fault has fired.", show_default=False)
+        str, typer.Option("--wait-for-hit", metavar="ID", help="Wait until this fault has fired.", show_default=False)
     ] = "",
     within: Annotated[str, typer.Option("--within", metavar="TIME", help="How long --wait-for-hit waits.")] = "15m",
     output: OutputOption = Format.TABLE,
@@ -94,9 +99,10 @@ def command(
     run_dir: RunDirOption = None,
     record_dir: RecordDirOption = None,
 ) -> int:
-    """Show the faults in place: whose they are, what they did, when they end by themselves.
+    """List the faults in place: their owners, their hits, and when they end by themselves.
 
-    Exit code 3: a rank that may hold one did not answer; with --wait-for-hit: the fault ended without having fired.
+    Exit code: 0 all ranks answered, 3 a rank that may hold a fault did not, 4 no rank did. With --wait-for-hit: 0 the fault
+    fired, 3 it ended and never fired, 124 it did not fire within --within.
     """
     try:
         within_s = durations.parse(within, most_s=WAIT_S, what="--within")

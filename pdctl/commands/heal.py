@@ -26,6 +26,8 @@ from pdctl.report.output import Document, Format, Output
 if TYPE_CHECKING:
     from rich.console import Console
 
+EXAMPLES = ("pdctl heal --all", "pdctl heal 3f9c27")
+
 
 class HealedRank(msgspec.Struct, frozen=True):
     """One rank. ended: faults this command ended there, owners: whose each was. left: faults still there.
@@ -52,18 +54,22 @@ class HealedDocument(Document, frozen=True, kw_only=True, tag="pdctl.heal"):
 
 def command(
     ctx: typer.Context,
-    fault: Annotated[str, typer.Argument(metavar="[ID]", help="The fault, as inject and faults name it.")] = "",
-    every: Annotated[bool, typer.Option("--all", help="End every fault of every rank, whoever placed it.")] = False,
+    fault: Annotated[
+        str, typer.Argument(metavar="[ID]", help="The fault's id, as pdctl inject and pdctl faults print it.")
+    ] = "",
+    every: Annotated[bool, typer.Option("--all", help="End every fault on every rank, whoever placed it.")] = False,
     output: OutputOption = Format.TABLE,
     timeout: TimeoutOption = TIMEOUT_S,
     rank_timeout: RankTimeoutOption = RANK_TIMEOUT_S,
     run_dir: RunDirOption = None,
     record_dir: RecordDirOption = None,
 ) -> int:
-    """End one fault, or all of them, and make sure. It needs no scheduler thread and can be repeated.
+    """End one fault, or all faults, and verify that they have ended.
 
-    Exit code 0: nothing is left. 3: no rank knows the fault named, and another is in place. 6: a rank that may hold a
-    fault did not answer, or still writes what it held.
+    It works while scheduler threads hang, and can be repeated.
+
+    Exit code: 0 no fault is left, 3 no rank knows the named fault and another fault is in place, 6 a rank that may hold a
+    fault did not answer, or still writes data that it held back.
     """
     if bool(fault) == every:
         raise typer.BadParameter("name one fault, or --all")

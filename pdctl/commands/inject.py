@@ -36,13 +36,18 @@ if TYPE_CHECKING:
     from pdctl.targets.find import Found, FoundRank
     from pdctl.targets.reach import Reach
 
+EXAMPLES = (
+    "pdctl inject --rank decode:tp1 --delay-metadata 3s --dry-run",
+    "pdctl inject --rank decode:tp1 --skew-poll 200ms --for 30s --detach",
+)
+
 
 @inject_options.with_faults
 def command(
     ctx: typer.Context,
     rank: Annotated[
         list[str],
-        typer.Option("--rank", metavar="PATTERN", help="Rank to hit: decode:dp0:pp0:tp1, decode:tp1. Repeatable."),
+        typer.Option("--rank", metavar="PATTERN", help="Rank to hit: decode:dp0:pp0:tp1, decode:tp1; repeatable."),
     ],
     faults: inject_options.Given,
     room: Annotated[
@@ -52,16 +57,19 @@ def command(
             metavar="ROOM",
             min=1,
             max=Parameter.ROOM.most,
-            help="Only this room.",
+            help="Hit only this room.",
             show_default="the next that comes",
         ),
     ] = None,
-    rid: Annotated[str, typer.Option("--rid", metavar="RID", help="Only this request.", show_default=False)] = "",
+    rid: Annotated[str, typer.Option("--rid", metavar="RID", help="Hit only this request.", show_default=False)] = "",
     share: Annotated[
-        str, typer.Option("--share", metavar="SHARE", help="Of all visits only so many: 10% or 0.1.")
+        str, typer.Option("--share", metavar="SHARE", help="Hit only this share of all visits: 10% or 0.1.")
     ] = "100%",
     seed: Annotated[
-        int, typer.Option("--seed", metavar="N", min=0, max=2**64 - 1, help="Which ones --share takes.")
+        int,
+        typer.Option(
+            "--seed", metavar="N", min=0, max=2**64 - 1, help="The same seed gives the same choice of --share."
+        ),
     ] = 0,
     hits: Annotated[
         Optional[int],  # noqa: UP045
@@ -70,30 +78,36 @@ def command(
             metavar="N",
             min=1,
             max=1_000_000,
-            help="End after so many hits.",
+            help="End after this number of hits.",
             show_default="no limit, 1 where a hit can't be undone",
         ),
     ] = None,
-    time: Annotated[str, typer.Option("--for", metavar="TIME", help="How long the fault lives, at most 15m.")] = "60s",
+    time: Annotated[str, typer.Option("--for", metavar="TIME", help="Lifetime of the fault, at most 15m.")] = "60s",
     stop_when: Annotated[
         str,
         typer.Option(
             "--stop-when",
             metavar="diverged|failed:N",
-            help="End it early: ranks differ (while this command runs: not with --detach), or N rooms failed.",
+            help="End early when ranks differ (not with --detach), or when N rooms have failed.",
             show_default=False,
         ),
     ] = "",
     until_hit: Annotated[bool, typer.Option("--until-hit", help="End when the first hit is over.")] = False,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Print the fault's id and return; it ends when --for is over, or by heal.")
+        bool,
+        typer.Option(
+            "--detach", help="Print the fault's id and return. pdctl heal or the end of --for ends the fault."
+        ),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show ranks, site and lease, and change nothing.")] = False,
     allow_ranks: Annotated[
-        int, typer.Option("--allow-ranks", metavar="N", min=1, max=1024, help="Ranks it may hit.")
+        int, typer.Option("--allow-ranks", metavar="N", min=1, max=1024, help="How many ranks the fault may hit.")
     ] = 1,
     allow_rooms: Annotated[
-        int, typer.Option("--allow-rooms", metavar="N", min=1, max=1024, help="Rooms it may hold at a time.")
+        int,
+        typer.Option(
+            "--allow-rooms", metavar="N", min=1, max=1024, help="How many rooms the fault may hold at a time."
+        ),
     ] = 1,
     output: OutputOption = Format.TABLE,
     timeout: TimeoutOption = TIMEOUT_S,
@@ -101,11 +115,14 @@ def command(
     run_dir: RunDirOption = None,
     record_dir: RecordDirOption = None,
 ) -> int:
-    """Break something on purpose, for a while, on live ranks.
+    """Inject a fault into live ranks for a limited time.
 
-    Only ranks started with PDCTL_ARM=1 take faults; pdctl faults --available shows which. It stays in the foreground and
-    heals when --for is over, on Ctrl-C, and, from inside the ranks, within 3 s when this command dies. Exit code 3: it
-    never fired, so nothing was shown.
+    Only ranks that were started with PDCTL_ARM=1 accept faults. pdctl faults --available shows what each rank can carry.
+    The command stays in the foreground. It heals the fault at the end of --for and on Ctrl-C. Where the command dies, the
+    ranks end the fault themselves within 3 s. The options below call the rank of --rank "it".
+
+    Exit code: 0 the fault fired and is healed, or is in place (--detach), 3 it never fired, 5 it was refused, 6 it
+    may still be active.
     """
     kind, delay_s, value = inject_options.parse_fault(faults)
     ttl_s = inject_options.parse_lifetime(time)

@@ -18,6 +18,13 @@ from pdctl.report.output import Document, Format, Output
 if TYPE_CHECKING:
     from rich.console import Console
 
+EXAMPLES = {
+    "new": ("pdctl keys new server", "pdctl keys new alice"),
+    "list": ("pdctl keys list", "pdctl keys list -o json"),
+    "authorize": ("pdctl keys authorize alice --role observe", "pdctl keys authorize bob --role inject"),
+    "revoke": ("pdctl keys revoke alice", "pdctl keys revoke bob"),
+}
+
 _REPLACED_SERVER = (
     "ranks that use this directory take it within seconds; clients on other hosts need its public half: --server-key"
 )
@@ -26,7 +33,7 @@ _REPLACED = "authorise its public half where the ranks run, and take the former 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Keys for control sockets over TCP: make them, and say who may ask (observe) or break (inject).",
+    help="Manage keys for control sockets over TCP: who may ask ranks (observe), and who may break them (inject).",
 )
 
 
@@ -79,15 +86,17 @@ class KeyDocument(Document, frozen=True, kw_only=True, tag="pdctl.key"):
 
 @app.command("new")
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="server: the pair of the ranks' agents.")],
-    replace: Annotated[bool, typer.Option("--replace", help="In the place of the pair of that name.")] = False,
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the pair. server is the pair of the ranks' agents.")
+    ],
+    replace: Annotated[bool, typer.Option("--replace", help="Replace the pair of that name.")] = False,
     output: OutputOption = Format.TABLE,
 ) -> int:
     """Make a pair of keys and show its public half.
 
-    Ranks that run take another server key within seconds, without a restart.
+    Running ranks use a new server key within seconds, without a restart.
 
-    Exit code: 0 made, 2 when the name is taken or the directory can't be used.
+    Exit code: 0, or 2 where the name is taken or the directory can't be used.
     """
     folder = keys.folder(os.environ)
     pair = keys.make(folder, name, replace=replace)
@@ -103,9 +112,9 @@ def new(
 
 @app.command("list")
 def show(output: OutputOption = Format.TABLE) -> int:
-    """Show the keys here and who is authorised.
+    """Show the keys of this directory, and the authorised clients.
 
-    Exit code: 0, 3 when a file is not used, and why.
+    Exit code: 0, or 3 where a file is not used; the output says why.
     """
     folder = keys.folder(os.environ)
     rows = [_row(folder, name) for name in keys.names(folder)]
@@ -127,15 +136,20 @@ def show(output: OutputOption = Format.TABLE) -> int:
 
 @app.command("authorize")
 def authorize(
-    public: Annotated[str, typer.Argument(metavar="PUBLIC_KEY|NAME", help="A public key, or the name of a key here.")],
-    role: Annotated[
-        str, typer.Option("--role", metavar="observe|inject", help="Ask only, or also place and end faults.")
+    public: Annotated[
+        str, typer.Argument(metavar="PUBLIC_KEY|NAME", help="A public key, or the name of a key in this directory.")
     ],
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Who that is, for people.")] = "",
+    role: Annotated[
+        str,
+        typer.Option("--role", metavar="observe|inject", help="observe: ask ranks. inject: also place and end faults."),
+    ],
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the client, for people.")] = "",
 ) -> int:
-    """Let a client in where agents use this directory; running ones see it within a second of its next try.
+    """Authorise a client at the agents that use this directory.
 
-    Exit code: 0, 2 for no key, no role, or a list that can't be changed.
+    Running agents accept the client within a second of its next try.
+
+    Exit code: 0, or 2 for no key, no role, or a list that can't be changed.
     """
     if role not in keys.ROLES:
         raise typer.BadParameter(" or ".join(keys.ROLES), param_hint="--role")
@@ -150,11 +164,11 @@ def authorize(
 
 @app.command("revoke")
 def revoke(
-    public: Annotated[str, typer.Argument(metavar="PUBLIC_KEY|NAME", help="As pdctl keys list shows it.")],
+    public: Annotated[str, typer.Argument(metavar="PUBLIC_KEY|NAME", help="The client, as pdctl keys list shows it.")],
 ) -> int:
-    """Take a client off the list. What it asks from then on is refused, also over a connection it has.
+    """Revoke the authorisation of a client. Agents refuse its next request, also on an open connection.
 
-    Exit code: 0, 2 when it is not on the list.
+    Exit code: 0, or 2 where the client is not authorised.
     """
     folder = keys.folder(os.environ)
     with keys.changing(folder):

@@ -21,16 +21,23 @@ if TYPE_CHECKING:
     from pdctl.lab.config import LabConfig
     from pdctl.lab.state import Process
 
+EXAMPLES = {
+    "up": ("pdctl lab up", "pdctl lab up --name two --decode tp=2,dp=2 --without gate"),
+    "status": ("pdctl lab status", "pdctl lab status -o json"),
+    "load": ("pdctl lab load", "pdctl lab load --requests 4 --room 4711"),
+    "down": ("pdctl lab down", "pdctl lab down --name two"),
+}
+
 app = typer.Typer(
     name="lab",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="An embedded PD cluster of real processes, without a model: to learn on, to test with, to break on purpose.",
+    help="Run an embedded PD cluster of real processes without a model, to learn, to test, and to break on purpose.",
 )
 
 NameOption = Annotated[
-    str, typer.Option("--name", metavar="NAME", help="The lab's name; labs side by side differ in it.")
+    str, typer.Option("--name", metavar="NAME", help="Name of the lab. Several labs need different names.")
 ]
 
 _FIXES_HELP = "\n\n".join(
@@ -98,10 +105,12 @@ class LabDown(Document, frozen=True, kw_only=True, tag="pdctl.lab.down"):
 @app.command(epilog=_FIXES_HELP)
 def up(
     name: NameOption = "lab",
-    prefill: Annotated[str, typer.Option(metavar="SIZES", help="Prefill server: tp=1,dp=1,pp=1.")] = "tp=1",
-    decode: Annotated[str, typer.Option(metavar="SIZES", help="Decode server: tp=2,dp=1,pp=1.")] = "tp=2",
+    prefill: Annotated[
+        str, typer.Option(metavar="SIZES", help="Sizes of the prefill server: tp=1,dp=1,pp=1.")
+    ] = "tp=1",
+    decode: Annotated[str, typer.Option(metavar="SIZES", help="Sizes of the decode server: tp=2,dp=1,pp=1.")] = "tp=2",
     without: Annotated[
-        list[str] | None, typer.Option(metavar="FIX[,FIX...]", help="Leave fixes of the engine out, to have the bug.")
+        list[str] | None, typer.Option(metavar="FIX[,FIX...]", help="Leave out fixes of the engine, to have the bugs.")
     ] = None,
     armed: Annotated[bool, typer.Option(help="Whether faults can be injected.")] = True,
     load_balance: Annotated[
@@ -115,52 +124,55 @@ def up(
         ),
     ] = None,
     metadata_device: Annotated[
-        str, typer.Option(metavar="DEVICE", help=f"Where MetadataBuffers are: {', '.join(DEVICES)}.")
+        str, typer.Option(metavar="DEVICE", help=f"Device of the MetadataBuffers: {', '.join(DEVICES)}.")
     ] = "cpu",
     transport: Annotated[
         str, typer.Option(metavar="NAME", help="What moves KV: auto (Mooncake if it loads), mooncake, socket.")
     ] = "auto",
-    netns: Annotated[bool, typer.Option(help="A network namespace of its own, where the machine allows it.")] = True,
+    netns: Annotated[bool, typer.Option(help="Use a separate network namespace, where the machine allows it.")] = True,
     listen: Annotated[
         Optional[str],  # noqa: UP045  # typer evaluates annotations
         typer.Option(
             metavar="tcp://ADDRESS[:PORTS]",
-            help="Ranks also listen there, with the keys of pdctl keys; implies --no-netns.",
+            help="Make ranks listen there, too, with the keys of pdctl keys. Implies --no-netns.",
         ),
     ] = None,
     slots: Annotated[int, typer.Option(min=1, max=4096, help="Metadata slots of each rank.")] = 64,
-    kv_tokens: Annotated[int, typer.Option(min=64, max=1 << 20, help="Token places in each rank's KV pool.")] = 4096,
+    kv_tokens: Annotated[int, typer.Option(min=64, max=1 << 20, help="Tokens that each rank's KV pool holds.")] = 4096,
     bootstrap_timeout: Annotated[
         float,
-        typer.Option(parser=seconds, metavar="TIME", help="Prefill fails a room that is Bootstrapping this long."),
+        typer.Option(parser=seconds, metavar="TIME", help="Time after which prefill fails a room in Bootstrapping."),
     ] = 300.0,
     waiting_timeout: Annotated[
         float,
-        typer.Option(parser=seconds, metavar="TIME", help="Decode fails a room that is WaitingForInput this long."),
+        typer.Option(parser=seconds, metavar="TIME", help="Time after which decode fails a room in WaitingForInput."),
     ] = 300.0,
     heartbeat: Annotated[
         float,
-        typer.Option(parser=seconds, metavar="TIME", help="Decode asks this often whether prefill is there."),
+        typer.Option(parser=seconds, metavar="TIME", help="Interval of decode's heartbeats to prefill."),
     ] = 5.0,
     heartbeat_failures: Annotated[
-        int, typer.Option(min=1, max=1000, help="Heartbeats in a row without an answer after which its rooms fail.")
+        int,
+        typer.Option(
+            min=1, max=1000, help="Decode fails the rooms of a prefill server after this number of missed heartbeats."
+        ),
     ] = 2,
     entry_cleanup: Annotated[
         float,
         typer.Option(parser=seconds, metavar="TIME", help="How long the bootstrap server keeps a room's registration."),
     ] = 120.0,
-    timeout: Annotated[float, typer.Option(parser=seconds, metavar="TIME", help="How long starting may take.")] = 90.0,
-    owner: Annotated[
-        int, typer.Option(min=0, metavar="PID", help="End by itself when this process ends; 0: never.")
-    ] = 0,
+    timeout: Annotated[float, typer.Option(parser=seconds, metavar="TIME", help="Time limit for the start.")] = 90.0,
+    owner: Annotated[int, typer.Option(min=0, metavar="PID", help="End the lab when this process ends; 0: never.")] = 0,
     output: OutputOption = Format.TABLE,
     run_dir: RunDirOption = None,
     record_dir: RecordDirOption = None,
 ) -> int:
-    """Start a lab and wait until it is ready; it runs on until `pdctl lab down`.
+    """Start a lab and wait until it is ready.
 
-    Exit code: 0 ready, 2 wrong options, no torch or a directory that can't be used, 3 ready, but a rank does not listen as
-    --listen asks, 4 a process did not start, 5 the name is in use, 124 not ready in time.
+    The lab runs until pdctl lab down ends it.
+
+    Exit code: 0 ready, 2 wrong options, no torch or an unusable directory, 3 ready, but a rank does not listen as --listen
+    asks, 4 a process did not start, 5 the name is in use, 124 not ready in time.
     """
     from pdctl.lab import launch, state
     from pdctl.lab.config import LabConfig, check, check_name, parse_names, parse_shape
@@ -201,10 +213,9 @@ def status(
     output: OutputOption = Format.TABLE,
     run_dir: RunDirOption = None,
 ) -> int:
-    """Show a lab's processes, what moves its KV, and its network.
+    """Show the processes of a lab, its KV transport and its network.
 
-    Exit code: 0 when all its processes are there, 3 when some are not, or do not listen as asked, 4 when there is no such
-    lab.
+    Exit code: 0 all processes run, 3 some do not run, or do not listen as asked, 4 there is no such lab.
     """
     config, processes = _find(name, _env(run_dir))
     listen = _show(config, processes, Output(output))
@@ -217,33 +228,42 @@ def status(
 @app.command()
 def load(
     name: NameOption = "lab",
-    requests: Annotated[int, typer.Option("--requests", "-n", min=0, help="How many; 0: until the time is over.")] = 32,
-    concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, help="How many at a time.")] = 8,
+    requests: Annotated[
+        int, typer.Option("--requests", "-n", min=0, help="How many requests to send; 0: until --seconds ends.")
+    ] = 32,
+    concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, help="How many requests at a time.")] = 8,
     rate: Annotated[float, typer.Option(min=0, help="Requests a second; 0: as fast as the concurrency allows.")] = 0.0,
     time_s: Annotated[
-        float, typer.Option("--seconds", min=0.1, help="When to stop sending and waiting, in seconds.")
+        float, typer.Option("--seconds", min=0.1, help="Time limit for sending and waiting, in seconds.")
     ] = 30.0,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of a prompt.")] = 24,
     new_tokens: Annotated[int, typer.Option(min=1, help="Length of an answer.")] = 8,
-    room: Annotated[int, typer.Option(min=0, help="Room of the first request, then counted up; 0: random.")] = 0,
+    room: Annotated[
+        int, typer.Option(min=0, help="Room of the first request; the next ones count up. 0: random rooms.")
+    ] = 0,
     prefill_dp: Annotated[
-        int, typer.Option(min=-1, help="Prefill dp rank that gets every request; -1: balanced.")
+        int, typer.Option(min=-1, help="Prefill dp rank that gets every request; -1: load balancing.")
     ] = -1,
-    to: Annotated[str, typer.Option(metavar="SIDE", help="Who gets the requests: both, prefill, decode.")] = "both",
+    to: Annotated[
+        str, typer.Option(metavar="SIDE", help="Side that gets the requests: both, prefill, decode.")
+    ] = "both",
     abort_after: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="Abort requests that are not done by then; 0: never.")
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="Abort requests that are not done after this time; 0: never."),
     ] = 0.0,
     lost_on: Annotated[
-        int, typer.Option(min=-1, metavar="TP", help="This decode tp rank alone loses every request; -1: none.")
+        int, typer.Option(min=-1, metavar="TP", help="Decode tp rank that alone loses every request; -1: none.")
     ] = -1,
-    seed: Annotated[int, typer.Option(help="Same seed, same rooms and prompts; -1: a new one.")] = -1,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same rooms and prompts; -1: a new seed.")] = -1,
     output: OutputOption = Format.TABLE,
     run_dir: RunDirOption = None,
 ) -> int:
-    """Send requests to a lab as a router does, and check every answer's tokens.
+    """Send requests to a lab as a router does, and check the answers.
 
-    The tokens depend on the prompt, on the KV and on the metadata: a request that got another one's has wrong tokens.
-    Exit code: 0 when all completed with the right tokens, 1 when not, 4 when there is no such lab.
+    The tokens depend on the prompt, the KV and the metadata. A request with the KV or metadata of another request has wrong
+    tokens.
+
+    Exit code: 0 all requests completed with the right tokens, 1 some did not, 4 there is no such lab.
     """
     from pdctl.lab.client import Client, Load
 
@@ -285,9 +305,11 @@ def down(
     output: OutputOption = Format.TABLE,
     run_dir: RunDirOption = None,
 ) -> int:
-    """End every process of a lab, also hanging and stopped ones, and remove its sockets and recordings.
+    """End every process of a lab and remove its sockets and recordings.
 
-    Exit code: 0 when nothing of it is left, 3 when a process can't be ended or a file not removed, 4 when there is no such lab.
+    It also ends processes that hang or are stopped.
+
+    Exit code: 0 nothing of the lab is left, 3 a process could not be ended, or a file not removed, 4 there is no such lab.
     """
     from pdctl.lab import launch
 

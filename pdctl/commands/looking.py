@@ -9,6 +9,7 @@ from typing import Annotated, Any, Optional, Union, get_args, get_origin, get_ty
 
 import typer
 
+from pdctl.commands.examples import Given
 from pdctl.commands.options import (
     AllStartsOption,
     FromOption,
@@ -42,6 +43,14 @@ def application(name: str) -> typer.Typer:
     for entry in entries(name):
         app.command(entry.command.rpartition(" ")[2])(_command(entry))
     return app
+
+
+def examples(name: str) -> Given:
+    """Return the examples of such a command, or those of its subcommands."""
+    if name not in GROUPS:
+        [entry] = entries(name)
+        return entry.load().examples
+    return {entry.command.rpartition(" ")[2]: entry.load().examples for entry in entries(name)}
 
 
 def _command(entry: Entry) -> Any:
@@ -131,4 +140,4 @@ def _shared(probe: AnyProbe) -> list[inspect.Parameter]:
     ]
 
 
-__all__ = ["application"]
+__all__ = ["application", "examples"]

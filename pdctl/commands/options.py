@@ -79,19 +79,19 @@ def _short(text: str) -> str:
 OutputOption = Annotated[Format, typer.Option("-o", "--output", help="Format of the data on standard output.")]
 TimeoutOption = Annotated[
     float,
-    typer.Option("--timeout", parser=seconds, metavar="TIME", help="When the whole command gives up (10, 500ms, 1m)."),
+    typer.Option("--timeout", parser=seconds, metavar="TIME", help="Time limit of the whole command: 10, 500ms, 1m."),
 ]
 RankTimeoutOption = Annotated[
-    float, typer.Option("--rank-timeout", parser=seconds, metavar="TIME", help="How long to wait for one rank.")
+    float, typer.Option("--rank-timeout", parser=seconds, metavar="TIME", help="How long to wait for each rank.")
 ]
 RunDirOption = Annotated[
     Optional[Path],  # noqa: UP045  # typer evaluates annotations, and 3.10's own | is fine, older typer's is not
-    typer.Option("--run-dir", parser=place, metavar="DIR", help="Where ranks put their sockets [PDCTL_RUN_DIR]."),
+    typer.Option("--run-dir", parser=place, metavar="DIR", help="Directory of the ranks' sockets [PDCTL_RUN_DIR]."),
 ]
 RecordDirOption = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option(
-        "--record-dir", parser=place, metavar="DIR", help="Where ranks put their recordings [PDCTL_RECORD_DIR]."
+        "--record-dir", parser=place, metavar="DIR", help="Directory of the ranks' recordings [PDCTL_RECORD_DIR]."
     ),
 ]
 FromOption = Annotated[
@@ -100,16 +100,14 @@ FromOption = Annotated[
         "--from",
         parser=source_place,
         metavar="FILE|DIR",
-        help="Use only this trace, or the traces and recordings here.",
+        help="Read this trace, or the traces and recordings in this directory, and ask no rank.",
     ),
 ]
 RankOption = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Option("--rank", metavar="PATTERN", help="Only these ranks (decode:dp0, *:tp[01]); repeatable."),
 ]
-AllStartsOption = Annotated[
-    bool, typer.Option("--all", help="Also dead ranks of earlier starts of a server, not only of its newest.")
-]
+AllStartsOption = Annotated[bool, typer.Option("--all", help="Include dead ranks of a server's earlier starts.")]
 
 
 def reach_of(ctx: typer.Context, run_dir: Path | None = None, record_dir: Path | None = None) -> Reach:

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from pdctl.trace.manifest import Divergence
     from pdctl.trace.redact import Names
 
+EXAMPLES = ("pdctl record incident.pdtrace", "pdctl record hang.pdtrace --for 10m --trigger diverged")
+
 DIVERGED = "diverged"
 MAX_SIZE = "256MiB"
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
@@ -73,24 +75,28 @@ def command(
     output: OutputOption = Format.TABLE,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE where it exists.")] = False,
     keep_names: Annotated[
-        bool, typer.Option("--keep-names", help="Keep host names, request ids and free text; else they are hashed.")
+        bool, typer.Option("--keep-names", help="Keep host names, request ids and free text. Default: hash them.")
     ] = False,
     words: Annotated[
         str,
         typer.Option(
-            "--salt", metavar="WORDS", help="Hash names alike in traces made with the same words, on any host."
+            "--salt", metavar="WORDS", help="Traces made with the same words have the same hashes, on any host."
         ),
     ] = "",
     lasting: Annotated[
         Optional[float],  # noqa: UP045  # typer evaluates annotations
-        typer.Option("--for", parser=seconds, metavar="TIME", help="Follow the ranks so long; Ctrl-C ends it earlier."),
+        typer.Option(
+            "--for", parser=seconds, metavar="TIME", help="Follow the ranks for this long. Ctrl-C ends it earlier."
+        ),
     ] = None,
     trigger: Annotated[
         str,
-        typer.Option("--trigger", metavar="WHAT", help="diverged: follow until ranks differ, --for at most, and stop."),
+        typer.Option(
+            "--trigger", metavar="WHAT", help="diverged: follow the ranks until they differ, or until --for ends."
+        ),
     ] = "",
     max_size: Annotated[
-        str, typer.Option("--max-size", metavar="SIZE", help="How large one rank's recording may grow in that time.")
+        str, typer.Option("--max-size", metavar="SIZE", help="Size limit of each rank's recording while following.")
     ] = MAX_SIZE,
     every_start: AllStartsOption = False,
     source: FromOption = None,
@@ -99,7 +105,7 @@ def command(
         typer.Option(
             "--through",
             metavar="WAY",
-            help="Use only: sockets, recordings. Default: sockets where no file can be read.",
+            help="Read only sockets, or only recordings. Default: sockets where no file can be read.",
         ),
     ] = "",
     run_dir: RunDirOption = None,
@@ -107,12 +113,12 @@ def command(
     timeout: TimeoutOption = TIMEOUT_S,
     rank_timeout: RankTimeoutOption = RANK_TIMEOUT_S,
 ) -> int:
-    """Collect the recordings of all ranks, live or dead, in one file, which --from of every reading command takes.
+    """Save the recordings of all ranks, live or dead, in one trace file. Other commands read it with --from.
 
-    Host names, request ids and free text are replaced by hashes unless --keep-names is given. Every rank that is expected
-    is in the file's manifest, with the reason where its recording is missing; --timeout is for each rank's.
-    Exit code: 0 when all of every rank is there, 3 when not, or when --trigger saw nothing in time, 4 when there is no
-    recording at all.
+    Hashes replace host names, request ids and free text, unless --keep-names is given. The manifest of the file lists every
+    expected rank. It gives the reason where a recording is missing. --timeout holds for each rank's recording.
+
+    Exit code: 0 every recording is complete, 3 one is not, or --trigger saw nothing in time, 4 there is no recording.
     """
     if through not in ("", "sockets", "recordings"):
         raise typer.BadParameter("sockets or recordings", param_hint="--through")

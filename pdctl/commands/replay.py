@@ -13,6 +13,8 @@ from pdctl.commands.options import OutputOption, seconds, source_place, target_p
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Format
 
+EXAMPLES = ("pdctl replay incident.pdtrace", "pdctl replay incident.pdtrace --gate on --queue decode.transfer")
+
 EXPLORES = (
     "--explore", "--model", "--policy", "--schedules", "--exhaustive", "--seed", "--for", "--near", "--write",
 )  # fmt: skip
@@ -49,24 +51,29 @@ def command(
     ] = "both",
     queue: Annotated[
         Optional[list[str]],  # noqa: UP045  # as in options.py
-        typer.Option("--queue", metavar="QUEUE", help="Replay only this queue; repeatable. Default: all with rounds."),
+        typer.Option(
+            "--queue", metavar="QUEUE", help="Replay only this queue; repeatable. Default: all queues with rounds."
+        ),
     ] = None,
     engine: Annotated[
-        str, typer.Option("--engine", metavar="ENGINE", help="Poll by the functions of the installed engine: sglang.")
+        str, typer.Option("--engine", metavar="ENGINE", help="Poll with the functions of the installed engine: sglang.")
     ] = "",
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N.")] = "cpu",
     backend: Annotated[
-        str, typer.Option("--backend", metavar="BACKEND", help="What reduces: gloo, or nccl with a GPU for each rank.")
+        str,
+        typer.Option(
+            "--backend", metavar="BACKEND", help="Backend of the collectives: gloo, or nccl with a GPU for each rank."
+        ),
     ] = "gloo",
     round_timeout: Annotated[
         float,
-        typer.Option("--round-timeout", parser=seconds, metavar="TIME", help="When a replayed round counts as hung."),
+        typer.Option(
+            "--round-timeout", parser=seconds, metavar="TIME", help="Time after which a replayed round counts as hung."
+        ),
     ] = 5.0,
     repeats: Annotated[
         int,
-        typer.Option(
-            "--repeats", metavar="N", min=1, help="Replay at most N rounds in a row that are equal on all ranks."
-        ),
+        typer.Option("--repeats", metavar="N", min=1, help="Replay at most N equal rounds in a row."),
     ] = 1000,
     emit_test: Annotated[
         Optional[Path],  # noqa: UP045
@@ -74,7 +81,7 @@ def command(
             "--emit-test",
             parser=target_place,
             metavar="FILE",
-            help="Write the finding as a test of SGLang's own transfer queue, and execute nothing.",
+            help="Write the finding as a test of SGLang's transfer queue. Execute nothing.",
         ),
     ] = None,
     plot: Annotated[
@@ -83,16 +90,16 @@ def command(
             "--plot",
             parser=target_place,
             metavar="FILE",
-            help="Also draw rounds × ranks of TRACE: svg, png or html. Needs pdctl[plot].",
+            help="Draw rounds × ranks of TRACE, too: svg, png or html. Needs pdctl[plot].",
         ),
     ] = None,
     output: OutputOption = Format.TABLE,
 ) -> int:
     """Execute recorded rounds again on real processes, with and without the metadata gate.
 
-    One process a rank polls, gates, reduces over a real group and commits what was recorded.
+    One process for each rank replays its polls, its gate, the reduction over a real group, and its commits.
 
-    Exit code: 0 when the ranks stay in step, 1 when they diverge, 3 when ranks are missing or a worker fails.
+    Exit code: 0 the ranks stay in step, 1 they diverge, 3 ranks are missing or a worker failed.
     """
     from pdctl.commands.replay_rounds import Asked, run
 

@@ -35,11 +35,14 @@ def one_rank(
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda or cuda:N.")] = "cpu",
     backend: Annotated[str, typer.Option("--backend", metavar="BACKEND", help="gloo or nccl.")] = "gloo",
     round_timeout: Annotated[
-        float, typer.Option("--round-timeout", parser=seconds, metavar="TIME", help="When a round counts as hung.")
+        float,
+        typer.Option(
+            "--round-timeout", parser=seconds, metavar="TIME", help="Time after which a round counts as hung."
+        ),
     ] = 5.0,
     output: OutputOption = Format.TABLE,
 ) -> None:
-    """Be one rank of TRACE, started by torchrun; rank 0 prints and exits as `pdctl replay` does."""
+    """Run one rank of TRACE under torchrun. Rank 0 prints and exits as pdctl replay does."""
     from pdctl.commands.replay_rounds import Asked, check, plans_of
     from pdctl.replay.worker_log import Options
 

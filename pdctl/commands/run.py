@@ -14,6 +14,11 @@ from pdctl.commands.options import reach_of
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Output
 
+EXAMPLES = (
+    "pdctl run -- python -m sglang.launch_server --model-path MODEL",
+    "pdctl run -- ./start-decode.sh --port 30001",
+)
+
 STARTUP = Path(__file__).parent.parent / "agent" / "startup"
 CONTEXT_SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
@@ -33,8 +38,9 @@ def run(
 ) -> None:
     """Start an engine with the agent in every scheduler process it starts.
 
-    For SGLang before 0.5.11, which has no plug-ins; harmless with newer ones. The command takes pdctl's place: same pid,
-    its own exit status and signals. No file of the engine is changed: a start-up directory is put first on PYTHONPATH.
+    SGLang before 0.5.11 needs it, since it has no plug-ins. Newer versions do not need it, and it does no harm there. The
+    engine replaces pdctl: it has the same pid, its own exit status, and gets all signals. pdctl changes no file of the
+    engine. It puts a start-up directory first on PYTHONPATH.
     """
     program = shutil.which(command[0])
     if program is None:

@@ -9,18 +9,19 @@ import typer
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Output
 
+EXAMPLES = ("pdctl schema", "pdctl schema ranks")
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def command(
     name: Annotated[
         Optional[str],  # noqa: UP045  # typer evaluates annotations
-        typer.Argument(metavar="NAME", help="A document's schema, as pdctl.ranks; all are listed without one."),
+        typer.Argument(metavar="NAME", help="Name of the schema: pdctl.ranks. Without it: a list of all schemas."),
     ] = None,
 ) -> int:
     """Print the JSON Schema (2020-12) of a document.
 
-    Exit code: 0, or 2 for a name that does not exist.
+    Exit code: 0, or 2 for an unknown name.
     """
     import json
 

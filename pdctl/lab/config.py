@@ -10,20 +10,19 @@ import msgspec
 from pdctl.protocol.errors import Exit, PdctlError
 
 FIXES: dict[str, str] = {
-    "gate": "metadata gate: Success becomes Transferring before the polls are reduced while the slot still reads 0 "
-    "(S1, SGLang PR 26394, since 0.5.13)",
-    "metadata-sync": "Success is reported after the metadata write has ended; without it the write is queued and "
-    "nobody waits for it, as over intra-node NVLink (S2, PR 23252)",
-    "receiver": "the receiver is made and enqueued in add() on every rank; without it each decode rank asks the "
-    "bootstrap server itself, and enqueues once it is told (S3, PR 21299)",
-    "dp-registration": "a room routed against follow_bootstrap_room fails at once, or is registered with "
-    "--force-query; without it both sides wait in silence (S4, PR 22901, since 0.5.11)",
-    "orphan-drain": "a later PP stage removes its failed bootstrap requests even if the first stage has forgotten them "
+    "gate": "the metadata gate. A poll that says Success becomes Transferring while the slot still reads 0, before the polls "
+    "are reduced (S1, SGLang PR 26394, since 0.5.13)",
+    "metadata-sync": "prefill reports Success after its metadata write has ended. Without it nobody waits for the queued "
+    "write, as over intra-node NVLink (S2, PR 23252)",
+    "receiver": "every rank makes and enqueues the receiver in add(). Without it each decode rank asks the bootstrap server "
+    "itself, and enqueues after the answer (S3, PR 21299)",
+    "dp-registration": "a room routed against follow_bootstrap_room fails at once, or is registered with --force-query. "
+    "Without it both sides wait in silence (S4, PR 22901, since 0.5.11)",
+    "orphan-drain": "a later PP stage removes its failed bootstrap requests, even if the first stage has forgotten them "
     "(S5, issue 26912, since 0.5.13)",
-    "zero-on-free": "a metadata slot is zeroed when it is freed, so that its next owner does not see the old room "
-    "(since 0.5.13)",
-    "register-every-room": "with --force-query prefill registers every room; without it only the rooms that conflict, "
-    "so that a decode that asks for every room waits for ever (hole in 0.5.11 to 0.5.18)",
+    "zero-on-free": "freeing a metadata slot zeroes it. Its next owner does not see the old room (since 0.5.13)",
+    "register-every-room": "with --force-query, prefill registers every room. Without it prefill registers only the rooms "
+    "that conflict, and a decode server that asks for every room waits for ever (hole in 0.5.11 to 0.5.18)",
 }
 """Fixes of the engine by the name that ``--without`` takes, and what each does. All are present by default."""
 

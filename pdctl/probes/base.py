@@ -81,12 +81,14 @@ class Probe(Generic[O, E, D]):
     name: of the stage in ``check``. about: what is so where all is well. cost: what asking does to the ranks.
     offline: recordings alone can answer it (``--from``). live_stage: not well enough for ``check``, which needs live ranks.
     selects: ranks can be chosen (``--rank``). starts: ranks of earlier starts can be asked for (``--all``).
+    examples: two command lines that its help ends with.
     timeout_s: of the whole command, where none is given. waits_once: a rank that does not answer is not waited for again.
     """
 
     name: ClassVar[str]
     about: ClassVar[str]
     cost: ClassVar[str]
+    examples: ClassVar[tuple[str, str]]
     offline: ClassVar[bool] = False
     live_stage: ClassVar[bool] = False
     selects: ClassVar[bool] = False

@@ -42,28 +42,28 @@ class Group:
 
 GROUPS = {
     "dump": Group(
-        "Metadata slots, queues, groups, settings; what has no owner.",
-        "Show what ranks hold and believe, rank by rank.",
+        "Show slots, queues, groups, settings or leaks, rank by rank.",
+        "Show slots, queues, groups, settings or leaks, rank by rank.",
     )
 }
 PROBES = (
+    Entry("check", "check.probe:PROBE", "Run all probes and print a line for each."),
     Entry("ranks", "ranks.probe:PROBE", "Show every rank and what its main thread does now.", stage=1),
-    Entry("diff-queues", "queues.probe:PROBE", "Name the first round in which ranks differ, and why.", stage=3),
-    Entry("stuck", "stuck.probe:PROBE", "Requests that wait: where, for what, and what ends it.", stage=6),
-    Entry("check", "check.probe:PROBE", "All probes, a line each; for cron and liveness probes."),
+    Entry("diff-queues", "queues.probe:PROBE", "Name the first round in which ranks differ, and the cause.", stage=3),
+    Entry("stuck", "stuck.probe:PROBE", "Show the waiting requests, and what will end each wait.", stage=6),
     Entry(
         "verify-routing",
         "routing.probe:PROBE",
-        "Where each room is: formula, bootstrap server, prefill, decode.",
+        "Check that all sides agree where each room is.",
         stage=4,
     ),
-    Entry("stacks", "stacks.probe:PROBE", "Where all ranks are: merged stacks, outliers, collectives.", stage=7),
+    Entry("stacks", "stacks.probe:PROBE", "Show the stacks and collectives of all ranks, merged.", stage=7),
     Entry("dump metadata", "metadata.probe:PROBE", stage=5),
     Entry("dump queues", "dump.probe:QUEUES"),
     Entry("dump groups", "dump.probe:GROUPS"),
     Entry("dump config", "config.probe:PROBE", stage=2),
     Entry("dump leaks", "leaks.probe:PROBE", stage=8),
-    Entry("story", "story.probe:PROBE", "Tell one room's way through all ranks of prefill and decode."),
+    Entry("story", "story.probe:PROBE", "Tell what happened to one room on all ranks."),
 )
 """In the order of the help."""
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pdctl.targets.find import Found
 
 EXIT_CODES = (
-    "Exit code: 0 nothing is wrong, 1 on a finding of level warning or above, 3 when something could not be judged, 4 when"
-    " nothing could be looked at."
+    "Exit code: 0 nothing is wrong, 1 a finding of level warning or above, 3 something could not be judged, 4 nothing could"
+    " be looked at."
 )
 NOBODY = "PD112"
 """The finding that a rank does not answer. Where none does it is no finding but the reason that there is none."""

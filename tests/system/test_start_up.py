@@ -74,7 +74,7 @@ def test_every_command_there_is_can_be_called_and_says_what_it_does() -> None:
     for module in modules:
         loaded = import_module(f"pdctl.commands.{module}")
         is_command = any(hasattr(loaded, name) for name in ("app", "command", module))
-        assert len([name for name, (place, _) in COMMANDS.items() if place == module]) == is_command, module
+        assert len([name for name, (place, *_) in COMMANDS.items() if place == module]) == is_command, module
     for name in (*abouts(), *COMMANDS):
         command = [sys.executable, "-m", "pdctl.cli", name, "--help"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -23,18 +23,16 @@ class CheckOptions:
     """What ``check`` takes."""
 
     only: Annotated[
-        tuple[str, ...], Option("--only", "Only this stage; repeatable. -o wide says what each does.", "STAGE")
+        tuple[str, ...], Option("--only", "Run only this stage; repeatable. -o wide says what each one does.", "STAGE")
     ] = ()
-    skip: Annotated[tuple[str, ...], Option("--skip", "Leave this stage out; repeatable.", "STAGE")] = ()
-    fail_on: Annotated[str, Option("--fail-on", "Lowest level that exits with 1: info, warning, error.", "LEVEL")] = (
-        "warning"
-    )
+    skip: Annotated[tuple[str, ...], Option("--skip", "Leave out this stage; repeatable.", "STAGE")] = ()
+    fail_on: Annotated[
+        str, Option("--fail-on", "Lowest level of a finding that exits with 1: info, warning, error.", "LEVEL")
+    ] = "warning"
     suppress: Annotated[
-        tuple[str, ...], Option("--suppress", "Leave this finding out, for all rooms or one.", "PDnnn[=ROOM]")
+        tuple[str, ...], Option("--suppress", "Leave out this finding, for all rooms or for one.", "PDnnn[=ROOM]")
     ] = ()
-    watch: Annotated[float, Option("--watch", "Pause between two looks, where it looks twice.", "TIME", SECONDS)] = (
-        WATCH_S
-    )
+    watch: Annotated[float, Option("--watch", "Pause of the stages that look twice.", "TIME", SECONDS)] = WATCH_S
 
 
 @dataclass(frozen=True)
@@ -46,18 +44,16 @@ class Seen:
 
 
 class Check(Probe["CheckOptions", "Seen", "CheckDocument"]):
-    """Run all probes, from cheap to intrusive, and tell each one's result in a line. Changes nothing.
+    """Run all probes, from cheap to intrusive, and print a line for each. They change nothing.
 
-    With --from, those that recordings can answer. --timeout is for all stages together: one for which no time is left says
-    so. A rank that does not answer is waited for once, and what one stage has asked the next does not ask again.
-
-    For a cron job: pdctl check -o json; for a liveness probe: pdctl check --only queues --fail-on error. --fail-on is the
-    level at which a finding counts for the exit code.
+    --from runs the probes that recordings can answer. --timeout holds for all stages together. A stage that has no time
+    left is not run and says so. pdctl waits once for a rank that does not answer, and asks each question once.
     """
 
     name = "check"
     about = "all of it"
     cost = "as much as several commands: some stages look more than once, with pauses between"
+    examples = ("pdctl check -o json", "pdctl check --only queues --fail-on error")
     offline = True
     timeout_s = 3 * TIMEOUT_S
     waits_once = True

@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 
 
 class Config(Probe["NoOptions", "list[RankSettings]", "ConfigDocument"]):
-    """Show the settings of both sides next to each other, and those that do not go together.
+    """Compare the settings of both sides, and name the conflicts.
 
-    The table has what differs; -o wide has all.
+    The table has the settings that differ. -o wide has all settings.
     """
 
     name = "config"
     about = "both sides agree on what they must agree on"
     cost = "two questions to each rank"
+    examples = ("pdctl dump config", "pdctl dump config -o wide")
     selects = True
     options = NoOptions
 

@@ -23,15 +23,19 @@ if TYPE_CHECKING:
 class QueuesOptions:
     """What ``dump queues`` takes."""
 
-    room: Annotated[tuple[int, ...], Option("--room", "Only this room, may be repeated.", "ROOM", least=1)] = ()
+    room: Annotated[tuple[int, ...], Option("--room", "Show only this room; repeatable.", "ROOM", least=1)] = ()
 
 
 class Queues(Probe["QueuesOptions", "list[Answer[Rooms]]", "QueuesDump"]):
-    """Show every request in every queue of every rank: room, rid, slot, state, age."""
+    """Show every request in every queue of every rank.
+
+    It shows room, rid, slot, state and age.
+    """
 
     name = "dump.queues"
     about = "every request of every queue"
     cost = "one question to each rank"
+    examples = ("pdctl dump queues", "pdctl dump queues --rank prefill -o jsonl")
     selects = True
     options = QueuesOptions
 
@@ -76,14 +80,16 @@ class Registered:
 
 
 class Groups(Probe["NoOptions", "Registered", "GroupsDump"]):
-    """Show the process groups of every rank: kind, members, number in PyTorch's flight recorder.
+    """Show the process groups of every rank.
 
-    They are what ranks registered when they started, so that a hung or dead rank is in it, too.
+    It shows kind, members, and the number in PyTorch's flight recorder. Ranks register their groups when
+    they start, so the list has hung and dead ranks, too.
     """
 
     name = "dump.groups"
     about = "the process groups of every rank"
     cost = "nothing: reads registrations"
+    examples = ("pdctl dump groups", "pdctl dump groups --from incident.pdtrace")
     offline = True
     selects = True
     options = NoOptions

@@ -19,19 +19,22 @@ if TYPE_CHECKING:
 class LeaksOptions:
     """What ``dump leaks`` takes."""
 
-    watch: Annotated[float, Option("--watch", "How long to watch: what stays counts.", "TIME", SECONDS)] = 5.0
+    watch: Annotated[
+        float, Option("--watch", "How long to watch. What is held all that time counts.", "TIME", SECONDS)
+    ] = 5.0
 
 
 class Leaks(Probe["LeaksOptions", "list[RankWatch]", "LeaksDocument"]):
-    """Show what is held though its request is gone: slots, KV space, failed requests of later pipeline stages, rooms.
+    """Show slots, KV space and rooms that are held without a request.
 
-    Every rank is looked at several times; only what was without an owner at every look counts. Rooms that engines leave
-    behind after aborts are said, and are no fault.
+    It also shows failed requests that later pipeline stages keep. pdctl looks at every rank several times. It counts only
+    what had no owner at every look. Engines leave rooms behind after aborts; the output names them, and they are no fault.
     """
 
     name = "leaks"
     about = "nothing is held without an owner"
     cost = "several questions to each rank over a while"
+    examples = ("pdctl dump leaks --watch 2s", "pdctl dump leaks --watch 1s -o json")
     options = LeaksOptions
 
     def refuse(self, options: LeaksOptions, *, timeout_s: float, recorded: bool) -> None:

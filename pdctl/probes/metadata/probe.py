@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class MetadataOptions:
     """What ``dump metadata`` takes. sums: with checksums of the rows."""
 
-    slot: Annotated[tuple[int, ...], Option("--slot", "Only this slot, may be repeated.", "SLOT", least=0)] = ()
-    room: Annotated[tuple[int, ...], Option("--room", "Only this room, may be repeated.", "ROOM", least=1)] = ()
-    all_slots: Annotated[bool, Option("--all-slots", "Also slots that are free and hold no room.")] = False
+    slot: Annotated[tuple[int, ...], Option("--slot", "Show only this slot; repeatable.", "SLOT", least=0)] = ()
+    room: Annotated[tuple[int, ...], Option("--room", "Show only this room; repeatable.", "ROOM", least=1)] = ()
+    all_slots: Annotated[bool, Option("--all-slots", "Show free slots without a room, too.")] = False
     sums: bool = True
 
 
@@ -36,15 +36,17 @@ class Seen:
 
 
 class MetadataSlots(Probe["MetadataOptions", "Seen", "MetadataDocument"]):
-    """Show whose room is in which metadata slot, when it landed, and whether rows can come late on this rank.
+    """Show each metadata slot: room, owner, and when it landed.
 
-    Rows are read without stopping the rank, and never shown: rooms and checksums (-o wide, json) only. Of ranks that are
-    gone, and with --from, recordings tell what was decided on with another room in the slot.
+    It also says whether metadata can land late on a rank. pdctl reads the rows without stopping the rank. It shows rooms
+    and checksums (-o wide, json), and never the rows. For dead ranks, and with --from, recordings show the requests that
+    were committed or aborted while another room was in their slot.
     """
 
     name = "metadata"
     about = "slots hold their owners' rooms"
     cost = "reads slots twice, and recordings"
+    examples = ("pdctl dump metadata --rank decode --all-slots", "pdctl dump metadata --from incident.pdtrace")
     offline = True
     selects = True
     options = MetadataOptions

@@ -27,17 +27,22 @@ class QueuesOptions:
         STALLED_S
     )
     confirm: Annotated[
-        int, Option("--confirm", "Looks a difference must last where no rounds are recorded.", least=1, most=100)
+        int,
+        Option("--confirm", "How many looks a difference must last where no rounds are recorded.", least=1, most=100),
     ] = CONFIRM
     through: Annotated[str, Option("--through", "Use only: sockets, recordings. Default: both.", "WAY")] = ""
 
 
 class Queues(Probe["QueuesOptions", "Seen", "QueuesDocument"]):
-    """Compare the queues of all ranks of each group, round by round, and name the first difference and its cause."""
+    """Compare the queues of all ranks of each group, and name the first difference and its cause.
+
+    It compares round by round where rounds are recorded.
+    """
 
     name = "queues"
     about = "the ranks of each group are in step"
     cost = "reads recordings"
+    examples = ("pdctl diff-queues", "pdctl diff-queues --from incident.pdtrace")
     offline = True
     starts = True
     options = QueuesOptions

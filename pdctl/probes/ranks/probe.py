@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 class Ranks(Probe["NoOptions", "Seen", "RanksDocument"]):
     """Show every rank and what its main thread does now.
 
-    Also role, place, process, rounds, and what agent and recording can do. -o wide adds what explains an odd row.
+    It also shows role, place, process and rounds, and the state of agent and recording. -o wide adds details.
     """
 
     name = "ranks"
     about = "every rank answers"
     cost = "one question to each rank"
+    examples = ("pdctl ranks", "pdctl ranks --rank 'decode:*' -o wide")
     offline = True
     selects = True
     starts = True

@@ -23,28 +23,28 @@ MAX_ROOM = (1 << 64) - 1
 class RoutingOptions:
     """What ``verify-routing`` takes."""
 
-    rooms: Annotated[
-        tuple[str, ...], Option("", "Rooms to look at, wherever they are. Default: those that wait.", "[ROOM]...")
-    ] = ()
+    rooms: Annotated[tuple[str, ...], Option("", "Rooms to look at. Default: the rooms that wait.", "[ROOM]...")] = ()
     bootstrap: Annotated[
-        tuple[str, ...], Option("--bootstrap", "Ask this bootstrap server, not those the ranks name.", "HOST:PORT")
+        tuple[str, ...],
+        Option("--bootstrap", "Ask this bootstrap server instead of those that the ranks name.", "HOST:PORT"),
     ] = ()
     grace: Annotated[
-        float, Option("--grace", "Differences younger than this may be skew: no finding.", "TIME", SECONDS)
+        float, Option("--grace", "A younger difference may be skew and is no finding.", "TIME", SECONDS)
     ] = GRACE_S
 
 
 class Routing(Probe["RoutingOptions", "Seen", "RoutingDocument"]):
-    """Show for each room on which prefill dp rank it is: by formula, bootstrap server, prefill and decode.
+    """Show the prefill dp rank of each room, as formula, bootstrap server, prefill and decode say.
 
-    A bootstrap server is asked over HTTP, within --rank-timeout; in another network namespace from inside it,
-    which takes root. A difference must last: see --grace. With --from, what recordings have of registrations, queries and
-    queues; settings and the bootstrap server's own belief are not in them.
+    pdctl asks a bootstrap server over HTTP, within --rank-timeout. Where the server is in another network namespace, pdctl
+    asks from inside that namespace and needs root. A difference must last longer than --grace. --from reads registrations,
+    queries and queues from recordings. They have neither settings nor the answers of bootstrap servers.
     """
 
     name = "routing"
     about = "everyone takes each room to be on one rank"
     cost = "a few questions to ranks and servers"
+    examples = ("pdctl verify-routing", "pdctl verify-routing --from incident.pdtrace")
     offline = True
     options = RoutingOptions
 

@@ -20,33 +20,34 @@ class StacksOptions:
     """What ``stacks`` takes."""
 
     samples: Annotated[
-        int, Option("--samples", "Looks at each rank, at least; 1 can't tell stuck from moving.", least=1, most=100)
+        int,
+        Option("--samples", "Least number of looks at each rank. One can't tell stuck from moving.", least=1, most=100),
     ] = 3
     every: Annotated[float, Option("--every", "Time between two looks.", "TIME", SECONDS)] = 0.2
     collectives: Annotated[
         bool | None,
         Option(
             "--collectives/--no-collectives",
-            "Read PyTorch's flight recorders, or say nothing of collectives. Default: read them where a rank is stuck.",
+            "Read PyTorch's flight recorders, or leave collectives out. Default: read them where a rank is stuck.",
         ),
     ] = None
     outside: Annotated[
         bool,
-        Option(
-            "--outside/--no-outside", "Read ranks that do not answer from outside, with py-spy where it is installed."
-        ),
+        Option("--outside/--no-outside", "Read silent ranks from outside, with py-spy where it is installed."),
     ] = True
 
 
 class Stacks(Probe["StacksOptions", "list[RankLooks]", "StacksDocument"]):
-    """Show where the main threads of all ranks are, outliers against their own group first, and their collectives.
+    """Show the stacks of all main threads, merged, and the collectives they are in.
 
-    Ranks that stand in different collectives of a group are looked at for two seconds before that is a finding.
+    Ranks that differ from their group come first. Ranks in different collectives of a group are a finding after two
+    seconds.
     """
 
     name = "stacks"
     about = "no rank sits in another collective than its peers"
     cost = "several stacks of each rank"
+    examples = ("pdctl stacks", "pdctl stacks --rank decode:tp1 --samples 5")
     offline = True
     live_stage = True
     selects = True

@@ -24,29 +24,34 @@ PLOTS = (".svg", ".png", ".html")
 class StoryOptions:
     """What ``story`` takes."""
 
-    asked: Annotated[str, Option("", "The room's number, or the request's id.", "ROOM|RID")]
+    asked: Annotated[str, Option("", "A room, or the id of a request.", "ROOM|RID")]
     perfetto: Annotated[
-        Path | None, Option("--perfetto", "Also write a trace that ui.perfetto.dev opens (JSON).", "FILE", TARGET)
+        Path | None, Option("--perfetto", "Write a JSON trace for ui.perfetto.dev, too.", "FILE", TARGET)
     ] = None
     plot: Annotated[
-        Path | None, Option("--plot", "Also draw it: FILE.svg, FILE.png or FILE.html (pdctl[plot]).", "FILE", TARGET)
+        Path | None,
+        Option("--plot", "Draw it, too: FILE.svg, FILE.png or FILE.html. Needs pdctl[plot].", "FILE", TARGET),
     ] = None
-    force: Annotated[bool, Option("--force", "Replace files that exist; without it they are left as they are.")] = False
+    force: Annotated[bool, Option("--force", "Replace existing files.")] = False
     through: Annotated[
-        str, Option("--through", "Use only: sockets, recordings. Default: sockets where no file can be read.", "WAY")
+        str,
+        Option(
+            "--through", "Read only sockets, or only recordings. Default: sockets where no file can be read.", "WAY"
+        ),
     ] = ""
 
 
 class Story(Probe["StoryOptions", "Seen", "StoryDocument"]):
-    """Tell what happened to one room on all ranks of both sides, from their recordings, on one time line.
+    """Tell what happened to one room on all ranks of both sides, on one time line.
 
-    Ranks of different hosts are put on it by the rounds they share and the messages between the sides; how far each may be
-    off is shown. What recordings have lost is said.
+    It reads recordings. Shared rounds and messages between the sides align the clocks of different hosts. The output shows
+    how far each clock may be off, and what recordings have lost.
     """
 
     name = "story"
     about = "what happened to one room"
     cost = "reads recordings"
+    examples = ("pdctl story 16851422098683615 --from incident.pdtrace", "pdctl story 4711 --perfetto room.json")
     offline = True
     starts = True
     options = StoryOptions

@@ -20,24 +20,27 @@ if TYPE_CHECKING:
 class StuckOptions:
     """What ``stuck`` takes."""
 
-    older: Annotated[float | None, Option("--older", "Show only requests that wait this long.", "TIME", SECONDS)] = None
+    older: Annotated[
+        float | None, Option("--older", "Show only requests that have waited this long.", "TIME", SECONDS)
+    ] = None
     by: Annotated[str, Option("--by", "Sort by: age, queue, rank.", "WHAT")] = "age"
     watch: Annotated[float, Option("--watch", "Pause between the two looks.", "TIME", SECONDS)] = WATCH_S
     stuck: Annotated[
-        float, Option("--stuck-after", "Age at which a wait nothing ends is a finding.", "TIME", SECONDS)
+        float, Option("--stuck-after", "Age from which a wait without an end is a finding.", "TIME", SECONDS)
     ] = STUCK_S
 
 
 class Stuck(Probe["StuckOptions", "list[RankLooks]", "StuckDocument"]):
-    """Show every request that waits, what the other side says of its room, and which time-out will end it.
+    """Show every waiting request, what the other side says of its room, and which time-out ends the wait.
 
-    Two looks tell what moves from what does not. A full decode is said to be full, not faulty. With --from, what the
-    polled queues held when the last of the ranks wrote; time-outs and memory are not in recordings.
+    pdctl looks twice to tell moving requests from stuck ones. A full decode server is full, and not faulty. --from shows
+    the polled queues at the end of the recordings. Recordings have no time-outs and no memory use.
     """
 
     name = "stuck"
     about = "every waiting request will end"
     cost = "two questions to each rank, a pause apart"
+    examples = ("pdctl stuck --older 10s", "pdctl stuck --by queue --from incident.pdtrace")
     offline = True
     options = StuckOptions
 

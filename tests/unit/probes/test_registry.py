@@ -58,7 +58,7 @@ def test_its_help_says_what_it_does_and_what_it_exits_with(entry: Entry) -> None
 
 
 def test_the_help_of_pdctl_has_a_line_for_each() -> None:
-    assert list(abouts())[:3] == ["ranks", "diff-queues", "stuck"]
+    assert list(abouts())[:4] == ["check", "ranks", "diff-queues", "stuck"]
     assert all(abouts().values())
     assert {entry.command.partition(" ")[0] for entry in PROBES} == set(abouts())
 
