@@ -1,4 +1,4 @@
-"""Which faults a rank carries the site of; asked by the plan, and again by the rank itself."""
+"""Which fault sites a rank has. The plan checks this, and the rank checks it again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pdctl.protocol.model import Seam
 
 @dataclass(frozen=True)
 class Site:
-    """Whether one rank can carry one kind of fault. detail: the function its site is at, or the reason it has none."""
+    """Whether one rank can carry one kind of fault. detail: the hooked function, or why the site is missing."""
 
     kind: Kind
     present: bool
@@ -20,7 +20,7 @@ class Site:
 
 
 def site_of(kind: Kind, seams: Sequence[Seam], role: str = "") -> Site:
-    """Return what a rank with these seams can do; ``role`` is its role where it is known, for the reason why not."""
+    """Return whether a rank with these seams can carry ``kind``. ``role``: its role if known, used for the reason."""
     seam = next((seam for seam in seams if seam.name == kind.seam), None)
     if seam is not None:
         return Site(kind, seam.present, seam.detail or ("" if seam.present else "no reason given"))
@@ -35,7 +35,7 @@ def sites_of(seams: Sequence[Seam], role: str) -> list[Site]:
 
 
 def check_site(kind: str, seams: Sequence[Seam], name: str = "this rank", role: str = "") -> None:
-    """Return when the rank carries the site of ``kind``; raises PdctlError (REFUSED) naming what it lacks otherwise."""
+    """Raise PdctlError (REFUSED), with the missing part, unless the rank has the site of ``kind``."""
     site = site_of(KINDS[kind], seams, role)
     if not site.present:
         raise PdctlError(
