@@ -17,7 +17,7 @@ VARIABLE = "PDCTL_REVERT"
 
 
 def wanted() -> tuple[tuple[str, ...], str]:
-    """Return the fixes that this rank shall do without, and what is wrong with what was asked for, "" when nothing is."""
+    """Return the fixes to take out of this rank, and what is wrong with the variable, "" if nothing is."""
     asked = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
     if not asked:
         return (), ""
@@ -33,7 +33,7 @@ def wanted() -> tuple[tuple[str, ...], str]:
 
 
 def revert(hooks: Hooks) -> list[Seam]:
-    """Take out what is asked for, before any other hook is in; returns a seam that says so, where something was asked."""
+    """Take the requested fixes out, before any other hook is installed. Return a seam with the result, if any is requested."""
     names, wrong = wanted()
     if wrong:
         return [Seam("revert", False, wrong)]
@@ -47,6 +47,6 @@ def _open(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     del original, site
 
     def open_gate(*_: Any, **__: Any) -> None:
-        """Gate nothing: polls go into the collective as they are."""
+        """Hold nothing: polls go into the collective unchanged."""
 
     return open_gate
