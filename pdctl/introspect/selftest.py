@@ -1,4 +1,4 @@
-"""Holds a layout against the interpreter that runs this: objects made here, read as if they were somebody else's."""
+"""Check a layout against the running interpreter: read objects of this process as if they were in another process."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class _Grown(_Plain):
 
 
 def check(layout: Layout) -> str:
-    """Return what is read wrongly with ``layout`` in this interpreter, "" when nothing is."""
+    """Return which object is read wrongly with ``layout`` in this interpreter, "" if none is."""
     if layout.version != sys.version_info[:2]:
         return (
             f"this is Python {sys.version_info[0]}.{sys.version_info[1]}, not {layout.version[0]}.{layout.version[1]}"

@@ -1,7 +1,7 @@
-"""An SGLang rank read from outside: who it is, its queues, rooms, metadata rows and settings, where its main thread is.
+"""An SGLang rank read from outside: identity, queues, rooms, metadata rows, settings, and the call of its main thread.
 
-What is read where is the engine adapter's knowledge (:mod:`pdctl.engines.sglang`): its readers walk mirrors of the rank's
-objects as they walk the objects themselves inside a rank.
+The engine adapter (:mod:`pdctl.engines.sglang`) knows the locations. Its readers use proxies of the rank's objects in the same
+way as the objects themselves inside a rank.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def is_scheduler(found: Mirror) -> bool:
 
 
 class OutsideRank:
-    """One rank that can be read. Raises UnreadableError where it can't, by any of its methods.
+    """One readable rank. All methods raise UnreadableError if the rank can't be read.
 
-    identity: as an agent in it would give it, without what only an agent has. last: how the last look was taken.
+    identity: as an agent would give it, without the agent's own fields. last: how the last sample was taken.
     """
 
     def __init__(self, target: Target) -> None:
@@ -100,9 +100,9 @@ class OutsideRank:
     # ---- answers -----------------------------------------------------------------------------------------------------
 
     def status(self, timeout_s: float) -> Status:
-        """Return where the main thread is.
+        """Return the call of the main thread.
 
-        Turns and rounds are not counted where no agent is; ticks then only grow whenever the main thread has run.
+        Without an agent, turns and rounds are not counted. ticks only grows whenever the main thread has run.
         """
         target = self.target
         now_ns, now_runs = time.monotonic_ns(), target.runs()
