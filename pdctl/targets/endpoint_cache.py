@@ -1,8 +1,8 @@
-"""Who is at an endpoint that does not answer: by a registration on this host, or by what was there when it last answered.
+"""The identity of a rank at a silent endpoint: from a registration on this host, or from its last answer.
 
-What answers is kept in ``$XDG_CACHE_HOME/pdctl/reached.json`` (``~/.cache`` where unset): endpoint, the key it has and its
-identity, nothing secret. It only gives a silent rank its name; nothing is concluded from it of a rank that answers, nor
-of what a silent one may hold.
+Ranks that answer are cached in ``$XDG_CACHE_HOME/pdctl/reached.json`` (``~/.cache`` if unset): endpoint, server key and
+identity, nothing secret. The cache only names silent ranks. It is never used for a rank that answers, nor to judge whether a
+silent rank holds a fault.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LOOK_S = 1.0
 
 
 class Reached(msgspec.Struct, frozen=True):
-    """One endpoint that answered. server_key: what its agent had, "" for none. wall_ns: when it last did."""
+    """One endpoint that answered. server_key: its agent's key, "" for none. wall_ns: time of its last answer."""
 
     endpoint: str
     server_key: str
@@ -45,14 +45,14 @@ class Reached(msgspec.Struct, frozen=True):
 
 
 def path(env: Mapping[str, str]) -> Path:
-    """Return where it is kept."""
+    """Return the path of the cache."""
     cache = env.get("XDG_CACHE_HOME", "")
     base = Path(cache) if cache.startswith("/") else Path(env.get("HOME") or "~").expanduser() / ".cache"
     return base / "pdctl" / "reached.json"
 
 
 def load(env: Mapping[str, str]) -> dict[tuple[str, str], Reached]:
-    """Return what is kept, by endpoint and key; nothing where it can't be read."""
+    """Return the cache by endpoint and key; empty if it can't be read."""
     try:
         raw = read_regular(path(env), MAX_FILE, follow=True, owners=(os.geteuid(),))
         kept = structs.from_json(raw, list[Reached])
@@ -62,7 +62,7 @@ def load(env: Mapping[str, str]) -> dict[tuple[str, str], Reached]:
 
 
 def keep(env: Mapping[str, str], ranks: Iterable[FoundRank], known: Mapping[tuple[str, str], Reached]) -> None:
-    """Remember ``ranks``, which answered. known: what :func:`load` gave; written only where that is out of date."""
+    """Store ``ranks``, which answered. known: the result of :func:`load`. The file is written only if it is out of date."""
     now = time.time_ns()
     fresh: dict[tuple[str, str], Reached] = {}
     for rank in ranks:
@@ -84,10 +84,10 @@ def keep(env: Mapping[str, str], ranks: Iterable[FoundRank], known: Mapping[tupl
 
 
 def named(env: Mapping[str, str], ranks: Sequence[FoundRank]) -> list[FoundRank]:
-    """Return ``ranks`` with a name for those of which only the endpoint is known, where there is one; others as they are.
+    """Return ``ranks``. A rank known only by its endpoint gets its identity, if one is found.
 
-    One whose endpoint is that of another of ``ranks``, which a store knows by name, is left out. Those that answered are
-    remembered.
+    It is left out if another of ``ranks`` has the same endpoint and a name from a store. Ranks that answered are stored in the
+    cache.
     """
     nameless = [rank for rank in ranks if _nameless(rank)]
     others = [rank for rank in ranks if not _nameless(rank)]
@@ -133,7 +133,7 @@ def _by_registration(rank: FoundRank, here: Iterable[Registration]) -> FoundRank
 
 
 def _by_memory(rank: FoundRank, then: Reached | None, answered: Iterable[FoundRank]) -> FoundRank | None:
-    """Return ``rank`` as it was when it was last reached, None where those that answer now say that this is over."""
+    """Return ``rank`` with its identity of the last answer, None if ranks that answer now contradict it."""
     if then is None:
         return None
     who = then.identity
@@ -149,7 +149,7 @@ def _by_memory(rank: FoundRank, then: Reached | None, answered: Iterable[FoundRa
 
 
 def _registrations(env: Mapping[str, str]) -> Iterable[Registration]:
-    """Yield what ranks that live registered in the run directories of this host, also where those are not looked into."""
+    """Yield the registrations of live ranks on this host, also if its run directories are not searched for ranks."""
     for folder in paths.run_dirs(env):
         try:
             if paths.not_private(folder):

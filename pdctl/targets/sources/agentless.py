@@ -1,4 +1,4 @@
-"""Which processes that run without an agent here are looked at from outside: what PDCTL_OUTSIDE says."""
+"""Select the agentless processes to read from outside, by PDCTL_OUTSIDE."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _LONGEST_PID = 7  # Linux gives none over 2^22
 
 @dataclass(frozen=True)
 class Wanted:
-    """What PDCTL_OUTSIDE says. how: ``near``, ``all``, ``off`` or ``pids``, which are then in pids."""
+    """The parsed PDCTL_OUTSIDE. how: ``near``, ``all``, ``off`` or ``pids``; pids has the pids then."""
 
     how: str = "near"
     pids: tuple[int, ...] = ()
 
     def means(self, pid: int) -> bool:
-        """Whether a process that is known to be a rank of this cluster may be read from outside."""
+        """Return whether a process known as a rank of this cluster may be read from outside."""
         return pid in self.pids if self.how == "pids" else self.how != "off"
 
 
 @dataclass(frozen=True)
 class Strangers:
-    """Processes without an agent here. chosen: those to look at. left_alone: how many others there are.
+    """Agentless processes. chosen: the selected ones. left_alone: number of the others.
 
-    named: the chosen ones are pids that somebody named.
+    named: whether the user named the selected pids.
     """
 
     chosen: tuple[Candidate, ...] = ()
@@ -47,7 +47,7 @@ class Strangers:
 
     @property
     def attach(self) -> str:
-        """How ``pdctl attach`` is called for the chosen ones: ``--all``, or their pids."""
+        """Arguments of ``pdctl attach`` for the selected processes: ``--all``, or their pids."""
         return " ".join(str(one.pid) for one in self.living) if self.named else "--all"
 
 
@@ -82,8 +82,8 @@ def _is_pid(part: str) -> bool:
 def choose(asked: Wanted, ranks: Sequence[FoundRank], *, run_dir: bool) -> Strangers:
     """Return the processes without an agent among ``ranks``. Reads /proc only.
 
-    run_dir: one was given, so that by default only those are meant that the same servers started as ranks that have an
-    agent there: others are not of this cluster. Pids that are named are chosen whatever they are, also where there is none.
+    run_dir: whether one was given. Then the default is: only processes started by the same servers as ranks with an
+    agent there; others are not of this cluster. Named pids are always selected, even if there is no such process.
     """
     if asked.how == "off":
         return Strangers()
@@ -111,12 +111,12 @@ def choose(asked: Wanted, ranks: Sequence[FoundRank], *, run_dir: bool) -> Stran
 
 
 def put_in(whom: str) -> str:
-    """Say how processes without an agent get one. whom: how ``pdctl attach`` is called for them."""
+    """Return a sentence on how agentless processes get an agent. whom: arguments of ``pdctl attach``."""
     return f"pdctl attach {whom} --inject-agent --arm puts one in that takes faults."
 
 
 def unrecorded(ranks: Sequence[FoundRank]) -> PdctlError | None:
-    """Return what to say (UNREACHABLE) where recordings are asked for and none of ``ranks`` has an agent; else None."""
+    """Return an error (UNREACHABLE) for a command that needs recordings if none of ``ranks`` has an agent, else None."""
     there = sum(rank.state == "outside" for rank in ranks)
     if not there or any(rank.state not in ("outside", "no agent") for rank in ranks):
         return None

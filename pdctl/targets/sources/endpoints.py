@@ -1,8 +1,8 @@
-"""Ranks of other hosts: reached over TCP, each known by its agent's key, asked who they are before anything else.
+"""Ranks on other hosts, over TCP. Each is verified by its agent's key, and asked for its identity before any other question.
 
-PDCTL_ENDPOINT (``--endpoint``, a context's ``endpoints``) names addresses, PDCTL_STORE a job's store in which agents
-have published theirs, PDCTL_SERVER_KEY the key that agents have there.
-Which key a command shows is PDCTL_KEY, or the only one there is (:mod:`pdctl.protocol.keys`).
+PDCTL_ENDPOINT (``--endpoint``, a context's ``endpoints``) names addresses. PDCTL_STORE names a job's store with the addresses
+that agents published. PDCTL_SERVER_KEY is the agents' key. A command uses the key pair that PDCTL_KEY names, or the only one
+(:mod:`pdctl.protocol.keys`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def endpoint(text: str) -> str:
 
 
 def access(target: Target, env: Mapping[str, str]) -> Access:
-    """Return how to come in at ``target``. Raises PdctlError where it takes a key and there is none to use."""
+    """Return the keys for ``target``. Raises PdctlError if it needs a key and this user has none."""
     if not target.server_key:
         return Access()
     own = keys.own(env)
@@ -69,10 +69,9 @@ def access(target: Target, env: Mapping[str, str]) -> Access:
 def find(env: Mapping[str, str], timeout_s: float, rank_timeout_s: float, problems: list[str]) -> list[FoundRank]:
     """Return the ranks at the endpoints and in the stores that the environment names, each asked who it is.
 
-    Those that do not answer are among them, with the reason. Takes half of ``timeout_s`` at most for the stores, and
-    rank_timeout_s, at most a quarter of ``timeout_s``, for all ranks together: the rest is for what is to be asked.
-    A store that can't be read is one of ``problems``. Raises PdctlError for what makes
-    no sense, and where a rank takes a key and there is none to show.
+    Silent ranks are included, with the reason. Stores get at most half of ``timeout_s``. All ranks together get rank_timeout_s,
+    at most a quarter of ``timeout_s``. The rest is for the command's own questions. An unreadable store is one of
+    ``problems``. Raises PdctlError for an invalid variable, and if a rank needs a key and this user has none.
     """
     ranks = [stranger(target.endpoint, access(target, env)) for target in targets(env)]
     beats: list[Beat | None] = [None] * len(ranks)
@@ -101,7 +100,7 @@ def find(env: Mapping[str, str], timeout_s: float, rank_timeout_s: float, proble
 def _asked(
     ranks: Sequence[FoundRank], beats: Sequence[Beat | None], timeout_s: float, strangers: int
 ) -> list[FoundRank]:
-    """Return the same ranks as they say they are; strangers: how many of the first were named by their address alone."""
+    """Return the ranks with the identities that they report. strangers: number of ranks at the start known by address only."""
     from pdctl.protocol.paths import Registration
     from pdctl.targets.client import Answer, Client
 
@@ -146,7 +145,7 @@ def _asked(
 
 
 def _nowhere(rank: FoundRank, unresolved: Mapping[str, str]) -> FoundRank:
-    """Return ``rank``, not to be asked where the name of its host leads nowhere."""
+    """Return ``rank``, marked silent if its host name can't be resolved."""
     why = "" if rank.silent else unresolved.get(host_of(rank.endpoint), "")
     return replace(rank, silent=Silence.NOT_AUTHORISED, silent_why=f"not reachable: {why}") if why else rank
 
@@ -161,7 +160,7 @@ def _same(one: Identity, other: Identity) -> bool:
 
 
 def refused(endpoints: Iterable[str], wait_s: float) -> set[str]:
-    """Return those of ``endpoints`` whose host says at once that nobody listens there; names of hosts are not looked up."""
+    """Return the ``endpoints`` that refuse a connection at once. Host names are not resolved."""
     tried: dict[socket.socket, str] = {}
     found: set[str] = set()
     try:
@@ -194,7 +193,7 @@ def refused(endpoints: Iterable[str], wait_s: float) -> set[str]:
 
 
 def stranger(where: str, how: Access) -> FoundRank:
-    """Return a rank of which only the address is known."""
+    """Return a rank known by its address only."""
     return FoundRank(registration.nameless(where), "live", endpoint=where, access=how)
 
 
