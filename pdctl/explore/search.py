@@ -1,4 +1,4 @@
-"""Searches a space: every schedule, or a seeded sample, in batches; says how the ranks part, how often, and where first."""
+"""Search a space in batches, completely or by a seeded sample: how the ranks part, how often, and where first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pdctl.explore.space import Schedule, Space
 
 @dataclass
 class Found:
-    """What a search came to.
+    """The result of a search.
 
     exhaustive: every schedule of the space was stepped. stepped: how many were. parted: in how many of them the ranks
     part. by_split: the same by the way they part (a schedule may part in several in one round), with the lowest number and

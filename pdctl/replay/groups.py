@@ -1,4 +1,4 @@
-"""Which rounds a trace has to execute again: the queues of every group of several ranks. Pure."""
+"""The rounds of a trace that can be executed again: the queues of every group of several ranks. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Target:
 
 
 def targets(views: Sequence[RankView], queues: Sequence[str] = ()) -> list[Target]:
-    """Return what can be executed again, of ``queues`` or of all; groups of one rank have nothing to compare."""
+    """Return the targets that can be replayed, for ``queues`` or for all. Groups of one rank have nothing to compare."""
     found = []
     for group in groups_of(views):
         if group.info.size < 2:

@@ -1,4 +1,4 @@
-"""Rounds × ranks around a divergence: how many requests each rank polled, and where it is not as the others. Pure."""
+"""A map of rounds × ranks around a divergence: the requests that each rank polled, and where it differs. Pure."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def wish(drill: Drill, fault_id: str) -> Wish:
 
 
 class _Keeper(threading.Thread):
-    """Keeps a fault's lease with beats of its own, since a look at ranks that hang may take longer than the lease."""
+    """Renews a fault's lease on its own thread, since a sample of hanging ranks may take longer than the lease."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(name="pdctl-beats", daemon=True)
@@ -114,7 +114,7 @@ class Run:
     servers: str = ""
 
     def run(self) -> Verdict:
-        """Run it and return the verdict; what kept it from being finished is in the journal, never raised.
+        """Run the drill and return the verdict. Failures go into the journal and are not raised.
 
         Only KeyboardInterrupt is raised again, after healing.
         """
@@ -182,7 +182,7 @@ class Run:
     # ---- steady state ------------------------------------------------------------------------------------------------
 
     def _steady(self) -> bool:
-        """Return whether the drill may go on: what it judges by is what the verdict is judged by."""
+        """Return whether the state is steady, so the drill may go on. The verdict uses the same rule."""
         self._step(STEADY, "every rank answers, no finding, requests complete")
         load = self._send(0, plain=True)
         patience = Patience(load, self._settle_s, time.monotonic())
