@@ -93,7 +93,7 @@ class MetadataReader:
             rooms, not_read = _rooms_in(tensors[ROOM], everywhere), ""
         else:
             rooms, not_read = self._fetch(everywhere, {ROOM: tensors[ROOM]}, wanted.wait_s, str(device))
-        slots = chosen(wanted, everywhere, free, held, rooms)
+        slots = select_slots(wanted, everywhere, free, held, rooms)
         left_out = max(0, len(slots) - MAX_SLOTS)
         slots = slots[:MAX_SLOTS]
         sums: dict[int, tuple[int, ...]] = {}
@@ -175,7 +175,7 @@ def _since(taken: int | None, now: int) -> float:
     return -1.0 if taken is None else max(0.0, (now - taken) / 1e9)
 
 
-def chosen(
+def select_slots(
     wanted: Wanted, everywhere: range, free: set[int], held: Sequence[Holder], rooms: dict[int, int]
 ) -> list[int]:
     """Return the requested slots among ``everywhere``. ``rooms``: the room in each slot."""
@@ -228,4 +228,4 @@ def _sums(
     return sums, changing
 
 
-__all__ = ["Buffers", "MetadataReader", "chosen", "holders", "tensors_of"]
+__all__ = ["Buffers", "MetadataReader", "holders", "select_slots", "tensors_of"]

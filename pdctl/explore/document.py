@@ -8,7 +8,7 @@ import msgspec
 
 from pdctl.explore.policies import Policy, Split
 from pdctl.explore.rules import run
-from pdctl.explore.search import Found
+from pdctl.explore.search import SearchResult
 from pdctl.explore.shrink import shrink
 from pdctl.explore.space import Cell, Schedule, Space
 from pdctl.protocol.documents import Document
@@ -103,7 +103,7 @@ ASSUMES = {
 """What the models leave out, per machine."""
 
 
-def explored(space: Space, found: Found, written: Written) -> Explored:
+def explored(space: Space, found: SearchResult, written: Written) -> Explored:
     """Return the result of a search, with the smallest counterexample for each way to part.
 
     written: function that writes a schedule, given the name of its way to part, and returns the directory or "".

@@ -15,7 +15,7 @@ from pdctl.explore.space import Schedule, Space
 
 
 @dataclass
-class Found:
+class SearchResult:
     """The result of a search.
 
     exhaustive: every schedule of the space was stepped. stepped: how many were. parted: in how many of them the ranks
@@ -40,7 +40,7 @@ def search(
     device: str = "cpu",
     limit_s: float = 60.0,
     clock: Callable[[], float] = time.monotonic,
-) -> Found:
+) -> SearchResult:
     """Search ``space``: all of it (schedules None), or so many drawn with ``seed``, for at most ``limit_s`` seconds.
 
     The result is a function of the arguments, on any device, unless the time limit ends it. One thread: rows of bytes in
@@ -62,9 +62,9 @@ def search(
 
 def _run(
     space: Space, source: Iterable[Numbered], clock: Callable[[], float], limit_s: float, seed: int | None
-) -> Found:
+) -> SearchResult:
     kernel = Kernel(space.policy)
-    found = Found(exhaustive=False)
+    found = SearchResult(exhaustive=False)
     began = clock()
     for numbered in source:
         parted = kernel.run(numbered.batch)

@@ -11,7 +11,7 @@ from pdctl.protocol.model import Seam
 
 
 @dataclass(frozen=True)
-class Site:
+class Capability:
     """Whether one rank can carry one kind of fault. detail: the hooked function, or why the site is missing."""
 
     kind: Kind
@@ -19,17 +19,17 @@ class Site:
     detail: str
 
 
-def site_of(kind: Kind, seams: Sequence[Seam], role: str = "") -> Site:
+def site_of(kind: Kind, seams: Sequence[Seam], role: str = "") -> Capability:
     """Return whether a rank with these seams can carry ``kind``. ``role``: its role if known, used for the reason."""
     seam = next((seam for seam in seams if seam.name == kind.seam), None)
     if seam is not None:
-        return Site(kind, seam.present, seam.detail or ("" if seam.present else "no reason given"))
+        return Capability(kind, seam.present, seam.detail or ("" if seam.present else "no reason given"))
     if role and kind.carrier not in ("any", role):
-        return Site(kind, False, f"its site is in {kind.carrier} ranks")
-    return Site(kind, False, "this engine, or this version of pdctl in the rank, has no site for it")
+        return Capability(kind, False, f"its site is in {kind.carrier} ranks")
+    return Capability(kind, False, "this engine, or this version of pdctl in the rank, has no site for it")
 
 
-def sites_of(seams: Sequence[Seam], role: str) -> list[Site]:
+def sites_of(seams: Sequence[Seam], role: str) -> list[Capability]:
     """Return every kind, in the order of KINDS, with whether the rank can carry it."""
     return [site_of(kind, seams, role) for kind in KINDS.values()]
 
@@ -45,4 +45,4 @@ def check_site(kind: str, seams: Sequence[Seam], name: str = "this rank", role: 
         )
 
 
-__all__ = ["SEAM_PREFIX", "Site", "check_site", "site_of", "sites_of"]
+__all__ = ["SEAM_PREFIX", "Capability", "check_site", "site_of", "sites_of"]

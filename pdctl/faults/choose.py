@@ -8,7 +8,7 @@ from hashlib import blake2b
 _MASK = (1 << 64) - 1
 
 
-def chosen(seed: int, kind: str, room: int, visit: int, share: float) -> bool:
+def selects(seed: int, kind: str, room: int, visit: int, share: float) -> bool:
     """Return whether ``seed`` takes the visit number ``visit`` (1 for the first) of ``room`` at the site of ``kind``.
 
     About ``share`` (0 to 1) of many rooms or visits are taken. A visit taken at one share is taken at every larger share.

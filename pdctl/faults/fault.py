@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pdctl.faults.choose import chosen
+from pdctl.faults.choose import selects
 from pdctl.faults.kinds import DELAY_METADATA, KINDS, SEAM_PREFIX, Kind, Way
 from pdctl.faults.limits import DEFAULT_TTL_S, LEASE_S, MAX_TTL_S
 from pdctl.protocol.model import FaultStatus
@@ -51,7 +51,7 @@ class Fault:
     target: label of the ranks aimed at, or of the rank that has the fault. delay_s: duration, 0 for a kind without one.
     value: state, dp rank or room, 0 without one. room, rid: only this room or request; 0 and "" for any. hits: maximum number
     of hits (:class:`~pdctl.faults.kinds.Way` defines a hit), 0 for no limit. seed, share: which visits
-    (:func:`~pdctl.faults.choose.chosen`). at_once: rooms that it may hold or harm at a time.
+    (:func:`~pdctl.faults.choose.selects`). at_once: rooms that it may hold or harm at a time.
     stop_failed: end when this many rooms have failed on this rank (lost), 0 for never.
     visits: visits of the site. eligible: visits that matched. fired: visits taken. rooms: rooms among these. passed: chosen
     visits that passed because another room was held. harmed: rooms that a ONCE kind has acted on, each with the decode rank
@@ -132,7 +132,7 @@ class Fault:
         self.seen[room] = visit
         if len(self.seen) > MAX_SEEN:
             del self.seen[next(iter(self.seen))]
-        return chosen(self.seed, self.kind, room, visit, self.share)
+        return selects(self.seed, self.kind, room, visit, self.share)
 
     def has_harmed(self, room: int, tp: int) -> bool:
         """Return whether it has acted on ``room`` for decode rank ``tp`` (-1: a site without a decode rank)."""

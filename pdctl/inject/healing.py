@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from pdctl.faults.messages import FaultsBody, HealArgs, HealBody
-from pdctl.inject.recorded import told
+from pdctl.inject.recorded import describe_last_fault
 from pdctl.protocol.errors import Exit
 from pdctl.protocol.model import FaultStatus
 from pdctl.protocol.processes import look
@@ -105,7 +105,7 @@ def may_hold(answer: Answer[HealBody] | Answer[FaultsBody], *, recorded: bool = 
 
 def _recorded(rank: FoundRank) -> str:
     recording = recording_file(rank).body
-    return told(recording.events(), time.monotonic_ns()) if recording is not None else ""
+    return describe_last_fault(recording.events(), time.monotonic_ns()) if recording is not None else ""
 
 
 def _gone(answer: Answer[HealBody] | Answer[FaultsBody]) -> bool:

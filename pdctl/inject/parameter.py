@@ -26,7 +26,7 @@ def parse(kind: Kind, text: str) -> tuple[float, int]:
     raise ValueError(f"{option} {text!r} is no {parameter.noun}: {', '.join(known)}")
 
 
-def words(name: str, delay_s: float, value: int) -> str:
+def format_fault(name: str, delay_s: float, value: int) -> str:
     """Return a fault with its parameter, as ``delay-metadata 5s``; this version may not know the kind."""
     kind = KINDS.get(name)
     parameter = kind.parameter if kind else Parameter.DURATION if delay_s else Parameter.NONE

@@ -8,7 +8,7 @@ import msgspec
 
 from pdctl.faults.kinds import KINDS
 from pdctl.faults.limits import LEASE_S
-from pdctl.inject.parameter import words
+from pdctl.inject.parameter import format_fault
 from pdctl.protocol import durations
 from pdctl.protocol.documents import Document
 
@@ -101,7 +101,7 @@ def draw(planned: Planned, console: Console, *, at_once: int) -> None:
     share = "" if planned.share == 1 else f", {planned.share:.4%} of visits by seed {planned.seed}"
     lease = durations.show(planned.lease_s)
     for name, value in (
-        ("fault", words(planned.kind, planned.delay_s, planned.value)),
+        ("fault", format_fault(planned.kind, planned.delay_s, planned.value)),
         ("site", kind.seam),
         ("aims at", ", ".join(planned.targets)),
         ("placed on", "; ".join(planned.on)),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _DONE = ("released", "dropped", "failed")
 
 
-def told(events: Sequence[Event], now_ns: int) -> str:
+def describe_last_fault(events: Sequence[Event], now_ns: int) -> str:
     """Return a sentence about the last fault placed on the rank, and its end.
 
     events: events of its recording, oldest first. now_ns: its monotonic clock now. The recording gives no certainty: a stopped

@@ -21,7 +21,7 @@ from pdctl.targets.find import FoundRank
 BEAT_S = 1.0
 
 
-def know(client: Client, ranks: Sequence[FoundRank]) -> list[Known]:
+def load_known(client: Client, ranks: Sequence[FoundRank]) -> list[Known]:
     """Ask every rank for its fault sites and faults, the input of a plan."""
     answers = client.ask(ranks, "faults", FaultsBody)
     return [

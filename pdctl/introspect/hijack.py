@@ -50,7 +50,7 @@ class NoThreadError(Exception):
 
 
 @dataclass(frozen=True)
-class Borrowed:
+class Hijacked:
     """A thread was started. tid: the hijacked thread. ms: for how long it was stopped, at most."""
 
     tid: int
@@ -63,7 +63,7 @@ def unsupported() -> str:
     return "" if machine == "x86_64" else f"starting a thread from outside is built for x86-64 only, this is {machine}"
 
 
-def start_thread(pid: int, source: str) -> Borrowed:
+def start_thread(pid: int, source: str) -> Hijacked:
     """Start a thread in ``pid`` that runs Python ``source`` once it gets the GIL. Return at once.
 
     Raises NoThreadError, NotFoundError, NotPermittedError, GoneError. The process is unchanged then.
@@ -88,7 +88,7 @@ def _alone(pid: int) -> Iterator[None]:
         yield
 
 
-def _start(pid: int, source: bytes) -> Borrowed:
+def _start(pid: int, source: bytes) -> Hijacked:
     functions = addresses(pid, FUNCTIONS)
     vectors = " xsave" in Path("/proc/cpuinfo").read_text()
     length = len(build(functions, source, rip=0, rsp=0, vectors=vectors))
@@ -107,7 +107,7 @@ def _start(pid: int, source: bytes) -> Borrowed:
 
 
 def _parked(pid: int) -> Iterator[int]:
-    """Return the threads that may be borrowed, the best first."""
+    """Return the threads that may be hijacked, the best first."""
     found = []
     try:
         names = [path.name for path in Path(f"/proc/{pid}/task").iterdir() if path.name != str(pid)]
@@ -158,7 +158,7 @@ class _Plan:
     vectors: bool
 
 
-def _trace(plan: _Plan) -> Borrowed:
+def _trace(plan: _Plan) -> Hijacked:
     pid, tid, place = plan.pid, plan.tid, plan.place
     try:
         memory = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
@@ -191,7 +191,7 @@ def _trace(plan: _Plan) -> Borrowed:
             tracing.ask(tracing.DETACH, tid, handed_on or None)
             stood_ms = (time.perf_counter() - started) * 1000
         _wipe(memory, plan, len(code), stack)
-        return Borrowed(tid, stood_ms)
+        return Hijacked(tid, stood_ms)
     except OSError as error:
         raise NoThreadError(f"its memory can't be written: {error.strerror}") from None
     finally:
@@ -253,4 +253,4 @@ def _goes_on(registers: _Registers) -> int:
     return int(registers.rip) - 2  # the instruction before, which enters the kernel
 
 
-__all__ = ["STACK", "Borrowed", "NoThreadError", "NotFoundError", "start_thread", "unsupported"]
+__all__ = ["STACK", "Hijacked", "NoThreadError", "NotFoundError", "start_thread", "unsupported"]

@@ -73,7 +73,7 @@ def inject(pid: int, env: Mapping[str, str], *, arm: bool, wait_s: float) -> Inj
         with waiting.alone(folder, stem, wait_s) as mine:
             if not mine:
                 return Injected(pid=pid, state="refused", reason="another pdctl is about to put an agent into it")
-            known = registered(pid, env)
+            known = load_registration(pid, env)
             if known is not None:
                 return _there(pid, known, arm=arm)
             before = waiting.waiting(folder, stem)
@@ -82,7 +82,7 @@ def inject(pid: int, env: Mapping[str, str], *, arm: bool, wait_s: float) -> Inj
                     paths.write_private(result, b" " * ROOM)
                     found = _begin(pid, env, package, folder, result, arm=arm)
                     if found.state == "pending":
-                        waiting.waits(result, armed=arm)
+                        waiting.mark_waiting(result, armed=arm)
                 except BaseException:
                     waiting.forget(result)
                     raise
@@ -102,7 +102,7 @@ def inject(pid: int, env: Mapping[str, str], *, arm: bool, wait_s: float) -> Inj
     return found
 
 
-def registered(pid: int, env: Mapping[str, str]) -> paths.Registration | None:
+def load_registration(pid: int, env: Mapping[str, str]) -> paths.Registration | None:
     """Return the registration of ``pid`` in the run directories of ``env``, None without one."""
     name = f"{paths.stem(pid, look(pid).start)}{paths.REGISTRATION_SUFFIX}"
     for folder in paths.run_dirs(env):
@@ -140,14 +140,14 @@ def _begin(pid: int, env: Mapping[str, str], package: Path, folder: Path, result
         options["PDCTL_RECORD_DIR"] = env["PDCTL_RECORD_DIR"]
     text = _SOURCE.format(package=str(package), options=options, result=str(result))
     try:
-        borrowed = hijack.start_thread(pid, f"exec({text!r}, {{}})")
+        hijacked = hijack.start_thread(pid, f"exec({text!r}, {{}})")
     except NotPermittedError:
         refusal = permissions.explain(pid)
         reason = f"not permitted ({refusal.what}): {refusal.why}"
         return Injected(pid=pid, state="refused", reason=reason, next_step=refusal.cure)
     except (hijack.NoThreadError, hijack.NotFoundError, GoneError, OSError) as error:
         return Injected(pid=pid, state="refused", reason=str(error), next_step="Nothing was changed in it.")
-    return Injected(pid=pid, state="pending", thread=borrowed.tid, stopped_ms=round(borrowed.ms, 3))
+    return Injected(pid=pid, state="pending", thread=hijacked.tid, stopped_ms=round(hijacked.ms, 3))
 
 
 def _unfit(pid: int, needed: Sequence[Path]) -> tuple[str, str]:
@@ -195,7 +195,7 @@ def _behind(pid: int, before: waiting.Waiting, env: Mapping[str, str], *, arm: b
         )  # fmt: skip
     found = _wait(found, env, before, arm=arm, end=end)
     if found.state == "running":
-        known = registered(pid, env)
+        known = load_registration(pid, env)
         return found if known is None else _there(pid, known, arm=arm)
     if found.state == "pending":
         found = msgspec.structs.replace(found, reason=f"one was put in before: {found.reason}")
@@ -205,8 +205,10 @@ def _behind(pid: int, before: waiting.Waiting, env: Mapping[str, str], *, arm: b
 def _wait(found: Injected, env: Mapping[str, str], one: waiting.Waiting, *, arm: bool, end: float) -> Injected:
     """Wait for the agent's report of its start, and return the result."""
     while time.monotonic() < end:
-        said = waiting.said(one)
-        known = registered(found.pid, env) if said is None or said == STARTED or said.startswith(ALREADY) else None
+        said = waiting.load_report(one)
+        known = (
+            load_registration(found.pid, env) if said is None or said == STARTED or said.startswith(ALREADY) else None
+        )
         if known is not None and said == STARTED:
             return msgspec.structs.replace(found, state="running", rank=known.identity.label, endpoint=known.endpoint)
         # Another one was quicker; or the one that is waited for, and whoever put it in has seen it.

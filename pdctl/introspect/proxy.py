@@ -69,7 +69,7 @@ class World:
             return Code(self, address)
         if flags & layouts.TYPE:
             return Class(self, address)
-        return Mirror(self, address)
+        return Proxy(self, address)
 
     def _set(self, address: int) -> frozenset[Any]:
         # PySetObject: fill, used, mask, table of (key, hash); a removed entry's hash is -1
@@ -80,7 +80,7 @@ class World:
         return frozenset(self.at(key) for key, number in filled if key and number != gone)
 
 
-class Mirror:
+class Proxy:
     """An instance. Equal to itself only."""
 
     __slots__ = ("pdctl_address", "pdctl_own", "pdctl_world")  # names that no engine uses
@@ -117,7 +117,7 @@ class Mirror:
         return f"<{type_name(self)} at {self.pdctl_address:#x}>"
 
 
-class Class(Mirror):
+class Class(Proxy):
     """A class: its attributes are those that it and its bases define."""
 
     __slots__ = ()
@@ -128,7 +128,7 @@ class Class(Mirror):
         return _of_class(self.pdctl_world, self.pdctl_address, name)
 
 
-class Module(Mirror):
+class Module(Proxy):
     """A module."""
 
     __slots__ = ()
@@ -142,7 +142,7 @@ class Module(Mirror):
         return self.pdctl_world.at(own[name])
 
 
-class Function(Mirror):
+class Function(Proxy):
     """A function: its code and its globals."""
 
     __slots__ = ()
@@ -164,7 +164,7 @@ class Function(Mirror):
         return named
 
 
-class Code(Mirror):
+class Code(Proxy):
     """A function's code: the constants and the names in it."""
 
     __slots__ = ()
@@ -250,19 +250,19 @@ def _of_class(world: World, kind: int, name: str) -> Any:
 
 def type_name(value: Any) -> str:
     """Return the class name of a proxy's object, without the module; for a value the name of its Python class."""
-    if not isinstance(value, Mirror):
+    if not isinstance(value, Proxy):
         return type(value).__name__
     objects: Objects = value.pdctl_world.objects
     return objects.type_name(objects.type_of(value.pdctl_address)).rpartition(".")[2]
 
 
-def attributes_of(value: Mirror) -> dict[str, int]:
+def attributes_of(value: Proxy) -> dict[str, int]:
     """Return name → address of the attributes of a proxy's object."""
     named: dict[str, int] = value.pdctl_world.objects.attributes(value.pdctl_address)
     return named
 
 
-def address_of(value: Mirror) -> int:
+def address_of(value: Proxy) -> int:
     """Return the address of a proxy's object."""
     address: int = value.pdctl_address
     return address
@@ -270,10 +270,10 @@ def address_of(value: Mirror) -> int:
 
 def is_tensor(value: Any) -> bool:
     """Return whether this is a torch tensor."""
-    return isinstance(value, Mirror) and type_name(value) in _TENSORS
+    return isinstance(value, Proxy) and type_name(value) in _TENSORS
 
 
-def modules(world: World, start: Mirror, wanted: Collection[str]) -> dict[str, int]:
+def modules(world: World, start: Proxy, wanted: Collection[str]) -> dict[str, int]:
     """Return name → address of the ``wanted`` modules that the process has loaded.
 
     ``sys.modules`` is found through the modules of the classes of ``start``. An engine has many thousands of modules, so only
@@ -311,8 +311,8 @@ def _sys_modules(world: World, names: dict[str, int]) -> int:
 
 __all__ = [
     "BadAddressError",
-    "Mirror",
     "Modules",
+    "Proxy",
     "World",
     "address_of",
     "attributes_of",

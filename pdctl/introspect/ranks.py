@@ -11,7 +11,7 @@ import msgspec
 
 from pdctl.introspect.find import Candidate
 from pdctl.introspect.sglang import OutsideRank
-from pdctl.introspect.target import Target, UnreadableError
+from pdctl.introspect.target import OpenProcess, UnreadableError
 from pdctl.protocol import durations, structs
 from pdctl.protocol.metadata import Wanted
 from pdctl.protocol.model import Identity, Status
@@ -39,7 +39,7 @@ def open_rank(pid: int, start: int, timeout_s: float) -> OutsideRank:
     if known is not None and known.silence in (Silence.NOT_AUTHORISED, Silence.DEAD):
         raise known
     try:
-        opened = _opened[key] = OutsideRank(Target(pid, timeout_s))
+        opened = _opened[key] = OutsideRank(OpenProcess(pid, timeout_s))
     except UnreadableError as error:
         _opened[key] = error
         raise

@@ -15,7 +15,7 @@ from typing import Any
 from pdctl.introspect.layouts import LAYOUTS, Layout
 from pdctl.introspect.memory import BadAddressError, Memory
 from pdctl.introspect.objects import Objects
-from pdctl.introspect.proxy import Items, Mirror, World, modules
+from pdctl.introspect.proxy import Items, Proxy, World, modules
 
 
 class _Side(Enum):
@@ -121,7 +121,7 @@ def _own() -> str:
 
 def _differs(here: Any, there: Any, path: str) -> str:
     if isinstance(here, _Plain | _Derived):
-        if not isinstance(there, Mirror) or not modules(there.pdctl_world, there, ("sys",)):
+        if not isinstance(there, Proxy) or not modules(there.pdctl_world, there, ("sys",)):
             return f"{path}: an instance is not seen"
         for name, value in _attributes(here).items():
             wrong = _differs(value, getattr(there, name), f"{path}.{name}")

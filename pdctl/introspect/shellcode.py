@@ -17,7 +17,7 @@ _OF_THE_THREAD = (
 )  # fmt: skip
 FUNCTIONS = ("pthread_create", *_OF_THE_THREAD)
 STACK = 12_288 + 1024
-"""Bytes of the borrowed thread's stack: room for all vector registers, and for ``pthread_create``."""
+"""Bytes of the hijacked thread's stack: room for all vector registers, and for ``pthread_create``."""
 _VECTORS = 12_288
 _ALIGN = 64
 

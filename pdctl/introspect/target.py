@@ -12,7 +12,7 @@ from pdctl.introspect import interpreter, permissions, pyspy, selftest, snapshot
 from pdctl.introspect.layouts import Layout
 from pdctl.introspect.memory import BadAddressError, Bulk, GoneError, Memory, NotPermittedError
 from pdctl.introspect.objects import Objects
-from pdctl.introspect.proxy import Mirror, World
+from pdctl.introspect.proxy import Proxy, World
 from pdctl.protocol.processes import NO_PROCESS, Process, look
 from pdctl.protocol.rank import Silence
 
@@ -34,7 +34,7 @@ class UnreadableError(Exception):
 
 
 @dataclass(frozen=True)
-class Look:
+class Sample:
     """How a sample was taken. stopped_ms: for how long the main thread was stopped, 0.0: not at all.
 
     torn: why the data may not be of one moment, "" if it is.
@@ -44,7 +44,7 @@ class Look:
     torn: str = ""
 
 
-class Target:
+class OpenProcess:
     """A process that can be read. Raises UnreadableError where it can't.
 
     python: ``3.11``. stack: the main thread's stack with locals, from py-spy at the call of :meth:`root`; opened_ns and
@@ -100,7 +100,7 @@ class Target:
         except pyspy.PySpyError as error:
             raise self._failed(error, error.next_step) from None
 
-    def root(self, accept: Callable[[Mirror], bool]) -> int:
+    def root(self, accept: Callable[[Proxy], bool]) -> int:
         """Return the address of the first object that ``accept`` takes among the locals ``self`` and ``scheduler`` of the
         main thread, outermost frame first. 0 if there is none. Raises UnreadableError.
 
@@ -114,13 +114,13 @@ class Target:
                 return found
         return 0
 
-    def _root(self, accept: Callable[[Mirror], bool]) -> int:
+    def _root(self, accept: Callable[[Proxy], bool]) -> int:
         self._memory.forget()
         world = World(self._objects)
         for local in (v for frame in reversed(self.stack.locals) for v in frame if v.name in ("scheduler", "self")):
             try:
                 found = world.at(local.addr or 0)
-                if isinstance(found, Mirror) and accept(found):
+                if isinstance(found, Proxy) and accept(found):
                     return int(local.addr or 0)
             except BadAddressError:
                 continue
@@ -143,7 +143,7 @@ class Target:
             raise self._failed(error) from None
         raise self._failed(BadAddressError("what is in its memory is not what was expected there"))
 
-    def look(self, address: int, read: Callable[[Any, World], T]) -> tuple[T, Look]:
+    def look(self, address: int, read: Callable[[Any, World], T]) -> tuple[T, Sample]:
         """Return ``read`` of the object at ``address``, from data of one moment if possible.
 
         While the main thread does not run, nothing is stopped. If it runs, it is stopped while the needed pages are copied.
@@ -158,7 +158,7 @@ class Target:
                 ended = self._read(address, read, value)
                 needed.update(self._memory.pages)
                 if before and before == _movement(self.pid) and ended:
-                    return value[-1], Look()
+                    return value[-1], Sample()
                 if not needed:
                     continue
                 if len(needed) > MOST_PAGES:
@@ -177,13 +177,13 @@ class Target:
                 ended = self._read(address, read, value)
                 needed.update(self._memory.pages)
                 if ended and self._memory.reads == asked:
-                    return value[-1], Look(stop.ms)
+                    return value[-1], Sample(stop.ms)
         except NotPermittedError:
             raise self._refused() from None
         except (OSError, GoneError) as error:
             raise self._failed(error) from None
         if value:
-            return value[-1], Look(torn=torn)
+            return value[-1], Sample(torn=torn)
         raise self._failed(BadAddressError("what is in its memory is not what was expected there"))
 
     def _read(self, address: int, read: Callable[[Any, World], T], value: list[T]) -> bool:

@@ -38,7 +38,7 @@ def results(folder: Path, stem: str) -> list[Path]:
     return sorted(folder.glob(f"{stem}.{_TOKEN}{RESULT_SUFFIX}"))
 
 
-def waits(result: Path, *, armed: bool) -> None:
+def mark_waiting(result: Path, *, armed: bool) -> None:
     """Mark that the agent with report file ``result`` has a thread in the process now. Raises OSError."""
     paths.write_private(_mark(result), (_ARMED if armed else "not armed").encode())
 
@@ -61,7 +61,7 @@ def waiting(folder: Path, stem: str) -> Waiting | None:
     return None
 
 
-def said(one: Waiting) -> str | None:
+def load_report(one: Waiting) -> str | None:
     """Return the report of an agent, "" while it waits, None if it was cancelled."""
     try:
         return text(one.result)

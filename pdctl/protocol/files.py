@@ -37,7 +37,7 @@ class _How(ctypes.Structure):
     _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
 
 
-def what_is(mode: int) -> str:
+def describe_type(mode: int) -> str:
     """Return what a file of this ``st_mode`` is, in words."""
     return _KINDS.get(stat.S_IFMT(mode), "a file")
 
@@ -97,7 +97,7 @@ def open_folder(path: str | Path, *, dir_fd: int | None = None) -> int:
     try:
         mode = os.fstat(place).st_mode
         if not stat.S_ISDIR(mode):
-            raise NotADirectoryError(errno.ENOTDIR, f"is {what_is(mode)}, not a directory", str(path))
+            raise NotADirectoryError(errno.ENOTDIR, f"is {describe_type(mode)}, not a directory", str(path))
         return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)
     finally:
         os.close(place)
@@ -142,7 +142,7 @@ def _opened(place: int, path: str | Path, flags: int) -> int:
     if stat.S_ISLNK(mode):
         raise OSError(errno.ELOOP, "is a link, which is not followed", str(path))
     if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, f"is {what_is(mode)}, not a regular file", str(path))
+        raise OSError(errno.EINVAL, f"is {describe_type(mode)}, not a regular file", str(path))
     try:
         return os.open(f"/proc/self/fd/{place}", flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
@@ -240,7 +240,7 @@ def _check_target(path: Path, *, force: bool) -> None:
         raise PdctlError(f"{path} exists", "Give --force to replace it, or another name.", Exit.USAGE)
     if mode and not stat.S_ISREG(mode):
         raise PdctlError(
-            f"{path} is {what_is(mode)}, which is neither replaced nor written through",
+            f"{path} is {describe_type(mode)}, which is neither replaced nor written through",
             "Give another name.",
             Exit.USAGE,
         )
@@ -251,7 +251,7 @@ def _check_target(path: Path, *, force: bool) -> None:
 
 
 @contextmanager
-def written(path: Path, *, force: bool = False, mode: int = 0o666) -> Iterator[IO[bytes]]:
+def atomic_file(path: Path, *, force: bool = False, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """Yield a file for writing and reading. When the block ends it appears at ``path``, complete or not at all.
 
     force: as in :func:`check_target`, with the same errors. mode: permissions, reduced by the umask. Raises PdctlError: USAGE
@@ -283,8 +283,8 @@ def written(path: Path, *, force: bool = False, mode: int = 0o666) -> Iterator[I
 
 
 def write_new(path: Path, data: bytes, *, force: bool = False) -> None:
-    """Write ``data`` to ``path``, completely or not at all. force and errors are those of :func:`written`."""
-    with written(path, force=force) as file:
+    """Write ``data`` to ``path``, completely or not at all. force and errors are those of :func:`atomic_file`."""
+    with atomic_file(path, force=force) as file:
         file.write(data)
 
 

@@ -242,7 +242,7 @@ def changing(path: Path) -> Iterator[None]:
 # ---- the client's own ------------------------------------------------------------------------------------------------
 
 
-def own(env: Mapping[str, str]) -> Pair:
+def load_own(env: Mapping[str, str]) -> Pair:
     """Return the key pair of this user's commands: the pair that PDCTL_KEY names, else the only pair.
 
     Raises PdctlError (UNREACHABLE) if there is no pair, if there are several and none is named, or if the file can't be used.

@@ -55,7 +55,7 @@ def beat(entry: str) -> str:
     return f"{entry}/beat"
 
 
-class Found(msgspec.Struct, frozen=True):
+class RawEntry(msgspec.Struct, frozen=True):
     """One entry as found in a store, not decoded. It may be of another version, and anybody may have written it."""
 
     name: str
@@ -66,5 +66,5 @@ class Found(msgspec.Struct, frozen=True):
 class Read(msgspec.Struct, frozen=True):
     """The entries read from one store. error: why none, or not all, could be read."""
 
-    entries: list[Found] = []
+    entries: list[RawEntry] = []
     error: str = ""

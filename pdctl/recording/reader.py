@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pdctl.protocol.model import QUEUES, EventKind, GroupInfo, Identity
 from pdctl.recording import format as f
 from pdctl.recording.header import BadRecording, parse_header
-from pdctl.recording.rings import ROUND, among, chosen, events, possible_rounds, rounds
+from pdctl.recording.rings import ROUND, among, events, possible_rounds, rounds, select_records
 from pdctl.recording.source import FileSource, Source
 from pdctl.recording.streams import Item, Run, Stream
 
@@ -130,7 +130,7 @@ def _events_of(
 
 def _of_known_kinds(table: NDArray[Any]) -> NDArray[Any]:
     known = np.isin(table["kind"], list(_KINDS))
-    return table if known.all() else chosen(table, known)
+    return table if known.all() else select_records(table, known)
 
 
 def as_events(table: NDArray[Any]) -> list[Event]:
@@ -261,13 +261,13 @@ def _streams(
     newest = {int(row["stream"][0]): row for row in live}
     streams, untrue = [], 0
     for number in sorted(set(np.unique(closed["stream"]).tolist()) | set(newest)):
-        table = chosen(closed, closed["stream"] == number)
+        table = select_records(closed, closed["stream"] == number)
         row = newest.get(number)
         if row is not None and (not len(table) or row["ordinal"][0] > table["ordinal"][-1]):
             table = np.frombuffer(table.tobytes() + row.tobytes(), ROUND)
         fits = _in_order(table)
         untrue += len(table) - int(np.count_nonzero(fits))
-        table = table if fits.all() else chosen(table, fits)
+        table = table if fits.all() else select_records(table, fits)
         streams.append(Stream(_group(identity, int(table["group"][-1])), table, source, items))
     return sorted(streams, key=lambda stream: QUEUES.index(stream.queue)), untrue
 

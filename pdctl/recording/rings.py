@@ -31,7 +31,7 @@ EVENT = np.dtype(
 """An event record; ``queue`` and ``kind`` are codes, ``text`` is UTF-8 that may be cut in the middle of a character."""
 
 
-def chosen(table: NDArray[Any], which: NDArray[Any]) -> NDArray[Any]:
+def select_records(table: NDArray[Any], which: NDArray[Any]) -> NDArray[Any]:
     """Return ``table[which]`` of contiguous records: copied as bytes, at once, not field by field."""
     found: NDArray[Any] = table.view(f"V{table.dtype.itemsize}")[which].view(table.dtype)
     return found
@@ -112,15 +112,15 @@ def _ring(
             good = places[(record_sums(data, places, size, body) == table["crc"][places]) & fits]
             torn += len(places) - len(good)
             if len(good):
-                found = chosen(table, good)
+                found = select_records(table, good)
                 true = possible(found)
                 untrue += len(found) - int(np.count_nonzero(true))
-                parts.append(found if true.all() else chosen(found, true))
+                parts.append(found if true.all() else select_records(found, true))
         done = last
     if not parts:
         return Ring(np.zeros(0, dtype), torn, untrue)
     table = _joined(parts)
-    return Ring(chosen(table, np.argsort(table["seq"], kind="stable")), torn, untrue)
+    return Ring(select_records(table, np.argsort(table["seq"], kind="stable")), torn, untrue)
 
 
 def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
@@ -222,7 +222,7 @@ class ItemSpan:
         begin, _ = self._places(runs)
         skip = begin - (np.cumsum(counts) - counts)
         places = np.arange(len(row), dtype=np.int64) + skip[row]
-        return chosen(self.table, places), row
+        return select_records(self.table, places), row
 
     def bytes_of(self, start: int, count: int) -> bytes:
         """Return the bytes of ``count`` items from number ``start`` on, b"" where they are not all here."""

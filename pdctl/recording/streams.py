@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pdctl.protocol.model import QUEUES, UNKNOWN, GroupInfo, Phase
 from pdctl.recording import format as f
-from pdctl.recording.rings import ITEM, ItemSpan, among, chosen, hide
+from pdctl.recording.rings import ITEM, ItemSpan, among, hide, select_records
 from pdctl.recording.source import Source
 
 MAX_REBUILT = 1 << 26
@@ -190,7 +190,7 @@ class Stream:
         known = _rebuilt(table, full, follows, sound, items, row)
         hide(items, table, row)
         kept = known[row]
-        return Changes(first, items if kept.all() else chosen(items, kept), row[kept] + first, known)
+        return Changes(first, items if kept.all() else select_records(items, kept), row[kept] + first, known)
 
     def rows(self, index: int) -> NDArray[Any] | None:
         """Return the requests of the run in row ``index`` as format.ITEM_DTYPE, None where they can't be rebuilt.

@@ -35,7 +35,7 @@ _LOOK_S = 1.0
 """How long a directory of this host is looked through for who a silent endpoint is."""
 
 
-class Reached(msgspec.Struct, frozen=True):
+class CachedEndpoint(msgspec.Struct, frozen=True):
     """One endpoint that answered. server_key: its agent's key, "" for none. wall_ns: time of its last answer."""
 
     endpoint: str
@@ -51,20 +51,20 @@ def path(env: Mapping[str, str]) -> Path:
     return base / "pdctl" / "reached.json"
 
 
-def load(env: Mapping[str, str]) -> dict[tuple[str, str], Reached]:
+def load(env: Mapping[str, str]) -> dict[tuple[str, str], CachedEndpoint]:
     """Return the cache by endpoint and key; empty if it can't be read."""
     try:
         raw = read_regular(path(env), MAX_FILE, follow=True, owners=(os.geteuid(),))
-        kept = structs.from_json(raw, list[Reached])
+        kept = structs.from_json(raw, list[CachedEndpoint])
     except (OSError, ValueError, RuntimeError):
         return {}
     return {(one.endpoint, one.server_key): one for one in kept}
 
 
-def keep(env: Mapping[str, str], ranks: Iterable[FoundRank], known: Mapping[tuple[str, str], Reached]) -> None:
+def store(env: Mapping[str, str], ranks: Iterable[FoundRank], known: Mapping[tuple[str, str], CachedEndpoint]) -> None:
     """Store ``ranks``, which answered. known: the result of :func:`load`. The file is written only if it is out of date."""
     now = time.time_ns()
-    fresh: dict[tuple[str, str], Reached] = {}
+    fresh: dict[tuple[str, str], CachedEndpoint] = {}
     for rank in ranks:
         before = known.get(_of(rank))
         if (
@@ -72,7 +72,7 @@ def keep(env: Mapping[str, str], ranks: Iterable[FoundRank], known: Mapping[tupl
             or not _same(before.identity, rank.identity)
             or not 0 <= now - before.wall_ns < REFRESH_S * 1e9
         ):
-            fresh[_of(rank)] = Reached(*_of(rank), rank.identity, now)
+            fresh[_of(rank)] = CachedEndpoint(*_of(rank), rank.identity, now)
     if not fresh:
         return
     kept = sorted({**known, **fresh}.values(), key=lambda one: -one.wall_ns)[:MAX_KEPT]
@@ -83,7 +83,7 @@ def keep(env: Mapping[str, str], ranks: Iterable[FoundRank], known: Mapping[tupl
         paths.write_private(file, msgspec.json.encode(young))
 
 
-def named(env: Mapping[str, str], ranks: Sequence[FoundRank]) -> list[FoundRank]:
+def apply_identities(env: Mapping[str, str], ranks: Sequence[FoundRank]) -> list[FoundRank]:
     """Return ``ranks``. A rank known only by its endpoint gets its identity, if one is found.
 
     It is left out if another of ``ranks`` has the same endpoint and a name from a store. Ranks that answered are stored in the
@@ -93,7 +93,7 @@ def named(env: Mapping[str, str], ranks: Sequence[FoundRank]) -> list[FoundRank]
     others = [rank for rank in ranks if not _nameless(rank)]
     answered = [rank for rank in others if not rank.silent and rank.access is not None]
     known = load(env)
-    keep(env, answered, known)
+    store(env, answered, known)
     if not nameless:
         return list(ranks)
     taken = {rank.endpoint for rank in others}
@@ -132,7 +132,7 @@ def _by_registration(rank: FoundRank, here: Iterable[Registration]) -> FoundRank
     return None
 
 
-def _by_memory(rank: FoundRank, then: Reached | None, answered: Iterable[FoundRank]) -> FoundRank | None:
+def _by_memory(rank: FoundRank, then: CachedEndpoint | None, answered: Iterable[FoundRank]) -> FoundRank | None:
     """Return ``rank`` with its identity of the last answer, None if ranks that answer now contradict it."""
     if then is None:
         return None

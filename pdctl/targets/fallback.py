@@ -20,14 +20,14 @@ _PARTS = 3
 """Of a command's time: one to find out who is silent, one to open these, one at least for what was asked."""
 
 
-def stand_in(found: Found, client: Client) -> tuple[Found, list[Answer[Status]]]:
+def apply_fallback(found: Found, client: Client) -> tuple[Found, list[Answer[Status]]]:
     """Return ``found``, with ``agent_off`` set for ranks that have a silent agent and can be read from outside.
 
     Return also the status answers that were asked for to find this out.
 
     If the client's time is less than three times its time for one rank, only agents that refuse at once count as silent.
     """
-    there = [rank for rank in found.ranks if found.asked.means(rank.identity.pid) and _could_be_read(rank)]
+    there = [rank for rank in found.ranks if found.outside_setting.means(rank.identity.pid) and _could_be_read(rank)]
     if not there:
         return found, []
     wait_s = client.rank_timeout_s

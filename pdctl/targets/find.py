@@ -25,7 +25,15 @@ from pdctl.protocol.rank import FoundRank
 from pdctl.recording.header import read_header
 from pdctl.targets import registration
 from pdctl.targets.sources import containers
-from pdctl.targets.sources.agentless import NONE, OFF, Strangers, Wanted, choose, put_in, wanted
+from pdctl.targets.sources.agentless import (
+    NONE,
+    OFF,
+    Agentless,
+    OutsideSetting,
+    attach_hint,
+    parse_setting,
+    select_processes,
+)
 
 if TYPE_CHECKING:
     from pdctl.introspect.find import Candidate
@@ -40,9 +48,10 @@ class Found:
     """The ranks found. earlier: dead ranks of earlier starts, left out. problems: files that could not be read.
 
     salts: salts of the traces with hashed names. elsewhere: endpoints and stores that were asked. took_s: time spent to find
-    live ranks and to read agentless ones. strangers: agentless processes of this host; they are looked for if ``outside`` is
-    set, which adds the selected ones to ranks, or if there is no rank. asked: the parsed PDCTL_OUTSIDE, for ranks with a
-    silent agent (:mod:`pdctl.targets.fallback`). others: files of other users that were not used, in words.
+    live ranks and to read agentless ones. agentless: processes of this host without an agent; they are looked for if
+    ``outside`` is set, which adds the selected ones to ranks, or if there is no rank. outside_setting: the parsed
+    PDCTL_OUTSIDE, for ranks with a silent agent (:mod:`pdctl.targets.fallback`). others: files of other users that were
+    not used, in words.
     """
 
     ranks: tuple[FoundRank, ...] = ()
@@ -52,9 +61,9 @@ class Found:
     salts: tuple[str, ...] = ()
     elsewhere: tuple[str, ...] = ()
     took_s: float = 0.0
-    strangers: Strangers = NONE
+    agentless: Agentless = NONE
     outside: bool = False
-    asked: Wanted = OFF
+    outside_setting: OutsideSetting = OFF
     others: tuple[str, ...] = ()
 
     @property
@@ -74,17 +83,17 @@ class Found:
         if self.ranks:
             return self
         looked = ", ".join([*self.elsewhere, *map(str, self.looked_in)])
-        there, alone = len(self.strangers.living), self.strangers.left_alone
+        there, alone = len(self.agentless.living), self.agentless.left_alone
         if there:
             many = "1 rank" if there == 1 else f"{there} ranks"
             raise PdctlError(
                 f"{many} found on this host, none with pdctl's agent",
-                put_in(self.strangers.attach),
+                attach_hint(self.agentless.attach),
                 details=self.problems,
             )
         if alone:
             many = "1 scheduler process runs" if alone == 1 else f"{alone} scheduler processes run"
-            then = "PDCTL_OUTSIDE=all reads them with every command." if self.outside else put_in("PID")
+            then = "PDCTL_OUTSIDE=all reads them with every command." if self.outside else attach_hint("PID")
             raise PdctlError(
                 f"no ranks found in {looked}, but {many} on this host without an agent there",
                 f"pdctl attach --all shows them; {then}",
@@ -115,7 +124,7 @@ def discover(
     starts of a server. Ranks at endpoints (PDCTL_ENDPOINT) and in stores (PDCTL_STORE) get rank_timeout_s together, stores
     half of timeout_s. With endpoints or stores, directories are searched only if PDCTL_RUN_DIR or PDCTL_RECORD_DIR names
     them; a rank found there too is reached there. outside: also read agentless ranks of this host, within rank_timeout_s.
-    PDCTL_OUTSIDE selects them (:func:`pdctl.targets.sources.agentless.choose`).
+    PDCTL_OUTSIDE selects them (:func:`pdctl.targets.sources.agentless.select_processes`).
 
     Raises PdctlError: UNREACHABLE for a directory that is not private to this user or can't be read, and for an unusable trace;
     USAGE for a variable with an invalid value.
@@ -124,17 +133,17 @@ def discover(
     until = began + timeout_s
     asked = OFF
     if source is None:
-        asked = wanted(env)
-        containers.wanted(env)
+        asked = parse_setting(env)
+        containers.parse_setting(env)
     problems: list[str] = []
     others: list[str] = []
     ranks: dict[str, FoundRank] = {}
     traces: list[Trace] = []
     elsewhere: tuple[str, ...] = ()
     if source is not None and not is_folder(source):
-        from pdctl.trace.container import held  # loads what reads ZIP files
+        from pdctl.trace.container import open_cached  # loads what reads ZIP files
 
-        traces.append(held(source, timeout_s=timeout_s))
+        traces.append(open_cached(source, timeout_s=timeout_s))
         looked_in: tuple[Path, ...] = (source,)
         recordings = None
     elif source is None:
@@ -162,11 +171,11 @@ def discover(
     for trace in traces:
         for rank in _traced(trace, problems):
             ranks.setdefault(_key(rank.identity), rank)
-    strangers = NONE
+    agentless = NONE
     if source is None and (outside or not ranks) and (not elsewhere or env.get("PDCTL_OUTSIDE")):
-        strangers = choose(asked, list(ranks.values()), run_dir=bool(env.get("PDCTL_RUN_DIR")))
+        agentless = select_processes(asked, list(ranks.values()), run_dir=bool(env.get("PDCTL_RUN_DIR")))
     if outside:
-        for rank in _outside(strangers.chosen, list(ranks.values()), rank_timeout_s):
+        for rank in _outside(agentless.selected, list(ranks.values()), rank_timeout_s):
             ranks.setdefault(_key(rank.identity), rank)
     chosen, earlier = (list(ranks.values()), 0) if every_start else _current(list(ranks.values()))
     where = "no agent of this rank registered here" if source is None else f"no recording of this rank in {source}"
@@ -191,7 +200,7 @@ def discover(
         salts,
         elsewhere,
         took,
-        strangers,
+        agentless,
         outside,
         asked,
         tuple(others),
@@ -248,10 +257,10 @@ def _traces(folder: Path, problems: list[str], timeout_s: float, began: float) -
     timeout_s: for all of them, from ``began`` on, on the monotonic clock.
     """
     for path in registration.files(folder, ".pdtrace", problems, began + timeout_s):
-        from pdctl.trace.container import held  # as above
+        from pdctl.trace.container import open_cached  # as above
 
         try:
-            yield held(path, timeout_s=timeout_s, spent_s=time.monotonic() - began)
+            yield open_cached(path, timeout_s=timeout_s, spent_s=time.monotonic() - began)
         except PdctlError as error:
             problems.append(error.message)
 

@@ -91,7 +91,7 @@ def unfold(text: str) -> set[Place]:
     return found
 
 
-def together(texts: Collection[str]) -> str:
+def join(texts: Collection[str]) -> str:
     """Return folded texts that name the same axes as one: ``decode dp0`` and ``decode dp1`` as ``decode dp0,1``."""
     axes = {axis for text in texts for axis, _ in _AXIS.findall(text)}
     return fold({place for text in texts for place in unfold(text)}, axes)

@@ -13,7 +13,7 @@ import msgspec
 
 from pdctl.protocol import structs
 from pdctl.protocol.errors import PdctlError
-from pdctl.protocol.files import names, read_regular, status, what_is
+from pdctl.protocol.files import describe_type, names, read_regular, status
 from pdctl.protocol.model import Identity
 from pdctl.protocol.paths import MAX_REGISTRATION, SOCKET_SUFFIX, Registration, owners, parse_stem, registration
 from pdctl.protocol.paths import REGISTRATION_SUFFIX as SUFFIX
@@ -120,7 +120,7 @@ def _rank(path: Path, raw: bytes, problems: list[str]) -> FoundRank | None:
     if not live and process.state == "" and r.endpoint:
         live = _listens(r.endpoint)  # its process is in another pid namespace
     recording = Path(r.recording) if r.recording else None
-    return found(r, "live" if live else "dead", recording, process, owners())
+    return rank_of(r, "live" if live else "dead", recording, process, owners())
 
 
 def _listens(endpoint: str) -> bool:
@@ -135,7 +135,9 @@ def _listens(endpoint: str) -> bool:
     return True
 
 
-def found(r: Registration, state: str, recording: Path | None, process: Process, owners: Collection[int]) -> FoundRank:
+def rank_of(
+    r: Registration, state: str, recording: Path | None, process: Process, owners: Collection[int]
+) -> FoundRank:
     """Return the rank of a registration whose files can be seen from here.
 
     state: as FoundRank has it. recording: where its recording is, as seen from here, None without one. owners: user ids it
@@ -170,11 +172,11 @@ def _unfit(recording: Path, owners: Collection[int]) -> str:
     except (OSError, ValueError) as error:
         return f"can't be looked at: {error.strerror if isinstance(error, OSError) else error}"
     if not stat.S_ISREG(there.st_mode):
-        return f"is {what_is(there.st_mode)}, not a regular file"
+        return f"is {describe_type(there.st_mode)}, not a regular file"
     return "" if there.st_uid in owners else f"belongs to uid {there.st_uid}"
 
 
-def told(rank: FoundRank, r: Registration) -> FoundRank:
+def apply_registration(rank: FoundRank, r: Registration) -> FoundRank:
     """Return ``rank`` with the data of its registration from another host. Its endpoint and keys stay.
 
     Its recording is on its own host and comes through the socket.

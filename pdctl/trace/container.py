@@ -27,7 +27,7 @@ from typing import IO
 import msgspec
 
 from pdctl.protocol.errors import Exit, PdctlError
-from pdctl.protocol.files import open_regular, written
+from pdctl.protocol.files import atomic_file, open_regular
 from pdctl.protocol.processes import look
 from pdctl.recording import format as f
 from pdctl.recording.header import parse_header
@@ -96,7 +96,7 @@ def write_trace(path: Path, members: Iterable[Member], manifest: Manifest, *, fo
     The file appears complete or not at all. Raises PdctlError: USAGE if a file exists (unless force) or can't be created,
     PARTIAL if it can't be written, for instance on a full disk.
     """
-    with written(path, force=force, mode=0o600) as file:
+    with atomic_file(path, force=force, mode=0o600) as file:
         return _write(file, members, manifest)
 
 
@@ -186,7 +186,7 @@ _traces: dict[tuple[str, int, int], Trace] = {}
 atexit.register(_held.close)
 
 
-def held(path: Path, *, timeout_s: float | None = None, spent_s: float = 0.0) -> Trace:
+def open_cached(path: Path, *, timeout_s: float | None = None, spent_s: float = 0.0) -> Trace:
     """Return the unpacked trace at ``path``. It is kept until this process ends; the same file is unpacked once.
 
     timeout_s, spent_s and errors: as in :func:`unpacked`.
@@ -454,8 +454,8 @@ def _sweep(where: Path) -> None:
 __all__ = [
     "Member",
     "Trace",
-    "held",
     "member_of",
+    "open_cached",
     "opened",
     "read_manifest",
     "unpacked",

@@ -50,7 +50,7 @@ def here() -> Around:
         ranks_of=_ranks,
         number_of=group_number,
         agreed=_agreed,
-        reverted=revert.wanted()[0],
+        reverted=revert.parse_reverts()[0],
     )
 
 

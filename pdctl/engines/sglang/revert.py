@@ -16,7 +16,7 @@ from pdctl.protocol.model import Seam
 VARIABLE = "PDCTL_REVERT"
 
 
-def wanted() -> tuple[tuple[str, ...], str]:
+def parse_reverts() -> tuple[tuple[str, ...], str]:
     """Return the fixes to take out of this rank, and what is wrong with the variable, "" if nothing is."""
     asked = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
     if not asked:
@@ -34,7 +34,7 @@ def wanted() -> tuple[tuple[str, ...], str]:
 
 def revert(hooks: Hooks) -> list[Seam]:
     """Take the requested fixes out, before any other hook is installed. Return a seam with the result, if any is requested."""
-    names, wrong = wanted()
+    names, wrong = parse_reverts()
     if wrong:
         return [Seam("revert", False, wrong)]
     if not names:

@@ -36,10 +36,10 @@ from pdctl.inject.drill.records import (
     Stopped,
     Verdict,
 )
-from pdctl.inject.drill.samples import Looker
+from pdctl.inject.drill.samples import Sampler
 from pdctl.inject.drill.schema import Drill
 from pdctl.inject.plan import Plan, plan
-from pdctl.inject.session import BEAT_S, Counts, Session, know
+from pdctl.inject.session import BEAT_S, Counts, Session, load_known
 from pdctl.inject.wish import Wish
 from pdctl.protocol import durations
 from pdctl.protocol.errors import Exit, PdctlError
@@ -118,7 +118,7 @@ class Run:
 
         Only KeyboardInterrupt is raised again, after healing.
         """
-        self._looker = Looker(self.client, self.found)
+        self._sampler = Sampler(self.client, self.found)
         self._for_s = durations.parse(self.drill.for_, most_s=MAX_TTL_S)
         self._settle_s = durations.parse(self.drill.settle, most_s=MAX_TTL_S)
         self._keep_s = durations.parse(self.drill.keep, most_s=MAX_TTL_S) if self.drill.keep else 0.0
@@ -204,7 +204,7 @@ class Run:
         assert self.drill.fault is not None
         self._step(FAULT, f"{self.drill.fault.kind} on {', '.join(self.drill.fault.rank)}")
         self.client.restart()
-        planned = plan(know(self.client, self.found.ranks), wish(self.drill, f"d-{os.urandom(3).hex()}"))
+        planned = plan(load_known(self.client, self.found.ranks), wish(self.drill, f"d-{os.urandom(3).hex()}"))
         ranks = [next(rank for rank in self.found.ranks if rank.identity == identity) for identity in planned.on]
         with Client(timeout_s=BEAT_S, rank_timeout_s=0.8 * BEAT_S) as beats:
             session = Session(self.client, beats, self.audit, ranks, planned.args)
@@ -313,7 +313,7 @@ class Run:
         for load in self._loads:
             self._rooms.update(dict.fromkeys(load.rooms))
         rooms: Sequence[int] = tuple(self._rooms) if self._step_name == AFTER else ()
-        look = self._looker.look(self.journal.at, self._step_name, rooms)
+        look = self._sampler.look(self.journal.at, self._step_name, rooms)
         self.journal.write(look)
         if shown or _findings(look):
             said = [f"{finding.code} {finding.summary}" for finding in look.findings]

@@ -18,7 +18,7 @@ STALLED_FROM_S = 1.0
 """A scheduler without a turn for less is not worth a line."""
 
 
-class Looker:
+class Sampler:
     """Samples the ranks that existed when the drill began."""
 
     def __init__(self, client: Client, found: Found) -> None:

@@ -56,7 +56,7 @@ class Container:
         return (here, process) if process.runs_since(start) else (pid, NO_PROCESS)
 
 
-def wanted(env: Mapping[str, str]) -> bool:
+def parse_setting(env: Mapping[str, str]) -> bool:
     """Return whether PDCTL_CONTAINERS allows reading containers. Raises PdctlError (USAGE) for an invalid value."""
     said = env.get(NAME, "").strip()
     if said.lower() not in _SAYS:
@@ -75,7 +75,7 @@ def find(
     or a limit was exceeded. others: gets unused files, with the reason. claims: gets the servers that unused registrations
     name. until: monotonic time at which to stop.
     """
-    if not wanted(env) or env.get("PDCTL_RUN_DIR"):
+    if not parse_setting(env) or env.get("PDCTL_RUN_DIR"):
         return
     for container in _containers():
         if time.monotonic() >= until:
@@ -164,7 +164,7 @@ def _claims(name: Path, folder: int, why: str, most: int, until: float) -> Itera
 def _rank(container: Container, r: paths.Registration) -> FoundRank:
     pid, process = container.process(r.identity.pid, r.identity.proc_start)
     recording = _inside(container, r.recording)
-    rank = registration.found(r, "live" if process.state else "dead", recording, process, (os.geteuid(),))
+    rank = registration.rank_of(r, "live" if process.state else "dead", recording, process, (os.geteuid(),))
     socket = _inside(container, r.endpoint.removeprefix("ipc://"))
     why = (
         _unfit_socket(socket) if socket is not None else "its socket is at no path of its container" * bool(r.endpoint)

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from pdctl.protocol.store_schema import COUNT, MAX_ENTRIES, MAX_VALUE, Found, Read, beat, index
+from pdctl.protocol.store_schema import COUNT, MAX_ENTRIES, MAX_VALUE, RawEntry, Read, beat, index
 
 LOADED = "\n"
 """Written when torch is loaded, before the store is asked: what is missing then is the store's answer."""
@@ -40,7 +40,7 @@ def read(host: str, port: int, seconds: float) -> Read:
     names = list(dict.fromkeys(name for name in names if name.startswith("pdctl/")))
     entries = _there(store, names)
     beats = _there(store, [beat(name) for name in entries])
-    found = [Found(name, value, beats.get(beat(name), b"")) for name, value in entries.items()]
+    found = [RawEntry(name, value, beats.get(beat(name), b"")) for name, value in entries.items()]
     return Read([one for one in found if len(one.entry) <= MAX_VALUE and len(one.beat) <= MAX_VALUE], error)
 
 

@@ -24,7 +24,7 @@ import pdctl
 from pdctl.protocol import extras, keys, structs
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.rank import FoundRank, Silence
-from pdctl.protocol.store_schema import STALE_S, Beat, Entry, Found, Read
+from pdctl.protocol.store_schema import STALE_S, Beat, Entry, RawEntry, Read
 from pdctl.targets import registration
 from pdctl.targets.resolve import unresolved
 
@@ -148,7 +148,7 @@ def _nobody(store: Store, wait_s: float) -> str:
     return ""
 
 
-def entries(found: Sequence[Found], problems: list[str]) -> list[tuple[Entry, Beat | None]]:
+def entries(found: Sequence[RawEntry], problems: list[str]) -> list[tuple[Entry, Beat | None]]:
     """Return the entries of a store that this pdctl can decode. The others are added to ``problems``."""
     known = []
     for one in found:
@@ -162,13 +162,13 @@ def entries(found: Sequence[Found], problems: list[str]) -> list[tuple[Entry, Be
     return known
 
 
-def claimed(entry: Entry, beat: Beat | None, pinned: str) -> FoundRank:
+def rank_of_entry(entry: Entry, beat: Beat | None, pinned: str) -> FoundRank:
     """Return the rank that an entry names, before it is asked. pinned: the only server key to accept, "" for any.
 
     silent is set if the rank must not be asked.
     """
     r = entry.registration
-    rank = registration.told(FoundRank(r.identity, "live", endpoint=entry.endpoint), r)
+    rank = registration.apply_registration(FoundRank(r.identity, "live", endpoint=entry.endpoint), r)
     if beat is not None and beat.ended:
         why = "its agent said in the store that it ended"
         return replace(rank, state="dead", silent=Silence.DEAD, silent_why=why)
@@ -183,7 +183,7 @@ def claimed(entry: Entry, beat: Beat | None, pinned: str) -> FoundRank:
     return rank
 
 
-def unheard(rank: FoundRank, beat: Beat | None, *, refused: bool, now_ns: int) -> FoundRank:
+def silent_rank(rank: FoundRank, beat: Beat | None, *, refused: bool, now_ns: int) -> FoundRank:
     """Return a rank that did not answer, as live or dead by its heartbeat.
 
     refused: its endpoint refuses connections. Hosts' clocks are assumed to agree within seconds. ``dead`` is not
@@ -205,4 +205,4 @@ def server_key(env: Mapping[str, str]) -> str:
     return keys.parse_public(env["PDCTL_SERVER_KEY"]) if env.get("PDCTL_SERVER_KEY") else ""
 
 
-__all__ = ["Store", "claimed", "entries", "read", "server_key", "stores", "unheard"]
+__all__ = ["Store", "entries", "rank_of_entry", "read", "server_key", "silent_rank", "stores"]
