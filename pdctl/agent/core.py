@@ -122,7 +122,7 @@ class Agent:
         if isinstance(self.recorder, RecordingWriter):
             self.recorder.stop()
 
-    def registered(self, r: paths.Registration) -> None:
+    def update_registration(self, r: paths.Registration) -> None:
         """Replace this agent's registration by ``r``, in the run directory and in the store."""
         self.registration = r
         paths.write_private(_registration_file(r), msgspec.json.encode(r))
@@ -142,7 +142,7 @@ class Agent:
         self.note(f"recording stopped: {reason}")
         if self.registration.endpoint:
             try:
-                self.registered(msgspec.structs.replace(self.registration, recording_off=reason))
+                self.update_registration(msgspec.structs.replace(self.registration, recording_off=reason))
             except OSError:
                 pass  # who asks the agent still hears it
 

@@ -19,7 +19,7 @@ class Served(Protocol):
     faults: FaultTable
     recorder: RecordingWriter | NullRecorder
 
-    def registered(self, r: Registration) -> None:
+    def update_registration(self, r: Registration) -> None:
         """Replace this agent's registration by ``r``."""
 
     def note(self, text: str) -> None:

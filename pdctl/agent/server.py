@@ -91,7 +91,7 @@ class Server:
         self._registration = msgspec.structs.replace(self._registration, server_key=server_key)
         self._answers.registration = self._registration
         try:
-            self._agent.registered(self._registration)
+            self._agent.update_registration(self._registration)
         except OSError as error:
             self._agent.note(f"its registration still names its former key: {error.strerror or error}")
 

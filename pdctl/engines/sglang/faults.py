@@ -14,7 +14,7 @@ from typing import Any
 from pdctl.engines import sites, stages
 from pdctl.engines.base import Hooks, Site
 from pdctl.engines.sglang import seams
-from pdctl.engines.sglang.late import StandIn
+from pdctl.engines.sglang.late import ManagerProxy
 from pdctl.engines.sites import Instead
 from pdctl.faults.table import FaultTable
 from pdctl.protocol.model import Seam
@@ -155,7 +155,7 @@ def _to_one(faults: FaultTable, original: Callable[..., Any], site: Site) -> Cal
             try:
 
                 def send() -> None:
-                    own = StandIn(self_)  # the engine's sockets belong to its threads
+                    own = ManagerProxy(self_)  # the engine's sockets belong to its threads
                     try:
                         original(own, remote, dst_port, room, status, *args, **kwargs)
                     finally:

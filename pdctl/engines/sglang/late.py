@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdctl.engines import sites
 from pdctl.engines.base import Hooks, Site
-from pdctl.engines.sglang import seams, wanted
+from pdctl.engines.sglang import seams, slot_owner
 from pdctl.engines.sites import Write, WriteSites
 from pdctl.faults.table import FaultTable
 from pdctl.protocol.model import EventKind, Seam
@@ -34,7 +34,7 @@ def install(hooks: Hooks, scheduler: Any, recorder: Recorder, faults: FaultTable
     writes = _Writes(scheduler, recorder, faults, possible=not why_not)
     there = hooks.wrap(owner, "send_aux", "metadata", writes.make)
     detail = "MooncakeKVManager.send_aux"
-    aborts = wanted.watch_aborts(hooks, manager, faults)
+    aborts = slot_owner.watch_aborts(hooks, manager, faults)
     kinds = sites.seams(sites.WRITE_KINDS, there and not why_not, why_not or detail)
     return [Seam("events.metadata", there, detail), *kinds, aborts]
 
@@ -100,7 +100,7 @@ class _Writes:
                 late()
                 self._sent(manager, req, 0)
 
-            still_wanted = wanted.check(manager, req)
+            still_wanted = slot_owner.check(manager, req)
             if self._faults.hold(
                 fault, write_now, room=write.room, tp=write.tp, place=write.place, still_wanted=still_wanted
             ):
@@ -143,7 +143,7 @@ class LateWrite:
         self._start, self._length = start, sum(lengths)
         self._bases = list(kv_args.aux_data_ptrs)
         self._send_aux, self._req, self._targets, self._manager = send_aux, req, targets, manager
-        self._stand_in = StandIn(manager, SimpleNamespace(aux_data_ptrs=pointers, aux_item_lens=lengths))
+        self._proxy = ManagerProxy(manager, SimpleNamespace(aux_data_ptrs=pointers, aux_item_lens=lengths))
 
     def __call__(self) -> None:
         """Do the write, on a thread that is not the engine's."""
@@ -151,7 +151,7 @@ class LateWrite:
         # RDMA reads from registered memory only; over TCP this is a no-op.
         engine.register(self._start, self._length)
         try:
-            result = self._send_aux(self._stand_in, self._req, 0, self._targets)
+            result = self._send_aux(self._proxy, self._req, 0, self._targets)
         finally:
             engine.deregister(self._start)
             self.close()
@@ -160,7 +160,7 @@ class LateWrite:
 
     def set_room(self, rooms: Any, room: int) -> bool:
         """Change the room in the row. False if the row of ``MetadataBuffers.bootstrap_room`` is not found in it."""
-        for pointer, base in zip(self._stand_in.kv_args.aux_data_ptrs, self._bases, strict=True):
+        for pointer, base in zip(self._proxy.kv_args.aux_data_ptrs, self._bases, strict=True):
             if base == rooms.data_ptr():
                 ctypes.c_uint64.from_address(pointer).value = room
                 return True
@@ -168,10 +168,10 @@ class LateWrite:
 
     def close(self) -> None:
         """Close what the write opened."""
-        self._stand_in.close()
+        self._proxy.close()
 
 
-class StandIn:
+class ManagerProxy:
     """A proxy of the KV manager for its own functions on a thread of pdctl. It has its own sockets.
 
     kv_args: location of the row of a late write, None for the manager's own.
