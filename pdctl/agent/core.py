@@ -1,6 +1,6 @@
 """The agent of one rank: started once per process with an adapter, stopped when the process ends.
 
-What goes wrong here must not reach the engine: the recording can be off, the socket can be off, and the rank goes on.
+A failure here must not reach the engine. The recording or the socket may be off; the rank goes on.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class Agent:
         env: Mapping[str, str] = os.environ,
         says: Callable[[str], None] = log.info,
     ) -> Agent | None:
-        """Start the agent of this process and return it, or the one that is already there. Never raises.
+        """Start the agent of this process and return it; return a running agent unchanged. Never raises.
 
-        None when it is switched off (PDCTL_AGENT=off) or could not start; the reason is said, in one line.
+        None if it is switched off (PDCTL_AGENT=off) or could not start; one line of the log gives the reason.
         """
         with cls._starting:
             if cls.current is not None or _off(env, "PDCTL_AGENT"):
@@ -92,7 +92,7 @@ class Agent:
             return cls.current
 
     def start_line(self) -> str:
-        """Return the one line the agent logs: who it is and what is off, with the reason."""
+        """Return the line that the agent logs: the rank's identity, and the parts that are off, with the reason."""
         r = self.registration
         socket = " and ".join(filter(None, (r.endpoint, r.tcp, r.tcp_off))) or f"socket off ({r.endpoint_off})"
         recording = r.recording or f"recording off ({r.recording_off})"
@@ -101,7 +101,7 @@ class Agent:
         return f"pdctl agent {pdctl.__version__} in {self.identity.label}: {socket}, {recording}{seen}{armed}"
 
     def stop(self) -> None:
-        """End the agent: faults healed, hooks out, socket and registration gone, recording closed. Idempotent."""
+        """End the agent: heal faults, remove hooks, socket and registration, close the recording. Idempotent."""
         if Agent.current is self:
             Agent.current = None
         if os.getpid() != self.pid:
@@ -122,15 +122,15 @@ class Agent:
         if isinstance(self.recorder, RecordingWriter):
             self.recorder.stop()
 
-    def registered(self, r: paths.Registration) -> None:
-        """Say of this agent what ``r`` says, from now on, where it is registered and published."""
+    def update_registration(self, r: paths.Registration) -> None:
+        """Replace this agent's registration by ``r``, in the run directory and in the store."""
         self.registration = r
         paths.write_private(_registration_file(r), msgspec.json.encode(r))
         if self.publisher is not None:
             self.publisher.registration = r
 
     def note(self, text: str) -> None:
-        """Say something in the recording and in the engine's log. Never raises."""
+        """Write a note into the recording and the engine's log. Never raises."""
         try:
             self.recorder.event(EventKind.NOTE, text=text)
             log.warning("pdctl agent of %s: %s", self.identity.label, text)
@@ -138,16 +138,16 @@ class Agent:
             pass
 
     def _recording_stopped(self, reason: str) -> None:
-        """Say that nothing is recorded any more, in the engine's log and where the rank is registered."""
+        """Report the end of the recording in the engine's log and in the registration."""
         self.note(f"recording stopped: {reason}")
         if self.registration.endpoint:
             try:
-                self.registered(msgspec.structs.replace(self.registration, recording_off=reason))
+                self.update_registration(msgspec.structs.replace(self.registration, recording_off=reason))
             except OSError:
                 pass  # who asks the agent still hears it
 
     def thread_ended(self, why: str) -> None:
-        """Say in the recording and in the engine's log that nobody answers any more. Called by the thread that ends."""
+        """Report in the recording and the engine's log that the agent's thread has ended. The ending thread calls this."""
         try:
             self.recorder.event(EventKind.NOTE, text=f"{AGENT_ENDED}: {why}")
             log.warning("pdctl agent of %s has ended: %s; what is recorded goes on", self.identity.label, why)
@@ -155,7 +155,7 @@ class Agent:
             pass
 
     def _be_seen(self, env: Mapping[str, str]) -> Stacks | None:
-        """Let others see in where the agent can't answer; nothing that goes wrong here matters to anything else."""
+        """Let other processes of the user read this one if the agent can't answer. A failure here changes nothing else."""
         try:
             from pdctl.agent.visible import Stacks, allow_readers
 
@@ -170,7 +170,7 @@ class Agent:
     # ---- parts ------------------------------------------------------------------------------------------------------
 
     def _stamp(self, identity: Identity, env: Mapping[str, str], loaded_by: str) -> Identity:
-        """Return the adapter's identity with what the agent knows better."""
+        """Return the adapter's identity, completed with the fields that the agent knows."""
         return msgspec.structs.replace(
             identity,
             pid=self.pid,
@@ -262,7 +262,7 @@ class Agent:
         return r
 
     def _publish(self, env: Mapping[str, str]) -> Publisher | None:
-        """Publish where the agent is to be reached, where it was asked to listen for other hosts."""
+        """Publish the agent's endpoint in the store, if the agent listens for other hosts."""
         if not (self.registration.tcp or self.registration.tcp_off):
             return None
         try:

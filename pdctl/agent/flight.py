@@ -1,7 +1,7 @@
-"""PyTorch's flight recorder of this process, cut down to what is asked: which collectives each group did last.
+"""PyTorch's flight recorder of this process, reduced to the last collectives of each group.
 
-The dump covers the whole buffer and cost tens to hundreds of milliseconds for 1,800 entries, so it is taken on demand
-only, and only where a buffer was switched on at start.
+A dump covers the whole buffer; for 1,800 entries it took tens to hundreds of milliseconds. So it is taken on demand only, and
+only if the buffer was switched on at start.
 """
 
 from __future__ import annotations

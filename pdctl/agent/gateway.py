@@ -1,8 +1,7 @@
-"""The rank's side of its gateway: starts the process that listens for other hosts, hears what it says, starts it again.
+"""The rank's side of its gateway: start the process that listens for other hosts, read its messages, restart it.
 
-The engine's process holds two pipes of it and nothing else: no libzmq, no connection, no buffer. The gateway gets no
-descriptor of the engine and next to nothing of its environment. It ends when the rank does, however that ends. Standard
-library only.
+The engine's process holds only two pipes to the gateway: no libzmq, no connection, no buffer. The gateway gets no descriptor of
+the engine, and almost none of its environment. It ends with the rank, however the rank ends. Standard library only.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ _GIVES_BACK = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "131072", "MAL
 
 
 class Gateway:
-    """A gateway that listens. endpoint: ``tcp://HOST:PORT``; server_key: the public key clients know it by, "" where open.
+    """A running gateway. endpoint: ``tcp://HOST:PORT``. server_key: its public key for clients, "" if it is open.
 
-    After it was made all of it belongs to the agent's thread, which calls ``ready`` once a turn, and wakes for ``fileno``.
+    After construction only the agent's thread uses it. It calls ``ready`` once a turn, and wakes up for ``fileno``.
     """
 
     def __init__(
@@ -53,10 +52,10 @@ class Gateway:
         note: Callable[[str], None],
         rotated: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Start it and wait until it listens. Raises ValueError or OSError with the reason; nothing is left then.
+        """Start the gateway and wait until it listens. Raises ValueError or OSError with the reason; nothing is left then.
 
-        env: says where to listen, and where the keys are. socket_path: the rank's own socket, which it hands requests to.
-        note: told what is to be noted; rotated: told the public key by which clients know the gateway from now on.
+        env: variables with the listen address and the key directory. socket_path: the rank's own socket, which gets the
+        requests. note: callback for notes. rotated: callback for a new public key of the gateway.
         """
         listen = env.get("PDCTL_LISTEN", "")
         parse_listen(listen)
@@ -88,11 +87,11 @@ class Gateway:
             raise
 
     def fileno(self) -> int:
-        """Return the descriptor that can be read when there is something for ``ready`` to do, -1 where only time brings it."""
+        """Return the descriptor that becomes readable when ``ready`` has work, -1 if ``ready`` only waits for time."""
         return self._process.stdout.fileno() if self._process is not None and self._process.stdout is not None else -1
 
     def ready(self) -> None:
-        """Hear what the gateway says, without waiting, and start another one where it has ended and it is time to."""
+        """Read the gateway's messages, without waiting. Restart a gateway that has ended, when its delay is over."""
         now = time.monotonic()
         if not self._setup["thread"]:
             self._setup["thread"] = threading.get_native_id()
@@ -111,7 +110,7 @@ class Gateway:
         self._end()
 
     def forked(self) -> None:
-        """Let go of it in a forked child: it is the parent's."""
+        """Release the gateway in a forked child: it belongs to the parent."""
         self._close_pipes()
 
     def _close_pipes(self) -> None:
@@ -164,7 +163,7 @@ class Gateway:
             self._again("another gateway", f"{error}")
 
     def _again(self, who: str, why: str) -> None:
-        """Have another one started, the later the sooner they end."""
+        """Schedule a restart. The delay grows if gateways end soon after their start."""
         now = time.monotonic()
         lasted = now - self._began > _LASTED_S and self._listens
         self._pause_s = _PAUSES_S[0] if lasted else min(2 * self._pause_s, _PAUSES_S[1])
@@ -172,7 +171,7 @@ class Gateway:
         self._once(f"TCP socket: {who} {why}; another one is started")
 
     def _end(self) -> str:
-        """End the process, where there is one; returns how it has ended."""
+        """End the process, if there is one. Return how it ended."""
         process = self._process
         if process is None:
             return "has ended"
@@ -193,7 +192,7 @@ class Gateway:
                 os.write(self._process.stdin.fileno(), json.dumps(what).encode() + b"\n")
 
     def _hear(self) -> bool:
-        """Take what it has said; returns whether it can still say something."""
+        """Read its messages. Return whether more can come."""
         try:
             data = os.read(self.fileno(), 1 << 16)
         except BlockingIOError:
@@ -230,7 +229,7 @@ class Gateway:
             self._once(text)
 
     def _once(self, text: str) -> None:
-        """Note a text once, however many gateways say it."""
+        """Note a text once, even if several gateways send it."""
         if text not in self._noted and len(self._noted) < _MAX_NOTES:
             self._noted.add(text)
             self._note(text)
@@ -248,7 +247,7 @@ def _how(code: int | None) -> str:
 
 
 def _paths() -> list[str]:
-    """Return the directories that the gateway needs to import what it does: it looks into no others."""
+    """Return the import path of the gateway: only the directories that it needs."""
     found = [str(Path(pdctl.__file__).parent.parent)]
     for name in _NEEDS:
         spec = importlib.util.find_spec(name)  # without loading it

@@ -1,7 +1,7 @@
-"""How the agent gets into a rank that runs already: on a thread started from outside (``pdctl attach --inject-agent``).
+"""Start the agent in a rank that runs already, on a thread started from outside (``pdctl attach --inject-agent``).
 
-What came of it is left in a file for whoever started the thread; the engine's own output gets no word of it. Whoever takes
-that file away before the agent has started takes it back.
+The result goes into a file for the process that started the thread. Nothing goes to the engine's own output. If the file is
+removed before the agent has started, the agent does not start.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _start(env: Mapping[str, str]) -> str:
 
 
 def already(registration: Registration) -> str:
-    """Say that a process has an agent, where it is, and whether it takes faults."""
+    """Describe a process's existing agent: its socket, and whether it takes faults."""
     i = registration.identity
     armed = "armed" if i.armed else "not armed"
     return f"{ALREADY} ({i.loaded_by}, {armed}) at {registration.endpoint or registration.endpoint_off}"

@@ -1,9 +1,8 @@
 """The agent's socket for this host: a Unix stream socket, served without waiting by the agent's own thread.
 
-Nothing that clients do costs the rank more than is written here: connections, bytes that wait for somebody to read them, and
-time of the thread are counted, and whoever is over stands back. Connections of one process count together. Where the
-process has no descriptor left, one that was kept for this is used, by one client at a time. No library that could end the
-process is involved.
+The cost of clients for the rank is bounded: connections, unread bytes and time of the thread are counted, and a client over a
+bound must wait. Connections of one process count together. If the process has no descriptor left, a reserved descriptor
+serves one client at a time. No library that could end the process is used.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ _OUT_OF = frozenset((errno.EMFILE, errno.ENFILE))
 
 
 class _Connection:
-    """One client. since: when what it is in the middle of began, or last went on."""
+    """One client. since: start, or last progress, of its unfinished request or answer."""
 
     __slots__ = ("alone", "out", "peer", "reader", "served", "since", "socket")
 
@@ -71,7 +70,7 @@ class _Connection:
         return sum(map(len, self.out))
 
     def over(self, now: float, *, room: bool) -> bool:
-        """Whether it has kept what it holds for too long. room: whether there is room for others."""
+        """Return whether it has held its connection for too long. room: whether there is room for other clients."""
         kept = now - self.since
         if self.out:
             return kept > (STALLED_S if room else ROOM_S)
@@ -126,7 +125,7 @@ class LocalSocket:
         self._serve(poll.poll(min(wait_ms, PAUSE_S * 1e3) if held_up else wait_ms))
 
     def _watch(self, poll: select.poll, now: float) -> bool:
-        """Say what is waited for; returns whether somebody is not waited for who may be soon."""
+        """Register the descriptors to wait for. Return whether a client is left out that may be served soon."""
         listens = self._accepts and now >= self._accept_at
         if listens:
             poll.register(self._listener, select.POLLIN)
@@ -146,7 +145,7 @@ class LocalSocket:
         return not any(one.alone for one in self._connections.values())
 
     def _serve(self, ready: list[tuple[int, int]]) -> None:
-        """Serve those who are ready, a request each, those first who were not served for longest."""
+        """Serve the ready clients, one request each. The client that waited longest is first."""
         end = time.monotonic() + _TURN_S
         listener = self._listener.fileno()
         fds = {fd for fd, _ in ready}
@@ -219,7 +218,7 @@ class LocalSocket:
                 self._end(self._to_go())
 
     def _accepted(self) -> socket.socket | None:
-        """Return the next connection. Where descriptors are scarce it takes the place of the one in reserve."""
+        """Accept the next connection. If descriptors are scarce, it uses the reserved one."""
         try:
             made, _ = self._listener.accept()
         except OSError as error:
@@ -234,7 +233,7 @@ class LocalSocket:
         return made
 
     def _scarce(self) -> None:
-        """Give the descriptors back to the engine that clients hold who ask nothing, and the one in reserve for the next."""
+        """Close idle connections, so the engine gets their descriptors. Free the reserved descriptor for the next client."""
         for one in [one for one in self._connections.values() if not (one.out or one.reader.held)]:
             self._end(one)
         if self._reserve >= 0:
@@ -248,7 +247,7 @@ class LocalSocket:
                 self._reserve = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
 
     def _to_go(self) -> _Connection:
-        """Return the connection that makes room: of the process that has most of them, the one not served for longest."""
+        """Return the connection to close for a new one: the least recently served one of the process with most connections."""
         count = Counter(one.peer for one in self._connections.values())
         return min(self._connections.values(), key=lambda one: (-count[one.peer], one.served))
 
@@ -291,7 +290,7 @@ class LocalSocket:
         return made
 
     def _look(self, now: float) -> None:
-        """Bind the socket again where its name is gone, and take a descriptor in reserve where there was none."""
+        """Bind the socket again if its file is gone, and reserve a descriptor if none is reserved."""
         if now < self._look_at:
             return
         self._look_at = now + LOOK_S
@@ -308,7 +307,7 @@ class LocalSocket:
         self._note("its socket was taken away; it listens at the same name again")
 
     def _lost(self) -> bool:
-        """Whether nobody can come in by the name: it is gone, or is a socket on which nobody listens any more."""
+        """Return whether the socket's file is gone, or is a socket on which nobody listens."""
         try:
             there = self._path.lstat()
         except OSError:
@@ -331,13 +330,13 @@ class LocalSocket:
             self._note(text)
 
     def close(self) -> None:
-        """End all connections and stop to listen; the name stays."""
+        """End all connections and stop listening. The socket's file stays."""
         for one in list(self._connections.values()):
             self._end(one)
         self.forked()
 
     def forked(self) -> None:
-        """Let go of everything in a forked child; the parent's own connections stay as they are."""
+        """Release everything in a forked child. The parent's connections stay as they are."""
         for one in self._connections.values():
             one.socket.close()
         self._connections.clear()

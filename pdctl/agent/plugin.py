@@ -1,4 +1,4 @@
-"""How the agent gets into an SGLang scheduler process, from the engine's plug-in group or from a start-up file.
+"""Start the agent in an SGLang scheduler process, from the engine's plug-in group or from a start-up file.
 
 Both ways end in :func:`after_scheduler`, called with each scheduler right after its ``__init__``: the process groups,
 queues and buffers exist then, and the event loop has not begun. Never earlier: a thread started while modules are still

@@ -1,8 +1,8 @@
-"""Publishes where the agent can be reached, in the job's own TCPStore: so that one address is enough to find all ranks.
+"""Publish the agent's endpoint in the job's own TCPStore. So one address is enough to find all ranks.
 
-A thread of its own with a connection of its own: a blocking call of the store's client holds that client's lock, and where
-the store's host accepts and never answers it comes back never, whatever its timeout (torch 2.13). Then this thread is lost and
-nothing else. torch is used as the rank has loaded it. Nothing is published where the agent was not asked to listen.
+The publisher has its own thread and its own connection. A blocking call of the store's client holds that client's lock. If the
+store's host accepts and never answers, the call never returns, whatever its timeout (torch 2.13); then only this thread
+is lost. torch is used as the rank has loaded it. An agent that does not listen for other hosts publishes nothing.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d
 def store_address(env: Mapping[str, str]) -> tuple[str, int] | None:
     """Return host and port of the job's TCPStore, None where there is none or PDCTL_STORE=off.
 
-    PDCTL_STORE=HOST:PORT names one; else it is the one that torch.distributed was initialised with, whatever that was told
-    (SGLang's dist_init_addr or nccl port, an init method, torchrun's environment). Its object is asked nothing but its address.
+    PDCTL_STORE=HOST:PORT names one. Otherwise it is the store that torch.distributed was initialised with, from any source
+    (SGLang's dist_init_addr or nccl port, an init method, torchrun's environment). Only the store's address is read.
     """
     wish = env.get("PDCTL_STORE", "").strip()
     if wish.lower() == "off":
@@ -55,8 +55,8 @@ def store_address(env: Mapping[str, str]) -> tuple[str, int] | None:
 def reachable(r: Registration, store_host: str, env: Mapping[str, str]) -> str:
     """Return the rank's TCP endpoint as other hosts reach it, "" where it has none.
 
-    Where it listens on every address that is PDCTL_ADVERTISE, else the address this host talks to the store from, or to the
-    world where the store is on this host. No packet is sent to find out.
+    PDCTL_ADVERTISE replaces the address, if set. For a rank that listens on every address it is this host's source address
+    towards the store, or the default source address if the store is on this host. No packet is sent to find this out.
     """
     if not r.tcp:
         return ""
@@ -74,7 +74,7 @@ def reachable(r: Registration, store_host: str, env: Mapping[str, str]) -> str:
 
 
 def _from_here(other: str) -> str:
-    """Return the address of this host from which ``other`` would be talked to, "" where it would not."""
+    """Return this host's source address towards ``other``, "" if there is no route."""
     try:
         [(family, *_), *_] = socket.getaddrinfo(other, 9, type=socket.SOCK_DGRAM)
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -102,7 +102,7 @@ class Publisher:
         self._thread.start()
 
     def stop(self) -> None:
-        """Say in the store that the agent has ended, and end; not waited for where the store does not answer."""
+        """Write the end of the agent into the store, and end. A store that does not answer is not waited for."""
         self._over.set()
         self._thread.join(timeout=0.5)
 

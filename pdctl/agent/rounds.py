@@ -1,4 +1,4 @@
-"""One round as a tap knows it, and the run of equal rounds it belongs to: what changed, and the records of it."""
+"""One round as a tap sees it, and its run of equal rounds: the changes, and their records."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Seen:
         return kept
 
     def changed_since(self, known: Seen, phase: int) -> list[int]:
-        """Return the indices at which a reader who knows ``known`` would be wrong or has nothing."""
+        """Return the indices at which a reader that knows ``known`` lacks or has a wrong value."""
         changed = set(range(len(known.gated), len(self.gated)))
         changed.update(_differ(known.gated, self.gated))
         if self.local is not self.gated or known.local is not known.gated:
@@ -78,7 +78,7 @@ class Seen:
 
 
 class Stream:
-    """The rounds of one queue over one group: the run it is in and what a reader knows before that run."""
+    """The rounds of one queue over one group: the current run, and the state that a reader knows before it."""
 
     __slots__ = (
         "after_hash",
@@ -264,7 +264,7 @@ def gone_from(before: Sequence[Any], after: Sequence[Any]) -> list[int]:
 
 
 def action_of(reduced: int) -> int:
-    """Return the Action that a reduced poll led to on a request that left, where the engine's own decision was not seen."""
+    """Infer, from the reduced poll, the Action for a request that left, if the engine's own decision was not seen."""
     if reduced == KVPoll.SUCCESS:
         return int(Action.COMMITTED)
     if reduced == KVPoll.FAILED:

@@ -1,4 +1,4 @@
-"""What the agent's thread needs of the agent that it serves."""
+"""The interface of an agent towards its thread."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Served(Protocol):
     faults: FaultTable
     recorder: RecordingWriter | NullRecorder
 
-    def registered(self, r: Registration) -> None:
-        """Say of this agent what ``r`` says, from now on."""
+    def update_registration(self, r: Registration) -> None:
+        """Replace this agent's registration by ``r``."""
 
     def note(self, text: str) -> None:
-        """Say something in the recording and in the engine's log. Never raises."""
+        """Write a note into the recording and the engine's log. Never raises."""
 
     def thread_ended(self, why: str) -> None:
-        """Say that nobody answers any more."""
+        """Report that the agent's thread has ended."""
 
     def stop(self) -> None:
         """End the agent."""

@@ -1,8 +1,8 @@
 """The agent's thread: answers the rank's socket while the rank's main thread does whatever it does.
 
-Nothing that arrives here can end the thread: what can't be read is answered with an error, or ends its connection. Where
-something else ends it, it is not started again: it closes its socket, so that nobody waits for it, and says so in the
-recording, which the engine's own threads go on writing. Faults end without it.
+No request can end the thread: an unreadable request gets an error, or ends its connection. If anything else ends the thread, it
+is not started again. It closes its socket, so that no client waits for it, and notes its end in the recording, which the
+engine's threads go on writing. Faults end without this thread.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Server:
     def start(self, path: Path, env: Mapping[str, str]) -> Registration:
         """Bind the socket to ``path`` (mode 0600) and start the thread. Raises OSError, RuntimeError without a thread.
 
-        env: where PDCTL_LISTEN asks for it, a gateway listens on TCP as well; where it can't, the registration that is
-        returned says why, and the rest goes on.
+        env: if PDCTL_LISTEN is set, a gateway listens on TCP as well. If the gateway fails, the returned registration says
+        why, and the rest goes on.
         """
         self._socket = LocalSocket(path, self._reply, self._agent.note)
         try:
@@ -69,7 +69,7 @@ class Server:
         return self._registration
 
     def _listen(self, path: Path, env: Mapping[str, str]) -> None:
-        """Start the gateway where one is asked for, and say in the registration what came of it."""
+        """Start the gateway if one is requested, and put the result into the registration."""
         if not env.get("PDCTL_LISTEN", "").strip():
             return
         r = self._registration
@@ -91,7 +91,7 @@ class Server:
         self._registration = msgspec.structs.replace(self._registration, server_key=server_key)
         self._answers.registration = self._registration
         try:
-            self._agent.registered(self._registration)
+            self._agent.update_registration(self._registration)
         except OSError as error:
             self._agent.note(f"its registration still names its former key: {error.strerror or error}")
 
@@ -103,7 +103,7 @@ class Server:
             self._close()
 
     def forked(self) -> None:
-        """Let go of the parent's connections in a forked child: they would seem open for as long as it lives."""
+        """Release the parent's connections in a forked child: otherwise they would stay open as long as the child lives."""
         for part in (self._socket, self._gateway):
             if part is not None:
                 part.forked()

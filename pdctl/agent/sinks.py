@@ -1,4 +1,4 @@
-"""What a tap writes to and how it reads a queue; a recording is one such sink, an engine adapter gives the view."""
+"""Interfaces of a tap: the sink that it writes to (a recording), and the view of a queue (from an engine adapter)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pdctl.recording import format as f
 
 
 class Live(Protocol):
-    """Where the run that a stream is in is kept; :class:`pdctl.recording.writer.LiveRun` is one."""
+    """The store for a stream's current run; :class:`pdctl.recording.writer.LiveRun` is one."""
 
     words: memoryview[int]
     """Stored into, then flushed, when the run is entered once more: 1 the time, 0 ``tag | repeat``; when applied 2 the same."""
@@ -43,7 +43,7 @@ class Sink(Protocol):
 
 
 class Recorder(Sink, Protocol):
-    """What an adapter gets from the agent to write to: a recording, or the null recorder when recording is off."""
+    """The recorder that an adapter gets from the agent: a recording, or the null recorder if recording is off."""
 
     def pulse(self, ticks: int, mono_ns: int) -> None:
         """Store that the scheduler took a turn."""

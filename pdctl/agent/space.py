@@ -1,4 +1,4 @@
-"""How much room a recording may take, and which old ones make way. Shared memory is the engine's first, then ours."""
+"""The size of a new recording, and which old recordings to remove. The engine has priority in shared memory."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _MOST_FILES = 4096
 def recording_size(folder: Path, wanted: str) -> int:
     """Return the size in bytes of a new recording in ``folder``.
 
-    wanted: PDCTL_RECORD_SIZE, which is taken as it is where that much is free; where it is empty the default, or less where
-    space is short. Raises ValueError when it is no number of bytes, OSError when there is not even room for a small recording.
+    wanted: PDCTL_RECORD_SIZE, used as it is if so much space is free. If it is empty: the default, or less if space is short.
+    Raises ValueError if it is no number of bytes, OSError if there is no space even for a small recording.
     """
     found = os.statvfs(folder)
     free = found.f_bavail * found.f_frsize
@@ -55,10 +55,10 @@ class _Left:
 
 
 def make_way(folders: list[Path], own: Identity) -> int:
-    """Remove what dead ranks of this host and service left, but for the KEEP_STARTS newest earlier starts.
+    """Remove the files of dead ranks of this host and service, except for the KEEP_STARTS newest earlier starts.
 
-    Returns the number of ranks whose files were removed. Ranks of ``own``'s start, of other services and hosts, and
-    whatever can't be read stay. Never raises.
+    Return the number of ranks whose files were removed. Files of ``own``'s start, of other services and hosts, and unreadable
+    files stay. Never raises.
     """
     left: dict[str, _Left] = {}
     for folder in folders:
@@ -88,7 +88,7 @@ def make_way(folders: list[Path], own: Identity) -> int:
 
 
 def _left(path: Path, own: Identity) -> _Left | None:
-    """Return what ``path`` is of, None unless it is a dead rank's of an earlier start of the same server."""
+    """Return the dead rank that ``path`` belongs to, None unless it is of an earlier start of the same server."""
     try:
         stem = paths.parse_stem(path.name)
         if stem is None or path.suffix not in (paths.RECORDING_SUFFIX, paths.REGISTRATION_SUFFIX):
@@ -106,7 +106,7 @@ def _left(path: Path, own: Identity) -> _Left | None:
 
 
 def _may_live(pid: int, start: int) -> bool:
-    """Return whether this process is there; True where that can't be seen, as without a descriptor left to look with."""
+    """Return whether this process may still run; True if that is unknown, for instance if no descriptor is left."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):

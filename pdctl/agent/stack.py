@@ -1,4 +1,4 @@
-"""Where a thread of this process is, read from another thread of it.
+"""The stack of a thread of this process, read from another thread.
 
 Only the GIL is needed. Frames are walked through ``f_back`` and plain attributes. Locals are read of one frame only,
 the innermost one of torch.distributed's own code, and of them only the group and the tensor: reading them takes a
@@ -77,7 +77,7 @@ def call_of(
     group_kind: Callable[[Any], str],
     step_of: Callable[[tuple[Frame, ...]], str],
 ) -> Call:
-    """Return the call the thread of ``frame`` is in; what can't be told stays unknown. Never raises.
+    """Return the call that the thread of ``frame`` is in. Fields that can't be read stay unknown. Never raises.
 
     stack is :func:`frames_of` of the same frame; group_kind and step_of are the adapter's.
     """
@@ -101,8 +101,8 @@ def call_of(
 def counts(group_kind: Callable[[Any], str]) -> tuple[GroupCount, ...]:
     """Return how many collectives this rank has entered in each of its groups of more than one. Never raises.
 
-    Nothing where torch is not loaded or keeps its groups elsewhere (they are in ``_world.pg_names`` in torch 2.0 to 2.13).
-    A group whose backend does not count is left out.
+    Empty if torch is not loaded, or keeps its groups elsewhere than in ``_world.pg_names`` (torch 2.0 to 2.13). A group whose
+    backend does not count is left out.
     """
     found = []
     c10d = sys.modules.get("torch.distributed.distributed_c10d")

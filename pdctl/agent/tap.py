@@ -10,8 +10,8 @@ The engine adapter calls, in this order and once per turn of the scheduler:
     tap.decided(entry, action, found) the engine committed, failed or kept an entry, as seen at its own seam
     tap.leave(queue)                  the turn is over; this is the queue now
 
-A turn that is equal to the one before costs a few list comparisons in C and two writes of a few words: before the collective
-and when it is over; everything else is done only when something changed, and then for what changed.
+A turn that equals the one before costs a few list comparisons in C and two writes of a few words, before and after the
+collective. All other work is done only for changes.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class QueueTap:
             self._flush()  # else it is in the file when the round that follows is entered
 
     def polled(self, pollers: list[Any]) -> None:
-        """Take the pollers of this turn, one per entry; the same objects in the same order mean the same requests."""
+        """Take the pollers of this turn, one per entry. The same objects in the same order mean the same requests."""
         if self._polled:
             return  # one poll function of the engine calls another
         self._polled = True

@@ -1,6 +1,6 @@
-"""What lets others see into this process when its agent can't answer: leave to be read, and stacks on a signal.
+"""Two aids for a process whose agent can't answer: permission to read it, and stacks on a signal.
 
-Neither changes what the engine does: the signal is taken only where nothing else in the process has it.
+Neither changes the engine's behaviour: the signal is used only if nothing else in the process uses it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _ANY = ctypes.c_ulong(-1)
 
 
 def allow_readers(env: Mapping[str, str]) -> bool:
-    """Let other processes of the same user read this one, where Yama would keep that for its parents.
+    """Let other processes of the same user read this one, although Yama would allow it to ancestors only.
 
-    PDCTL_READERS=off leaves it. Returns whether the kernel has taken it; without Yama there is nothing to take.
+    PDCTL_READERS=off changes nothing. Return whether the kernel accepted the call; without Yama it does not.
     """
     if env.get(READERS, "").strip().lower() in ("0", "off", "no", "false"):
         return False
@@ -31,9 +31,9 @@ def allow_readers(env: Mapping[str, str]) -> bool:
 
 
 class Stacks:
-    """All threads' stacks, appended to ``path`` whenever the signal comes, by code in C that needs no GIL.
+    """Append the stacks of all threads to ``path`` on a signal. C code does this, without the GIL.
 
-    The signal is SIGUSR1 or what PDCTL_STACKS_SIGNAL names; ``off`` for none. off: why it is not so, "" while it is.
+    The signal is SIGUSR1, or the one that PDCTL_STACKS_SIGNAL names; ``off`` for none. off: why it is off, "" while it is on.
     """
 
     def __init__(self, path: Path, env: Mapping[str, str]) -> None:
@@ -76,7 +76,7 @@ class Stacks:
 
 
 def taken(number: int) -> bool:
-    """Return whether this process catches, ignores or blocks a signal, whoever in it does. True where that can't be seen."""
+    """Return whether any code in this process catches, ignores or blocks a signal. True if that is unknown."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         masks = [int(line.split(":")[1], 16) for line in lines if line.startswith(("SigCgt:", "SigIgn:", "SigBlk:"))]

@@ -19,7 +19,7 @@ from pdctl.commands.options import (
     find,
     reach_of,
 )
-from pdctl.inject.parameter import words
+from pdctl.inject.parameter import format_fault
 from pdctl.protocol import durations
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Document, Format, Output
@@ -202,7 +202,7 @@ def _show(out: Output, rows: list[FaultRow], silent: list[str], code: Exit = Exi
         for name in ("VISITS", "ELIGIBLE", "FIRED", "HELD"):
             table.add_column(name, justify="right")
         for row in rows:
-            kind = words(row.kind, row.delay_s, row.value)
+            kind = format_fault(row.kind, row.delay_s, row.value)
             counts = (str(count) for count in (row.visits, row.eligible, row.fired, row.held))
             table.add_row(row.fault, kind, row.target, f"{row.rank} pid {row.pid}", row.owner, _state(row), *counts)
         console.print(table)
@@ -222,7 +222,7 @@ def _draw_blocks(rows: list[FaultRow], console: Console) -> None:
     from rich.padding import Padding
 
     for row in rows:
-        console.print(f"{row.fault}  {words(row.kind, row.delay_s, row.value)}", style="bold")
+        console.print(f"{row.fault}  {format_fault(row.kind, row.delay_s, row.value)}", style="bold")
         for line in (
             _state(row),
             f"aims at {row.target}",

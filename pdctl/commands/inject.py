@@ -21,7 +21,7 @@ from pdctl.commands.options import (
     reach_of,
 )
 from pdctl.faults.kinds import KINDS, Parameter
-from pdctl.inject.parameter import words
+from pdctl.inject.parameter import format_fault
 from pdctl.inject.planned import draw, dry_run_of, placed
 from pdctl.protocol import durations
 from pdctl.protocol.errors import Exit, PdctlError
@@ -173,20 +173,22 @@ def command(
 def _planned(everything: Found, client: Client, wish: Wish, reach: Reach) -> Plan:
     """Return the plan. Raises PdctlError, which also tells of ranks without an agent where no other one is meant."""
     from pdctl.inject.plan import plan
-    from pdctl.inject.session import know
+    from pdctl.inject.session import load_known
     from pdctl.targets.sources import agentless
 
     try:
-        return plan(know(client, everything.ranks), _with_room(wish, client, everything))
+        return plan(load_known(client, everything.ranks), _with_room(wish, client, everything))
     except PdctlError as error:
         if error.code is not Exit.PARTIAL or everything.elsewhere:
             raise
         env = reach.environment()
-        there = agentless.choose(agentless.wanted(env), everything.ranks, run_dir=bool(env.get("PDCTL_RUN_DIR")))
+        there = agentless.select_processes(
+            agentless.parse_setting(env), everything.ranks, run_dir=bool(env.get("PDCTL_RUN_DIR"))
+        )
         if not there.living:
             raise
         pids = ", ".join(str(one.pid) for one in there.living[:8])
-        step = f"{error.next_step}; without an agent: pid {pids}. {agentless.put_in(there.attach)}"
+        step = f"{error.next_step}; without an agent: pid {pids}. {agentless.attach_hint(there.attach)}"
         raise PdctlError(error.message, step, error.code) from None
 
 
@@ -212,7 +214,7 @@ def _others(planned: Plan) -> list[str]:
     """Return a line for each fault in place already."""
     said = {fault.id: fault for _, fault in planned.others}.values()
     return [
-        f"also in place: {fault.id} of {fault.owner or 'unknown'}, {words(fault.kind, fault.delay_s, fault.value)}"
+        f"also in place: {fault.id} of {fault.owner or 'unknown'}, {format_fault(fault.kind, fault.delay_s, fault.value)}"
         f" for {fault.target}"
         for fault in said
     ]

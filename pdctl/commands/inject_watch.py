@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pdctl.faults.kinds import KINDS
 from pdctl.faults.limits import LEASE_S
 from pdctl.inject import healing
-from pdctl.inject.parameter import words
+from pdctl.inject.parameter import format_fault
 from pdctl.inject.session import BEAT_S, Counts, Session
 from pdctl.protocol import durations
 from pdctl.protocol.errors import Exit
@@ -138,7 +138,7 @@ class Foreground:
     def _say_placed(self) -> None:
         args = self._session.args
         names = ", ".join(rank.identity.selector for rank in self._session.ranks)
-        fault = words(args.kind, args.delay_s, args.value)
+        fault = format_fault(args.kind, args.delay_s, args.value)
         aimed = KINDS[args.kind].aim.value
         where = f"{aimed} {args.target}" + (f", placed on {names}" if names != args.target else "")
         self._out.note(f"{args.id}: {fault}, {where}, for {durations.show(self._for_s)}; Ctrl-C heals")

@@ -19,7 +19,7 @@ from pdctl.report.output import Format, Output
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pdctl.replay.groups import Target
+    from pdctl.replay.groups import GroupQueue
     from pdctl.replay.model import ReplayDocument, ReplayGroup, ReplayRun
     from pdctl.replay.plan import Plan
     from pdctl.replay.worker_log import Options
@@ -100,7 +100,7 @@ def plans_of(trace: Path, asked: Asked) -> tuple[list[Plan], list[str]]:
     return plans, problems
 
 
-def _targets(trace: Path, asked: Asked) -> tuple[list[Target], list[str]]:
+def _targets(trace: Path, asked: Asked) -> tuple[list[GroupQueue], list[str]]:
     from pdctl.commands.options import find
     from pdctl.probes.queues.collect import collect
     from pdctl.probes.view import View

@@ -1,7 +1,7 @@
-"""What an engine adapter gives to the agent, and the guarded hooks it is built from.
+"""The interface of an engine adapter to the agent, and the guarded hooks of an adapter.
 
-A hook can not hurt the engine: what pdctl does around an engine function runs inside a Site, which swallows and counts
-every exception and removes itself after the third. The engine's own exceptions pass through untouched.
+A hook can't harm the engine: pdctl's code around an engine function runs inside a Site. A Site catches and counts every
+exception, and removes itself after the third. The engine's own exceptions pass unchanged.
 """
 
 from __future__ import annotations
@@ -86,22 +86,22 @@ class Hooks:
 class Adapter(Protocol):
     """One engine in one rank, as the agent uses it.
 
-    ``identity`` and ``install`` run on the thread that starts the agent, the rest on the agent's own thread while the
-    engine runs. An adapter may also have ``poll_awaited() -> bool``: the agent calls it about four times a second, and
-    every 20 ms while it returns True, so that metadata that comes late is seen landing (EventKind.LANDED).
-    On ranks that receive metadata it should have ``transfer_address() -> str``: the address under which the sending
-    side's fault site knows this rank (Mooncake: the session id), "" where unknown: it alone tells two servers apart.
-    A rank that carries the site of a fault has a present Seam ``fault.<kind>`` (``fault.delay-metadata`` where metadata
-    is written), with the engine's function as its detail; the same Seam, not present, where the function is missing.
+    ``identity`` and ``install`` run on the thread that starts the agent. All other methods run on the agent's own thread while
+    the engine runs. An adapter may also have ``poll_awaited() -> bool``. The agent calls it about four times a second, and
+    every 20 ms while it returns True, to see late metadata land (EventKind.LANDED).
+    On ranks that receive metadata it should have ``transfer_address() -> str``: the address of this rank at the sender's fault
+    site (Mooncake: the session id), "" if unknown. Only this address distinguishes two servers.
+    A rank with the site of a fault has a present Seam ``fault.<kind>`` (``fault.delay-metadata`` for metadata writes); its
+    detail is the engine's function. If the function is missing, the Seam is there and not present.
     """
 
     hooks: Hooks
 
     def identity(self) -> Identity:
-        """Return who this rank is. The agent itself fills in pid, start times, ``armed`` and ``loaded_by``."""
+        """Return the rank's identity. The agent itself fills in pid, start times, ``armed`` and ``loaded_by``."""
 
     def install(self, recorder: Recorder, faults: FaultTable) -> None:
-        """Put the hooks in: rounds and events go to ``recorder``, the fault sites ask ``faults``."""
+        """Install the hooks. Rounds and events go to ``recorder``; the fault sites call ``faults``."""
 
     def seams(self) -> tuple[Seam, ...]:
         """Return what was looked for in the engine's code and whether it is there."""
@@ -113,7 +113,7 @@ class Adapter(Protocol):
         """Return ``queue/group kind`` → ordinal of the last round entered."""
 
     def queues(self) -> tuple[dict[str, list[QueueEntry]], dict[str, str]]:
-        """Return the queues as they are now and the reasons for those that can't be read."""
+        """Return the present queues, and the reason for each queue that can't be read."""
 
     def slots(self) -> list[SlotEntry]:
         """Return the metadata slots that belong to a request now."""

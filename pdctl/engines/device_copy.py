@@ -1,6 +1,6 @@
-"""Copies rows off a device on a stream of our own, and gives up in time: the engine's streams are never waited for.
+"""Copy rows from a device on pdctl's own stream, with a time limit. pdctl never waits for the engine's streams.
 
-A copy that is under way when we give up goes on by itself; its memory stays ours until it has ended.
+After the time limit a copy under way goes on by itself. Its memory is kept until it has ended.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class DeviceCopy:
         self._under_way = False
 
     def rows(self, tensors: dict[str, Any], slots: Sequence[int], wait_s: float) -> dict[str, Any] | None:
-        """Return host tensors that hold the rows of ``slots``, at the same places; None when ``wait_s`` was too short."""
+        """Return host tensors with the rows of ``slots`` at the same indices; None if ``wait_s`` was too short."""
         deadline = time.monotonic() + wait_s
         if self._under_way and not wait_until(self._event.query, deadline):
             return None

@@ -1,6 +1,6 @@
-"""Slots that read 0 when their request polled Success: kept until its metadata lands, however late that is.
+"""Slots that read 0 when their request polled Success. They are watched until the metadata lands, however late.
 
-The engine itself looks again only at its next poll; a rank that hangs never does.
+The engine itself reads the slot again only at its next poll. A rank that hangs never does.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Landings:
         self._awaited: dict[int, _Awaited] = {}
 
     def expect(self, slot: int, room: int) -> None:
-        """Remember that ``slot`` read 0 although the poll of ``room`` is Success; the first time counts."""
+        """Note that ``slot`` read 0 although the poll of ``room`` is Success. The first time counts."""
         known = self._awaited.get(slot)
         if known is None or known.room != room:
             self._awaited[slot] = _Awaited(room, self._clock())

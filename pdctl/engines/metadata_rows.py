@@ -1,7 +1,7 @@
-"""Reads metadata rows next to a working engine: rooms and checksums, never contents.
+"""Read metadata rows beside a working engine: rooms and checksums, never contents.
 
-Rows in host memory are read where they are, twice, without stopping anybody. Rows on a device come through
-:mod:`pdctl.engines.device_copy`, which waits for nothing the engine does.
+Rows in host memory are read in place, twice, without stopping any thread. Rows on a device come through
+:mod:`pdctl.engines.device_copy`, which never waits for the engine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PAUSE_S = 2e-5
 
 @dataclass(frozen=True)
 class Buffers:
-    """Where a rank's rows are. owner: the engine's MetadataBuffers; allocator: who gives its slots out.
+    """The metadata buffers of a rank. owner: the engine's MetadataBuffers. allocator: the allocator of its slots.
 
     taken: slot → monotonic ns at which it was taken. aux, gate, zeroed: as in :class:`pdctl.protocol.metadata.Metadata`.
     """
@@ -71,7 +71,7 @@ class MetadataReader:
         self._copy: DeviceCopy | None = None
 
     def prepare(self) -> None:
-        """Set pinned memory aside where rows are on a device: later, that could wait for what the device does."""
+        """Allocate pinned memory if the rows are on a device. A later allocation could wait for the device."""
         buffers = self._buffers()
         tensors = tensors_of(buffers.owner) if buffers is not None else {}
         if tensors and tensors[ROOM].device.type == "cuda":
@@ -93,7 +93,7 @@ class MetadataReader:
             rooms, not_read = _rooms_in(tensors[ROOM], everywhere), ""
         else:
             rooms, not_read = self._fetch(everywhere, {ROOM: tensors[ROOM]}, wanted.wait_s, str(device))
-        slots = chosen(wanted, everywhere, free, held, rooms)
+        slots = select_slots(wanted, everywhere, free, held, rooms)
         left_out = max(0, len(slots) - MAX_SLOTS)
         slots = slots[:MAX_SLOTS]
         sums: dict[int, tuple[int, ...]] = {}
@@ -175,10 +175,10 @@ def _since(taken: int | None, now: int) -> float:
     return -1.0 if taken is None else max(0.0, (now - taken) / 1e9)
 
 
-def chosen(
+def select_slots(
     wanted: Wanted, everywhere: range, free: set[int], held: Sequence[Holder], rooms: dict[int, int]
 ) -> list[int]:
-    """Return the slots asked for, of those in ``everywhere``; ``rooms``: those in them."""
+    """Return the requested slots among ``everywhere``. ``rooms``: the room in each slot."""
     if wanted.slots:
         return [slot for slot in wanted.slots if slot in everywhere]
     if wanted.every:
@@ -196,7 +196,7 @@ def _row_bytes(tensor: Any) -> int:
 
 
 def _rooms_in(rooms: Any, slots: Iterable[int]) -> dict[int, int]:
-    """Return slot → room. Read from memory: torch knows too little of 64-bit unsigned numbers on some devices."""
+    """Return slot → room. It reads the memory directly: torch lacks 64-bit unsigned operations on some devices."""
     base, step = rooms.data_ptr(), _row_bytes(rooms)
     return {slot: ctypes.c_uint64.from_address(base + slot * step).value for slot in slots}
 
@@ -212,7 +212,7 @@ def _row_sums(tensors: Iterable[Any], slot: int) -> tuple[int, ...]:
 def _sums(
     tensors: dict[str, Any], slots: Sequence[int], rooms: dict[int, int]
 ) -> tuple[dict[int, tuple[int, ...]], set[int]]:
-    """Return the rows' checksums, and the slots in which something changed between two looks; updates ``rooms``."""
+    """Return the rows' checksums, and the slots that changed between two reads. Updates ``rooms``."""
     sums: dict[int, tuple[int, ...]] = {}
     changing: set[int] = set()
     for start in range(0, len(slots), _AT_A_STRETCH):
@@ -228,4 +228,4 @@ def _sums(
     return sums, changing
 
 
-__all__ = ["Buffers", "MetadataReader", "chosen", "holders", "tensors_of"]
+__all__ = ["Buffers", "MetadataReader", "holders", "select_slots", "tensors_of"]

@@ -1,8 +1,8 @@
-"""The hooks at the polls, which every engine of SGLang's shape shares: methods that poll a queue, poll functions, the
-metadata gate, the collective.
+"""Hooks at the polls, for all engines with SGLang's structure: methods that poll a queue, poll functions, the metadata gate,
+the collective.
 
-They run in every turn of the scheduler, on a core that other work has had in between, so that each function called and
-each object looked at costs: a turn that is like the one before passes through as few as possible.
+They run in every turn of the scheduler, with cold caches. So each call and each object costs time, and a turn that equals the
+one before uses as few as possible.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class PollHooks:
-    """The part that every engine of SGLang's shape shares: methods that poll a queue, poll functions, the collective.
+    """The poll hooks of one rank, for all engines with SGLang's structure.
 
-    group_index: gives the number (index into Identity.groups) of a torch process group, negative for one that is not
-    worth recording. One poll may reduce over several groups, and over the same one twice: that is one round of it.
+    group_index: returns the index of a torch process group in Identity.groups, negative for a group that is not recorded.
+    One poll may reduce over several groups, and twice over the same group: that is one round of the group.
     sites: the fault sites at polls, None on a rank that takes no faults.
-    The scheduler is single-threaded, so the tap that is being polled is one variable.
+    The scheduler is single-threaded, so one variable holds the current tap.
     """
 
     def __init__(self, hooks: Hooks, group_index: Callable[[Any], int], sites: PollSites | None = None) -> None:
@@ -146,8 +146,8 @@ class PollHooks:
         """Hook a module-level poll function. pollers_of / group_of pick the pollers and the group from its arguments;
         None for pollers_of: they are the first one.
 
-        A group of None means that this rank reduces nothing (its polls come from elsewhere): not a round. A queue's
-        method polls its queue with the first poll function it calls; what it may reduce after that is something else.
+        A group of None means that this rank reduces nothing (it gets its polls from another stage): this is no round. Only the
+        first poll function called in a queue's method polls the queue; later reductions don't count.
         """
         sites = self._sites
 
@@ -195,9 +195,9 @@ class PollHooks:
     def gate_function(
         self, owner: Any, attribute: str, held: Callable[[list[int], list[int], Any], None] | None = None
     ) -> bool:
-        """Hook the metadata gate, whose arguments are this rank's own polls, changed in place, and the entries polled.
+        """Hook the metadata gate. Its arguments are this rank's own polls, which it changes in place, and the polled entries.
 
-        held: called with the polls before and after and the entries where the gate has changed some.
+        held: called if the gate has changed polls, with the polls before and after, and the entries.
         """
 
         def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
@@ -223,9 +223,9 @@ class PollHooks:
         return self._hooks.wrap(owner, attribute, "gate", make)
 
     def collective(self, owner: Any) -> bool:
-        """Replace ``owner.dist`` (the module's name for torch.distributed) by one whose all_reduce is seen.
+        """Replace ``owner.dist`` (the module's name for torch.distributed) by a wrapper that records all_reduce.
 
-        The engine's all_reduce of polls is recorded before and after; any other goes straight through.
+        The engine's all_reduce of polls is recorded before and after. Any other call passes directly.
         """
 
         def make(dist: Any, site: Site) -> Any:
@@ -272,9 +272,9 @@ _SHORT = 64
 
 
 def _reader(tensor: Any) -> Callable[[], Any]:
-    """Return what gives the polls in ``tensor`` as they are when it is called: a list of a few, the bytes of many.
+    """Return a function that reads the present polls in ``tensor``: as a list if they are few, as bytes if many.
 
-    Raises TypeError for a tensor that is on a device, since to read it would wait for the device.
+    Raises TypeError for a tensor on a device: a read would wait for the device.
     """
     if not tensor.is_cpu:
         raise TypeError(f"polls are on {tensor.device}")
@@ -282,7 +282,7 @@ def _reader(tensor: Any) -> Callable[[], Any]:
 
 
 class _Distributed:
-    """torch.distributed as the hooked module sees it: everything is the original's, only all_reduce is watched."""
+    """torch.distributed for the hooked module: all attributes are the original's, only all_reduce is recorded."""
 
     def __init__(self, dist: Any, all_reduce: Callable[..., Any]) -> None:
         self.__dict__.update(_dist=dist, all_reduce=all_reduce)

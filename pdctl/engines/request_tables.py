@@ -1,7 +1,7 @@
-"""Reads what a rank knows of its rooms, in engines of SGLang's shape: clocks, KV held, tables keyed by room.
+"""Read a rank's data about its rooms, in engines with SGLang's structure: clocks, KV held, tables keyed by room.
 
-Runs on the agent's thread next to a working scheduler: lists and tables are copied first, and nothing is polled. An
-engine's adapter says where things are (:class:`Places`); a place that is not there gives "unknown", never a guess.
+It runs on the agent's thread beside a working scheduler. Lists and tables are copied first, and nothing is polled. The engine's
+adapter gives the locations (:class:`Places`). A missing location gives "unknown", never a guess.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ WAITING_TIMEOUT = "SGLANG_DISAGGREGATION_WAITING_TIMEOUT"
 
 @dataclass(frozen=True)
 class Places:
-    """Where an engine keeps things. queues: name → the engine's list. manager: the KV manager.
+    """Locations in an engine. queues: name → the engine's list. manager: the KV manager.
 
-    known: whether this transfer backend's polls are known, so that it can be said what ends a request.
+    known: whether pdctl knows this transfer backend's polls, and so the time-outs that end a request.
     """
 
     role: str
@@ -129,7 +129,7 @@ def _pinned(req: Any) -> int:
 
 
 def _prefills(manager: Any) -> dict[str, dict[str, str]]:
-    """Return what a decode rank was told of each prefill server; {} on prefill."""
+    """Return the facts that a decode rank got from each prefill server; {} on prefill."""
     table = getattr(manager, "prefill_info_table", None)
     if not isinstance(table, dict):
         return {}
@@ -184,7 +184,7 @@ _LOCKS = {"prefill": ("prefill.inflight",), "decode": ("decode.transfer", "waiti
 
 
 def _locked(role: str, queue: str, req: Any) -> int:
-    """Return how many tokens of the prefix cache ``req`` keeps from eviction: it has locked the node they end in."""
+    """Return how many tokens of the prefix cache ``req`` keeps from eviction by its lock on a tree node."""
     if hasattr(req, "lock"):  # 0.5.23: what it got for the lock
         return _length(req, "cache_protected_len") if req.lock is not None else 0
     if not hasattr(req, "last_node"):
@@ -226,7 +226,7 @@ def _rooms_of(table: Iterable[Any]) -> list[int]:
 
 
 def covers(places: Places) -> tuple[Cover, ...]:
-    """Return what ends a request in each queue and state, by what this rank's manager has."""
+    """Return the time-out for each queue and state, from the attributes of this rank's manager."""
     manager = places.manager
     if not places.known:
         return tuple(Cover(queue, UNKNOWN, NOT_KNOWN) for queue in places.queues)

@@ -1,4 +1,4 @@
-"""What engines of SGLang's shape have in common, whoever reads them."""
+"""Code shared by all readers of engines with SGLang's structure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def group_number(group: Any) -> int:
 
 
 def failure(event: Callable[..., None]) -> Maker:
-    """Return the hook of a manager's ``record_failure(…, room, reason)``: the reason, which the engine soon forgets."""
+    """Return the hook of a manager's ``record_failure(…, room, reason)``. It keeps the reason; the engine soon forgets it."""
 
     def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         def records(*args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Fault sites that sit at the same seams in every engine of SGLang's shape: polls, registration and query of dp ranks.
+"""Fault sites at seams that all engines with SGLang's structure have: polls, registration and query of dp ranks.
 
-A site first makes one cheap test (``table.any``) and does nothing more while no fault is in place.
+A site first makes one cheap test (``table.any``). While no fault is in place it does nothing more.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def seams(kinds: Iterable[str], present: bool, detail: str) -> list[Seam]:
 
 
 class Instead:
-    """An engine object as one call sees it: its own attributes, except for those given."""
+    """A proxy of an engine object for one call: it has the object's attributes, except for the replaced ones."""
 
     def __init__(self, real: Any, **instead: Any) -> None:
         self.__dict__.update(instead, _real=real)
@@ -66,7 +66,7 @@ class PollSites:
         """What says another state now: object and name of its method."""
 
     def before(self, entries: Sequence[Any]) -> None:
-        """Be late to the poll of a queue, then abort what shall be aborted; ``entries`` are what will be polled."""
+        """Delay the poll of a queue, then abort the rooms that a fault selects. ``entries``: the entries to be polled."""
         table = self.table
         for fault in table.any:
             if fault.kind == SKEW_POLL and entries:
@@ -92,7 +92,7 @@ class PollSites:
             transfer.abort()
 
     def flip(self, queue: str, entries: Sequence[Any], pollers: Sequence[Any]) -> None:
-        """Have pollers say another state until :meth:`unflip`, which the caller calls whatever happens."""
+        """Make pollers return another state until :meth:`unflip`. The caller must always call :meth:`unflip`."""
         states = {fault.value for fault in self.table.any if fault.kind == FLIP_POLL}
         if not states or not states <= POLLED_STATES[queue]:  # the engine raises on a state it does not expect there
             return
@@ -108,7 +108,7 @@ class PollSites:
                         self.flipped.append((one, name))
 
     def unflip(self) -> None:
-        """Have all pollers say what they know again."""
+        """Make all pollers return their own state again."""
         while self.flipped:
             one, name = self.flipped.pop()
             vars(one).pop(name, None)
@@ -130,7 +130,7 @@ def transfer_of(entry: Any) -> Any:
 
 @dataclass(frozen=True)
 class Write:
-    """A metadata row on its way: whose it is, the decode rank it goes to, the place there (session and slot)."""
+    """A metadata write under way: its room, its decode rank, and its destination there (session and slot)."""
 
     room: int
     dp: int
@@ -140,7 +140,7 @@ class Write:
 
 
 class WriteSites:
-    """What the faults of one rank make of a metadata write. Any thread of the engine that writes."""
+    """The decisions of one rank's faults about a metadata write. Called on any writing thread of the engine."""
 
     def __init__(self, table: FaultTable) -> None:
         self.table = table
@@ -159,8 +159,8 @@ class WriteSites:
     def wrong_room(self, write: Write) -> int:
         """Return the room that the row shall hold instead of its own, 0 for its own.
 
-        A stale row without a room asked for holds the one that this rank wrote to the same slot before, else the one it
-        wrote to the same decode rank before; where there is none the write passes.
+        For a stale row without a given room this is the room that this rank wrote to the same slot before, else the last room
+        that it wrote to the same decode rank. Without any, the write passes.
         """
         for fault in self.table.metadata:
             if fault.kind == CORRUPT_ROOM:
@@ -174,7 +174,7 @@ class WriteSites:
         return 0
 
     def done(self, write: Write) -> None:
-        """Remember whose row is at that place now."""
+        """Note the room whose row is now at that place."""
         if len(self._before) > _MAX_PLACES:
             self._before.clear()
         self._before[write.place] = self._before[write.address] = write.room

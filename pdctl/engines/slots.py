@@ -1,4 +1,4 @@
-"""Sees a rank's metadata slots being taken and given back, so that one allocation can be told from the next."""
+"""Record when metadata slots are allocated and freed, to distinguish one allocation from the next."""
 
 from __future__ import annotations
 

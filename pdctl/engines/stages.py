@@ -1,6 +1,6 @@
-"""Fault sites around a stage of any engine of SGLang's shape: how requests enter it, and its heartbeats to the other one.
+"""Fault sites around a stage, for all engines with SGLang's structure: requests that enter it, heartbeats to the other stage.
 
-Like every site they make one cheap test (``table.any``) and do nothing more while no fault is in place.
+Like every site they first make one cheap test (``table.any``). While no fault is in place they do nothing more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _QUEUES = {
 
 
 class Heartbeats:
-    """Which heartbeats of a decode rank get no answer. On the one thread of the engine that sends them."""
+    """Select the heartbeats of a decode rank that get no answer. Runs on the engine's heartbeat thread."""
 
     def __init__(self, table: FaultTable) -> None:
         self.table = table

@@ -1,6 +1,6 @@
-"""The explorer: schedules of a policy's rounds, searched for one in which the ranks of a group part.
+"""The explorer: search schedules of a policy's rounds for one in which the ranks of a group diverge ("part").
 
-policies (the rules as data) → space (which schedules there are) → search (all of them at once, in torch: kernels) →
-shrink (the smallest that still breaks) → trace (its recordings). rules steps one schedule with real lists: the model
-that the kernels are held against, and what tells a counterexample.
+policies (the rules as data) → space (all schedules) → search (many schedules at once, in torch: kernels) → shrink (the smallest
+that still diverges) → recordings (of that schedule). rules steps one schedule with real lists: tests compare the kernels with
+it, and counterexamples are told by it.
 """

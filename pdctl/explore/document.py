@@ -1,4 +1,4 @@
-"""What ``pdctl explore`` gives: a verdict a policy, what it rests on, the smallest counterexamples."""
+"""The document of ``pdctl explore``: a verdict for each policy, its evidence, the smallest counterexamples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pdctl.explore.space import Cell, Schedule, Space
 from pdctl.protocol.documents import Document
 
 if TYPE_CHECKING:
-    from pdctl.explore.search import Found
+    from pdctl.explore.search import SearchResult
 
 Written = Callable[[Policy, Schedule, str], str]
 
@@ -79,8 +79,8 @@ class Explored(msgspec.Struct, frozen=True, kw_only=True):
 class ExploreDocument(Document, frozen=True, kw_only=True, tag="pdctl.explore"):
     """Answer of ``pdctl explore``. verdict: the worst of the policies'.
 
-    bound: what was searched, in words. source: the recordings it started from, "" for a model. assumes: what the model
-    leaves out.
+    bound: the bound of the search, in words. source: the recordings that it started from, "" for a model. assumes: aspects that
+    the model leaves out.
     """
 
     verdict: str
@@ -106,10 +106,10 @@ ASSUMES = {
 """What the models leave out, per machine."""
 
 
-def explored(space: Space, found: Found, written: Written) -> Explored:
-    """Return what a search came to, each way to part with its smallest counterexample.
+def explored(space: Space, found: SearchResult, written: Written) -> Explored:
+    """Return the result of a search, with the smallest counterexample for each way to part.
 
-    written: takes such a schedule and the name of its way to part, and returns the directory it wrote it to, or "".
+    written: function that writes a schedule, given the name of its way to part, and returns the directory or "".
     """
     policy = space.policy
     smallest = []

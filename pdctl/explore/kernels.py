@@ -2,12 +2,12 @@
 
 State is bytes: ``first``, ``second`` and ``flag`` are [ranks, requests, schedules], ``arrivals`` is [requests, schedules], or
 None where all arrive in round 0. Schedules lie innermost, so that every operation is elementwise on long contiguous rows.
-What is true or false is 1 or 0 in a byte: a poll that decides against one that does not, so that MIN over the ranks is AND
-over rows. Only operations that torch does with the processor's vectors in one pass over bytes are used (no comparisons: they
-are ten times slower), in scratch that is allocated once and written in place.
+Booleans are 1 or 0 in a byte. A poll that decides is 1, any other is 0, so MIN over the ranks is AND over rows. Only operations
+that torch vectorises in one pass over bytes are used (comparisons are ten times slower). Scratch memory is allocated once and
+written in place.
 
-Until ranks part their lists are equal, so that one row says which requests are on them; a schedule that has parted keeps
-the splits of that round, and what is computed for it later is not looked at.
+Until the ranks part their lists are equal, so one row holds the requests on all lists. A schedule that has parted keeps the
+splits of that round; later results for it are ignored.
 """
 
 from __future__ import annotations

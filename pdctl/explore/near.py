@@ -1,4 +1,4 @@
-"""The schedules near what recordings tell: each rank's part as it was recorded, a round earlier, a round later. Pure.
+"""The schedules near a recorded one: each rank's part as recorded, a round earlier, or a round later. Pure.
 
 A window of rounds around the first difference of a group (its newest rounds where there is none) becomes a schedule: when
 each request was Success on each rank, when its row was in the slot, or when a rank had it on its handshake list.

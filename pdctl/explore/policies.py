@@ -1,7 +1,7 @@
-"""The policies that the explorer knows: what ranks do with their polls, by engine version. Data; nothing else asks.
+"""The policies of the explorer: what ranks do with their polls, by engine version. Pure data.
 
-Each names the version of SGLang and the function its rule was read from; tests/engine holds the transfer policies
-against these very functions.
+Each policy names the version of SGLang and the function of its rule. tests/engine compares the transfer policies with these
+functions.
 """
 
 from __future__ import annotations

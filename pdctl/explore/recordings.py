@@ -1,8 +1,8 @@
 """Writes a counterexample as recordings, one file a rank, through the recorder that ranks use.
 
-What the commands that read recordings see is what ranks would have left that went through this schedule and then hung,
-aborted or went on, as far as the model goes: polls, gates, slots, decisions, and the events they rest on. Times are those
-of the writing, a few milliseconds a round: the model has rounds, no time.
+The files look like recordings of ranks that went through this schedule and then hung, aborted or went on, within the model:
+polls, gates, slots, decisions, and their events. Times are those of the writing, a few milliseconds a round: the model has
+rounds, no time.
 """
 
 from __future__ import annotations

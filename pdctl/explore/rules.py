@@ -1,4 +1,4 @@
-"""One schedule, stepped with real lists, as the engine does it: slow, plain, and what the kernels are held against."""
+"""Step one schedule with real lists, as the engine does: slow and simple. Tests compare the kernels with it."""
 
 from __future__ import annotations
 

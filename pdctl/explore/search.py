@@ -1,4 +1,4 @@
-"""Searches a space: every schedule, or a seeded sample, in batches; says how the ranks part, how often, and where first."""
+"""Search a space in batches, completely or by a seeded sample: how the ranks part, how often, and where first."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pdctl.explore.space import Schedule, Space
 
 
 @dataclass
-class Found:
-    """What a search came to.
+class SearchResult:
+    """The result of a search.
 
     exhaustive: every schedule of the space was stepped. stepped: how many were. parted: in how many of them the ranks
     part. by_split: the same by the way they part (a schedule may part in several in one round), with the lowest number and
@@ -40,7 +40,7 @@ def search(
     device: str = "cpu",
     limit_s: float = 60.0,
     clock: Callable[[], float] = time.monotonic,
-) -> Found:
+) -> SearchResult:
     """Search ``space``: all of it (schedules None), or so many drawn with ``seed``, for at most ``limit_s`` seconds.
 
     The result is a function of the arguments, on any device, unless the time limit ends it. One thread: rows of bytes in
@@ -62,9 +62,9 @@ def search(
 
 def _run(
     space: Space, source: Iterable[Numbered], clock: Callable[[], float], limit_s: float, seed: int | None
-) -> Found:
+) -> SearchResult:
     kernel = Kernel(space.policy)
-    found = Found(exhaustive=False)
+    found = SearchResult(exhaustive=False)
     began = clock()
     for numbered in source:
         parted = kernel.run(numbered.batch)

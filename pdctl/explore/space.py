@@ -1,4 +1,4 @@
-"""Which schedules there are: choices per rank and request, counted in mixed radix. Pure, standard library only.
+"""The space of schedules: choices per rank and request, counted in mixed radix. Pure, standard library only.
 
 A schedule says when each thing happens, in rounds from 0; ``rounds`` (the bound itself) means later than the bound. A
 *cell* is one rank's part in one request, three numbers that mean
@@ -8,8 +8,8 @@ A schedule says when each thing happens, in rounds from 0; ``rounds`` (the bound
     receiver    the query is answered           the handshake is complete       -
     pipeline    the stage sees Failed           -                               -
 
-Schedules that no rank can tell apart are counted once: a rank reads a slot only from its own Success on, so that a row that
-lands before that lands "at" it, and a former owner's room matters only where the row lands after it.
+Schedules that no rank can distinguish are counted once. A rank reads a slot only from its own Success on. So a row that lands
+before Success counts as landing at Success, and a former owner's room matters only if the row lands after Success.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which faults a rank carries the site of; asked by the plan, and again by the rank itself."""
+"""Which fault sites a rank has. The plan checks this, and the rank checks it again."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from pdctl.protocol.model import Seam
 
 
 @dataclass(frozen=True)
-class Site:
-    """Whether one rank can carry one kind of fault. detail: the function its site is at, or the reason it has none."""
+class Capability:
+    """Whether one rank can carry one kind of fault. detail: the hooked function, or why the site is missing."""
 
     kind: Kind
     present: bool
     detail: str
 
 
-def site_of(kind: Kind, seams: Sequence[Seam], role: str = "") -> Site:
-    """Return what a rank with these seams can do; ``role`` is its role where it is known, for the reason why not."""
+def site_of(kind: Kind, seams: Sequence[Seam], role: str = "") -> Capability:
+    """Return whether a rank with these seams can carry ``kind``. ``role``: its role if known, used for the reason."""
     seam = next((seam for seam in seams if seam.name == kind.seam), None)
     if seam is not None:
-        return Site(kind, seam.present, seam.detail or ("" if seam.present else "no reason given"))
+        return Capability(kind, seam.present, seam.detail or ("" if seam.present else "no reason given"))
     if role and kind.carrier not in ("any", role):
-        return Site(kind, False, f"its site is in {kind.carrier} ranks")
-    return Site(kind, False, "this engine, or this version of pdctl in the rank, has no site for it")
+        return Capability(kind, False, f"its site is in {kind.carrier} ranks")
+    return Capability(kind, False, "this engine, or this version of pdctl in the rank, has no site for it")
 
 
-def sites_of(seams: Sequence[Seam], role: str) -> list[Site]:
+def sites_of(seams: Sequence[Seam], role: str) -> list[Capability]:
     """Return every kind, in the order of KINDS, with whether the rank can carry it."""
     return [site_of(kind, seams, role) for kind in KINDS.values()]
 
 
 def check_site(kind: str, seams: Sequence[Seam], name: str = "this rank", role: str = "") -> None:
-    """Return when the rank carries the site of ``kind``; raises PdctlError (REFUSED) naming what it lacks otherwise."""
+    """Raise PdctlError (REFUSED), with the missing part, unless the rank has the site of ``kind``."""
     site = site_of(KINDS[kind], seams, role)
     if not site.present:
         raise PdctlError(
@@ -45,4 +45,4 @@ def check_site(kind: str, seams: Sequence[Seam], name: str = "this rank", role: 
         )
 
 
-__all__ = ["SEAM_PREFIX", "Site", "check_site", "site_of", "sites_of"]
+__all__ = ["SEAM_PREFIX", "Capability", "check_site", "site_of", "sites_of"]

@@ -1,4 +1,4 @@
-"""Which visits a fault takes: a pure function, the same on every rank, in every process, in every run."""
+"""Select the visits that a fault takes: a pure function, with the same result on every rank and in every run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from hashlib import blake2b
 _MASK = (1 << 64) - 1
 
 
-def chosen(seed: int, kind: str, room: int, visit: int, share: float) -> bool:
+def selects(seed: int, kind: str, room: int, visit: int, share: float) -> bool:
     """Return whether ``seed`` takes the visit number ``visit`` (1 for the first) of ``room`` at the site of ``kind``.
 
-    Of many rooms or visits about ``share`` (0 to 1) are taken. A visit taken at one share is taken at every larger one.
+    About ``share`` (0 to 1) of many rooms or visits are taken. A visit taken at one share is taken at every larger share.
     """
     if share >= 1.0:
         return True

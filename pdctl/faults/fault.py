@@ -1,4 +1,4 @@
-"""What a fault is and which visits of its site it may take: plain data, pure decisions. Standard library, msgspec."""
+"""A fault, and the visits of its site that it may take: plain data and pure decisions. Standard library, msgspec."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pdctl.faults.choose import chosen
+from pdctl.faults.choose import selects
 from pdctl.faults.kinds import DELAY_METADATA, KINDS, SEAM_PREFIX, Kind, Way
 from pdctl.faults.limits import DEFAULT_TTL_S, LEASE_S, MAX_TTL_S
 from pdctl.protocol.model import FaultStatus
@@ -22,8 +22,8 @@ MAX_SEEN = 4096
 class Target(msgspec.Struct, frozen=True):
     """A decode rank that a fault aims at.
 
-    address is its address as transfers know it (Mooncake: the session id), which alone tells two decode servers apart
-    and wins where both sides know it. Otherwise dp and tp decide: -1 for any, tp NOBODY where only the address may.
+    address: its address for transfers (Mooncake: the session id). Only the address distinguishes two decode servers, so it
+    decides if both sides know it. Otherwise dp and tp decide: -1 for any; tp NOBODY if only the address may decide.
     """
 
     dp: int = -1
@@ -31,9 +31,9 @@ class Target(msgspec.Struct, frozen=True):
     address: str = ""
 
     def is_at(self, dp: int, tp: int, address: str) -> bool:
-        """Return whether a write goes to it. The site says dp -1 and address "" where it can't tell them.
+        """Return whether a write goes to this rank. A site that doesn't know dp or address gives dp -1 and address "".
 
-        A site that can't tell dp is taken to mean dp 0: the plan aims at another dp by address only.
+        dp -1 counts as dp 0: the plan aims at another dp by address only.
         """
         if self.address and address:
             return self.address == address
@@ -47,17 +47,17 @@ NOBODY = -2
 class Fault:
     """One fault in one rank. Times are seconds of the rank's monotonic clock.
 
-    target names the ranks aimed at, or the rank it is on. delay_s: its duration, 0 for a kind without one; value: its
-    state, dp rank or room, 0 without. room, rid: this room or request only, 0 and "" for any. hits: how many to take
-    (:class:`~pdctl.faults.kinds.Way` says what counts), 0 for no limit. seed, share: which visits
-    (:func:`~pdctl.faults.choose.chosen`). at_once: rooms it may hold, or have, at a time.
-    stop_failed: end when so many rooms have failed on this rank (lost), 0 for never.
-    visits: what the site saw; eligible: those that matched; fired: those taken; rooms: rooms among these; passed:
-    those chosen that it let go by because of another room's. harmed: rooms that a kind which acts once has acted on, each
-    with the decode rank written to. released: held ones done; dropped: held ones never done
-    because nobody waited for them any more; failed: held ones that the engine could not do.
-    until: when a duration that counts from the first hit is over, for a kind that has such.
-    ended: why it is no longer in place, "" while it is.
+    target: label of the ranks aimed at, or of the rank that has the fault. delay_s: duration, 0 for a kind without one.
+    value: state, dp rank or room, 0 without one. room, rid: only this room or request; 0 and "" for any. hits: maximum number
+    of hits (:class:`~pdctl.faults.kinds.Way` defines a hit), 0 for no limit. seed, share: which visits
+    (:func:`~pdctl.faults.choose.selects`). at_once: rooms that it may hold or harm at a time.
+    stop_failed: end when this many rooms have failed on this rank (lost), 0 for never.
+    visits: visits of the site. eligible: visits that matched. fired: visits taken. rooms: rooms among these. passed: chosen
+    visits that passed because another room was held. harmed: rooms that a ONCE kind has acted on, each with the decode rank
+    written to. released: held writes that were done. dropped: held writes never done, because nobody waited for them any more.
+    failed: held writes that the engine could not do.
+    until: end of a duration that counts from the first hit, for a kind with such a duration.
+    ended: why the fault ended, "" while it is in place.
     """
 
     id: str
@@ -105,7 +105,7 @@ class Fault:
 
     @property
     def ends(self) -> float:
-        """When it ends by itself, in seconds of the monotonic clock: TTL, lease or own duration, whichever is first."""
+        """The time at which it ends by itself (monotonic seconds): end of TTL, lease or own duration, whichever is first."""
         return min(self.expires, self.until, math.inf if self.lease_expires is None else self.lease_expires)
 
     def why_over(self, now: float) -> str:
@@ -115,30 +115,30 @@ class Fault:
         return "its duration is over" if self.until <= now else "lease lost"
 
     def aims_at(self, room: int, dp: int, tp: int, address: str, rid: str = "") -> bool:
-        """Return whether a visit of ``room`` (request ``rid``, "" where the site can't tell) is one it is meant for.
+        """Return whether the fault is meant for a visit of ``room`` (request ``rid``, "" if the site doesn't know it).
 
-        dp, tp and address are the decode rank written to, for a kind that is aimed at one.
+        dp, tp, address: the decode rank written to, for a kind that is aimed at one.
         """
         if self.room not in (0, room) or self.rid not in ("", rid):
             return False
         return any(target.is_at(dp, tp, address) for target in self.targets)
 
     def picks(self, room: int) -> bool:
-        """Count a visit of ``room`` that it is meant for, and return whether seed and share choose it."""
+        """Count a matching visit of ``room``. Return whether seed and share select it."""
         if self.share >= 1.0:
             return True
         visit = self.seen.pop(room, 0) + 1
         self.seen[room] = visit
         if len(self.seen) > MAX_SEEN:
             del self.seen[next(iter(self.seen))]
-        return chosen(self.seed, self.kind, room, visit, self.share)
+        return selects(self.seed, self.kind, room, visit, self.share)
 
     def has_harmed(self, room: int, tp: int) -> bool:
-        """Whether it has done its harm to ``room``, for the decode rank ``tp`` that is written to (-1: no such site)."""
+        """Return whether it has acted on ``room`` for decode rank ``tp`` (-1: a site without a decode rank)."""
         return (room, tp) in self.harmed
 
     def may_take(self, room: int, held: set[int]) -> bool:
-        """Return whether hits and "one room at a time" let it take ``room`` while it holds rooms ``held``."""
+        """Return whether the limits (hits, "one room at a time") allow ``room`` while rooms ``held`` are held."""
         way = self.of.way
         busy = self.taken if way is Way.WHILE else held
         if room not in busy and len(busy) >= self.at_once:
@@ -150,7 +150,7 @@ class Fault:
         return self.fired < self.hits
 
     def take(self, room: int, now: float, tp: int = -1) -> None:
-        """Count that it has taken a visit of ``room``; tp: of the decode rank written to."""
+        """Count a taken visit of ``room``. tp: the decode rank written to."""
         if self.of.way is Way.ONCE and len(self.harmed) < MAX_SEEN:
             self.harmed.add((room, tp))
         if self.of.spans and not self.fired:
@@ -167,7 +167,7 @@ class Fault:
         return bool(self.hits) and (self.rooms if self.of.way is Way.HOLDS else self.fired) >= self.hits
 
     def status(self, now: float, pending: int) -> FaultStatus:
-        """Return it as the client sees it; ``pending`` writes are held back or being done at this moment."""
+        """Return the status for clients. ``pending``: number of writes held back or under way."""
         return FaultStatus(
             id=self.id, kind=self.kind, target=self.target, delay_s=self.delay_s,
             left_s=0.0 if self.ended else max(0.0, self.ends - now), visits=self.visits, eligible=self.eligible,
@@ -180,7 +180,7 @@ class Fault:
 
 @dataclass
 class Held:
-    """Something held back: ``place`` is where it goes (session and slot), equal for two writes to the same row."""
+    """A write held back. ``place``: its destination (session and slot), equal for two writes to the same row."""
 
     due: float
     fault: Fault

@@ -32,10 +32,10 @@ STATES = {poll_name(state): int(state) for state in KVPoll}
 
 
 class Parameter(Enum):
-    """What a kind must be told: its noun, and how its option shows it.
+    """The parameter of a kind: its noun, and how its option shows it.
 
-    A duration is in seconds, the row of the kind bounds it. Every other parameter is a number up to ``most``. named: names
-    that stand for numbers. least: the smallest number that people may write, None where they write a name.
+    A duration is in seconds; the kind's row limits it. Every other parameter is a number up to ``most``. named: names for
+    numbers. least: the smallest number that users may write, None if they write a name.
     """
 
     NONE = ("value", "")
@@ -59,9 +59,9 @@ class Parameter(Enum):
 class Way(Enum):
     """How a kind acts on a room, which decides what "one room at a time" and ``--hits`` count.
 
-    HOLDS takes something and does it later: the next room only when the last one's is done; hits are rooms.
-    ONCE does its harm to a room at one moment: hits are rooms. WHILE acts again and again as long as it is in place, on
-    the rooms it met first; hits are single acts.
+    HOLDS: delays a write or message of a room. The next room is taken when the last one is done. Hits count rooms.
+    ONCE: acts on a room at one moment. Hits count rooms.
+    WHILE: acts again and again while the fault is in place, on the rooms that it met first. Hits count single acts.
     """
 
     HOLDS = "holds"
@@ -73,11 +73,10 @@ class Way(Enum):
 class Kind:
     """One kind of fault.
 
-    what: what it breaks, in words. carrier: role of the ranks that carry its site, "any" for both. parameter: what it
-    must be told, a duration of at most most_s seconds. knows_rid: its site sees request ids, not rooms alone.
-    per_room: it acts on rooms one by one; a kind that does not takes neither a room nor a request. spans: its duration
-    counts from its first hit, and ends it. alike: ranks that carry it together must take the same request, so several of
-    them are told which one.
+    what: what it breaks, in words. carrier: role of the ranks that carry its site, "any" for both. parameter: its parameter;
+    a duration is at most most_s seconds. knows_rid: its site sees request ids, not only rooms. per_room: it acts on single
+    rooms; otherwise it accepts neither a room nor a request. spans: its duration starts at the first hit and ends the fault.
+    alike: ranks that carry it together must take the same request, so that request must be named.
     """
 
     name: str
@@ -104,7 +103,7 @@ class Kind:
 
     @property
     def to_the_end(self) -> bool:
-        """Whether what it holds is held until the fault ends, since it has no time of its own."""
+        """Whether held writes stay held until the fault ends: the kind has no duration."""
         return self.parameter is not Parameter.DURATION
 
 

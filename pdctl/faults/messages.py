@@ -1,6 +1,6 @@
-"""What goes over a control socket for faults: arguments and bodies of the ops ``inject renew heal faults``.
+"""Messages about faults: arguments and reply bodies of the ops ``inject renew heal faults``.
 
-One definition for both sides. Seconds everywhere; a rank turns them into moments of its own clock when they arrive.
+Both sides use these definitions. All times are durations in seconds; a rank converts them to its own clock on arrival.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pdctl.protocol.model import FaultStatus, Seam
 
 
 class InjectArgs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Place one fault. target names the ranks it is for to people, targets to the rank.
+    """Place one fault. target: the ranks aimed at, as text for people; targets: the same for the rank.
 
-    delay_s is the duration of a kind that has one, value the state, dp rank or room of one that has such; seed and
-    share say which visits (:mod:`pdctl.faults.choose`), at_once how many rooms at a time.
-    Every fault starts with a lease, so that one which arrives late, at a rank that was stopped, ends by itself soon;
-    a detached fault gives it up once all ranks have it (:class:`RenewArgs`).
-    stop_failed: end it when so many rooms have failed on the rank that carries it, 0 for never.
-    limit: faults that may be in place on the rank with this one, 1 unless the operator widened it by name.
+    delay_s: duration, for a kind with one. value: state, dp rank or room, for a kind with one. seed, share: which visits
+    (:mod:`pdctl.faults.choose`). at_once: rooms at a time.
+    Every fault starts with a lease. So a fault that arrives late, at a rank that was stopped, soon ends by itself. A detached
+    fault gives up its lease once all ranks have it (:class:`RenewArgs`).
+    stop_failed: end the fault when this many rooms have failed on its rank, 0 for never.
+    limit: maximum number of faults on the rank, this one included; 1 unless the operator raised it by name.
     """
 
     id: str
@@ -49,28 +49,28 @@ class InjectBody(msgspec.Struct, frozen=True):
 
 
 class RenewArgs(msgspec.Struct, frozen=True):
-    """Extend a lease, and ask how the fault is doing. A lease_s of 0 gives the lease up: only the TTL is left."""
+    """Extend a lease, and ask for the fault's status. lease_s 0 gives the lease up: only the TTL is left."""
 
     id: str
     lease_s: float
 
 
 class RenewBody(msgspec.Struct, frozen=True):
-    """renewed: it was in place. fault: how it is doing or how it ended, None for an id this rank does not know."""
+    """renewed: whether the fault was in place. fault: its status, also if it has ended; None for an unknown id."""
 
     renewed: bool
     fault: FaultStatus | None
 
 
 class HealArgs(msgspec.Struct, frozen=True):
-    """End one fault, all of them where id is empty. why goes into the recording."""
+    """End one fault, or all faults if id is empty. why: reason for the recording."""
 
     id: str = ""
     why: str = "heal"
 
 
 class HealBody(msgspec.Struct, frozen=True):
-    """ended: ids ended by this call. left: what is in place or still holds a write after it. owners: of those ended."""
+    """ended: ids ended by this call. left: faults still in place or still holding a write. owners: owners of the ended ones."""
 
     ended: tuple[str, ...]
     left: tuple[FaultStatus, ...]
@@ -78,9 +78,9 @@ class HealBody(msgspec.Struct, frozen=True):
 
 
 class FaultsBody(msgspec.Struct, frozen=True):
-    """left: in place or still holding a write. past: the last that ended. sites: Seams ``fault.…`` of this rank.
+    """left: faults in place or still holding a write. past: the last ended faults. sites: Seams ``fault.…`` of this rank.
 
-    address: this rank's own as transfers know it, "" where unknown.
+    address: this rank's address for transfers, "" if unknown.
     """
 
     armed: bool

@@ -1,6 +1,6 @@
-"""The ops ``inject renew heal faults`` inside a rank, on the agent's thread; none of them waits for anything.
+"""The ops ``inject renew heal faults`` inside a rank, on the agent's thread. None of them waits.
 
-The rank checks everything itself: a client may be old, wrong or somebody else's.
+The rank checks all arguments itself: a client may be old, wrong or hostile.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class HasSeams(Protocol):
     """The part of an adapter that faults need; ``transfer_address`` is asked where it exists."""
 
     def seams(self) -> tuple[Seam, ...]:
-        """Return what was looked for in the engine's code and whether it is there."""
+        """Return the seams that were looked for in the engine's code, found or not."""
 
 
 def handle(

@@ -1,17 +1,17 @@
-"""Faults inside a rank: kept, decided and ended here, on the monotonic clock. Standard library and msgspec only.
+"""The faults of a rank: stored, decided and ended here, on the monotonic clock. Standard library and msgspec only.
 
 With no fault in place a site costs one attribute load and a truth test: ``if table.any: …``.
-Whatever ends first ends a fault: its TTL, the lease of the client that placed it, its hit count, ``heal``.
-Everything a fault holds back (a deferred write) is let go the moment the fault ends, so that no request waits for ever.
+A fault ends at the first of these: its TTL, the lease of its client, its hit count, ``heal``.
+When a fault ends, it releases every held write at once. So no request waits for ever.
 
-How a site that acts at once uses it, on whichever thread of the engine::
+A site that acts at once uses the table so, on any thread of the engine::
 
     if table.any:                                                 # a fault is in place, or still holds something
         fault = table.decide(FLIP_POLL, room, rid=rid)            # counted as fired
         if fault is not None:
             return fault.value
 
-And one that holds something back::
+A site that holds a write back::
 
     if table.any:
         fault = table.offer((DELAY_METADATA, DROP_METADATA), room, dp=dp, tp=tp, address=address, place=place)
@@ -21,9 +21,9 @@ And one that holds something back::
                 return 0
     return original(...)
 
-No site waits for the table longer than SITE_PATIENCE_S: a write that can't be decided in that time passes. Nothing the
-table calls (release, still_wanted, the recorder) runs under its lock, and each release runs on a thread of its own: one
-that is stuck in a dead connection keeps no other fault from ending.
+No site waits for the table longer than SITE_PATIENCE_S: a write that can't be decided in that time passes. The table calls
+release, still_wanted and the recorder without holding its lock. Each release runs on its own thread: one that is stuck in a
+dead connection does not keep another fault from ending.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _Note = tuple[str, Fault, int, str]
 
 
 class FaultTable:
-    """The faults of one rank. Sites ask from the engine's threads, the agent's thread arms and heals."""
+    """The faults of one rank. The engine's threads call it at sites; the agent's thread arms and heals."""
 
     def __init__(self, armed: bool, record: Recorder | None = None) -> None:
         self.armed = armed
@@ -71,10 +71,10 @@ class FaultTable:
     # ---- agent side -----------------------------------------------------------------------------------------------
 
     def arm(self, fault: Fault, *, limit: int = 1) -> str:
-        """Place ``fault`` unless ``limit`` faults are there already; returns "" or why it was not placed.
+        """Place ``fault`` unless the rank has ``limit`` faults already. Return "" or why it was not placed.
 
-        One that has ended but still holds something counts. The caller has checked that the rank is armed and the site
-        exists. Raises RuntimeError when the rank can start no thread to end the fault with: nothing is placed then.
+        An ended fault that still holds a write counts. The caller has checked that the rank is armed and the site exists.
+        Raises RuntimeError if the rank can't start the thread that ends the fault; nothing is placed then.
         """
         with self._lock:
             there = {known.id: known for known in (*self._faults.values(), *(held.fault for held in self._all_held()))}
@@ -94,9 +94,9 @@ class FaultTable:
         return ""
 
     def renew(self, fault_id: str, lease_s: float) -> bool:
-        """Extend a fault's lease to ``lease_s`` seconds from now, 0 to do without; False when it is no longer in place.
+        """Extend a fault's lease to ``lease_s`` seconds from now; 0 removes the lease. False if the fault is not in place.
 
-        A lease that has run out can not be revived, even where its end has not been carried out yet.
+        An expired lease can't be renewed, even if the fault has not been removed yet.
         """
         now = time.monotonic()
         with self._lock:
@@ -109,7 +109,7 @@ class FaultTable:
             return True
 
     def heal(self, fault_id: str | None = None, why: str = "heal") -> list[str]:
-        """End one fault (or all) and let go of what it holds; returns the ids ended now. Idempotent, does not wait."""
+        """End one fault (or all), and release its held writes. Return the ids ended now. Idempotent; does not wait."""
         notes: list[_Note] = []
         with self._lock:
             ids = [fault_id] if fault_id is not None else list(self._faults)
@@ -139,8 +139,8 @@ class FaultTable:
     ) -> Fault | None:
         """Return the fault of ``kind`` that takes this visit of ``room``, counted as fired; None to let it pass.
 
-        For sites that act at once. dp, tp and address name the decode rank written to, rid the request: -1 and "" where
-        the site can't tell.
+        For sites that act at once. dp, tp, address: the decode rank written to. rid: the request. -1 and "" if the site
+        doesn't know them.
         """
         found = self.offer((kind,), room, dp=dp, tp=tp, address=address, rid=rid)
         return found if found is not None and self.fire(found, room, tp=tp) else None
@@ -158,9 +158,9 @@ class FaultTable:
     ) -> Fault | None:
         """Return the fault of one of ``kinds`` that may take this visit of ``room``, None to let it pass.
 
-        A dp of -1 and an address of "" mean the site can't tell them (:meth:`Target.is_at`). Only a following
-        :meth:`hold` or :meth:`fire` takes it. ``place``: where a row goes; a write of another room to the same place
-        drops what is held for it: its row has a new owner.
+        dp -1 and address "" mean that the site doesn't know them (:meth:`Target.is_at`). Only a following :meth:`hold` or
+        :meth:`fire` takes the visit. ``place``: destination of a row. If another room writes to the same place, the held
+        write is dropped: the row has a new owner.
         """
         now = time.monotonic()
         if not self._lock.acquire(timeout=SITE_PATIENCE_S):
@@ -188,7 +188,7 @@ class FaultTable:
             self._lock.release()
 
     def fire(self, fault: Fault, room: int, *, tp: int = -1) -> bool:
-        """Take the visit that :meth:`offer` offered, at once; False: it has ended meanwhile, so the site does nothing."""
+        """Take the visit that :meth:`offer` returned, at once. False: the fault has ended, and the site does nothing."""
         if not self._lock.acquire(timeout=SITE_PATIENCE_S):
             return False
         try:
@@ -206,7 +206,7 @@ class FaultTable:
     def linger(self, fault: Fault) -> float:
         """Sleep for the fault's duration, or until it ends if that is sooner; returns the seconds slept.
 
-        For a site whose delay is the fault: it is on the engine's own thread, which does not hold the GIL meanwhile.
+        For a site whose delay is the fault. It runs on the engine's own thread and does not hold the GIL meanwhile.
         """
         began = time.monotonic()
         while (left := min(began + fault.delay_s, fault.ends) - time.monotonic()) > 0 and not fault.ended:
@@ -223,14 +223,14 @@ class FaultTable:
         place: Hashable = None,
         still_wanted: Callable[[], bool] | None = None,
     ) -> bool:
-        """Take it: run ``release`` when the delay is over or the fault ends. False: the site does it itself, now.
+        """Hold a write: run ``release`` when the delay is over or the fault ends. False: the site must do the write now.
 
-        A kind without a duration holds until the fault ends, so that nothing is lost for good.
+        A kind without a duration holds until the fault ends, so no write is lost.
 
-        release runs once, on a thread of the table, and owns what it writes: a copy of the row made before this call.
-        It is not run when ``still_wanted``, asked just before, says False, or when :meth:`gone` or a later write to
-        ``place`` has shown that the room is over: dropping is right only where the room no longer waits.
-        One room at a time: while something of another room is held, or is being released, the answer is False.
+        release runs once, on a thread of the table. It owns the data that it writes: a copy of the row made before this call.
+        It is not run if ``still_wanted``, called just before, returns False, or if :meth:`gone` or a later write to ``place``
+        has shown that the room is over: a write may be dropped only if its room no longer waits.
+        One room at a time: while a write of another room is held or being released, the result is False.
         """
         now = time.monotonic()
         if not self._lock.acquire(timeout=SITE_PATIENCE_S):
@@ -248,7 +248,7 @@ class FaultTable:
         return True
 
     def gone(self, room: int, why: str = "the room was aborted") -> None:
-        """Drop what is held for ``room``: the site has learned that decode no longer waits (an ABORT message)."""
+        """Drop the held writes of ``room``: an ABORT message shows that decode no longer waits."""
         if self.any and self._lock.acquire(timeout=SITE_PATIENCE_S):
             try:
                 self._drop(lambda held: held.room == room, why)
@@ -256,7 +256,7 @@ class FaultTable:
                 self._lock.release()
 
     def room_failed(self, room: int) -> None:
-        """Count a room that this rank has given up as failed: the stop condition that faults carry with them."""
+        """Count a failed room of this rank, for the stop condition ``failed:N`` of the faults."""
         if not self.any or not self._lock.acquire(timeout=SITE_PATIENCE_S):
             return
         notes: list[_Note] = []
@@ -319,7 +319,7 @@ class FaultTable:
     # ---- own threads ----------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """Have the keeper run; caller holds the lock. Raises RuntimeError when no thread can be started."""
+        """Start the keeper thread. The caller holds the lock. Raises RuntimeError if no thread can be started."""
         if self._thread is None or not self._thread.is_alive():
             thread = threading.Thread(target=self._keep, name="pdctl-faults", daemon=True)
             thread.start()

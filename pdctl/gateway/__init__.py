@@ -1,9 +1,10 @@
-"""The gateway: a process beside a rank that takes requests from other hosts, over TCP with CURVE, and hands them to its agent.
+"""The gateway: a process beside a rank. It takes requests from other hosts, over TCP with CURVE, and passes them to the agent.
 
-It holds all that the engine's process must not: libzmq, connections of strangers, their buffers. Where it breaks, or is
-killed, the engine notices nothing and the agent starts another one (:mod:`pdctl.agent.gateway`). It ends with its rank.
+It holds what the engine's process must not hold: libzmq, connections of unknown clients, their buffers. If it fails or
+is killed, the engine is not affected, and the agent starts another one (:mod:`pdctl.agent.gateway`). It ends with its
+rank.
 
-    strangers ── TCP ── relay (counts frames, bounds what waits) ── Unix socket ── door (libzmq: CURVE, who may come in)
-                                                                                     │
-                                            the rank's socket ── link (one question at a time) ──┘
+    clients ── TCP ── relay (counts frames, bounds buffers) ── Unix socket ── door (libzmq: CURVE, authorisation)
+                                                                                │
+                                       the rank's socket ── link (one question at a time) ──┘
 """

@@ -1,4 +1,4 @@
-"""Who may come in at a gateway, and with which role: its own keys, and the list of its clients, read again when they change."""
+"""Authorisation at a gateway: its own keys, and its clients with their roles. Both files are read again when they change."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ CHANGES = frozenset(("inject", "renew", "heal", "leave"))
 
 
 class Allowed:
-    """Who may do what. pair: the agents' own keys, None where everybody of this host may come in."""
+    """The authorised clients and their roles. pair: the agents' own keys, None if every user of this host may connect."""
 
     def __init__(self, listen: Listen, env: Mapping[str, str], note: Callable[[str, str], None]) -> None:
-        """Read keys and list. Raises ValueError with the reason where nobody could come in, or too many."""
+        """Read keys and list. Raises ValueError, with the reason, if no client, or too many clients, could connect."""
         self._note = note
         self._own: OwnKeys | None = None
         self._authorised: Authorised | None = None
@@ -43,11 +43,11 @@ class Allowed:
         return self._own.pair if self._own is not None else None
 
     def changed(self) -> bool:
-        """Return whether ``pair`` is another one than before."""
+        """Return whether ``pair`` has changed since the last call."""
         return self._own is not None and self._own.changed()
 
     def knows(self, public: str) -> bool:
-        """Return whether the client with this public key may come in now."""
+        """Return whether the client with this public key may connect now."""
         return self._client(public) is not None
 
     def check(self, user: str, op: str) -> None:
@@ -71,7 +71,7 @@ class Allowed:
 
 
 class Authorised:
-    """The clients in the agent's list, read again when the file has changed: looked at once a second at most."""
+    """The clients in the agent's list. The file is checked at most once a second, and read again when it has changed."""
 
     def __init__(self, folder: Path, note: Callable[[str, str], None]) -> None:
         self._path = folder / keys.AUTHORIZED
@@ -83,7 +83,7 @@ class Authorised:
         self._read()
 
     def clients(self) -> dict[str, keys.Client]:
-        """Return the clients by public key; none while the file is missing, open to others or can't be read."""
+        """Return the clients by public key; none while the file is missing, unreadable, or open to other users."""
         now = time.monotonic()
         if now - self._looked >= LOOK_AGAIN_S:
             self._looked = now
@@ -109,17 +109,17 @@ class Authorised:
 
 
 class OwnKeys:
-    """The agents' own pair, and whether another one has taken its place in its file: looked at once a second at most."""
+    """The agents' own key pair. The file is checked for a new pair at most once a second."""
 
     def __init__(self, folder: Path, note: Callable[[str, str], None]) -> None:
-        """Read it. Raises ValueError with the reason where there is none that can be used."""
+        """Read the pair. Raises ValueError, with the reason, if there is no usable pair."""
         self._path = _server_file(folder)
         self._note = note
         self._stamp, self._looked = _stamp(self._path), time.monotonic()
         self.pair = _server_pair(self._path)
 
     def changed(self) -> bool:
-        """Return whether ``pair`` is another one now. What can't be used changes nothing, and is noted."""
+        """Return whether ``pair`` has changed. An unusable file changes nothing, and is noted."""
         now = time.monotonic()
         if now - self._looked < LOOK_AGAIN_S:
             return False
@@ -138,7 +138,7 @@ class OwnKeys:
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
-    """Return what changes whenever the file does."""
+    """Return a stamp that changes whenever the file changes."""
     try:
         found = path.stat()
     except OSError as error:

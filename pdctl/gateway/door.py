@@ -1,7 +1,7 @@
 """libzmq's part of the gateway: CURVE with each client, on a Unix socket that only the gateway itself can reach.
 
-CURVE gives encryption and proves both sides' keys. Who may come in libzmq asks here (ZAP, RFC 27) before a client's first
-message can arrive. The socket has no name any more once it is bound: the relay connects through its descriptor.
+CURVE encrypts and proves both sides' keys. libzmq asks this module (ZAP, RFC 27) whether a client may connect, before the
+client's first message can arrive. The socket's file is removed after bind: the relay connects through its descriptor.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STRANGE = "a client did not get through: no CURVE, or made for another server k
 class Question:
     """A message of a client. connection: its name at the relay; user: the public key that CURVE proved, "" without.
 
-    frames: how many it came in; body: None where it is no question; route: the frames that lead back.
+    frames: number of frames. body: None if it is no question. route: the frames of the way back.
     """
 
     connection: bytes
@@ -44,7 +44,7 @@ class Question:
 class Door:
     """A ROUTER socket. pair: the keys to shake hands with, None for everybody of this host.
 
-    knows: whether a client with this public key may come in; hosts: who shakes hands at the moment, in words.
+    knows: whether a client with this public key may connect. hosts: the hosts in a handshake now, in words.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Door:
         hosts: Callable[[], str],
         note: Callable[[str, str], None],
     ) -> None:
-        """Bind. folder: where the socket has its name for a moment; only this user may be able to look into it."""
+        """Bind. folder: a private directory of this user, where the socket's file exists for a moment."""
         self._knows, self._hosts, self._note = knows, hosts, note
         self._context: zmq.Context[Any] = zmq.Context(io_threads=1)
         self._zap: zmq.Socket[bytes] = self._context.socket(zmq.REP)
@@ -80,7 +80,7 @@ class Door:
         self._inside = self._bind(folder)
 
     def _bind(self, folder: str) -> int:
-        """Bind where only this process can connect; returns the descriptor to connect through."""
+        """Bind so that only this process can connect. Return the descriptor for connecting."""
         place = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             name = f"/proc/self/fd/{place}/.gateway-{os.getpid()}"  # short: paths of sockets may not be long
@@ -98,7 +98,7 @@ class Door:
         self._context.destroy(linger=0)
 
     def connect(self, name: bytes) -> socket.socket:
-        """Return a connection of the relay's, whose messages will be known by ``name``. Raises OSError."""
+        """Return a connection for the relay. Its messages carry ``name``. Raises OSError."""
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             made.setblocking(False)
@@ -110,7 +110,7 @@ class Door:
         return made
 
     def filenos(self) -> Iterator[int]:
-        """Yield the descriptors that may say that something has arrived; only ``waits`` knows for sure."""
+        """Yield the descriptors that may signal a message; only ``waits`` is certain."""
         for one in (self._router, self._zap, self._monitor):
             fd = one.getsockopt(zmq.FD)
             assert isinstance(fd, int)
@@ -126,7 +126,7 @@ class Door:
         return False
 
     def turn(self, now: float) -> Iterator[Question]:
-        """Let clients in or not, and yield what the others have asked."""
+        """Accept or refuse new clients, and yield the questions of connected clients."""
         self._handshakes()
         self._events()
         for _ in range(_BURST):
@@ -177,7 +177,7 @@ class Door:
                 self._note("no handshake", f"{_ABANDONED} (further ones are not noted)")
 
     def strange(self) -> None:
-        """Note that somebody came who does not speak as a client does."""
+        """Note a peer that does not follow the clients' protocol."""
         self._note("handshake", f"{_STRANGE} (further ones are not noted)")
 
     @staticmethod
@@ -189,7 +189,7 @@ class Door:
 
 
 def _peer(frame: zmq.Frame) -> bytes:
-    """Return the name of the connection that a message came over, b"" where it has ended."""
+    """Return the name of the connection of a message, b"" if the connection has ended."""
     try:
         with socket.socket(fileno=os.dup(int(frame.get(zmq.SRCFD)))) as peer:
             name = peer.getpeername()

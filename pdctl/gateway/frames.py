@@ -1,8 +1,8 @@
 """Counts the frames that a client sends, before libzmq keeps them: ZMTP 3 (RFC 37), whose framing is plain also under CURVE.
 
-A frame of two bytes on the wire costs libzmq 64, and a message may have any number of them, so that its limit on the size of a
-frame bounds nothing. Here each frame has a price, and a client may owe WINDOW: for what has arrived and is no whole question
-yet, or one that is not answered. Over that nothing is read from it.
+A frame of two bytes on the wire costs libzmq 64 bytes, and a message may have any number of frames. So libzmq's limit on the
+frame size does not bound its memory. Here each frame has a price. The frames of incomplete and unanswered questions may cost
+a client at most WINDOW; above that, nothing is read from it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _LONG, _COMMAND = 2, 4
 
 
 class NoQuestion(Exception):  # noqa: N818  # it says what was found
-    """What arrived is nothing that a client of an agent sends."""
+    """The received bytes are no message of a client."""
 
 
 class Frames:
-    """The frames of one client. commands: how many of the first ones belong to the handshake, and are not kept by libzmq.
+    """The frames of one client. commands: number of handshake frames at the start, which libzmq does not keep.
 
-    begun: bytes that have arrived; shaken: commands of the handshake that have.
+    begun: bytes received. shaken: handshake commands received.
     """
 
     def __init__(self, commands: int) -> None:
@@ -44,7 +44,7 @@ class Frames:
         self.shaken = 0
 
     def room(self) -> int:
-        """Return how many bytes may be read now, 0 for none: at worst they are frames without content."""
+        """Return how many bytes may be read now, 0 for none. The worst case is assumed: frames without content."""
         if not self._greeted:
             return _GREETING - len(self._head)
         return min(_CHUNK, self._left + max(0, WINDOW - self.owed) // PRICE)

@@ -1,9 +1,8 @@
-"""How much of the agent's thread the clients of a gateway may use: budgets of CPU time that fill up again.
+"""Limits on the agent's thread for the clients of a gateway: budgets of CPU time that refill.
 
-What counts is the CPU time that the agent's thread spent while it had the question, not the number of questions: a question
-for a recording costs a hundred times as much as one for a status. Who is over a budget waits, and is not read from
-meanwhile. One connection gets less than its key, a key less than all together, so that neither one connection nor one key
-can use up what others need.
+The cost of a question is the CPU time of the agent's thread while it handles the question: a question for a recording costs a
+hundred times as much as one for a status. A client over its budget waits, and is not read from meanwhile. One connection gets
+less than its key, and one key less than all clients together. So neither a connection nor a key can use up the thread.
 """
 
 from __future__ import annotations

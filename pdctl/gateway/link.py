@@ -13,9 +13,9 @@ from pdctl.protocol.stream import PART, Reader, framed
 
 
 class Link:
-    """Asks the rank with this pid at ``path``; connects anew for a question where there is no connection.
+    """Ask the rank with this pid at ``path``. Without a connection, a question makes a new one.
 
-    thread: the kernel's number of the agent's thread there, 0 while unknown: its CPU time is what a question costs.
+    thread: the kernel's id of the agent's thread, 0 while unknown. Its CPU time is the cost of a question.
     """
 
     def __init__(self, path: str, pid: int) -> None:
@@ -56,7 +56,7 @@ class Link:
         self._send()
 
     def turn(self) -> bytes | None:
-        """Send and receive what can be; returns the answer once it is whole. Raises OSError where it will never be."""
+        """Send and receive without waiting. Return the answer once it is complete. Raises OSError if no answer can come."""
         try:
             if self._out:
                 self._send()
@@ -66,17 +66,17 @@ class Link:
             raise OSError(str(error)) from None
 
     def cost_s(self, waited_s: float) -> float:
-        """Return what the last question cost the agent's thread; the time it took where that can't be told."""
+        """Return the CPU seconds of the agent's thread for the last question; the elapsed time if these are unknown."""
         return self._thread_cpu_s() - self._cpu_s if self.thread else waited_s
 
     def drop(self) -> None:
-        """End the connection: an answer that is still to come is not wanted any more."""
+        """End the connection, and discard an answer that is still to come."""
         if self._socket is not None:
             self._socket.close()
         self._socket, self._out, self.busy = None, memoryview(b""), False
 
     def _gone(self) -> bool:
-        """Return whether the rank has ended the connection since the last answer, as it does with one that is idle for long."""
+        """Return whether the rank has ended the connection since the last answer; it does so with an idle connection."""
         if self._socket is None:
             return False
         try:

@@ -2,9 +2,9 @@
 
 usage: python -I -S process.py PID
 
-Standard input: a line of JSON with what to do, later ones with the number of the agent's thread; its end ends the gateway.
-Standard output: a line of JSON for each thing the rank has to know: ``endpoint`` and ``server_key`` or ``failed`` first, then
-``note`` and ``rotated``. What else comes out, on standard error too, are the last words of a process that libzmq aborted.
+Standard input: a JSON line with the configuration, then lines with the id of the agent's thread. Its end ends the gateway.
+Standard output: a JSON line for each message to the rank: first ``endpoint`` and ``server_key``, or ``failed``; then ``note``
+and ``rotated``. Any other output, also on standard error, is the last message of a process that libzmq aborted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _line() -> bytes:
 
 
 def _say(what: dict[str, str]) -> None:
-    """Tell the rank. It may be stopped: then what does not fit into the pipe is lost."""
+    """Send a message to the rank. If the rank is stopped and the pipe is full, the message is lost."""
     try:
         os.write(1, json.dumps(what).encode() + b"\n")
     except OSError:
@@ -41,7 +41,7 @@ def _say(what: dict[str, str]) -> None:
 
 
 def _settle() -> None:
-    """Be a process of one's own: whatever the engine's thread that started this one ignores, blocks or may use."""
+    """Reset inherited state of the engine's thread: signals, working directory, resource limits, scheduling."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
@@ -68,7 +68,7 @@ def _be_the_first_to_go() -> None:
 
 
 def main() -> None:
-    """Serve until the rank ends. Nothing is raised: what goes wrong is said."""
+    """Serve until the rank ends. Never raises: failures are reported to the rank."""
     setup = json.loads(_line())
     _settle()
     sys.path += setup["path"]

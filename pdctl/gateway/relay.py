@@ -1,8 +1,8 @@
-"""The TCP connections of a gateway, each carried on to libzmq byte by byte, as far as what waits stays bounded.
+"""The TCP connections of a gateway. Each is forwarded to libzmq byte by byte, with bounded buffers.
 
     a client's frames     read while it owes less than WINDOW (:mod:`pdctl.gateway.frames`), one frame of 64 KiB more
-    answers to it         libzmq's until they are on their way; a next question is taken when they are
-    connections           MAX_CONNECTIONS; over that one ends: the oldest that never asked, or the idlest of the key with most
+    answers to it         held by libzmq until they are sent; then the next question is taken
+    connections           MAX_CONNECTIONS; above that one ends: the oldest that never asked, or the idlest of the key with most
 
 A client that sends no whole question for STALLED_S, or does not read its answer for so long, is cut off.
 """
@@ -42,8 +42,8 @@ _KEPT_FDS = 4
 class Connection:
     """One client. name: its connection's at libzmq; user: its key, None before its first question.
 
-    owed: bytes of answers that libzmq has and that are not on their way, of which something last moved at moved_at.
-    asks_since: when it began to send a question that is not whole yet. wait_until: before that nothing is read from it.
+    owed: bytes of answers that libzmq has not sent yet. moved_at: when some of them were last sent.
+    asks_since: when it began to send a question that is still incomplete. wait_until: nothing is read from it before that.
     """
 
     tcp: socket.socket
@@ -91,12 +91,12 @@ class Relay:
         self._spare.clear()
 
     def hosts(self) -> str:
-        """Return where those who shake hands now come from: it is one, nearly always."""
+        """Return the hosts of the connections in a handshake; nearly always it is one."""
         shaking = {c.host for c in self.by_name.values() if c.user is None and c.frames.shaken}
         return " or ".join(sorted(shaking)[:3]) or "an address that is gone"
 
     def register(self, poll: select.poll, now: float) -> float:
-        """Have ``poll`` look at what may move; returns the seconds after which to look again at the latest."""
+        """Register descriptors with ``poll``. Return the seconds after which to check again at the latest."""
         wait = 1.0
         deaf = max(self._deaf_until - now, self._accepts.due(now))
         if deaf > 0:
@@ -117,7 +117,7 @@ class Relay:
         return wait
 
     def turn(self, ready: list[tuple[int, int]], now: float) -> None:
-        """Move what can be moved."""
+        """Forward the bytes that can be forwarded."""
         for fd, events in ready:
             if fd == self._listening.fileno():
                 self._accept(now)
@@ -143,7 +143,7 @@ class Relay:
                 self.end(c)
 
     def asked(self, question: Question) -> Connection | None:
-        """Return the connection that a question came over and now waits at, None where that is gone."""
+        """Return the connection whose question waits now, None if it is gone."""
         c = self.by_name.get(question.connection)
         if c is not None:
             c.user = question.user
@@ -151,7 +151,7 @@ class Relay:
         return c
 
     def answered(self, c: Connection, size: int, now: float) -> None:
-        """Note that libzmq has an answer of ``size`` bytes to the connection's oldest question, 0 where there will be none."""
+        """Note that libzmq has an answer of ``size`` bytes to the connection's oldest question; 0 if there is no answer."""
         if not c.owed:
             c.moved_at = now
         c.owed += size
@@ -159,11 +159,11 @@ class Relay:
         c.asks_since = now
 
     def owed(self, user: str | None = None) -> int:
-        """Return the bytes of answers that are not on their way: to the clients with this key, or to all."""
+        """Return the bytes of unsent answers to the clients with this key, or to all clients."""
         return sum(c.owed for c in self.by_name.values() if user is None or c.user == user)
 
     def make_room(self, now: float, user: str | None = None) -> None:
-        """Cut off those (with this key) who do not read what was answered."""
+        """End the connections (with this key) that do not read their answers."""
         for c in list(self.by_name.values()):
             if c.owed and (user is None or c.user == user) and now - c.moved_at > SOON_S:
                 self._note("unread", f"cut off a client at {c.host}: it reads no answer (further ones are not noted)")
@@ -211,7 +211,7 @@ class Relay:
     # ---- coming in --------------------------------------------------------------------------------------------------
 
     def _accept(self, now: float) -> None:
-        """Take one connection. Where descriptors are short it is closed at once, and none is taken for a while."""
+        """Accept one connection. If descriptors are scarce it is closed at once, and no other is accepted for a while."""
         with contextlib.suppress(OSError):
             while len(self._spare) < _KEPT_FDS:
                 self._spare.append(os.dup(self._listening.fileno()))
@@ -261,7 +261,7 @@ class Relay:
         self._note("descriptors", "its gateway has no file descriptors left: clients are refused until it has")
 
     def _evict(self, now: float) -> None:
-        """End the connection that is missed least."""
+        """End one connection: the oldest that never asked, or the idlest of the key with most."""
         self._note("many", f"{MAX_CONNECTIONS} connections: for each new one another one ends")
         silent = next((c for c in self.by_name.values() if c.user is None), None)
         of_keys = Counter(c.user for c in self.by_name.values() if c.user is not None)

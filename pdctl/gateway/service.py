@@ -1,8 +1,8 @@
 """The gateway's one thread: takes clients' questions in turn, asks the rank, and hands the answers back.
 
-Everything that others can make it do is bounded: what waits by :mod:`pdctl.gateway.relay`, the agent's thread by
-:mod:`pdctl.gateway.limits`, its own memory by RLIMIT_DATA (libzmq ends the process where it gets none, and the agent starts
-another one), its own time by CPU_SHARE of a core.
+All costs of clients are bounded. :mod:`pdctl.gateway.relay` bounds buffers, and :mod:`pdctl.gateway.limits` the agent's thread.
+RLIMIT_DATA bounds the gateway's memory (without memory libzmq ends the process, and the agent starts another one). CPU_SHARE
+bounds its CPU time, as a share of a core.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Service:
         return pair.public if pair is not None else ""
 
     def note(self, what: str, text: str) -> None:
-        """Tell the rank, once for the same ``what``; many different ones are cut off."""
+        """Send a note to the rank, once for the same ``what``. The number of notes is limited."""
         if what in self._noted or len(self._noted) >= _MAX_NOTES:
             return
         self._noted.add(what)
@@ -98,7 +98,7 @@ class Service:
     # ---- one turn ---------------------------------------------------------------------------------------------------
 
     def run(self, control: int) -> None:
-        """Serve until the rank ends, or closes ``control``, by which it also says which thread is its agent's."""
+        """Serve until the rank ends or closes ``control``. The id of its agent's thread also comes over ``control``."""
         limit_memory()
         rank = _watched(self._pid)
         said = bytearray()
@@ -154,7 +154,7 @@ class Service:
             self._next(now)
 
     def _begin_anew(self, now: float) -> None:
-        """Shake hands with another key from now on: connections end with the one they were made with."""
+        """Use another key pair for handshakes from now on. Connections made with the old pair end."""
         self._drop_question()
         self._relay.close()
         self._relay.door.close()
@@ -177,7 +177,7 @@ class Service:
             self._pace(c, now)
 
     def _pace(self, c: Connection, now: float) -> None:
-        """Have a client wait where its share of the agent's thread is used up: nothing is read from it meanwhile."""
+        """Make a client wait if its share of the agent's thread is used up. Nothing is read from it meanwhile."""
         c.wait_until = now + self._limits.due(c.name, (c.user or "").encode(), now)
 
     def _due(self, now: float) -> float:
@@ -186,7 +186,7 @@ class Service:
         return max(0.005, min((min(c.wait_until, c.questions[0].at + TOO_FAST_S) - now for c in waits), default=1.0))
 
     def _next(self, now: float) -> None:
-        """Ask the rank the first question that may be asked; those that have to wait go on waiting, in their order."""
+        """Ask the rank the first question that need not wait. The others keep their order."""
         room = self._relay.owed() < ROOM
         if not room:
             self._relay.make_room(now)
@@ -206,7 +206,7 @@ class Service:
                 return
 
     def _has_room(self, c: Connection, now: float) -> bool:
-        """Return whether the answers that this client and its key were given are on their way, as far as they have to be."""
+        """Return whether enough of the earlier answers to this client and its key have been sent."""
         if c.owed >= _ROOM_OF_ONE:
             return False
         if self._relay.owed(c.user) < ROOM_OF_KEY:
@@ -240,12 +240,12 @@ class Service:
         return False
 
     def _not_stopped(self) -> None:
-        """Raise PdctlError where the rank is stopped still, as it was when a question to it was given up."""
+        """Raise PdctlError if the rank is still stopped, after a question to it was given up for that reason."""
         if self._link.fileno() < 0 and (process := look(self._pid)).state in _STOPPED:
             raise PdctlError(f"not reachable: {process.words}")
 
     def _answer(self, now: float) -> None:
-        """Take the rank's answer where it is there, or say why there is none."""
+        """Read the rank's answer, if it has arrived, or answer with the reason why there is none."""
         c, waited = self._asking, now - self._link.asked_at
         try:
             answer = self._link.turn()
@@ -268,7 +268,7 @@ class Service:
         self._send(c, _error(error, number), now)
 
     def _send(self, c: Connection, answer: bytes, now: float) -> None:
-        """Answer the oldest question of this client; nothing where it has left very much unread."""
+        """Answer the oldest question of this client. Nothing is sent if too many of its answers are unread."""
         question = c.questions[0]
         gets = c.owed < _ROOM_OF_ONE and self._relay.door.answer(question, answer)
         self._relay.answered(c, len(answer) if gets else 0, now)
@@ -294,7 +294,7 @@ def _error(text: str, number: int = 0) -> bytes:
 
 
 def limit_memory() -> None:
-    """Let this process use MEMORY more than it does: the kernel gives it no more."""
+    """Limit this process's memory to its present use plus MEMORY. The kernel enforces this."""
     fields = Path("/proc/self/statm").read_bytes().split()
     data = int(fields[5]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)

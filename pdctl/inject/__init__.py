@@ -1,1 +1,1 @@
-"""What can be broken on purpose and for a while. :mod:`.table` lives in the rank, the rest with the client."""
+"""The client's side of faults: plan, place, watch and heal. The rank's side is :mod:`pdctl.faults`."""

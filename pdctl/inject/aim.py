@@ -1,4 +1,4 @@
-"""Which prefill ranks a fault that is aimed at decode ranks is placed on, and how their sites know the targets. Pure."""
+"""Find the prefill ranks for a fault that is aimed at decode ranks, and the targets' names at their sites. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pdctl.protocol.model import Identity
 
 
 def aims(ranks: Sequence[Known], targets: Sequence[Known]) -> tuple[Target, ...]:
-    """Return how a site knows the targets.
+    """Return the targets as a site identifies them.
 
-    Raises PdctlError (REFUSED) where it would take another rank for one of them.
+    Raises PdctlError (REFUSED) if a site would confuse another rank with one of them.
     """
     found = []
     for target in targets:
@@ -41,9 +41,9 @@ def aims(ranks: Sequence[Known], targets: Sequence[Known]) -> tuple[Target, ...]
 
 
 def writers(ranks: Sequence[Known], targets: Sequence[Known], wish: Wish) -> tuple[list[Known], int, list[str]]:
-    """Return the prefill ranks to tell, how many streams of requests they are, and what the operator must know.
+    """Return the prefill ranks that write to the targets, the number of their request streams, and notes for the operator.
 
-    A stream is a dp rank of a prefill server: it takes requests by itself. Raises PdctlError (PARTIAL) without any.
+    A stream is a dp rank of a prefill server, which takes requests by itself. Raises PdctlError (PARTIAL) if there is none.
     """
     notes: list[str] = []
     one = targets[0].identity

@@ -1,4 +1,4 @@
-"""The client's audit log: who placed, renewed in vain and ended which fault on which rank. Ranks log for themselves."""
+"""The client's audit log: who placed or ended which fault on which rank, and failed renewals. Ranks have their own log."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def audit_path(environ: Mapping[str, str]) -> Path:
 
 
 class Audit:
-    """Appends one JSON line per step, in which what is not visible is escaped: an operator reads it on a terminal.
+    """Append one JSON line per step. Invisible characters are escaped, since operators read the log on a terminal.
 
-    A log that can't be written is said once and stops nothing that heals.
+    A log that can't be written gives one note, and never stops healing.
     """
 
     def __init__(self, path: Path, complain: Callable[[str], None]) -> None:

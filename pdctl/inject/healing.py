@@ -1,7 +1,7 @@
-"""Ends faults and makes sure: asks again until nothing is left, and says of whom it can't be sure.
+"""End faults and verify it: ask again until nothing is left, and report the ranks that remain uncertain.
 
-A rank answers without its scheduler thread. One that does not answer may still hold a fault, unless its process has
-ended or it was never armed; the lease or the TTL in the rank ends it then.
+A rank answers without its scheduler thread. A silent rank may still hold a fault, unless its process has ended or it was never
+armed. Its lease or TTL ends the fault then.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from pdctl.faults.messages import FaultsBody, HealArgs, HealBody
-from pdctl.inject.recorded import told
+from pdctl.inject.recorded import describe_last_fault
 from pdctl.protocol.errors import Exit
 from pdctl.protocol.model import FaultStatus
 from pdctl.protocol.processes import look
@@ -26,11 +26,11 @@ AGAIN_S = 0.1
 
 @dataclass
 class Healed:
-    """What healing came to on one rank.
+    """The result of healing on one rank.
 
-    ended: the faults this call ended, each with its owner ("" where the rank's agent is of an older pdctl). left: what is
-    still there. others: faults in place that were not meant. unsure: why nobody can know, "" where the rank told.
-    gone: its process has ended, and what it held with it. knew: it has, or had, the fault that was named.
+    ended: the faults that this call ended, each with its owner ("" from an agent of an older pdctl). left: faults still there.
+    others: other faults in place. unsure: why the state is unknown, "" if the rank answered. gone: whether its process has
+    ended, and its faults with it. knew: whether it has, or had, the named fault.
     """
 
     rank: FoundRank
@@ -48,9 +48,9 @@ class Healed:
 
 
 def heal(client: Client, ranks: Sequence[FoundRank], fault_id: str = "", why: str = "heal") -> list[Healed]:
-    """End ``fault_id`` (every fault where empty) on ``ranks`` and return what came of it, in their order.
+    """End ``fault_id`` (every fault if empty) on ``ranks``. Return the results in their order.
 
-    Returns when every rank is clean or surely silent, at the latest at the client's deadline. Never raises for a rank.
+    Returns when every rank is clean or known to be silent, at the latest at the client's deadline. Never raises for a rank.
     """
     results = [Healed(rank) for rank in ranks]
     args = msgspec.to_builtins(HealArgs(fault_id, why))
@@ -87,9 +87,9 @@ def _verify(client: Client, results: list[Healed], fault_id: str) -> None:
 
 
 def may_hold(answer: Answer[HealBody] | Answer[FaultsBody], *, recorded: bool = False) -> str:
-    """Return why a rank that gave no answer may hold a fault, "" when it certainly holds none.
+    """Return why a silent rank may hold a fault, "" if it certainly holds none.
 
-    recorded: also what its recording says. That alone makes nothing certain: a question may wait in its socket.
+    recorded: add the faults in its recording. A recording gives no certainty: a request may still wait in the rank's socket.
     """
     if answer.silence in (Silence.DEAD, Silence.NO_AGENT):
         return ""  # what it held ended with it, or it never could
@@ -105,7 +105,7 @@ def may_hold(answer: Answer[HealBody] | Answer[FaultsBody], *, recorded: bool = 
 
 def _recorded(rank: FoundRank) -> str:
     recording = recording_file(rank).body
-    return told(recording.events(), time.monotonic_ns()) if recording is not None else ""
+    return describe_last_fault(recording.events(), time.monotonic_ns()) if recording is not None else ""
 
 
 def _gone(answer: Answer[HealBody] | Answer[FaultsBody]) -> bool:
@@ -120,9 +120,9 @@ def _gone(answer: Answer[HealBody] | Answer[FaultsBody]) -> bool:
 
 
 def exit_code(results: Sequence[Healed]) -> Exit:
-    """Return what a command that healed exits with: FAULT_ACTIVE where anything may remain.
+    """Return the exit code of a healing command: FAULT_ACTIVE if a fault may remain.
 
-    PARTIAL where the fault that was named is known nowhere and another is in place: a mistyped name, most likely.
+    PARTIAL if no rank knows the named fault and another is in place: the name was probably mistyped.
     """
     if not all(result.clean for result in results):
         return Exit.FAULT_ACTIVE

@@ -1,4 +1,4 @@
-"""The parameter of a fault, as people write it and read it."""
+"""Parse and format the parameter of a fault."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pdctl.protocol import durations
 
 
 def parse(kind: Kind, text: str) -> tuple[float, int]:
-    """Return the delay in seconds and the number that ``text`` means for ``kind``, 0 for the one it does not have.
+    """Return (delay in seconds, number) for ``text`` as a parameter of ``kind``; 0 for the part that the kind lacks.
 
     Raises ValueError with a sentence for the user, durations.TooLong for a duration over the limit of the kind.
     """
@@ -26,7 +26,7 @@ def parse(kind: Kind, text: str) -> tuple[float, int]:
     raise ValueError(f"{option} {text!r} is no {parameter.noun}: {', '.join(known)}")
 
 
-def words(name: str, delay_s: float, value: int) -> str:
+def format_fault(name: str, delay_s: float, value: int) -> str:
     """Return a fault with its parameter, as ``delay-metadata 5s``; this version may not know the kind."""
     kind = KINDS.get(name)
     parameter = kind.parameter if kind else Parameter.DURATION if delay_s else Parameter.NONE

@@ -1,7 +1,7 @@
-"""From what the operator asked to what each rank is told: pure, so ``--dry-run`` shows exactly what would be done.
+"""Turn the operator's request into the message for each rank. Pure: ``--dry-run`` shows exactly what would be done.
 
-A kind that is aimed at a decode rank is placed on the prefill ranks that write to it (:mod:`.aim`); any other is placed
-on the rank named. Everything that could widen the blast radius is refused unless named.
+A kind that is aimed at a decode rank is placed on the prefill ranks that write to it (:mod:`.aim`). Any other kind is placed on
+the named rank. A wider blast radius is refused unless an option allows it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pdctl.report.escaping import argument
 
 @dataclass(frozen=True)
 class Plan:
-    """targets: ranks that shall feel it. on: ranks that are told ``args``. notes: what the operator must know.
+    """targets: ranks that are hit. on: ranks that get ``args``. notes: notes for the operator.
 
-    others: faults that are in place in the cluster already, a rank that holds it and the fault.
+    others: faults that are in place in the cluster already, each with a rank that holds it.
     """
 
     targets: tuple[Identity, ...]
@@ -35,7 +35,7 @@ class Plan:
 
 
 def plan(ranks: Sequence[Known], wish: Wish) -> Plan:
-    """Return what to tell whom.
+    """Return the plan: which ranks get which message.
 
     Raises PdctlError: PARTIAL when a pattern means no rank, REFUSED when a safety rule says no, UNREACHABLE when a rank
     that must be told does not answer, USAGE when the wish contradicts itself.
@@ -133,9 +133,9 @@ def _others(ranks: Sequence[Known], cluster: str) -> tuple[tuple[Identity, Fault
 
 
 def _check_all(targets: Sequence[Known], others: Sequence[tuple[Identity, FaultStatus]], wish: Wish) -> None:
-    """Hold the ranks hit, by this fault and by those in place already, whoever placed them, against what is allowed.
+    """Check the number of ranks hit, by this fault and by all faults in place, against the limit.
 
-    A rank hit by both counts twice: each fault could be the cause of what it does.
+    A rank hit by both counts twice: either fault could cause its behaviour.
     """
     hit = {fault.id: len(fault.target.split(", ")) for _, fault in others}
     there = sum(hit.values())

@@ -8,7 +8,7 @@ import msgspec
 
 from pdctl.faults.kinds import KINDS
 from pdctl.faults.limits import LEASE_S
-from pdctl.inject.parameter import words
+from pdctl.inject.parameter import format_fault
 from pdctl.protocol import durations
 from pdctl.protocol.documents import Document
 
@@ -30,10 +30,10 @@ class OtherFault(msgspec.Struct, frozen=True):
 
 
 class Planned(Document, frozen=True, kw_only=True, tag="pdctl.inject"):
-    """What is told to whom. Times in seconds; value: the state, dp rank or room of a kind that has one, else 0.
+    """A planned or placed fault. Times in seconds. value: state, dp rank or room, for a kind with one, else 0.
 
-    targets: ranks that shall feel it; on: ranks it is placed on. share: 0 to 1. changed: False for a dry run. others:
-    faults of the cluster in place before this one.
+    targets: ranks that are hit. on: ranks that carry the fault. share: 0 to 1. changed: False for a dry run. others: faults in
+    place in the cluster before this one.
     """
 
     fault: str
@@ -54,12 +54,12 @@ class Planned(Document, frozen=True, kw_only=True, tag="pdctl.inject"):
 
 
 def dry_run_of(plan: Plan, wish: Wish) -> Planned:
-    """Return what would be told to whom."""
+    """Return the document of a dry run."""
     return _document(plan, wish, lease_s=LEASE_S, changed=False)
 
 
 def placed(plan: Plan, wish: Wish) -> Planned:
-    """Return what was told to whom, of a fault that lives without its command: it has no lease."""
+    """Return the document of a placed fault that outlives its command: it has no lease."""
     return _document(plan, wish, lease_s=0.0, changed=True)
 
 
@@ -101,7 +101,7 @@ def draw(planned: Planned, console: Console, *, at_once: int) -> None:
     share = "" if planned.share == 1 else f", {planned.share:.4%} of visits by seed {planned.seed}"
     lease = durations.show(planned.lease_s)
     for name, value in (
-        ("fault", words(planned.kind, planned.delay_s, planned.value)),
+        ("fault", format_fault(planned.kind, planned.delay_s, planned.value)),
         ("site", kind.seam),
         ("aims at", ", ".join(planned.targets)),
         ("placed on", "; ".join(planned.on)),

@@ -1,4 +1,4 @@
-"""What a rank's recording says of its faults, where the rank itself gives no answer. Pure."""
+"""A silent rank's faults, from its recording. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 _DONE = ("released", "dropped", "failed")
 
 
-def told(events: Sequence[Event], now_ns: int) -> str:
-    """Return in a sentence which fault was last placed on the rank and what became of it.
+def describe_last_fault(events: Sequence[Event], now_ns: int) -> str:
+    """Return a sentence about the last fault placed on the rank, and its end.
 
-    events: of its recording, oldest first. now_ns: its monotonic clock now. It is what was written, no promise: a rank
-    that is stopped writes nothing, and a request may wait in its socket.
+    events: events of its recording, oldest first. now_ns: its monotonic clock now. The recording gives no certainty: a stopped
+    rank writes nothing, and a request may wait in its socket.
     """
     ended = next((event for event in reversed(events) if _agent_ended(event)), None)
     agent = f"its agent's thread ended {_ago(ended, now_ns)} ({ended.text.partition(': ')[2]}); " if ended else ""

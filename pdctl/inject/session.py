@@ -1,4 +1,4 @@
-"""One fault from the client's side: placed on its ranks, kept alive by beats, watched, and healed at the end."""
+"""One fault on the client's side: place it on its ranks, renew its lease, watch it, and heal it at the end."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from pdctl.targets.find import FoundRank
 BEAT_S = 1.0
 
 
-def know(client: Client, ranks: Sequence[FoundRank]) -> list[Known]:
-    """Ask every rank what it can do and holds; what the plan is made from."""
+def load_known(client: Client, ranks: Sequence[FoundRank]) -> list[Known]:
+    """Ask every rank for its fault sites and faults, the input of a plan."""
     answers = client.ask(ranks, "faults", FaultsBody)
     return [
         Known(answer.rank.identity, answer.rank.state, answer.body, answer.reason or answer.silence.value)
@@ -122,7 +122,7 @@ class Session:
         raise PdctlError(f"not placed: {said}", refused[0].next_step, refused[0].code or Exit.UNREACHABLE)
 
     def beat(self) -> Counts:
-        """Renew the lease on every rank and return how the fault is doing."""
+        """Renew the lease on every rank. Return the fault's counts."""
         self._beats.restart()
         args = msgspec.to_builtins(RenewArgs(self.args.id, self.args.lease_s))
         return self._note(self._beats.ask(self.ranks, "renew", RenewBody, args))
@@ -154,7 +154,7 @@ class Session:
         return self.beat()
 
     def heal(self, why: str, ranks: Sequence[FoundRank] | None = None) -> list[healing.Healed]:
-        """End it on every rank (those of ``ranks``, where given) and make sure."""
+        """End the fault on every rank (or on ``ranks``, if given), and verify it."""
         self._client.restart()
         healed = healing.heal(self._client, self.ranks if ranks is None else ranks, self.args.id, why)
         self._log("heal", why=why, left=healing.lines(healed))

@@ -1,7 +1,7 @@
 """Stop conditions: what ends a fault early, seen by the command from the recordings of the ranks.
 
-The command watches them beside its beats, on a thread of its own, so that a slow look costs no lease. What the rank
-itself keeps (TTL, lease, hits) does not depend on it.
+The command watches them on a thread of its own, beside the lease renewals, so a slow read costs no lease. The limits that the
+rank keeps (TTL, lease, hits) do not depend on this.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ def failed_rooms(recordings: Sequence[Recording], since_ns: int) -> set[int]:
 
 
 class Watch:
-    """Looks again and again until the condition is met; ``reason`` says so then, and :meth:`wait` returns at once."""
+    """Check again and again until the condition is met. Then ``reason`` is set, and :meth:`wait` returns at once."""
 
     def __init__(self, condition: Condition, found: Found) -> None:
-        """Take what is there now as the beginning.
+        """Take the present state as the start.
 
-        Raises PdctlError: REFUSED when it is met already, or no rank has a recording to see it in.
+        Raises PdctlError (REFUSED) if the condition is met already, or if no rank has a readable recording.
         """
         self.reason = ""
         self._condition = condition
@@ -92,7 +92,7 @@ class Watch:
         self._thread.start()
 
     def wait(self, seconds: float) -> None:
-        """Return when the condition is met, or after so long."""
+        """Return when the condition is met, or after the given time."""
         self._met.wait(seconds)
 
     def close(self) -> None:

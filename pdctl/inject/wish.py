@@ -1,4 +1,4 @@
-"""What the operator asked for, and what is known of the ranks: plain data that a plan is made from."""
+"""The operator's request, and the facts known about the ranks: plain data, the input of a plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pdctl.targets import selectors
 
 @dataclass(frozen=True)
 class Known:
-    """A rank as discovery and one question to it know it.
+    """A rank, from discovery and its answer to one question.
 
     state: ``live``, ``dead`` or ``no agent`` (:class:`pdctl.targets.find.FoundRank`). faults: its answer, None with
     ``silent`` saying why there is none.
@@ -50,6 +50,6 @@ class Wish:
 
 
 def name(identity: Identity, among: Sequence[Known]) -> str:
-    """Return what tells the rank from all of ``among``."""
+    """Return a name that distinguishes the rank among ``among``."""
     twins = sum(rank.identity.selector == identity.selector for rank in among)
     return identity.selector if twins == 1 else f"{identity.selector} ({identity.service}, pid {identity.pid})"

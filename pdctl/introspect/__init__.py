@@ -1,5 +1,5 @@
-"""Reads a rank that has no agent, from outside: its memory as the kernel shows it, nothing runs in the rank.
+"""Read a rank without an agent from outside: pdctl reads its memory, and runs no code in the rank.
 
-``memory`` copies bytes, ``layouts`` and ``objects`` know CPython's objects, ``mirror`` lets the engine's readers walk them as
-if they were here, ``frozen`` makes a copy of one moment of a rank that moves, ``permissions`` says why the kernel refuses.
+``memory`` copies bytes. ``layouts`` and ``objects`` decode CPython's objects. ``proxy`` lets the engine's readers use them like
+local objects. ``snapshot`` copies one moment of a running rank. ``permissions`` explains why the kernel refuses.
 """

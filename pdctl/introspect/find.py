@@ -1,4 +1,4 @@
-"""Which scheduler processes run on this host, by their titles. /proc/PID/environ tells nothing: setproctitle writes over it."""
+"""Find the scheduler processes of this host by their titles. /proc/PID/environ is useless: setproctitle overwrites it."""
 
 from __future__ import annotations
 

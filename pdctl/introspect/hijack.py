@@ -1,8 +1,8 @@
-"""Starts a native thread in another process by borrowing one of its parked threads for a moment. x86-64 Linux.
+"""Start a native thread in another process by hijacking one of its parked threads for a moment. x86-64 Linux.
 
-The borrowed thread is never the main one: a thread that runs may hold any lock of malloc's or the loader's. It is stopped,
-pointed at code that restores it by itself (:mod:`pdctl.introspect.shellcode`), and let go at once: a pdctl that is killed at
-any point leaves a process that runs.
+The hijacked thread is never the main thread: a running thread may hold a lock of malloc or of the loader. pdctl stops the
+thread, points it at code that restores it (:mod:`pdctl.introspect.shellcode`), and releases it at once. If pdctl is killed at
+any point, the process goes on.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class _Registers(ctypes.Structure):
 
 
 class NoThreadError(Exception):
-    """No thread of the process could be borrowed, in words; nothing was changed."""
+    """No thread of the process could be hijacked; the text says why. Nothing was changed."""
 
 
 @dataclass(frozen=True)
-class Borrowed:
-    """A thread was started. tid: of the thread that was borrowed; ms: how long it stood, at most."""
+class Hijacked:
+    """A thread was started. tid: the hijacked thread. ms: for how long it was stopped, at most."""
 
     tid: int
     ms: float
@@ -63,10 +63,10 @@ def unsupported() -> str:
     return "" if machine == "x86_64" else f"starting a thread from outside is built for x86-64 only, this is {machine}"
 
 
-def start_thread(pid: int, source: str) -> Borrowed:
-    """Have ``pid`` run Python ``source`` on a new thread as soon as that gets the GIL, and return at once.
+def start_thread(pid: int, source: str) -> Hijacked:
+    """Start a thread in ``pid`` that runs Python ``source`` once it gets the GIL. Return at once.
 
-    Raises NoThreadError, NotFoundError, NotPermittedError, GoneError; the process is as it was then.
+    Raises NoThreadError, NotFoundError, NotPermittedError, GoneError. The process is unchanged then.
     """
     with _alone(pid):
         return _start(pid, source.encode())
@@ -74,7 +74,7 @@ def start_thread(pid: int, source: str) -> Borrowed:
 
 @contextmanager
 def _alone(pid: int) -> Iterator[None]:
-    """Keep every other pdctl out of the process as long as this lasts. A killed one keeps nobody out."""
+    """Lock the process against other pdctl commands. A killed command leaves no lock."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
         end = time.monotonic() + _TRIES_S
         while True:
@@ -88,7 +88,7 @@ def _alone(pid: int) -> Iterator[None]:
         yield
 
 
-def _start(pid: int, source: bytes) -> Borrowed:
+def _start(pid: int, source: bytes) -> Hijacked:
     functions = addresses(pid, FUNCTIONS)
     vectors = " xsave" in Path("/proc/cpuinfo").read_text()
     length = len(build(functions, source, rip=0, rsp=0, vectors=vectors))
@@ -107,7 +107,7 @@ def _start(pid: int, source: bytes) -> Borrowed:
 
 
 def _parked(pid: int) -> Iterator[int]:
-    """Return the threads that may be borrowed, the best first."""
+    """Return the threads that may be hijacked, the best first."""
     found = []
     try:
         names = [path.name for path in Path(f"/proc/{pid}/task").iterdir() if path.name != str(pid)]
@@ -127,7 +127,7 @@ def _parked(pid: int) -> Iterator[int]:
 
 
 def _rank(call: list[str]) -> int | None:
-    """Return how well a thread in this system call (as /proc/PID/task/TID/syscall has it) can be borrowed, None: not."""
+    """Rate a thread for hijacking by its system call (from /proc/PID/task/TID/syscall); None: it must not be hijacked."""
     if len(call) < 3 or not call[0].isdecimal():  # running, or blocked outside a system call
         return None
     number = int(call[0])
@@ -158,7 +158,7 @@ class _Plan:
     vectors: bool
 
 
-def _trace(plan: _Plan) -> Borrowed:
+def _trace(plan: _Plan) -> Hijacked:
     pid, tid, place = plan.pid, plan.tid, plan.place
     try:
         memory = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
@@ -191,7 +191,7 @@ def _trace(plan: _Plan) -> Borrowed:
             tracing.ask(tracing.DETACH, tid, handed_on or None)
             stood_ms = (time.perf_counter() - started) * 1000
         _wipe(memory, plan, len(code), stack)
-        return Borrowed(tid, stood_ms)
+        return Hijacked(tid, stood_ms)
     except OSError as error:
         raise NoThreadError(f"its memory can't be written: {error.strerror}") from None
     finally:
@@ -199,7 +199,7 @@ def _trace(plan: _Plan) -> Borrowed:
 
 
 def _wipe(memory: int, plan: _Plan, length: int, stack: int) -> None:
-    """Take the code away again once its thread is through with it; where that is not seen it stays, and harms nobody."""
+    """Remove the code once its thread has left it. If that can't be seen the code stays; it is harmless."""
     try:
         if _is_back(plan, length, stack):
             os.pwrite(memory, bytes(length), plan.place)
@@ -217,7 +217,7 @@ def _stop(tid: int) -> int:
 
 
 def _is_back(plan: _Plan, length: int, stack: int) -> bool:
-    """Wait until a borrowed thread is where it was: in the code its stack is lower. False where that is not seen."""
+    """Wait until a hijacked thread is back at its place: inside the code its stack is lower. False if that can't be seen."""
     end = time.monotonic() + _BACK_S
     while time.monotonic() < end:
         try:
@@ -253,4 +253,4 @@ def _goes_on(registers: _Registers) -> int:
     return int(registers.rip) - 2  # the instruction before, which enters the kernel
 
 
-__all__ = ["STACK", "Borrowed", "NoThreadError", "NotFoundError", "start_thread", "unsupported"]
+__all__ = ["STACK", "Hijacked", "NoThreadError", "NotFoundError", "start_thread", "unsupported"]

@@ -34,11 +34,12 @@ except BaseException as e:
 
 
 class Injected(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it for one process.
+    """The result for one process.
 
-    state: ``running`` (the agent answers), ``there`` (it has had one before, as it was asked for), ``pending`` (it starts by
-    itself once it gets the GIL) or ``refused``. rank: its label, endpoint: its socket; "" without an agent. thread: that was
-    borrowed, 0 for none; stopped_ms: how long that stood. unarmed: refused since its agent takes no faults and shall.
+    state: ``running`` (the agent answers), ``there`` (the process had a suitable agent already), ``pending`` (the agent starts
+    by itself once it gets the GIL) or ``refused``. rank: its label. endpoint: its socket. Both are "" without an agent.
+    thread: the hijacked thread, 0 for none. stopped_ms: for how long it was stopped. unarmed: refused, because the existing
+    agent takes no faults and ``arm`` was requested.
     """
 
     pid: int
@@ -72,7 +73,7 @@ def inject(pid: int, env: Mapping[str, str], *, arm: bool, wait_s: float) -> Inj
         with waiting.alone(folder, stem, wait_s) as mine:
             if not mine:
                 return Injected(pid=pid, state="refused", reason="another pdctl is about to put an agent into it")
-            known = registered(pid, env)
+            known = load_registration(pid, env)
             if known is not None:
                 return _there(pid, known, arm=arm)
             before = waiting.waiting(folder, stem)
@@ -81,7 +82,7 @@ def inject(pid: int, env: Mapping[str, str], *, arm: bool, wait_s: float) -> Inj
                     paths.write_private(result, b" " * ROOM)
                     found = _begin(pid, env, package, folder, result, arm=arm)
                     if found.state == "pending":
-                        waiting.waits(result, armed=arm)
+                        waiting.mark_waiting(result, armed=arm)
                 except BaseException:
                     waiting.forget(result)
                     raise
@@ -101,8 +102,8 @@ def inject(pid: int, env: Mapping[str, str], *, arm: bool, wait_s: float) -> Inj
     return found
 
 
-def registered(pid: int, env: Mapping[str, str]) -> paths.Registration | None:
-    """Return what the agent of ``pid`` has registered in the run directories of ``env``, None without one."""
+def load_registration(pid: int, env: Mapping[str, str]) -> paths.Registration | None:
+    """Return the registration of ``pid`` in the run directories of ``env``, None without one."""
     name = f"{paths.stem(pid, look(pid).start)}{paths.REGISTRATION_SUFFIX}"
     for folder in paths.run_dirs(env):
         try:
@@ -124,7 +125,7 @@ def _there(pid: int, known: paths.Registration, *, arm: bool) -> Injected:
 
 
 def take_back(pid: int, env: Mapping[str, str]) -> bool:
-    """Keep agents that were put into ``pid`` and wait for the GIL from starting; returns whether there were any."""
+    """Cancel injected agents of ``pid`` that still wait for the GIL. Return whether there were any."""
     stem = paths.stem(pid, look(pid).start)
     found = [path for folder in paths.run_dirs(env)[:1] for path in waiting.results(folder, stem)]
     blank = [path for path in found if not waiting.text(path)]
@@ -139,18 +140,18 @@ def _begin(pid: int, env: Mapping[str, str], package: Path, folder: Path, result
         options["PDCTL_RECORD_DIR"] = env["PDCTL_RECORD_DIR"]
     text = _SOURCE.format(package=str(package), options=options, result=str(result))
     try:
-        borrowed = hijack.start_thread(pid, f"exec({text!r}, {{}})")
+        hijacked = hijack.start_thread(pid, f"exec({text!r}, {{}})")
     except NotPermittedError:
         refusal = permissions.explain(pid)
         reason = f"not permitted ({refusal.what}): {refusal.why}"
         return Injected(pid=pid, state="refused", reason=reason, next_step=refusal.cure)
     except (hijack.NoThreadError, hijack.NotFoundError, GoneError, OSError) as error:
         return Injected(pid=pid, state="refused", reason=str(error), next_step="Nothing was changed in it.")
-    return Injected(pid=pid, state="pending", thread=borrowed.tid, stopped_ms=round(borrowed.ms, 3))
+    return Injected(pid=pid, state="pending", thread=hijacked.tid, stopped_ms=round(hijacked.ms, 3))
 
 
 def _unfit(pid: int, needed: Sequence[Path]) -> tuple[str, str]:
-    """Return why no agent can be put into a process, and what helps; ("", "") where nothing is known against it.
+    """Return why no agent can be injected into a process, and what helps; ("", "") if no reason is known.
 
     needed: directories that the agent must find where pdctl has them.
     """
@@ -185,7 +186,7 @@ def _same(here: Path, there: Path) -> bool:
 
 
 def _behind(pid: int, before: waiting.Waiting, env: Mapping[str, str], *, arm: bool, end: float) -> Injected:
-    """Wait for the agent that somebody else put in, and return what came of it."""
+    """Wait for an agent that another command injected, and return the result."""
     found = Injected(pid=pid, state="pending")
     if arm and not before.armed:
         return msgspec.structs.replace(
@@ -194,7 +195,7 @@ def _behind(pid: int, before: waiting.Waiting, env: Mapping[str, str], *, arm: b
         )  # fmt: skip
     found = _wait(found, env, before, arm=arm, end=end)
     if found.state == "running":
-        known = registered(pid, env)
+        known = load_registration(pid, env)
         return found if known is None else _there(pid, known, arm=arm)
     if found.state == "pending":
         found = msgspec.structs.replace(found, reason=f"one was put in before: {found.reason}")
@@ -202,10 +203,12 @@ def _behind(pid: int, before: waiting.Waiting, env: Mapping[str, str], *, arm: b
 
 
 def _wait(found: Injected, env: Mapping[str, str], one: waiting.Waiting, *, arm: bool, end: float) -> Injected:
-    """Wait for what the agent says of its start, and return what came of it."""
+    """Wait for the agent's report of its start, and return the result."""
     while time.monotonic() < end:
-        said = waiting.said(one)
-        known = registered(found.pid, env) if said is None or said == STARTED or said.startswith(ALREADY) else None
+        said = waiting.load_report(one)
+        known = (
+            load_registration(found.pid, env) if said is None or said == STARTED or said.startswith(ALREADY) else None
+        )
         if known is not None and said == STARTED:
             return msgspec.structs.replace(found, state="running", rank=known.identity.label, endpoint=known.endpoint)
         # Another one was quicker; or the one that is waited for, and whoever put it in has seen it.
@@ -227,7 +230,7 @@ def _wait(found: Injected, env: Mapping[str, str], one: waiting.Waiting, *, arm:
 
 
 def _not_started(pid: int, said: str) -> tuple[str, str]:
-    """Return why an agent did not start, and what helps, from what it left."""
+    """Return why an agent did not start, and what helps, from its report."""
     if not said.startswith(LACKS):
         return f"its agent did not start: {said}", ""
     module, _, python = said.removeprefix(LACKS).strip().partition("\n")
@@ -237,7 +240,7 @@ def _not_started(pid: int, said: str) -> tuple[str, str]:
 
 
 def _why_not_yet(pid: int) -> str:
-    """Return what an agent waits for, in words."""
+    """Describe what an agent waits for."""
     process = look(pid)
     if process.state in ("T", "t"):
         return f"{process.words}: it must go on"

@@ -1,4 +1,4 @@
-"""Which Python a process runs, told by the files it has mapped. Nothing of it is executed."""
+"""Identify the Python of a process by its mapped files. No code of it is executed."""
 
 from __future__ import annotations
 

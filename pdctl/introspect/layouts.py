@@ -1,7 +1,7 @@
-"""Where CPython keeps what is in an object: 64-bit builds with a GIL, 3.10 to 3.13. Offsets in bytes.
+"""The memory layout of CPython's objects: 64-bit builds with a GIL, 3.10 to 3.13. Offsets in bytes.
 
-Read in ``Include/cpython`` and ``Include/internal`` of those versions; :mod:`pdctl.introspect.selftest` holds them against
-an interpreter that runs.
+Source: ``Include/cpython`` and ``Include/internal`` of those versions. :mod:`pdctl.introspect.selftest` checks them against
+the running interpreter.
 """
 
 from __future__ import annotations

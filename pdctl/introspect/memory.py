@@ -15,7 +15,7 @@ _AT_ONCE = 1024  # the kernel's UIO_MAXIOV
 
 
 class BadAddressError(Exception):
-    """There is nothing to read at an address, or what is there is not what it should be: memory moved meanwhile."""
+    """An address is not mapped, or its content is not the expected object: the memory changed meanwhile."""
 
 
 class NotPermittedError(Exception):
@@ -52,7 +52,7 @@ _readv_with_gil = _readv(ctypes.PyDLL(None, use_errno=True))
 
 
 class Memory:
-    """What one process's memory holds, read once and kept until :meth:`forget`. pid: of its main thread.
+    """The memory of one process. Pages are read once and kept until :meth:`forget`. pid: of its main thread.
 
     reads: how many times the kernel was asked.
     """
@@ -68,7 +68,7 @@ class Memory:
         return sorted(self._pages)
 
     def forget(self) -> None:
-        """Read everything anew from now on."""
+        """Forget all pages: later reads read them again."""
         self._pages.clear()
 
     def put(self, pages: dict[int, bytes]) -> None:
@@ -106,7 +106,7 @@ class Memory:
 
 
 class Bulk:
-    """A copy of many pages in one system call a thousand pages, its memory laid out and touched beforehand."""
+    """A fast copy of many pages: one system call for a thousand pages, into memory that was allocated and touched before."""
 
     def __init__(self, pages: Iterable[int]) -> None:
         self._wanted = list(pages)

@@ -14,11 +14,11 @@ securityContext.capabilities.add: [SYS_PTRACE])."
 
 @dataclass(frozen=True)
 class Credentials:
-    """What /proc/PID/status says of a process, and what its entries in /proc tell.
+    """The credentials of a process, from /proc/PID/status and the owner of its /proc entries.
 
     uids and gids: real, effective, saved. permitted: its capabilities as a bit set. seccomp: 0 none, 1 strict, 2 a filter.
-    dumpable: its /proc entries belong to itself, None for root, whose would either way. users, pids: names of its user and
-    pid namespace, "" not to be seen.
+    dumpable: whether its /proc entries belong to its own user; None for root, where this shows nothing. users, pids: names of
+    its user and pid namespace, "" if unreadable.
     """
 
     uids: tuple[int, int, int]
@@ -32,8 +32,8 @@ class Credentials:
 
 @dataclass(frozen=True)
 class Refusal:
-    """What stands in the way (one of ``uid``, ``capabilities``, ``dumpable``, ``yama``, ``seccomp``, ``pid namespace``,
-    ``unknown``), said in one sentence, and what helps."""
+    """The kernel's condition that does not hold (``uid``, ``capabilities``, ``dumpable``, ``yama``, ``seccomp``,
+    ``pid namespace``, ``unknown``), one sentence about it, and what helps."""
 
     what: str
     why: str

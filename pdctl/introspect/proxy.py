@@ -1,8 +1,8 @@
-"""Objects of another process as if they were here, so that what reads an engine inside a rank reads it from outside too.
+"""Proxies for objects of another process. With them the engine's readers work from outside as they do inside a rank.
 
-A mirror has the attributes that its object has and gives them as Python has them: numbers, strings, None, lists, dicts, and
-mirrors of all else. Nothing can be called, and what only code would tell (properties, methods) is not there: AttributeError,
-which readers take for "this engine has no such thing".
+A proxy has the attributes of its object. Their values are Python's own numbers, strings, None, lists and dicts, and proxies for
+everything else. Nothing can be called. Properties and methods are missing: they raise AttributeError, which readers take as
+"this engine lacks it".
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _TENSORS = ("Tensor", "torch.Tensor", "Parameter")
 
 
 class World:
-    """One look at one process: the same object is the same mirror throughout."""
+    """One sample of one process. The same object has the same proxy throughout."""
 
     def __init__(self, objects: Objects) -> None:
         self.objects = objects
         self._known: dict[int, Any] = {}
 
     def at(self, address: int) -> Any:
-        """Return what is at ``address``: a value, or a mirror."""
+        """Return the object at ``address``: a value, or a proxy."""
         known = self._known.get(address)
         if known is None:
             known = self._make(address)
@@ -69,7 +69,7 @@ class World:
             return Code(self, address)
         if flags & layouts.TYPE:
             return Class(self, address)
-        return Mirror(self, address)
+        return Proxy(self, address)
 
     def _set(self, address: int) -> frozenset[Any]:
         # PySetObject: fill, used, mask, table of (key, hash); a removed entry's hash is -1
@@ -80,7 +80,7 @@ class World:
         return frozenset(self.at(key) for key, number in filled if key and number != gone)
 
 
-class Mirror:
+class Proxy:
     """An instance. Equal to itself only."""
 
     __slots__ = ("pdctl_address", "pdctl_own", "pdctl_world")  # names that no engine uses
@@ -104,7 +104,7 @@ class Mirror:
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        """Its class in the other process: what readers look at where they ask an object for its class."""
+        """Its class in the other process, for readers that ask an object for its class."""
         return Class(self.pdctl_world, self.pdctl_world.objects.type_of(self.pdctl_address))
 
     def __dir__(self) -> list[str]:
@@ -117,7 +117,7 @@ class Mirror:
         return f"<{type_name(self)} at {self.pdctl_address:#x}>"
 
 
-class Class(Mirror):
+class Class(Proxy):
     """A class: its attributes are those that it and its bases define."""
 
     __slots__ = ()
@@ -128,7 +128,7 @@ class Class(Mirror):
         return _of_class(self.pdctl_world, self.pdctl_address, name)
 
 
-class Module(Mirror):
+class Module(Proxy):
     """A module."""
 
     __slots__ = ()
@@ -142,7 +142,7 @@ class Module(Mirror):
         return self.pdctl_world.at(own[name])
 
 
-class Function(Mirror):
+class Function(Proxy):
     """A function: its code and its globals."""
 
     __slots__ = ()
@@ -164,7 +164,7 @@ class Function(Mirror):
         return named
 
 
-class Code(Mirror):
+class Code(Proxy):
     """A function's code: the constants and the names in it."""
 
     __slots__ = ()
@@ -178,7 +178,7 @@ class Code(Mirror):
 
 
 class Items(Sequence[Any]):
-    """A list or a deque. What is in it is looked at when it is asked for; its length costs nothing."""
+    """A list or a deque. Items are read when they are used; the length is known."""
 
     def __init__(self, world: World, address: int) -> None:
         self._world = world
@@ -208,7 +208,7 @@ class Items(Sequence[Any]):
 
 
 class Numbers:
-    """An ``array``: how long it is, not what is in it."""
+    """An ``array``: its length, not its content."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -218,7 +218,7 @@ class Numbers:
 
 
 class Modules(Mapping[str, Any]):
-    """The modules that the other process has loaded, of those in ``named`` (name → address)."""
+    """The loaded modules of the other process, by ``named`` (name → address)."""
 
     def __init__(self, world: World, named: Mapping[str, int]) -> None:
         self._world = world
@@ -249,36 +249,36 @@ def _of_class(world: World, kind: int, name: str) -> Any:
 
 
 def type_name(value: Any) -> str:
-    """Return the name of a mirror's class in the other process, without its module; of the class here for a value."""
-    if not isinstance(value, Mirror):
+    """Return the class name of a proxy's object, without the module; for a value the name of its Python class."""
+    if not isinstance(value, Proxy):
         return type(value).__name__
     objects: Objects = value.pdctl_world.objects
     return objects.type_name(objects.type_of(value.pdctl_address)).rpartition(".")[2]
 
 
-def attributes_of(value: Mirror) -> dict[str, int]:
-    """Return name → address of a mirror's own attributes."""
+def attributes_of(value: Proxy) -> dict[str, int]:
+    """Return name → address of the attributes of a proxy's object."""
     named: dict[str, int] = value.pdctl_world.objects.attributes(value.pdctl_address)
     return named
 
 
-def address_of(value: Mirror) -> int:
-    """Return where a mirror's object is."""
+def address_of(value: Proxy) -> int:
+    """Return the address of a proxy's object."""
     address: int = value.pdctl_address
     return address
 
 
 def is_tensor(value: Any) -> bool:
     """Return whether this is a torch tensor."""
-    return isinstance(value, Mirror) and type_name(value) in _TENSORS
+    return isinstance(value, Proxy) and type_name(value) in _TENSORS
 
 
-def modules(world: World, start: Mirror, wanted: Collection[str]) -> dict[str, int]:
-    """Return name → address of those of the ``wanted`` modules that the process has loaded.
+def modules(world: World, start: Proxy, wanted: Collection[str]) -> dict[str, int]:
+    """Return name → address of the ``wanted`` modules that the process has loaded.
 
-    Its ``sys.modules`` is found through the modules that the class of ``start`` was written in. An engine has many
-    thousands of modules: only names that are as long as a wanted one are read. Raises LookupError where no module near
-    ``start`` has imported ``sys`` or ``os``.
+    ``sys.modules`` is found through the modules of the classes of ``start``. An engine has many thousands of modules, so only
+    names with the length of a wanted name are read. Raises LookupError if no module near ``start`` has imported ``sys`` or
+    ``os``.
     """
     objects = world.objects
     for base in objects.mro(objects.type_of(address_of(start))):
@@ -311,8 +311,8 @@ def _sys_modules(world: World, names: dict[str, int]) -> int:
 
 __all__ = [
     "BadAddressError",
-    "Mirror",
     "Modules",
+    "Proxy",
     "World",
     "address_of",
     "attributes_of",

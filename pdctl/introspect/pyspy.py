@@ -31,7 +31,7 @@ class PySpyError(Exception):
 
 
 class TornError(PySpyError):
-    """py-spy was there, and what it read made no sense: the process may have moved meanwhile."""
+    """py-spy ran, and its result is inconsistent: the process may have run meanwhile."""
 
 
 class Local(msgspec.Struct):
@@ -70,7 +70,7 @@ _decoder = structs.json_decoder(list[_Thread])
 def find(pid: int, environments: Sequence[Path] = ()) -> str:
     """Return the py-spy to use for a process: on PATH, next to pdctl's Python, else in the engine's own environment.
 
-    Raises PySpyError where there is none. One that others than root and this user may write is not used.
+    Raises PySpyError if there is none. A py-spy that users other than root and this one may write is not used.
     """
     on_path = shutil.which("py-spy")
     if on_path:

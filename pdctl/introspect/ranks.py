@@ -1,4 +1,4 @@
-"""The ranks that are read from outside: opened once, asked many times, many at once, each within its time."""
+"""The ranks that are read from outside. Each is opened once. Many are asked in parallel, each within its time limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from pdctl.introspect.find import Candidate
 from pdctl.introspect.sglang import OutsideRank
-from pdctl.introspect.target import Target, UnreadableError
+from pdctl.introspect.target import OpenProcess, UnreadableError
 from pdctl.protocol import durations, structs
 from pdctl.protocol.metadata import Wanted
 from pdctl.protocol.model import Identity, Status
@@ -30,7 +30,7 @@ _locks: dict[tuple[int, int], threading.Lock] = {}
 def open_rank(pid: int, start: int, timeout_s: float) -> OutsideRank:
     """Return the process as a rank that can be asked, the same one every time. Raises UnreadableError.
 
-    What will not change is not tried again: a refusal, a Python that can't be read.
+    A permanent failure (a refusal, an unreadable Python) is not tried again.
     """
     key = (pid, start)
     known = _opened.get(key)
@@ -39,7 +39,7 @@ def open_rank(pid: int, start: int, timeout_s: float) -> OutsideRank:
     if known is not None and known.silence in (Silence.NOT_AUTHORISED, Silence.DEAD):
         raise known
     try:
-        opened = _opened[key] = OutsideRank(Target(pid, timeout_s))
+        opened = _opened[key] = OutsideRank(OpenProcess(pid, timeout_s))
     except UnreadableError as error:
         _opened[key] = error
         raise
@@ -47,7 +47,7 @@ def open_rank(pid: int, start: int, timeout_s: float) -> OutsideRank:
 
 
 def found_ranks(candidates: Sequence[Candidate], timeout_s: float) -> list[FoundRank]:
-    """Return a rank for every candidate, who it is where that can be read, else why not. Within ``timeout_s``."""
+    """Return a rank for every candidate within ``timeout_s``: with its identity, or with the reason why it can't be read."""
     begun = time.monotonic()
 
     def identify(one: Candidate) -> FoundRank:
@@ -82,7 +82,7 @@ def readable(ranks: Sequence[FoundRank], timeout_s: float) -> list[bool]:
 
 
 def unknown(one: Candidate, silence: Silence, reason: str) -> FoundRank:
-    """Return a rank of which its process's title is all that is known, and why; a dead one where it has ended."""
+    """Return a rank known only by its process's title, with the reason; a dead rank if the process has ended."""
     identity = Identity(
         engine="", engine_version="", pdctl_version="", role="unknown", host="", pid=one.pid,
         proc_start=one.process.start, started_wall_ns=0, started_mono_ns=0, instance="", service=f"pid {one.pid}",
@@ -96,7 +96,7 @@ def unknown(one: Candidate, silence: Silence, reason: str) -> FoundRank:
 
 
 class Asking:
-    """A question on its way to ranks that are read from outside. Made at once; :meth:`answers` waits."""
+    """A question to ranks that are read from outside. The constructor starts it; :meth:`answers` waits for it."""
 
     def __init__(self, questions: Sequence[tuple[FoundRank, dict[str, Any]]], op: str, timeout_s: float) -> None:
         self._questions = questions
@@ -105,7 +105,7 @@ class Asking:
         self._work = _Work(questions, lambda question: _answer(*question, op, self._end))
 
     def answers(self) -> list[Answer[Any]]:
-        """Return an answer a question, in their order: what was read, or why not, also that time ran out."""
+        """Return one answer for each question, in order: the data, or the reason without data, for instance the deadline."""
         late = _late("read from outside", self._timeout_s)
         return [
             Answer(rank, None, Silence.TIMED_OUT, late) if answer is None else answer
@@ -114,7 +114,7 @@ class Asking:
 
 
 def _late(what: str, timeout_s: float) -> str:
-    """Say that there was not time enough, for whoever gave the options that say how much there is."""
+    """Describe an expired time limit, with the option that sets it."""
     if timeout_s < 0.001:
         return f"no time was left for it to be {what} (--timeout, --rank-timeout)"
     return f"could not be {what} within {durations.show(timeout_s)} (--timeout, --rank-timeout)"
@@ -172,7 +172,7 @@ _WORDS = {
 
 
 class _Work:
-    """One function for many inputs, on threads that nothing waits for at the end of the process."""
+    """Run one function for many inputs, on daemon threads."""
 
     def __init__(self, inputs: Sequence[T], function: Callable[[T], U]) -> None:
         self._results: list[U | None] = [None] * len(inputs)
@@ -199,7 +199,7 @@ class _Work:
                     self._done.notify_all()
 
     def wait(self, timeout_s: float) -> list[Any]:
-        """Return the results there are by then, None for the others, which are not begun any more."""
+        """Return the results available by then, None for the others. Inputs not started yet are dropped."""
         with self._done:
             self._done.wait_for(lambda: self._left == 0, max(0.0, timeout_s))
             self._inputs.clear()
@@ -211,7 +211,7 @@ def _at_once(inputs: Sequence[T], function: Callable[[T], U], timeout_s: float) 
 
 
 def refusal_of(one: Candidate) -> UnreadableError | None:
-    """Return why a process could not be read, None where it could, or where only time was short."""
+    """Return why a process can't be read, None if it can, or if only the time was too short."""
     opened = _opened.get((one.pid, one.process.start))
     return opened if isinstance(opened, UnreadableError) else None
 
@@ -229,7 +229,7 @@ def python_of(one: Candidate) -> str:
 
 
 def stops(ranks: Iterable[FoundRank]) -> dict[int, float]:
-    """Return pid → how long, at most, its main thread was stopped by this process so far, in milliseconds."""
+    """Return pid → longest stop of its main thread by this process so far, in milliseconds."""
     found = {}
     for rank in ranks:
         opened = _opened.get((rank.identity.pid, rank.identity.proc_start))

@@ -1,7 +1,7 @@
 """An SGLang rank's metadata rows, read where they are in its host memory.
 
-Where they are the engine says itself: ``KVArgs.aux_data_ptrs`` and ``aux_item_lens``, which it registers for transfers, are
-plain lists of numbers, in the order in which ``MetadataBuffers.get_buf_infos`` names its tensors (0.5.10.post1 to 0.5.23).
+Their addresses come from the engine: ``KVArgs.aux_data_ptrs`` and ``aux_item_lens``, which it registers for transfers. Both are
+plain lists of numbers, in the order of the tensors in ``MetadataBuffers.get_buf_infos`` (0.5.10.post1 to 0.5.23).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Place:
 
 
 class Rows:
-    """The rows of one look. off: why they can't be read, "" where they can. count: how many slots there are."""
+    """The rows of one sample. off: why they can't be read, "" if they can. count: number of slots."""
 
     def __init__(self, scheduler: Any, world: World) -> None:
         self._world = world
@@ -45,7 +45,7 @@ class Rows:
 
     @property
     def rooms(self) -> Place:
-        """The tensor that says whose a row is."""
+        """The tensor with the room of each row."""
         return next(place for place in self.places if place.name == ROOM)
 
     def room(self, slot: int) -> int:

@@ -1,4 +1,4 @@
-"""Holds a layout against the interpreter that runs this: objects made here, read as if they were somebody else's."""
+"""Check a layout against the running interpreter: read objects of this process as if they were in another process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from pdctl.introspect.layouts import LAYOUTS, Layout
 from pdctl.introspect.memory import BadAddressError, Memory
 from pdctl.introspect.objects import Objects
-from pdctl.introspect.proxy import Items, Mirror, World, modules
+from pdctl.introspect.proxy import Items, Proxy, World, modules
 
 
 class _Side(Enum):
@@ -74,7 +74,7 @@ class _Grown(_Plain):
 
 
 def check(layout: Layout) -> str:
-    """Return what is read wrongly with ``layout`` in this interpreter, "" when nothing is."""
+    """Return which object is read wrongly with ``layout`` in this interpreter, "" if none is."""
     if layout.version != sys.version_info[:2]:
         return (
             f"this is Python {sys.version_info[0]}.{sys.version_info[1]}, not {layout.version[0]}.{layout.version[1]}"
@@ -121,7 +121,7 @@ def _own() -> str:
 
 def _differs(here: Any, there: Any, path: str) -> str:
     if isinstance(here, _Plain | _Derived):
-        if not isinstance(there, Mirror) or not modules(there.pdctl_world, there, ("sys",)):
+        if not isinstance(there, Proxy) or not modules(there.pdctl_world, there, ("sys",)):
             return f"{path}: an instance is not seen"
         for name, value in _attributes(here).items():
             wrong = _differs(value, getattr(there, name), f"{path}.{name}")

@@ -1,7 +1,7 @@
-"""An SGLang rank read from outside: who it is, its queues, rooms, metadata rows and settings, where its main thread is.
+"""An SGLang rank read from outside: identity, queues, rooms, metadata rows, settings, and the call of its main thread.
 
-What is read where is the engine adapter's knowledge (:mod:`pdctl.engines.sglang`): its readers walk mirrors of the rank's
-objects as they walk the objects themselves inside a rank.
+The engine adapter (:mod:`pdctl.engines.sglang`) knows the locations. Its readers use proxies of the rank's objects in the same
+way as the objects themselves inside a rank.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from zlib import crc32
 import msgspec
 
 from pdctl.engines import request_tables as room_reader
-from pdctl.engines.metadata_rows import chosen, holders
+from pdctl.engines.metadata_rows import holders, select_slots
 from pdctl.engines.sglang import metadata_rows, request_tables, seams, steps
 from pdctl.engines.sglang.identity import Around, identify
 from pdctl.engines.sglang.queues import QueueReader
-from pdctl.introspect.proxy import Mirror, Modules, World, address_of, modules
+from pdctl.introspect.proxy import Modules, Proxy, World, address_of, modules
 from pdctl.introspect.pyspy import Stack
 from pdctl.introspect.rows import Column, Rows
-from pdctl.introspect.target import Look, Target, UnreadableError
+from pdctl.introspect.target import OpenProcess, Sample, UnreadableError
 from pdctl.protocol.files import read_regular
 from pdctl.protocol.metadata import MAX_SLOTS, Metadata, SlotRow, Tensor, Wanted
 from pdctl.protocol.model import Call, Identity, Seam, Snapshot, Status
@@ -41,7 +41,7 @@ _FRESH_NS = 1_000_000_000
 _COORDINATORS = ("world_group", "tp_group", "pp_group", "attn_tp_group")
 
 
-def is_scheduler(found: Mirror) -> bool:
+def is_scheduler(found: Proxy) -> bool:
     """Return whether an object is an SGLang scheduler: its class, or one it derives from, is called so."""
     objects = found.pdctl_world.objects
     kind = objects.type_of(address_of(found))
@@ -50,14 +50,14 @@ def is_scheduler(found: Mirror) -> bool:
 
 
 class OutsideRank:
-    """One rank that can be read. Raises UnreadableError where it can't, by any of its methods.
+    """One readable rank. All methods raise UnreadableError if the rank can't be read.
 
-    identity: as an agent in it would give it, without what only an agent has. last: how the last look was taken.
+    identity: as an agent would give it, without the agent's own fields. last: how the last sample was taken.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: OpenProcess) -> None:
         self.target = target
-        self.last = Look()
+        self.last = Sample()
         self._told = False
         self._address = target.root(is_scheduler)
         if not self._address:
@@ -94,15 +94,15 @@ class OutsideRank:
             modules=loaded,
         )
         identity, groups = identify(scheduler, around)
-        self._kinds = {address_of(group): kind for group, kind in groups.kinds() if isinstance(group, Mirror)}
+        self._kinds = {address_of(group): kind for group, kind in groups.kinds() if isinstance(group, Proxy)}
         return msgspec.structs.replace(identity, pdctl_version="", started_wall_ns=_started(process.start))
 
     # ---- answers -----------------------------------------------------------------------------------------------------
 
     def status(self, timeout_s: float) -> Status:
-        """Return where the main thread is.
+        """Return the call of the main thread.
 
-        Turns and rounds are not counted where no agent is; ticks then only grow whenever the main thread has run.
+        Without an agent, turns and rounds are not counted. ticks only grows whenever the main thread has run.
         """
         target = self.target
         now_ns, now_runs = time.monotonic_ns(), target.runs()
@@ -166,7 +166,7 @@ class OutsideRank:
         held = holders(reader.read()[0], metadata_rows.elsewhere(scheduler))
         free = set(getattr(getattr(scheduler, "req_to_metadata_buffer_idx_allocator", None), "free_slots", ()))
         there = {} if rows.off else {slot: rows.room(slot) for slot in range(rows.count)}
-        slots = [] if rows.off else chosen(wanted, range(rows.count), free, held, there)
+        slots = [] if rows.off else select_slots(wanted, range(rows.count), free, held, there)
         left_out, slots = max(0, len(slots) - MAX_SLOTS), slots[:MAX_SLOTS]
         sums = {slot: tuple(map(crc32, rows.content(slot))) for slot in slots} if wanted.sums else {}
         return Metadata(

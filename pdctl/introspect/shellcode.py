@@ -1,8 +1,8 @@
-"""The few instructions that start a thread in another process and leave the thread that ran them as it was. x86-64.
+"""Machine code that starts a thread in another process and restores the thread that ran it. x86-64.
 
-They need nobody: once a thread has been pointed at them, it saves every register, copies what the new thread runs to a page
-of its own, calls ``pthread_create``, restores every register and goes on where it was, also when whoever pointed it there
-was killed. The new thread removes that page when it ends.
+It works without further help, even if pdctl is killed. A thread pointed at it saves every register, copies the code of the new
+thread to a page of its own, calls ``pthread_create``, restores every register and goes on where it was. The new thread removes
+that page when it ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _OF_THE_THREAD = (
 )  # fmt: skip
 FUNCTIONS = ("pthread_create", *_OF_THE_THREAD)
 STACK = 12_288 + 1024
-"""Bytes of the borrowed thread's stack: room for all vector registers, and for ``pthread_create``."""
+"""Bytes of the hijacked thread's stack: room for all vector registers, and for ``pthread_create``."""
 _VECTORS = 12_288
 _ALIGN = 64
 
@@ -53,9 +53,9 @@ class _Code:
 
 
 def build(functions: dict[str, int], source: bytes, *, rip: int, rsp: int, vectors: bool) -> bytes:
-    """Return the code; its first instruction is where the borrowed thread is to start, with its ``rsp`` below the red zone.
+    """Return the code. The hijacked thread starts at its first instruction, with ``rsp`` below the red zone.
 
-    source: Python that the new thread runs, holding the GIL, once it gets it. rip, rsp: where the borrowed thread goes on.
+    source: Python that the new thread runs with the GIL, once it gets it. rip, rsp: where the hijacked thread goes on.
     vectors: the processor has ``xsave``; without it the older ``fxsave`` is used.
     """
     thread = _thread(functions, source)

@@ -1,7 +1,7 @@
-"""Copies pages of a process of one moment: its main thread stands still for about half a millisecond, nothing else does.
+"""Copy pages of a process at one moment. Only its main thread is stopped, for about half a millisecond.
 
-``PTRACE_SEIZE`` leaves no trace: whatever becomes of the thread that seized, and of pdctl with it, the kernel lets the
-other process go on. A stop makes ``epoll_wait`` of that thread return EINTR; all else the kernel restarts.
+``PTRACE_SEIZE`` is safe: if the tracing thread, or pdctl, ends for any reason, the kernel lets the other process go on. A stop
+makes ``epoll_wait`` in that thread return EINTR; the kernel restarts all other calls.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ _PATIENCE_S = 0.05
 
 
 class NotStoppedError(Exception):
-    """The main thread could not be stopped in time: it is in the kernel, or gets no processor. It runs on."""
+    """The main thread could not be stopped in time: it is in the kernel, or gets no CPU. It goes on."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """How long the main thread stood, at most, in milliseconds, and how many pages were copied meanwhile."""
+    """How long the main thread was stopped, at most, in milliseconds, and the number of pages copied."""
 
     ms: float
     pages: int
 
 
 def copy(pid: int, bulk: Bulk) -> Stop:
-    """Fill ``bulk`` while the main thread of ``pid`` stands still.
+    """Fill ``bulk`` while the main thread of ``pid`` is stopped.
 
     Raises NotStoppedError, NotPermittedError (also where a debugger has the process), GoneError.
     """

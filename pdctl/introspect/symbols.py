@@ -1,4 +1,4 @@
-"""Where functions are in another process, and where in its code there is room: from the ELF files it has mapped."""
+"""Find the addresses of functions, and unused space for code, in another process, from its mapped ELF files."""
 
 from __future__ import annotations
 

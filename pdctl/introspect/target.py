@@ -1,4 +1,4 @@
-"""One process opened for reading: permitted or not, which Python, where its scheduler is, and looks at it of one moment."""
+"""One process opened for reading: permission, Python version, address of its scheduler, consistent samples of its objects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pdctl.introspect import interpreter, permissions, pyspy, selftest, snapshot
 from pdctl.introspect.layouts import Layout
 from pdctl.introspect.memory import BadAddressError, Bulk, GoneError, Memory, NotPermittedError
 from pdctl.introspect.objects import Objects
-from pdctl.introspect.proxy import Mirror, World
+from pdctl.introspect.proxy import Proxy, World
 from pdctl.protocol.processes import NO_PROCESS, Process, look
 from pdctl.protocol.rank import Silence
 
@@ -24,7 +24,7 @@ MOST_PAGES = 2048
 
 
 class UnreadableError(Exception):
-    """A process can't be read: one sentence says why, next_step what helps, silence what kind of refusal it is."""
+    """A process can't be read. The text says why, next_step what helps, silence which kind of refusal it is."""
 
     def __init__(self, reason: str, next_step: str = "", silence: Silence = Silence.ERROR) -> None:
         super().__init__(reason)
@@ -34,22 +34,22 @@ class UnreadableError(Exception):
 
 
 @dataclass(frozen=True)
-class Look:
-    """How a look was taken. stopped_ms: how long the main thread stood for it, 0.0: not at all.
+class Sample:
+    """How a sample was taken. stopped_ms: for how long the main thread was stopped, 0.0: not at all.
 
-    torn: why what was read may not be of one moment, "" when it is.
+    torn: why the data may not be of one moment, "" if it is.
     """
 
     stopped_ms: float = 0.0
     torn: str = ""
 
 
-class Target:
+class OpenProcess:
     """A process that can be read. Raises UnreadableError where it can't.
 
-    python: ``3.11``. stack: the main thread's, as py-spy saw it when :meth:`root` looked, with locals; opened_ns and
-    opened_runs: when that was, and :meth:`runs` then. longest_stop_ms: of all looks.
-    checked: whether the layout was held against this interpreter, which can only be where both are of one version.
+    python: ``3.11``. stack: the main thread's stack with locals, from py-spy at the call of :meth:`root`; opened_ns and
+    opened_runs: the time and :meth:`runs` then. longest_stop_ms: of all samples.
+    checked: whether the layout was checked against this interpreter; this needs the same Python version.
     """
 
     def __init__(self, pid: int, timeout_s: float) -> None:
@@ -100,11 +100,11 @@ class Target:
         except pyspy.PySpyError as error:
             raise self._failed(error, error.next_step) from None
 
-    def root(self, accept: Callable[[Mirror], bool]) -> int:
-        """Return the address of the first object that ``accept`` takes among the locals of the main thread, the outermost
-        frame first; ``self`` and ``scheduler`` are tried. 0 where there is none. Raises UnreadableError.
+    def root(self, accept: Callable[[Proxy], bool]) -> int:
+        """Return the address of the first object that ``accept`` takes among the locals ``self`` and ``scheduler`` of the
+        main thread, outermost frame first. 0 if there is none. Raises UnreadableError.
 
-        A stack that changes while py-spy reads it may come without its end: it is looked at again then.
+        If the stack changes while py-spy reads it, its end may be missing. Then the stack is read again.
         """
         for _ in range(_TRIES):
             self.opened_ns, self.opened_runs = time.monotonic_ns(), self.runs()
@@ -114,20 +114,20 @@ class Target:
                 return found
         return 0
 
-    def _root(self, accept: Callable[[Mirror], bool]) -> int:
+    def _root(self, accept: Callable[[Proxy], bool]) -> int:
         self._memory.forget()
         world = World(self._objects)
         for local in (v for frame in reversed(self.stack.locals) for v in frame if v.name in ("scheduler", "self")):
             try:
                 found = world.at(local.addr or 0)
-                if isinstance(found, Mirror) and accept(found):
+                if isinstance(found, Proxy) and accept(found):
                     return int(local.addr or 0)
             except BadAddressError:
                 continue
         return 0
 
     def glance(self, address: int, read: Callable[[Any, World], T]) -> T:
-        """Return what ``read`` makes of the object at ``address``, of what does not change. Nothing is stopped.
+        """Return ``read`` of the object at ``address``, for data that doesn't change. Nothing is stopped.
 
         Raises UnreadableError.
         """
@@ -143,11 +143,11 @@ class Target:
             raise self._failed(error) from None
         raise self._failed(BadAddressError("what is in its memory is not what was expected there"))
 
-    def look(self, address: int, read: Callable[[Any, World], T]) -> tuple[T, Look]:
-        """Return what ``read`` makes of the object at ``address``, all of it of one moment where that can be had.
+    def look(self, address: int, read: Callable[[Any, World], T]) -> tuple[T, Sample]:
+        """Return ``read`` of the object at ``address``, from data of one moment if possible.
 
-        While the main thread does not run nothing needs to stop. Where it runs, it is stopped for a copy of the pages that
-        were needed. Raises UnreadableError.
+        While the main thread does not run, nothing is stopped. If it runs, it is stopped while the needed pages are copied.
+        Raises UnreadableError.
         """
         torn, needed = "it moved while it was read", set[int]()
         value: list[T] = []
@@ -158,7 +158,7 @@ class Target:
                 ended = self._read(address, read, value)
                 needed.update(self._memory.pages)
                 if before and before == _movement(self.pid) and ended:
-                    return value[-1], Look()
+                    return value[-1], Sample()
                 if not needed:
                     continue
                 if len(needed) > MOST_PAGES:
@@ -177,13 +177,13 @@ class Target:
                 ended = self._read(address, read, value)
                 needed.update(self._memory.pages)
                 if ended and self._memory.reads == asked:
-                    return value[-1], Look(stop.ms)
+                    return value[-1], Sample(stop.ms)
         except NotPermittedError:
             raise self._refused() from None
         except (OSError, GoneError) as error:
             raise self._failed(error) from None
         if value:
-            return value[-1], Look(torn=torn)
+            return value[-1], Sample(torn=torn)
         raise self._failed(BadAddressError("what is in its memory is not what was expected there"))
 
     def _read(self, address: int, read: Callable[[Any, World], T], value: list[T]) -> bool:

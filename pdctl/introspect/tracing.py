@@ -1,7 +1,6 @@
 """Stopping one thread of another process for a moment, by ptrace.
 
-``PTRACE_SEIZE`` leaves no trace: whatever becomes of the thread that seized, and of pdctl with it, the kernel lets the
-other process go on.
+``PTRACE_SEIZE`` is safe: if the tracing thread, or pdctl, ends for any reason, the kernel lets the other process go on.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ class EndedError(Exception):
 
 
 def on_a_tracer(work: Callable[[], T], limit_s: float | None = None) -> T:
-    """Return what ``work`` returns, run on a thread of its own, or raise what it raises.
+    """Run ``work`` on a new thread. Return its result, or raise its exception.
 
-    That thread is the tracer: its end lets the other process go, whatever happened in between. Raises StillRunningError
-    when it takes longer than ``limit_s``.
+    That thread is the tracer: when it ends, the kernel releases the other process. Raises StillRunningError if it takes longer
+    than ``limit_s``.
     """
     done: list[tuple[T] | Exception] = []
 
@@ -71,9 +70,9 @@ def ask(request: int, tid: int, data: object = None) -> int:
 
 
 def stop(tid: int, patience_s: float) -> tuple[int, float]:
-    """Wait until a seized thread that was told to stop stands, at most for ``patience_s``.
+    """Wait until a seized thread has stopped, at most ``patience_s``.
 
-    Returns the signal it got in the same moment, which is to be handed on, 0 for none, and when it was last seen running
+    Return the signal that it got at the same moment, to be passed on (0 for none), and when it was last seen running
     (``time.perf_counter``). Raises StillRunningError, EndedError.
     """
     status = ctypes.c_int()

@@ -1,7 +1,7 @@
-"""Agents that were put into a process and have not started yet: one at a time, and known to whoever comes after.
+"""Injected agents that have not started yet. There is at most one for each process, and later commands can see it.
 
-In the run directory, beside the file in which an agent says what came of its start (:mod:`pdctl.agent.injected`), lies another
-one while its thread waits in the process: it says whether that agent will take faults.
+An agent reports its start in a file in the run directory (:mod:`pdctl.agent.injected`). While its thread waits in the process,
+there is a second file beside it, which says whether that agent will take faults.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ _MOST = 64 * 1024
 
 @dataclass(frozen=True)
 class Waiting:
-    """An agent that starts by itself. result: where it will say what came of it. armed: it takes faults."""
+    """An agent that has not started yet. result: the file for its report. armed: whether it takes faults."""
 
     result: Path
     armed: bool
 
 
 def results(folder: Path, stem: str) -> list[Path]:
-    """Return the files in which agents of this process said, or will say, what came of their start."""
+    """Return the files for the start reports of this process's agents, written or not."""
     return sorted(folder.glob(f"{stem}.{_TOKEN}{RESULT_SUFFIX}"))
 
 
-def waits(result: Path, *, armed: bool) -> None:
-    """Say that the agent which answers in ``result`` has a thread in the process now. Raises OSError."""
+def mark_waiting(result: Path, *, armed: bool) -> None:
+    """Mark that the agent with report file ``result`` has a thread in the process now. Raises OSError."""
     paths.write_private(_mark(result), (_ARMED if armed else "not armed").encode())
 
 
 def forget(result: Path) -> None:
-    """Remove what says of one agent that it waits, and what came of it."""
+    """Remove the files of one agent: its mark and its report."""
     _mark(result).unlink(missing_ok=True)
     result.unlink(missing_ok=True)
 
@@ -61,8 +61,8 @@ def waiting(folder: Path, stem: str) -> Waiting | None:
     return None
 
 
-def said(one: Waiting) -> str | None:
-    """Return what came of an agent, "" while it waits, None where it was taken back."""
+def load_report(one: Waiting) -> str | None:
+    """Return the report of an agent, "" while it waits, None if it was cancelled."""
     try:
         return text(one.result)
     except OSError:
@@ -71,9 +71,9 @@ def said(one: Waiting) -> str | None:
 
 @contextmanager
 def alone(folder: Path, stem: str, wait_s: float) -> Iterator[bool]:
-    """Keep others from putting an agent into the same process meanwhile.
+    """Hold the lock for injecting an agent into the process.
 
-    Yields False where somebody else was about to for so long. Raises OSError where the directory can't be written.
+    Yield False if another command held the lock for too long. Raises OSError if the directory can't be written.
     """
     path = folder / f"{stem}.lock{RESULT_SUFFIX}"
     end = time.monotonic() + wait_s
@@ -103,7 +103,7 @@ def _locked(path: Path) -> int:
 
 
 def text(path: Path) -> str:
-    """Return what an agent left in ``path``. Raises OSError."""
+    """Return the text of the report at ``path``. Raises OSError."""
     return read_regular(path, _MOST).decode(errors="replace").strip()
 
 

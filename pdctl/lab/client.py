@@ -228,7 +228,7 @@ class Client:
             self._servers[role, dp].send(message)
 
     def lose(self, request: Request, tp: int) -> None:
-        """Have decode rank ``tp`` lose a request that the other ranks go on with."""
+        """Make decode rank ``tp`` lose a request, while the other ranks go on with it."""
         message = {"op": "lose", "rid": request.rid, "tp": tp}
         self._servers["decode", request.decode_dp].send(msgspec.msgpack.encode(message))
 

@@ -1,4 +1,4 @@
-"""What became of ``pdctl lab up --listen``: where each rank listens for other hosts, or why it does not."""
+"""The result of ``pdctl lab up --listen``: the endpoint of each rank for other hosts, or why it does not listen."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pdctl.protocol import paths
 
 
 def listening(config: LabConfig, process: Process) -> tuple[str, str]:
-    """Return where a rank of the lab listens, and why it does not; both "" where it was not asked to, and for no rank."""
+    """Return the endpoint of a lab's rank, and why it has none; both "" if none was requested, and for other processes."""
     if not config.listen or process.label in ("supervisor", "bootstrap"):
         return "", ""
     name = f"{paths.stem(process.pid, process.start)}{paths.REGISTRATION_SUFFIX}"

@@ -1,4 +1,4 @@
-"""The files of a lab: its configuration, and who its processes are. Standard library and msgspec only.
+"""The files of a lab: its configuration and its processes. Standard library and msgspec only.
 
 <run dir>/lab-<name>/   lab.json           configuration
                         supervisor.json    Process of the supervisor

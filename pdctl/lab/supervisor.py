@@ -143,7 +143,7 @@ def _end_with(owner: int) -> None:
 
 
 def _note_end(folder: Path, child: state.Process, status: int) -> None:
-    """Say in a child's file how it ended, unless it said so itself."""
+    """Write into a child's file how it ended, unless the child wrote it itself."""
     for known in state.processes(folder):
         if known.pid == child.pid:
             if known.state == state.FAILED:

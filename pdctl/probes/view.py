@@ -16,7 +16,7 @@ from pdctl.protocol.processes import look
 from pdctl.protocol.rank import Answer, FoundRank
 from pdctl.protocol.requests import Rooms, Settings
 from pdctl.targets.client import Client, recording_file
-from pdctl.targets.fallback import stand_in
+from pdctl.targets.fallback import apply_fallback
 from pdctl.targets.find import Found
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class View:
         """Return the first look. asks: the ranks will be asked, so those with a silent agent are read from outside."""
         if recorded or not asks:
             return cls(found, client, others=others, recorded=recorded)
-        found, statuses = stand_in(found, client)
+        found, statuses = apply_fallback(found, client)
         view = cls(found, client, others=others)
         ranks = {id(rank) for rank in found.ranks}
         view._keep("status", {}, [answer for answer in statuses if id(answer.rank) in ranks])

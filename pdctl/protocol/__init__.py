@@ -1,1 +1,1 @@
-"""What everybody shares: nouns, messages, names and places. Standard library and msgspec only."""
+"""What all rooms share: nouns, messages, names and paths. Standard library and msgspec only."""

@@ -1,4 +1,4 @@
-"""Budgets that fill up again: how much CPU time, or how many of anything, somebody may use.
+"""Budgets that refill with time. A budget limits CPU time, or a number of anything.
 
 Standard library only: ranks use it.
 """
@@ -7,27 +7,27 @@ from __future__ import annotations
 
 
 class Budget:
-    """Seconds of CPU, or counts, that are left to somebody; they come back at ``share`` a second, up to ``burst``."""
+    """What one user may still use: seconds of CPU, or counts. It refills by ``share`` a second, up to ``burst``."""
 
     __slots__ = ("_at", "_burst", "_left", "_share")
 
     def __init__(self, share: float, now: float, burst: float) -> None:
-        """All of ``burst`` is there at ``now`` (monotonic)."""
+        """Start full, with ``burst``, at ``now`` (monotonic)."""
         self._share, self._burst, self._left, self._at = share, burst, burst, now
 
     def left(self, now: float) -> float:
-        """Return what is left at ``now`` (monotonic); under 0 when more was taken than there was."""
+        """Return what is left at ``now`` (monotonic). It is below 0 when more was taken than was left."""
         self._left = min(self._burst, self._left + (now - self._at) * self._share)
         self._at = now
         return self._left
 
     def due(self, now: float) -> float:
-        """Return the seconds from ``now`` (monotonic) until something is left, 0 where there is."""
+        """Return the seconds from ``now`` (monotonic) until something is left, 0 if something is left already."""
         left = self.left(now)
         return 0.0 if left > 0 else -left / self._share + 0.001
 
     def take(self, used: float) -> None:
-        """Note that so much was used."""
+        """Subtract what was used."""
         self._left -= used
 
 

@@ -21,9 +21,9 @@ class Exit(IntEnum):
 
 
 class PdctlError(Exception):
-    """Something the user must know. ``next_step`` says what to do about it, ``code`` is what the command exits with.
+    """An error to show to the user. ``next_step`` says what to do about it. The command exits with ``code``.
 
-    details: more of it, a line each.
+    details: further lines of the message.
     """
 
     def __init__(

@@ -1,8 +1,9 @@
-"""Opens files that others may have made: never waits for them, and looks at what is opened, not at what a name meant.
+"""Open files that other users may have made. Opening never waits. It checks the opened file itself, not its name.
 
-A name can stand for a FIFO that nobody writes, a device that acts when it is opened, or a link out of the directory it was
-found in. So the file is first held without being opened, judged, and only then opened, as the very same file. A path through
-``/proc/PID/root`` is looked up inside that root: links of a container lead nowhere else. Standard library only: ranks use it.
+A name can stand for a FIFO that nobody writes, for a device that acts when it is opened, or for a link out of its directory.
+So the file is first held without being opened (O_PATH). Then its type is checked. Only then the same file is opened. A path
+through ``/proc/PID/root`` is resolved inside that root: links in a container can't lead out of it. Standard library only:
+ranks use it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class _How(ctypes.Structure):
     _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
 
 
-def what_is(mode: int) -> str:
+def describe_type(mode: int) -> str:
     """Return what a file of this ``st_mode`` is, in words."""
     return _KINDS.get(stat.S_IFMT(mode), "a file")
 
@@ -47,8 +48,8 @@ def what_is(mode: int) -> str:
 def open_regular(path: str | Path, *, follow: bool = False, dir_fd: int | None = None) -> int:
     """Return a descriptor for reading the regular file at ``path``; who calls this closes it.
 
-    follow: whether a link at the end of the path is followed; only for files that the user named. Raises OSError, with EINVAL
-    and a text that says what is there where it is no regular file, ELOOP where it is a link that is not followed.
+    follow: whether a link at the end of the path is followed; only for files that the user named. Raises OSError: EINVAL for
+    anything but a regular file (the text names its type), ELOOP for a link that is not followed.
     """
     place = _hold(path, follow=follow, dir_fd=dir_fd)
     try:
@@ -62,8 +63,8 @@ def read_regular(
 ) -> bytes:
     """Return the bytes of the regular file at ``path``, at most ``limit`` of them.
 
-    owners: user ids the file may belong to, any where empty. Raises OSError as :func:`open_regular`, EFBIG where there are
-    more bytes, and PermissionError where it belongs to somebody else.
+    owners: user ids that the file may belong to; any user if empty. Raises OSError as :func:`open_regular`, EFBIG if the file
+    is larger, and PermissionError if the file belongs to another user.
     """
     with os.fdopen(open_regular(path, follow=follow, dir_fd=dir_fd), "rb") as file:
         found = os.fstat(file.fileno())
@@ -82,7 +83,7 @@ def read_head(path: str | Path, size: int) -> bytes:
 
 
 def status(path: str | Path, *, dir_fd: int | None = None) -> os.stat_result:
-    """Return what is at ``path``; a link at its end is looked at itself. Raises OSError."""
+    """Return the status of ``path`` itself; a link at its end is not followed. Raises OSError."""
     place = _hold(path, follow=False, dir_fd=dir_fd)
     try:
         return os.fstat(place)
@@ -96,14 +97,14 @@ def open_folder(path: str | Path, *, dir_fd: int | None = None) -> int:
     try:
         mode = os.fstat(place).st_mode
         if not stat.S_ISDIR(mode):
-            raise NotADirectoryError(errno.ENOTDIR, f"is {what_is(mode)}, not a directory", str(path))
+            raise NotADirectoryError(errno.ENOTDIR, f"is {describe_type(mode)}, not a directory", str(path))
         return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)
     finally:
         os.close(place)
 
 
 def names(folder: int | Path, ending: str, most: int, until: float) -> tuple[list[str], bool]:
-    """Return the names in a directory that end so, sorted, hidden ones left out, and whether these are all.
+    """Return the sorted names with this ending in a directory, without hidden files, and whether the list is complete.
 
     folder: a directory, or a descriptor of one. most: how many at most. until: on the monotonic clock, when to stop.
     Raises OSError.
@@ -121,7 +122,7 @@ def names(folder: int | Path, ending: str, most: int, until: float) -> tuple[lis
 
 
 def _hold(path: str | Path, *, follow: bool, dir_fd: int | None) -> int:
-    """Return a descriptor that stands for what is at ``path`` without opening it."""
+    """Return an O_PATH descriptor of ``path``: the file is held, not opened."""
     flags = os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     inside = _INSIDE.match(os.fspath(path)) if dir_fd is None else None
     if inside is None:
@@ -141,7 +142,7 @@ def _opened(place: int, path: str | Path, flags: int) -> int:
     if stat.S_ISLNK(mode):
         raise OSError(errno.ELOOP, "is a link, which is not followed", str(path))
     if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, f"is {what_is(mode)}, not a regular file", str(path))
+        raise OSError(errno.EINVAL, f"is {describe_type(mode)}, not a regular file", str(path))
     try:
         return os.open(f"/proc/self/fd/{place}", flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
@@ -149,7 +150,7 @@ def _opened(place: int, path: str | Path, flags: int) -> int:
 
 
 def _in_root(root: int, path: str, flags: int) -> int:
-    """Open ``path`` as a process does whose root directory ``root`` is, its links included; magic links are not followed."""
+    """Open ``path`` as a process with root directory ``root`` would, with its links; magic links are not followed."""
     how = _How(flags, 0, _IN_ROOT | _NO_MAGICLINKS)
     libc = ctypes.CDLL(None, use_errno=True)
     for _ in range(16):
@@ -166,7 +167,7 @@ def _in_root(root: int, path: str, flags: int) -> int:
 
 
 def _walk(root: int, path: str, flags: int) -> int:
-    """As :func:`_in_root` without openat2: step by step, and through no link at all."""
+    """Open ``path`` as :func:`_in_root` does, without openat2: one part after the other, and through no link."""
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts or not parts:
         raise OSError(errno.ELOOP, "leads up, which is not followed", path)
@@ -216,9 +217,9 @@ def _open_own(path: Path, flags: int) -> int:
 
 
 def check_target(path: Path, *, force: bool) -> None:
-    """Raise PdctlError (USAGE) where a file could not be put at ``path``; nothing is written yet.
+    """Raise PdctlError (USAGE) if no file can be created at ``path``. Nothing is written yet.
 
-    force: a regular file that is there may be replaced. Links, FIFOs and devices never are: nothing is written through them.
+    force: an existing regular file may be replaced. Links, FIFOs and devices are never replaced or written through.
     """
     try:
         _check_target(path, force=force)
@@ -239,7 +240,7 @@ def _check_target(path: Path, *, force: bool) -> None:
         raise PdctlError(f"{path} exists", "Give --force to replace it, or another name.", Exit.USAGE)
     if mode and not stat.S_ISREG(mode):
         raise PdctlError(
-            f"{path} is {what_is(mode)}, which is neither replaced nor written through",
+            f"{path} is {describe_type(mode)}, which is neither replaced nor written through",
             "Give another name.",
             Exit.USAGE,
         )
@@ -250,11 +251,11 @@ def _check_target(path: Path, *, force: bool) -> None:
 
 
 @contextmanager
-def written(path: Path, *, force: bool = False, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """Yield a file to write and read that is put at ``path`` when the block ends, whole or not at all.
+def atomic_file(path: Path, *, force: bool = False, mode: int = 0o666) -> Iterator[IO[bytes]]:
+    """Yield a file for writing and reading. When the block ends it appears at ``path``, complete or not at all.
 
-    force, and what is raised for it: as :func:`check_target`. mode: less what the umask takes. Raises PdctlError: USAGE where
-    something came there meanwhile, PARTIAL where it can't be written, as on a full disk.
+    force: as in :func:`check_target`, with the same errors. mode: permissions, reduced by the umask. Raises PdctlError: USAGE
+    if something was created at ``path`` meanwhile, PARTIAL if the file can't be written, for instance on a full disk.
     """
     check_target(path, force=force)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -282,13 +283,13 @@ def written(path: Path, *, force: bool = False, mode: int = 0o666) -> Iterator[I
 
 
 def write_new(path: Path, data: bytes, *, force: bool = False) -> None:
-    """Put ``data`` at ``path``, whole or not at all. force, and what is raised: as :func:`written`."""
-    with written(path, force=force) as file:
+    """Write ``data`` to ``path``, completely or not at all. force and errors are those of :func:`atomic_file`."""
+    with atomic_file(path, force=force) as file:
         file.write(data)
 
 
 def _claim(path: Path, part: Path) -> None:
-    """Take the name ``path``. Raises FileExistsError where something came there meanwhile."""
+    """Give the file its name ``path``. Raises FileExistsError if something was created there meanwhile."""
     try:
         os.link(part, path)  # whole from its first moment on
     except FileExistsError:
@@ -310,7 +311,7 @@ def _sync(folder: Path) -> None:
 
 
 def is_folder(source: Path) -> bool:
-    """Return whether ``source`` is a directory. Raises PdctlError (UNREACHABLE) where that can't be told."""
+    """Return whether ``source`` is a directory. Raises PdctlError (UNREACHABLE) if ``source`` can't be examined."""
     try:
         return stat.S_ISDIR(source.stat().st_mode)
     except FileNotFoundError:

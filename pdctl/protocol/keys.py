@@ -1,12 +1,12 @@
-"""Keys for control sockets over TCP: files, their permissions, and who may do what. Standard library; pyzmq to make keys.
+"""Keys for control sockets over TCP: key files, their permissions, and roles. Standard library; pyzmq to make keys.
 
     NAME.key      a pair of CURVE keys: ``public HEX`` and ``secret HEX``, a line each
     server.key    the pair of the agents: its public half is what clients know an agent by
     authorized    who may ask agents: ``ROLE PUBLIC NAME``, a line a client
 
-All in one directory of mode 0700, each file 0600: PDCTL_KEYS, else ``$XDG_CONFIG_HOME/pdctl/keys``. Files that others
-could read or change are not used. Keys are 32 bytes, written as 64 hexadecimal digits; ZeroMQ's own 40 characters (Z85)
-are understood where a public key is given.
+All files are in one directory: PDCTL_KEYS, else ``$XDG_CONFIG_HOME/pdctl/keys``. The directory has mode 0700, each file 0600.
+A file that other users could read or change is not used. A key has 32 bytes, written as 64 hexadecimal digits. A public key
+may also be given in ZeroMQ's own form of 40 characters (Z85).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Client:
-    """Somebody who may ask agents: a name for people, one of ROLES, and the public key."""
+    """A client that may ask agents: a name for people, one of ROLES, and the public key."""
 
     name: str
     role: str
@@ -90,7 +90,7 @@ def check_name(name: str) -> str:
 def read_private(path: Path) -> str:
     """Return the text of a file that only this user (or root) can have read or changed.
 
-    Raises FileNotFoundError, PermissionError with the mode or owner that is wrong, OSError, ValueError for what is no text.
+    Raises FileNotFoundError, PermissionError (it names the wrong mode or owner), OSError, and ValueError if it is not text.
     """
     try:
         fd = open_regular(path, follow=True)  # Kubernetes mounts a secret's files as links
@@ -119,9 +119,9 @@ def _check(path: Path, found: os.stat_result) -> None:
 
 
 def _check_folder(path: Path) -> None:
-    """Raise PermissionError where others can change what is in ``path``, or see into it where it is this user's own.
+    """Raise PermissionError if other users can change the files in ``path``, or can list this user's own directory.
 
-    A directory that root made for this, as Kubernetes mounts a secret, may be looked into, and be sticky.
+    A directory that root made, as Kubernetes does for a mounted secret, may be readable and sticky.
     """
     found = path.stat()
     mode = stat.S_IMODE(found.st_mode)
@@ -158,7 +158,7 @@ def _public_of(secret: str) -> str:
 
 
 def read_authorized(path: Path) -> tuple[dict[str, Client], list[str]]:
-    """Return clients by public key, and what was not understood. Raises as :func:`read_private`."""
+    """Return the clients by public key, and the lines that could not be parsed. Raises as :func:`read_private`."""
     clients: dict[str, Client] = {}
     problems: list[str] = []
     for number, line in enumerate(read_private(path).splitlines(), 1):
@@ -175,7 +175,7 @@ def read_authorized(path: Path) -> tuple[dict[str, Client], list[str]]:
 def make(path: Path, name: str, *, replace: bool = False) -> Pair:
     """Make a pair of keys in ``path``/NAME.key. Raises PdctlError where the name is taken or the file can't be written.
 
-    replace: let it take the place of the pair of that name, which is gone then; there must be one.
+    replace: overwrite the existing pair of that name. There must be one, and it is lost.
     """
     import zmq
     from zmq.utils import z85
@@ -221,9 +221,9 @@ def write_authorized(path: Path, clients: Mapping[str, Client]) -> None:
 
 @contextmanager
 def changing(path: Path) -> Iterator[None]:
-    """Keep two commands that change keys apart, in a directory of mode 0700 that is made where it is missing.
+    """Hold the lock of the key directory: only one command changes keys at a time. A missing directory is made (mode 0700).
 
-    Raises PdctlError (USAGE) with the reason where it can't be used.
+    Raises PdctlError (USAGE), with the reason, if the directory can't be used.
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -240,10 +240,10 @@ def changing(path: Path) -> Iterator[None]:
 # ---- the client's own ------------------------------------------------------------------------------------------------
 
 
-def own(env: Mapping[str, str]) -> Pair:
-    """Return the pair this user's commands show: PDCTL_KEY by name, else the only one there is.
+def load_own(env: Mapping[str, str]) -> Pair:
+    """Return the key pair of this user's commands: the pair that PDCTL_KEY names, else the only pair.
 
-    Raises PdctlError (UNREACHABLE) where there is none, several and no name, or the file can't be used.
+    Raises PdctlError (UNREACHABLE) if there is no pair, if there are several and none is named, or if the file can't be used.
     """
     path, name = folder(env), env.get("PDCTL_KEY", "")
     if not name:

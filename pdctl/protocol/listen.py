@@ -1,4 +1,4 @@
-"""Where an agent is to listen for other hosts: what PDCTL_LISTEN says. Standard library only."""
+"""Parse PDCTL_LISTEN: the address at which an agent listens for other hosts. Standard library only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LISTEN = re.compile(
 
 @dataclass(frozen=True)
 class Listen:
-    """Where to listen. host: as ZeroMQ takes it (an address, ``*``, or an interface). ports: to be tried in turn; 0 any."""
+    """An address to listen at. host: an address, ``*``, or an interface, as in ZeroMQ. ports: tried in order; 0 means any."""
 
     host: str
     ports: range

@@ -1,6 +1,6 @@
-"""What a rank says of its metadata slots: who owns each, whose room is in it, and a checksum of each row.
+"""A rank's metadata slots: the owner of each slot, the room in it, and a checksum of each row.
 
-Data only, as :mod:`pdctl.protocol.model`. Never what is in a row: rooms, shapes and checksums.
+Data only, as :mod:`pdctl.protocol.model`. Rooms, shapes and checksums are included. The content of a row never is.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class SlotRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class Metadata(msgspec.Struct, frozen=True):
     """A live rank's answer to ``metadata``.
 
-    device: of the tensors (``cpu``, ``cuda:0``). aux: how a row comes here, or leaves: ``rdma`` (one-sided write by the
-    transfer engine), ``tcp`` (a message that this side copies), "" not known; aux_why: what that rests on.
-    gate: the rank's code holds Success back while a slot reads 0; None on prefill. zeroed: it zeroes freed slots.
-    slots: number of them. rows: those asked for. left_out: more were asked for than MAX_SLOTS.
-    not_read: why rooms or checksums are missing, "" when nothing is.
+    device: device of the tensors (``cpu``, ``cuda:0``). aux: transport of the rows: ``rdma`` (one-sided write by the transfer
+    engine), ``tcp`` (a message that this side copies), "" if unknown. aux_why: evidence for aux.
+    gate: whether the rank's code holds Success back while a slot reads 0; None on prefill. zeroed: whether it zeroes freed
+    slots. slots: number of slots. rows: the rows asked for. left_out: whether more than MAX_SLOTS were asked for.
+    not_read: why rooms or checksums are missing, "" if none is missing.
     """
 
     mono_ns: int

@@ -24,7 +24,7 @@ MonoNs = Annotated[int, msgspec.Meta(ge=0, lt=1 << 60)]
 
 
 def why_not(error: Exception) -> str:
-    """Return why something could not be decoded, in words: a pattern is no reason for a person."""
+    """Return a readable reason why a value could not be decoded: a regular expression is not one."""
     said, at, place = str(error).rpartition(" - at ")
     if not said.startswith("Expected `str` matching regex"):
         return str(error)
@@ -142,7 +142,7 @@ ATTACHED = "attach"
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Who a rank is. Sizes are those of its server; ranks count from 0, and are -1 where they are not known.
+    """The identity of a rank. Sizes are those of its server. Ranks count from 0; -1 means unknown.
 
     tp / cp are the attention-TP and attention-CP coordinates, because the polls are reduced over those groups.
     instance: one start of one server: equal for all its ranks, different after a restart.
@@ -184,7 +184,7 @@ class Identity(msgspec.Struct, frozen=True):
     def label(self) -> str:
         """``decode dp0 pp0 tp1``: role and coordinates, cp only where there is more than one.
 
-        Where they are not known (-1) what it is reached by: its endpoint, or its process.
+        If the coordinates are unknown (-1), the label is its endpoint or its process.
         """
         if self.tp < 0:
             return self.service
@@ -193,7 +193,7 @@ class Identity(msgspec.Struct, frozen=True):
 
     @property
     def selector(self) -> str:
-        """``decode:dp0:pp0:tp1``: the label as ``--rank`` takes it; the label itself where it has no place."""
+        """``decode:dp0:pp0:tp1``: the label in the form of ``--rank``. The label itself if the coordinates are unknown."""
         return self.label if self.tp < 0 else self.label.replace(" ", ":")
 
     @property
@@ -203,7 +203,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class Seam(msgspec.Struct, frozen=True):
-    """A place in the engine pdctl reads or hooks; found by looking at the rank's own code, never by its version."""
+    """A place in the engine that pdctl reads or hooks. It is found in the rank's loaded code, never by the version."""
 
     name: str
     present: bool
@@ -237,13 +237,13 @@ class Frame(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """Where a rank's main thread is.
+    """The call that a rank's main thread is in.
 
-    op: collective or blocking operation (``all_reduce``, ``broadcast``, …), "" when it is in none.
+    op: collective or blocking operation (``all_reduce``, ``broadcast``, …), "" if it is in none.
     group: GroupInfo.kind of the collective's group, "" unknown. elements: numbers in the tensor, -1 unknown.
     inside: the engine's step around it (``poll of decode.transfer``, ``recv_requests``, ``model forward``), "" unknown.
-    seq: the number of the collective in its group, as its backend counts them (equal on all members of a group that is in
-    step), -1 unknown. source: ``stack`` or ``flight recorder``. pg: torch's name of the group, equal on its members.
+    seq: the number of the collective in its group, as the backend counts, -1 unknown. While the group is in step the number is
+    equal on all members. source: ``stack`` or ``flight recorder``. pg: torch's name of the group, equal on its members.
     """
 
     op: str = ""
@@ -259,8 +259,8 @@ class GroupCount(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """How many collectives of one torch process group this rank has entered.
 
     pg: torch's name of the group: equal on its members and, within one torch world, nowhere else. kind: GroupInfo.kind,
-    "" for a group the adapter does not know. size: members. seq: as the group's backend counts; Gloo counts sends and
-    receives as well (torch 2.13), so that ranks of a group that has these differ by right.
+    "" for a group the adapter does not know. size: members. seq: as the group's backend counts. Gloo counts sends and receives
+    too (torch 2.13), so ranks of a group with point-to-point traffic may differ without an error.
     """
 
     pg: str
@@ -289,12 +289,12 @@ class FlightEntry(msgspec.Struct, frozen=True):
 
 
 class FaultStatus(msgspec.Struct, frozen=True):
-    """A fault as the rank that holds it sees it. left_s: seconds until it ends by itself.
+    """The state of a fault in the rank that holds it. left_s: seconds until it ends by itself.
 
-    pending writes are held back now; of those that fired, released were done late, dropped had nobody waiting for them
-    any more, failed could not be done. ended: why it is no longer in place, "" while it is. leased: it ends with the
-    command that placed it, so ``left_s`` is what is left of the lease. passed: chosen, and let go by because of another
-    room's. seed, share, rid, value: as :class:`pdctl.faults.fault.Fault` has them.
+    pending: writes held back now. released: writes done late. dropped: writes not done, because nobody waited for them any
+    more. failed: writes that the engine could not do. ended: why the fault ended, "" while it is in place. leased: the fault
+    ends with the command that placed it; ``left_s`` is then the rest of the lease. passed: chosen visits that passed because
+    another room was held. seed, share, rid, value: as in :class:`pdctl.faults.fault.Fault`.
     """
 
     id: str

@@ -1,12 +1,12 @@
-"""Where a rank's socket, registration and recording are; shared by agents (who make them) and clients (who look).
+"""Paths of a rank's socket, registration and recording. Agents create these files; clients read them.
 
     run directory     <pid>-<start>.json   who the rank is and how to reach it, written atomically
                       <pid>-<start>.sock   its control socket
                       <pid>-<start>.stacks  its stacks, from when it was asked for them by a signal
     record directory  <pid>-<start>.pdrec  its recording
 
-``start`` is the process's start time in clock ticks since boot, so that a pid used again is not taken for the rank.
-Everything belongs to one user and is closed to all others. Standard library and msgspec only.
+``start`` is the process's start time in clock ticks since boot. So a reused pid is not mistaken for the rank.
+All files belong to one user, and no other user can open them. Standard library and msgspec only.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _SHARED = Path("/dev/shm/pdctl")  # noqa: S108  # trusted below only where nobod
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """What a rank says about itself in its run directory, and in answer to ``hello``.
+    """The registration of a rank: a file in its run directory, and its answer to ``hello``.
 
-    endpoint: the control socket as ZeroMQ writes it, "" where there is none and ``endpoint_off`` says why.
-    tcp: the socket for other hosts, "" where none was asked for, or ``tcp_off`` says why it is not there. server_key: the
-    agent's public key there, "" where it is open to everybody of the host. store: HOST:PORT of the job's TCPStore, as this
-    rank reaches it, "" where it has none or is not to use it.
-    recording: path of the recording, "" where there is none and ``recording_off`` says why; its size in bytes.
+    endpoint: the control socket as ZeroMQ writes it; "" if there is none, and ``endpoint_off`` says why.
+    tcp: the socket for other hosts; "" if none was requested, or if ``tcp_off`` says why it is missing. server_key: the
+    agent's public key at that socket; "" if the socket is open to every user of the host. store: HOST:PORT of the job's
+    TCPStore as this rank reaches it; "" if it has none, or must not use it.
+    recording: path of the recording; "" if there is none, and ``recording_off`` says why. recording_size: bytes.
     """
 
     protocol: int
@@ -66,7 +66,7 @@ def read_registration(path: Path) -> Registration:
 def registration(name: str, raw: bytes) -> Registration:
     """Return the registration ``raw`` of a file called ``name``.
 
-    Raises ValueError (msgspec's errors are such) for what is none, or is of another process than its file is named after.
+    Raises ValueError (msgspec's errors are ValueErrors) if it is no registration, or if its process is not that of the name.
     """
     try:
         r = structs.from_json(raw, Registration)
@@ -85,7 +85,7 @@ def owners() -> Collection[int]:
 
 
 def run_dirs(env: Mapping[str, str]) -> list[Path]:
-    """Return the run directories to use, the first one first. With PDCTL_RUN_DIR set there is only that one."""
+    """Return the run directories in order of preference. If PDCTL_RUN_DIR is set it is the only one."""
     if env.get("PDCTL_RUN_DIR"):
         return [Path(env["PDCTL_RUN_DIR"]).absolute()]
     found = []
@@ -97,8 +97,8 @@ def run_dirs(env: Mapping[str, str]) -> list[Path]:
 def record_dir(env: Mapping[str, str]) -> Path:
     """Return the directory of recordings: PDCTL_RECORD_DIR, else one in shared memory, which outlives every process.
 
-    That is ``/dev/shm/pdctl/UID``, or ``/dev/shm/pdctl-UID`` where ``/dev/shm/pdctl`` was made by somebody else than root and
-    this user: he could put another directory into its place at any time.
+    The default is ``/dev/shm/pdctl/UID``. It is ``/dev/shm/pdctl-UID`` if a user other than root and this one made
+    ``/dev/shm/pdctl``: that user could replace the directory at any time.
     """
     if env.get("PDCTL_RECORD_DIR"):
         return Path(env["PDCTL_RECORD_DIR"]).absolute()
@@ -117,13 +117,13 @@ def user_dir(env: Mapping[str, str], variable: str) -> Path:
 
 
 def named(env: Mapping[str, str], folder: Path) -> bool:
-    """Return whether ``env`` names ``folder``: no usual place, in which anybody could have been before."""
+    """Return whether ``env`` names ``folder``. Any other ``folder`` is a default, which another user could have made first."""
     said = (env.get("PDCTL_RUN_DIR"), env.get("PDCTL_RECORD_DIR"))
     return any(path and Path(path).absolute() == folder for path in said)
 
 
 def _others(folder: Path) -> bool:
-    """Return whether others than root and this user could rename what is in ``folder``; False where there is none."""
+    """Return whether users other than root and this one could rename files in ``folder``; False if it does not exist."""
     try:
         found = folder.lstat()
     except OSError:
@@ -151,12 +151,12 @@ def parse_stem(name: str) -> tuple[int, int] | None:
 
 
 def not_private(path: Path) -> str:
-    """Return why ``path`` is no directory of this user alone, "" when it is. Raises OSError when there is nothing."""
+    """Return why ``path`` is not a private directory of this user, "" if it is. Raises OSError if it does not exist."""
     return why_not_private(path, path.lstat())
 
 
 def why_not_private(path: Path, found: os.stat_result) -> str:
-    """As :func:`not_private`, of a directory that was looked at already. path: what it is called."""
+    """Judge as :func:`not_private` does, from a directory's status. path: its name, for the text."""
     if not stat.S_ISDIR(found.st_mode):
         return f"{path} is not a directory"
     if found.st_uid != os.geteuid():
@@ -167,10 +167,10 @@ def why_not_private(path: Path, found: os.stat_result) -> str:
 
 
 def private_dir(path: Path) -> Path:
-    """Make ``path`` (and what is missing above it) a directory of mode 0700 of this user, and return it.
+    """Create the directory ``path`` with mode 0700, and its missing parents. Return ``path``.
 
-    What was there before stays as it is: it may be shared for a reason. Raises OSError when it can't be made, and
-    PermissionError when it belongs to somebody else, is open to others or is no directory.
+    An existing directory is never changed: it may be shared on purpose. Raises OSError if the directory can't be made, and
+    PermissionError if ``path`` belongs to another user, is open to other users, or is no directory.
     """
     if not path.parent.exists():
         _make_shared(path.parent)
@@ -188,7 +188,7 @@ def private_dir(path: Path) -> Path:
 
 
 def _make_shared(path: Path) -> None:
-    """Make a directory in which several users have a directory of their own, as in ``/dev/shm/pdctl``."""
+    """Make the directory that holds one directory for each user, for instance ``/dev/shm/pdctl``."""
     if not path.parent.exists():
         _make_shared(path.parent)
     try:

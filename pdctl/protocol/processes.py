@@ -1,4 +1,4 @@
-"""What /proc says about a process, for ranks that do not speak for themselves. Standard library only."""
+"""The state of a process, from /proc. It is used for ranks that do not answer. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Process:
-    """state: the letter of /proc/PID/stat (R S D T t Z X), "" when there is no such process; start in clock ticks."""
+    """A process. state: the letter in /proc/PID/stat (R S D T t Z X), "" if there is no such process. start: clock ticks."""
 
     state: str = ""
     start: int = 0
@@ -19,7 +19,7 @@ class Process:
 
     @property
     def words(self) -> str:
-        """What the state means for somebody who waits for an answer."""
+        """Describe the state, for a user who waits for this process's answer."""
         return {
             "": "no such process",
             "T": "process is stopped (SIGSTOP or a job control signal)",

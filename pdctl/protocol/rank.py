@@ -1,4 +1,4 @@
-"""A rank as seen from outside: where it is, and what it answered. Plain data, which judges use too."""
+"""A rank as a client sees it: how to reach it, and its answer. Plain data, which judges use too."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Silence(str, Enum):
 
 @dataclass(frozen=True)
 class Access:
-    """How a rank on another host is reached: its agent's public key and the pair shown to it, as hexadecimal digits.
+    """The keys for a rank on another host: its agent's public key and the client's pair, as hexadecimal digits.
 
-    All "" for a socket that is open to everybody of its host.
+    All are "" if the socket is open to every user of its host.
     """
 
     server_key: str = ""
@@ -44,20 +44,20 @@ class Access:
 
 @dataclass(frozen=True)
 class FoundRank:
-    """One rank, or a place in a server where a rank should be.
+    """One rank, or an expected rank that was not found.
 
-    state: ``live`` (its process runs), ``dead`` (registration or recording left behind), ``recorded`` (its recording
-    was given to be read, whatever became of it), ``outside`` (its process runs without an agent here and is read from
-    outside), ``no agent`` (expected from the sizes of its server, nothing of it is here). For the last, identity holds its
+    state: ``live`` (its process runs), ``dead`` (only a registration or recording is left), ``recorded`` (the user gave its
+    recording; its process is not looked at), ``outside`` (its process runs without an agent and is read from outside),
+    ``no agent`` (the sizes of its server promise it, and nothing of it was found). For ``no agent`` identity has the
     coordinates and no process.
-    protocol: what its agent speaks, 0 unknown. recording: the file, None without one, and why in recording_off.
-    member: what that file is called in the trace it was unpacked from. seen_ns: when it was copied into that trace, on
-    the monotonic clock of the host it was copied on, 0 where unknown. seen_live: its process ran then.
-    access: set for a rank that is reached over TCP: nothing of it is looked for in /proc or in files here. tcp: where it
-    listens for other hosts, "" where it does not, and why in tcp_off where it was asked to. store: the address of its job's
-    TCPStore, "" where it has none. remembered: it does not answer, and its identity is of whoever was at its endpoint when
-    that last answered. silent: why it is not worth asking, found out already, and in words. agent_off: set for one
-    that has an agent, which is silent, and why, where it is read from outside in the agent's place (state ``outside``).
+    protocol: version that its agent speaks, 0 unknown. recording: the file, None without one; recording_off says why.
+    member: name of that file in its trace. seen_ns: when it was copied into the trace, on the monotonic clock of the host that
+    copied it, 0 unknown. seen_live: whether its process ran then.
+    access: set for a rank that is reached over TCP; pdctl does not look for it in /proc or in files of this host. tcp: its
+    endpoint for other hosts, "" without one; tcp_off says why a requested one is missing. store: the address of its job's
+    TCPStore, "" without one. remembered: it does not answer, and its identity is that of the rank which last answered at this
+    endpoint. silent: why asking it is useless, if that is known already: a kind and a text. agent_off: why its agent is
+    silent, if the rank is read from outside instead (state ``outside``).
     """
 
     identity: Identity
@@ -83,17 +83,17 @@ class FoundRank:
 
     @property
     def recording_name(self) -> str:
-        """What to call its recording: its path, or its place in a trace; "" without one."""
+        """Name of its recording: the path, or the name in a trace; "" without one."""
         return self.member or str(self.recording or "")
 
     @property
     def connection(self) -> str:
-        """What names a connection to it: its endpoint, and the key that is expected there."""
+        """The key of a connection to it: its endpoint, and the server key expected there."""
         return self.endpoint if self.access is None else f"{self.endpoint} {self.access.server_key}"
 
     @property
     def live(self) -> bool:
-        """Whether it can be asked, itself or from outside."""
+        """Whether its process runs and can be asked, by its agent or from outside."""
         return self.state in ("live", "outside")
 
 

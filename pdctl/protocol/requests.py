@@ -1,4 +1,4 @@
-"""What a rank says of its rooms beyond its queues: clocks, what is held, who else knows of them; and its settings.
+"""A rank's rooms beyond its queues: time-out clocks, memory held, tables that know the room. And the rank's settings.
 
 Data only, as :mod:`pdctl.protocol.model`: used inside the rank, on the wire and by the judges.
 """
@@ -22,11 +22,11 @@ class RoomEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One request in a queue of a rank. Ages and clocks in seconds.
 
     slot: metadata slot, -1 without one. state: KVPoll or UNKNOWN. age_s: since the request entered the queue, -1.0 unknown.
-    clock_s: how long the time-out that may end it has been running, -1.0 where none runs. tokens: length of the prompt.
-    kv: tokens of KV space held, -1 unknown. dp: prefill dp rank that this rank takes it to be on (a prefill rank: its
-    own), -1 not known yet. bootstrap: ``host:port`` of the bootstrap server it is asked from, "" unknown. pinned: prefill
-    dp rank that came with the request, which no formula and no query overrules, -1 without one. locked: tokens of its prompt
-    that it keeps in the prefix cache (a lock on their tree node), 0 without one, -1 unknown.
+    clock_s: how long its time-out has been running, -1.0 if none runs. tokens: length of the prompt. kv: tokens of KV space
+    held, -1 unknown. dp: prefill dp rank of the request as this rank sees it (on prefill: its own), -1 not known yet.
+    bootstrap: ``host:port`` of its bootstrap server, "" unknown. pinned: prefill dp rank given with the request, which no
+    formula and no query overrules, -1 without one. locked: tokens of its prompt that it locks in the prefix cache (a lock on
+    their tree node), 0 for none, -1 unknown.
     """
 
     queue: str
@@ -53,11 +53,11 @@ _rids = structs.msgpack_decoder(list[str])
 
 
 class RoomTable(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Requests in queues, a column each: many thousands cost little to send, and nothing to compare as a whole.
+    """Requests in queues, one column a field. Many thousands are cheap to send, and two tables are cheap to compare.
 
     Iterating gives :class:`RoomEntry`. Columns are the entries' fields as packed little-endian numbers (``array`` types in
-    _TYPES), but for rids: a list of strings in msgpack. queue and bootstrap are places in names, which has them in the
-    order in which they first occur: equal entries have equal columns.
+    _TYPES). Only rids differ: a list of strings in msgpack. queue and bootstrap are indices into names. names are in order of
+    first occurrence, so equal entries have equal columns.
     """
 
     names: tuple[str, ...] = ()
@@ -83,9 +83,9 @@ class RoomTable(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     @classmethod
     def of(cls, entries: Iterable[RoomEntry], between: Callable[[], None] | None = None) -> RoomTable:
-        """Return the table of these entries, in their order. Raises OverflowError for a number that has no place in it.
+        """Return the table of these entries, in their order. Raises OverflowError for a number too large for its column.
 
-        between: called after each column, so that a thread next to a working engine can make way.
+        between: called after each column, so that the agent's thread can give way to the engine.
         """
         rows = list(entries)
         names: dict[str, int] = {}
@@ -135,9 +135,9 @@ class RoomTable(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class Cover(msgspec.Struct, frozen=True):
     """Which time-out ends a request in a queue and state, by this rank's own code.
 
-    state: KVPoll, UNKNOWN for every one. limit_s: seconds, NO_LIMIT: nothing ends it, NOT_KNOWN: this backend's code is not
-    known. name: the environment variable that sets it, "" without one. clock: what starts its clock, in words; where
-    that has not happened the request is not covered.
+    state: KVPoll; UNKNOWN means every state. limit_s: seconds; NO_LIMIT: no time-out ends it; NOT_KNOWN: pdctl does not know
+    this backend's code. name: the environment variable that sets the limit, "" without one. clock: the event that starts the
+    clock, in words. Before that event no time-out covers the request.
     """
 
     queue: str
@@ -150,11 +150,10 @@ class Cover(msgspec.Struct, frozen=True):
 class Space(msgspec.Struct, frozen=True):
     """Memory of a rank. Counts; -1 where unknown.
 
-    slots: metadata slots. kv: token places in the KV pool. evictable: of those not free, kept only for reuse. reserved:
-    free places kept back for the requests that are ahead. requests: rows for running requests. head: room first in line
-    for space, 0 for none; needs: KV tokens it waits for. protected: places that the prefix cache keeps from eviction.
-    countable: what is not free, evictable or protected belongs to requests; where False the pool has parts that these
-    numbers do not tell of.
+    slots: metadata slots. kv: token places in the KV pool. evictable: places kept only for reuse. reserved: free places kept
+    back for earlier requests. requests: rows for running requests. head: room of the first request that waits for space, 0 for
+    none. needs: KV tokens it waits for. protected: places that the prefix cache keeps from eviction. countable: every place
+    that is not free, evictable or protected belongs to a request; if False the pool has parts outside these numbers.
     """
 
     slots: int = -1
@@ -175,11 +174,11 @@ class Space(msgspec.Struct, frozen=True):
 class Rooms(msgspec.Struct, frozen=True):
     """A live rank's answer to ``rooms``.
 
-    tables: the engine's own tables that know rooms, each with the rooms in it (a prefix of MAX_TABLE).
-    failures: reasons the engine keeps for failed rooms. missing: what could not be read, with the reason.
-    prefills: on decode, what the rank was told of each prefill server when it first asked: address of its bootstrap
-    server → sizes and the like, by the engine's names (PREFILL_FACTS), as text.
-    lingers: table → seconds for which the engine keeps a room in it after its request, by its own code; 0 unnamed.
+    tables: the engine's own tables keyed by room, each with its rooms (the first MAX_TABLE).
+    failures: reasons that the engine keeps for failed rooms. missing: parts that could not be read, with the reason.
+    prefills: on decode, the answer of each prefill server to the rank's first query: address of its bootstrap server → sizes
+    and other facts by the engine's names (PREFILL_FACTS), as text.
+    lingers: table → seconds that the engine keeps a room in it after the request has ended; a table not listed: 0.
     """
 
     mono_ns: int
@@ -195,7 +194,7 @@ class Rooms(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """A live rank's answer to ``settings``: what both sides must agree on, and what routing follows.
+    """A live rank's answer to ``settings``: the settings that both sides must share, and those that routing uses.
 
     values: by the engine's own names; "" where this rank has no such setting. env: environment variables of the engine
     that are set, by name.

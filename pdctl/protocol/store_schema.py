@@ -1,11 +1,11 @@
-"""What agents publish in their job's rendezvous store (torch.distributed's TCPStore), and under which names.
+"""The keys and values that agents publish in their job's rendezvous store (torch.distributed's TCPStore).
 
     pdctl/count                                  how many entries were ever made
     pdctl/entry/<n>                              the name of the n-th entry, from 1 on
     pdctl/<instance>/<world rank>/<pid>-<start>  an entry: who the rank is and how to reach it, JSON of Entry
     …/beat                                       JSON of Beat, written anew every BEAT_EVERY_S
 
-The index is there because a TCPStore can list its keys only since torch 2.13. Nothing of the job's own is read or written.
+The index exists because a TCPStore can list its keys only since torch 2.13. The job's own keys are never read or written.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_VALUE = 1 << 20
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One rank. endpoint: its TCP socket as other hosts reach it, "" where it has none (registration says why)."""
+    """One rank. endpoint: its TCP socket as other hosts reach it, "" if it has none (registration says why)."""
 
     registration: Registration
     endpoint: str = ""
@@ -33,7 +33,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Beat(msgspec.Struct, frozen=True):
-    """A sign of life. number: counts up. wall_ns: when, by the rank's clock. ended: its agent ended in good order."""
+    """A heartbeat. number: counts up. wall_ns: its time on the rank's clock. ended: whether the agent ended normally."""
 
     number: int
     wall_ns: int
@@ -41,22 +41,22 @@ class Beat(msgspec.Struct, frozen=True):
 
 
 def index(number: int) -> str:
-    """Return where the name of the n-th entry is."""
+    """Return the key of the n-th entry's name."""
     return f"pdctl/entry/{number}"
 
 
 def name(identity: Identity) -> str:
-    """Return the name of a rank's entry; a restarted process has another one."""
+    """Return the key of a rank's entry. A restarted process has another key."""
     return f"pdctl/{identity.instance}/{identity.world_rank}/{paths.stem(identity.pid, identity.proc_start)}"
 
 
 def beat(entry: str) -> str:
-    """Return where the heartbeat of an entry is."""
+    """Return the key of an entry's heartbeat."""
     return f"{entry}/beat"
 
 
-class Found(msgspec.Struct, frozen=True):
-    """One entry as it is in a store, not decoded: it may be of another version, or anybody's."""
+class RawEntry(msgspec.Struct, frozen=True):
+    """One entry as found in a store, not decoded. It may be of another version, and anybody may have written it."""
 
     name: str
     entry: bytes
@@ -64,7 +64,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Read(msgspec.Struct, frozen=True):
-    """What was read from one store. error: why nothing could be, or not all."""
+    """The entries read from one store. error: why none, or not all, could be read."""
 
-    entries: list[Found] = []
+    entries: list[RawEntry] = []
     error: str = ""

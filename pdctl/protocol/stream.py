@@ -1,6 +1,6 @@
 """Messages over a Unix stream socket: four bytes of length, the least significant first, then the payload.
 
-A length of 0 or over the limit ends a connection. Nothing is set aside for bytes that were announced and did not come.
+A length of 0 or over the limit ends a connection. No memory is reserved for announced bytes before they arrive.
 Standard library only: ranks use it.
 """
 
@@ -25,7 +25,7 @@ def framed(payload: bytes) -> bytes:
 
 
 class Reader:
-    """Puts messages together from bytes as they come. Holds what was fed and does not make a whole message, and no more."""
+    """Assemble messages from bytes as they arrive. It holds only the bytes of an incomplete message."""
 
     def __init__(self, limit: int) -> None:
         """limit: the bytes of a payload at most."""
@@ -34,7 +34,7 @@ class Reader:
 
     @property
     def wants(self) -> int:
-        """How many bytes end what has begun, a length or a payload. Whoever feeds no more gets one message at a time."""
+        """Bytes that complete the current length or payload. A caller that feeds no more gets one message at a time."""
         return (self._size() if len(self._held) >= HEAD.size else HEAD.size) - len(self._held)
 
     @property
@@ -43,7 +43,7 @@ class Reader:
         return len(self._held)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take bytes and return the payloads that are whole now. Raises ValueError for a length that is not allowed."""
+        """Take bytes and return the payloads that are complete now. Raises ValueError for a length that is not allowed."""
         self._held += data
         found = []
         while len(self._held) >= HEAD.size and len(self._held) >= (end := self._size()):
@@ -61,7 +61,7 @@ class Reader:
 
 
 class Connection:
-    """A blocking client of the socket at ``path``: connects when it is first used, and anew after an error."""
+    """A blocking client of the socket at ``path``. It connects at the first use, and again after an error."""
 
     def __init__(self, path: str | Path, limit: int = 8 << 20) -> None:
         """limit: the bytes of an answer at most."""
@@ -85,8 +85,8 @@ class Connection:
     def ask(self, payload: bytes, timeout_s: float) -> bytes:
         """Send ``payload`` and return what is answered.
 
-        Raises TimeoutError after ``timeout_s``, ConnectionError where the other side ends the connection, and OSError for
-        whatever else goes wrong, an answer over the limit too.
+        Raises TimeoutError after ``timeout_s``, ConnectionError if the peer ends the connection, and OSError for any other
+        failure, also for an answer over the limit.
         """
         self.send(payload, timeout_s)
         return self.receive(timeout_s)
@@ -96,7 +96,7 @@ class Connection:
         self.send_raw(framed(payload), timeout_s)
 
     def send_raw(self, data: bytes, timeout_s: float) -> None:
-        """Send bytes as they are, which may be no message. Raises OSError as :meth:`ask`."""
+        """Send raw bytes, which need not be a message. Raises OSError as :meth:`ask`."""
         end = time.monotonic() + timeout_s
         try:
             if self._socket is None:

@@ -1,7 +1,7 @@
 """Decoding into structs, from any thread.
 
-msgspec (0.18 to 0.22) builds what it knows of a struct at its first use, and shows it to other threads before it is whole:
-two threads that decode a type for the first time can end the process by SIGSEGV. Here one thread at a time builds.
+msgspec (0.18 to 0.22) builds its information about a struct at the first use. It shows it to other threads before it is
+complete: two threads that decode a type for the first time can end the process by SIGSEGV. Here one thread at a time builds.
 """
 
 from __future__ import annotations

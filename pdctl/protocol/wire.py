@@ -1,9 +1,9 @@
-"""What goes over a control socket: msgpack of msgspec structs, one request, one reply.
+"""Messages on a control socket: msgpack of msgspec structs, one request, one reply.
 
-Within a host they go over a Unix stream socket (:mod:`pdctl.protocol.stream`), between hosts each is one ZeroMQ frame.
+Within a host they go over a Unix stream socket (:mod:`pdctl.protocol.stream`). Between hosts each is one ZeroMQ frame.
 
-The protocol version is in both directions and is checked before the body is decoded: an agent of another version is
-named as such instead of being misread. Messages over MAX_MESSAGE bytes are refused by both sides.
+Every message carries the protocol version, which is checked before the body is decoded. So an agent of another version is
+reported, and not misread. Both sides refuse messages over MAX_MESSAGE bytes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Reply(msgspec.Struct):
 
 
 class Envelope(msgspec.Struct):
-    """The part of any message that every protocol version keeps: its version."""
+    """The part of a message that is the same in every protocol version: the version."""
 
     v: int
 

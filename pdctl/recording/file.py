@@ -1,9 +1,9 @@
 """The file of a recording, as its rank writes it: by calls that can fail, never by stores into a mapping.
 
-A store into a mapped file that somebody cuts off meanwhile ends the process by SIGBUS. A call that writes returns an error
-instead: the recording stops, and the engine goes on. What a call has written is the kernel's, and outlives the process.
+If another process truncates a mapped file, a store into the mapping ends this process by SIGBUS. A write call returns an
+error instead: the recording stops, and the engine goes on. Written data is in the kernel's page cache and outlives the process.
 
-The calls keep the GIL: they take less than a microsecond, and a scheduler that gives the GIL away may wait milliseconds for
+The calls keep the GIL. They take less than a microsecond, and a scheduler that releases the GIL may wait milliseconds for
 it. Standard library only.
 """
 
@@ -32,10 +32,10 @@ _BLOCK = 512  # bytes in a unit of st_blocks, whatever the file system
 
 
 class Store:
-    """One file of ``size`` bytes that is open for reading and writing at ``fd``, which is this object's from now on.
+    """One file of ``size`` bytes, open for reading and writing at ``fd``. This object owns ``fd`` from now on.
 
-    farewell: (offset, bytes) written, where that can be done, when writing stops because of an error. stopped: called then,
-    once, with the reason, and must not raise. reason: the same, "" while all is well.
+    farewell: (offset, bytes), written if possible when an error stops the writing. stopped: called once with the reason when
+    that happens; it must not raise. reason: the same reason, "" while writing works.
     """
 
     def __init__(self, fd: int, size: int, farewell: tuple[int, bytes]) -> None:
@@ -56,12 +56,12 @@ class Store:
             os.close(self._fd)
 
     def put(self, offset: int, data: bytes) -> None:
-        """Write ``data`` at ``offset``. Never raises: where that fails, writing stops."""
+        """Write ``data`` at ``offset``. Never raises. If the write fails, writing stops."""
         if _put(self._out, data, len(data), offset) != len(data):
             self._failed(offset, data)
 
     def window(self, offset: int, buffer: bytearray) -> Callable[[], None]:
-        """Return what writes ``buffer``, as it is then, at ``offset``. It never raises either."""
+        """Return a function that writes the current content of ``buffer`` at ``offset``. That function never raises."""
         held = (ctypes.c_char * len(buffer)).from_buffer(buffer)
         length = len(buffer)
         out, start, count, at = (
@@ -89,9 +89,9 @@ class Store:
         return os.pread(self._fd, length, offset) if self._fd >= 0 else b""
 
     def look(self) -> None:
-        """Stop writing where the file is no longer what it was: cut off, with holes in it, or not behind this descriptor.
+        """Stop writing if the file was truncated, got holes, or is no longer open at this descriptor.
 
-        Never raises. A file that was removed or renamed is still written: it can be read through the control socket.
+        Never raises. A removed or renamed file is still written: clients can read it through the control socket.
         """
         if self._out.value < 0:
             return
@@ -109,7 +109,7 @@ class Store:
             self.stop("somebody took blocks out of its file")
 
     def stop(self, reason: str) -> None:
-        """Write no more, and say why to whom it concerns. Never raises."""
+        """Stop writing, and report the reason to the ``stopped`` callback. Never raises."""
         if self._out.value < 0:
             return
         self._out.value = -1
@@ -124,18 +124,18 @@ class Store:
             self.stopped(reason)
 
     def end(self) -> None:
-        """Write no more; what is there can still be read."""
+        """Stop writing. The file can still be read."""
         self._out.value = -1
 
     def forked(self) -> None:
-        """Let go of the file: this process is a child of the one it belongs to."""
+        """Release the file in a forked child: it belongs to the parent."""
         self.end()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def _failed(self, offset: int, data: bytes) -> None:
-        """Write again what was not written, or not all of it, and stop with the reason where it fails again."""
+        """Repeat a write that failed or was incomplete. If it fails again, stop with the reason."""
         if self._out.value < 0:
             return
         try:
@@ -150,10 +150,9 @@ class Store:
 
 
 def out_of_the_way(fd: int) -> int:
-    """Return a descriptor for the same file that nothing else will get by chance, and close ``fd``; or ``fd`` itself.
+    """Move ``fd`` to a high descriptor number and return that; return ``fd`` itself if this fails.
 
-    Some libraries close all descriptors when they start a daemon. The number of this one must not come to stand for a file
-    of the engine.
+    Some libraries close all descriptors when they start a daemon. The engine must not get this number for a file of its own.
     """
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if soft != resource.RLIM_INFINITY and soft <= _HIGH:
@@ -167,9 +166,9 @@ def out_of_the_way(fd: int) -> int:
 
 
 def survive_file_limits() -> None:
-    """See to it that a write beyond RLIMIT_FSIZE is an error and not the end of the process, as Python does at its start.
+    """Ensure that a write beyond RLIMIT_FSIZE is an error and does not end the process. Python does this at its start.
 
-    Raises OSError where the signal has its default action and can't be ignored from here.
+    Raises OSError if the signal has its default action and can't be ignored from here.
     """
     if signal.getsignal(signal.SIGXFSZ) is not signal.SIG_DFL:
         return

@@ -1,6 +1,6 @@
-"""Whose a recording is, from its first bytes: cheap enough to ask of every file in a directory.
+"""The owner of a recording, read from its first bytes. This is cheap enough for every file in a directory.
 
-Here the numbers of a header are checked, once for all readers: what a :class:`Header` holds can be computed with.
+The numbers of a header are checked here, once for all readers: the values in a :class:`Header` are in range.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class BadRecording(ValueError):  # noqa: N818  # it is the recording that is bad
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The rank a recording belongs to, and how it ended: ``state`` is one of format.STATE_*, or not known.
+    """The rank that a recording belongs to, and how the recording ended. ``state``: one of format.STATE_*, or unknown.
 
-    size: bytes the file has where it is whole. wall_ns, mono_ns: when it began, on both clocks. pid, proc_start: its
-    process. rings: (offset, capacity in records) of rounds, items and events.
+    size: bytes of the complete file. wall_ns, mono_ns: its start on both clocks. pid, proc_start: its process.
+    rings: (offset, capacity in records) of rounds, items and events.
     """
 
     identity: Identity

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pdctl.protocol.model import QUEUES, EventKind, GroupInfo, Identity
 from pdctl.recording import format as f
 from pdctl.recording.header import BadRecording, parse_header
-from pdctl.recording.rings import ROUND, among, chosen, events, possible_rounds, rounds
+from pdctl.recording.rings import ROUND, among, events, possible_rounds, rounds, select_records
 from pdctl.recording.source import FileSource, Source
 from pdctl.recording.streams import Item, Run, Stream
 
@@ -87,7 +87,7 @@ class Recording:
     def event_table(self) -> NDArray[Any]:
         """Return the events in the file as rings.EVENT, oldest first, as it was when this was first called.
 
-        For who needs all of them: a full ring of tens of thousands is far cheaper so than as a list of :class:`Event`.
+        Use this to read all events: for a full ring of tens of thousands it is far cheaper than a list of :class:`Event`.
         """
         if self._table is None:
             self._table = _of_known_kinds(events(self.source, *self.rings[4:]))
@@ -102,7 +102,7 @@ class Recording:
     def events_of(self, rooms: Collection[int], kinds: Collection[EventKind]) -> list[Event]:
         """Return the events of these kinds about these rooms, oldest first, as the file is now.
 
-        Only they are checked and taken apart: a full ring of events costs a few milliseconds instead of a hundred.
+        Only these events are checked and decoded: a full ring costs a few milliseconds instead of a hundred.
         """
         return _events_of(self.source, self.rings[4:], rooms, kinds)
 
@@ -110,7 +110,7 @@ class Recording:
 def read_events(path: Path, rooms: Collection[int], kinds: Collection[EventKind]) -> list[Event]:
     """Return the events of these kinds about these rooms in the recording at ``path``, oldest first.
 
-    Its rounds are not looked at, so that this is cheap for many ranks. Raises as :func:`read`.
+    The rounds are not read, so this is cheap for many ranks. Raises as :func:`read`.
     """
     source = FileSource(path)
     header = parse_header(source.read(0, f.HEADER_SIZE))
@@ -130,7 +130,7 @@ def _events_of(
 
 def _of_known_kinds(table: NDArray[Any]) -> NDArray[Any]:
     known = np.isin(table["kind"], list(_KINDS))
-    return table if known.all() else chosen(table, known)
+    return table if known.all() else select_records(table, known)
 
 
 def as_events(table: NDArray[Any]) -> list[Event]:
@@ -148,10 +148,10 @@ def _u32(data: bytes, at: int) -> int:
 
 
 def read(path: Path) -> Recording:
-    """Read the recording at ``path``; its rounds as they are now, their requests and the events when they are asked for.
+    """Read the recording at ``path``. The rounds are read now; requests and events are read at the first use.
 
-    Raises OSError when the file can't be read and BadRecording when it is no recording, is of a newer format, or is too
-    short or damaged to say whose it is.
+    Raises OSError if the file can't be read. Raises BadRecording if it is no recording, if its format is newer, or if it is
+    too short or damaged to identify its rank.
     """
     return read_from(FileSource(path), str(path))
 
@@ -224,7 +224,7 @@ def _whole(data: bytes, at: int) -> bool:
 
 
 def live_runs(head: bytes, data: bytes) -> list[NDArray[Any]]:
-    """Return the run that each stream is in, one row each; a cell that is torn leaves the one before it."""
+    """Return the current run of each stream, one row each. If the newest cell is torn, the other cell counts."""
     rows = []
     for stream in range(f.MAX_STREAMS):
         cells = [(2 * stream + half) * f.ROUND_SIZE for half in (0, 1)]
@@ -257,25 +257,25 @@ _ENTERED, _APPLIED = 1, 3
 def _streams(
     closed: NDArray[Any], live: list[NDArray[Any]], identity: Identity, source: Source, items: tuple[int, int]
 ) -> tuple[list[Stream], int]:
-    """Return the streams, and how many runs were left out because they can't be true beside the others."""
+    """Return the streams, and the number of runs left out because they contradict the others."""
     newest = {int(row["stream"][0]): row for row in live}
     streams, untrue = [], 0
     for number in sorted(set(np.unique(closed["stream"]).tolist()) | set(newest)):
-        table = chosen(closed, closed["stream"] == number)
+        table = select_records(closed, closed["stream"] == number)
         row = newest.get(number)
         if row is not None and (not len(table) or row["ordinal"][0] > table["ordinal"][-1]):
             table = np.frombuffer(table.tobytes() + row.tobytes(), ROUND)
         fits = _in_order(table)
         untrue += len(table) - int(np.count_nonzero(fits))
-        table = table if fits.all() else chosen(table, fits)
+        table = table if fits.all() else select_records(table, fits)
         streams.append(Stream(_group(identity, int(table["group"][-1])), table, source, items))
     return sorted(streams, key=lambda stream: QUEUES.index(stream.queue)), untrue
 
 
 def _in_order(table: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return which runs of a stream come after all before them: in their rounds, in their items, of the same queue.
+    """Return which runs of a stream are in order: same queue, and both rounds and items after those of all earlier runs.
 
-    So no two of them share items, and all lists together are no longer than the ring that they are in.
+    So no two runs share items, and all lists together are no longer than their ring.
     """
     fits = table["queue"] == table["queue"][0]
     for first, count in (("ordinal", "repeat"), ("items_start", "items_count")):

@@ -1,4 +1,4 @@
-"""What a recording alone tells of a rank's requests: the polled queues as its last rounds left them."""
+"""A rank's requests as its recording shows them: the polled queues after their last rounds."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def last_sign_ns(recording: Recording) -> int:
 
 
 def moments(recordings: Iterable[Recording]) -> dict[int, int]:
-    """Return the moment at which the last of the ranks last wrote, on each one's own clock (ns), by ``id(recording)``.
+    """Return the time of the newest write of any rank, on each rank's own clock (ns), by ``id(recording)``.
 
-    What became of a rank since it last wrote itself is another question: :func:`seen_until_ns`.
+    For how long a rank's own state is known, see :func:`seen_until_ns`.
     """
     those = list(recordings)
     last = max((last_sign_ns(r) + r.start_wall_ns - r.start_mono_ns for r in those), default=0)
@@ -38,10 +38,10 @@ def moments(recordings: Iterable[Recording]) -> dict[int, int]:
 
 
 def seen_until_ns(recording: Recording, end_ns: int, seen_ns: int = 0) -> int:
-    """Return until when the rank's requests are known from its recording, ns of its clock, not after ``end_ns``.
+    """Return the time until which the recording shows the rank's requests, ns of its clock, at most ``end_ns``.
 
-    That is when it last wrote, or ``seen_ns`` where it was seen alive and recording later than that: it hung, then, and
-    nothing changed. A gap that a working rank may leave, too, is none.
+    This is the time of its last write. It is ``seen_ns`` if the rank was seen alive and recording after that: the rank hung
+    then, and nothing changed. A gap as short as a working rank may leave does not count.
     """
     last = last_sign_ns(recording)
     if seen_ns > last and recording.state == "writing":
@@ -55,12 +55,12 @@ def alive_ns(rank: FoundRank) -> int:
 
 
 def untrusted(recording: Recording) -> tuple[str, ...]:
-    """Return what in a recording can't be trusted, in words."""
+    """Return the parts of a recording that can't be trusted, in words."""
     return tuple(f"recording: {problem}" for problem in recording.problems)
 
 
 def doubts(recording: Recording, unseen_s: float) -> tuple[str, ...]:
-    """Return :func:`untrusted`, and what is not known of a rank that wrote nothing for the last ``unseen_s`` seconds."""
+    """Return :func:`untrusted`, and a line for a rank that wrote nothing in the last ``unseen_s`` seconds."""
     found = [*untrusted(recording)]
     if unseen_s:
         why = _why_silent(recording)
@@ -70,7 +70,7 @@ def doubts(recording: Recording, unseen_s: float) -> tuple[str, ...]:
 
 
 def _why_silent(recording: Recording) -> str:
-    """Return what a recording that ends early says of where its rank is, "" where it tells nothing."""
+    """Return where the rank of a recording that ends early may be, "" if the recording does not show it."""
     for stream in recording.streams:
         if stream.newest.phase is Phase.ENTERED:
             return f"it entered round {stream.last} of {stream.queue}, which it has not left"
@@ -119,13 +119,13 @@ def rooms_of(recording: Recording, now_ns: int) -> Rooms:
 
 
 def changed_since(recording: Recording, since_ns: int) -> set[int]:
-    """Return the rooms of which the recording has something new after ``since_ns`` of the rank's clock."""
+    """Return the rooms with a new record after ``since_ns`` of the rank's clock."""
     events = recording.event_table()
     return set(events["room"][events["mono_ns"] > since_ns].tolist()) - {0}
 
 
 def _there(recording: Recording, queue: str) -> list[tuple[Run, Item]]:
-    """Return what the newest round of a queue left in it; nothing where the last turn found it empty."""
+    """Return the requests that the newest round left in a queue; none if the last turn found the queue empty."""
     stream = recording.stream(queue)
     visits = recording.visits.get(queue)
     if stream is None or (visits is not None and visits.empty):

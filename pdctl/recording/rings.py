@@ -1,4 +1,4 @@
-"""The rings of a recording, all records of one at once: what can be trusted of them as numpy tables.
+"""The rings of a recording as numpy tables of the records that can be trusted.
 
 A checksum is computed for each record; everything else is done for all of them together, since a full ring has tens of
 thousands and every command that reads recordings reads one for each rank.
@@ -31,7 +31,7 @@ EVENT = np.dtype(
 """An event record; ``queue`` and ``kind`` are codes, ``text`` is UTF-8 that may be cut in the middle of a character."""
 
 
-def chosen(table: NDArray[Any], which: NDArray[Any]) -> NDArray[Any]:
+def select_records(table: NDArray[Any], which: NDArray[Any]) -> NDArray[Any]:
     """Return ``table[which]`` of contiguous records: copied as bytes, at once, not field by field."""
     found: NDArray[Any] = table.view(f"V{table.dtype.itemsize}")[which].view(table.dtype)
     return found
@@ -44,7 +44,7 @@ def record_sums(data: bytes, places: NDArray[np.int64], size: int, body: int) ->
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """The records of a ring that can be trusted, by number; how many were torn, and how many say what can't be."""
+    """The sound records of a ring by number, the number of torn records, and the number with impossible values."""
 
     table: NDArray[Any]
     torn: int = 0
@@ -59,13 +59,13 @@ def rounds(source: Source, offset: int, capacity: int) -> Ring:
 def events(source: Source, offset: int, capacity: int, wanted: Wanted | None = None) -> NDArray[Any]:
     """Return the sound events of a ring as EVENT, by ``seq``; kinds a newer pdctl may write are among them.
 
-    wanted: says of a table of events which are to be looked at; the others are left out unread.
+    wanted: takes a table of events and returns which of them to check; the others are left out.
     """
     return _ring(source, offset, capacity, EVENT, f.EVENT.size, possible_events, wanted).table
 
 
 def possible_rounds(table: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return which runs say what a rank can have recorded: known codes, numbers and times that can be computed with."""
+    """Return which runs are possible: known codes, and numbers and times in range."""
     found: NDArray[np.bool_] = (table["queue"] < len(QUEUES)) & (table["stream"] < f.MAX_STREAMS)
     phase = table["flags"] & 15
     found &= (phase >= Phase.ENTERED) & (phase <= Phase.APPLIED)
@@ -78,7 +78,7 @@ def possible_rounds(table: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def possible_events(table: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return which events have a number and a time that can be computed with."""
+    """Return which events have a number and a time in range."""
     mono = table["mono_ns"]
     found: NDArray[np.bool_] = (table["seq"] < f.MAX_COUNT) & (mono >= 0) & (mono < f.MAX_MONO_NS)
     return found
@@ -112,15 +112,15 @@ def _ring(
             good = places[(record_sums(data, places, size, body) == table["crc"][places]) & fits]
             torn += len(places) - len(good)
             if len(good):
-                found = chosen(table, good)
+                found = select_records(table, good)
                 true = possible(found)
                 untrue += len(found) - int(np.count_nonzero(true))
-                parts.append(found if true.all() else chosen(found, true))
+                parts.append(found if true.all() else select_records(found, true))
         done = last
     if not parts:
         return Ring(np.zeros(0, dtype), torn, untrue)
     table = _joined(parts)
-    return Ring(chosen(table, np.argsort(table["seq"], kind="stable")), torn, untrue)
+    return Ring(select_records(table, np.argsort(table["seq"], kind="stable")), torn, untrue)
 
 
 def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
@@ -141,9 +141,9 @@ def among(values: NDArray[np.uint64], wanted: Collection[int]) -> NDArray[np.boo
 
 
 class ItemSpan:
-    """Items of some runs as they were in the ring at one moment, without its wrapping round. data: one after the other.
+    """Items of some runs, copied from the ring at one moment and unwrapped. data: the items in sequence.
 
-    firsts: numbers of the items with which its stretches begin, in order; at: where these are in ``data``, in items.
+    firsts: number of the first item of each stretch, in order. at: index of these items in ``data``.
     """
 
     def __init__(self, data: bytes, firsts: Sequence[int], at: Sequence[int]) -> None:
@@ -155,7 +155,7 @@ class ItemSpan:
     def read(cls, source: Source, offset: int, capacity: int, runs: NDArray[Any]) -> ItemSpan:
         """Read the items of ``runs`` (ROUND) that a ring of ``capacity`` items at ``offset`` can still hold.
 
-        What was never written of them is not read, so that a span is no larger than what the file holds.
+        Holes in the file are not read, so a span is no larger than the written part of the file.
         """
         some = runs[runs["items_count"] > 0]
         starts = some["items_start"].astype(np.int64)
@@ -182,7 +182,7 @@ class ItemSpan:
 
     @property
     def table(self) -> NDArray[Any]:
-        """The items as ITEM; what is not of a run with a right checksum means nothing."""
+        """The items as ITEM. Items without a run of right checksum are meaningless."""
         return np.frombuffer(self.data, ITEM)
 
     def numbers(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -203,7 +203,7 @@ class ItemSpan:
         return begin, here
 
     def sound(self, runs: NDArray[Any]) -> NDArray[np.bool_]:
-        """Return for each of ``runs`` whether its items are here as they were written."""
+        """Return for each of ``runs`` whether its items are complete and unchanged."""
         begin, here = self._places(runs)
         end = np.where(here, begin + runs["items_count"].astype(np.int64), begin)
         view = memoryview(self.data)
@@ -222,7 +222,7 @@ class ItemSpan:
         begin, _ = self._places(runs)
         skip = begin - (np.cumsum(counts) - counts)
         places = np.arange(len(row), dtype=np.int64) + skip[row]
-        return chosen(self.table, places), row
+        return select_records(self.table, places), row
 
     def bytes_of(self, start: int, count: int) -> bytes:
         """Return the bytes of ``count`` items from number ``start`` on, b"" where they are not all here."""
@@ -262,7 +262,7 @@ def _unwrapped(first: int, end: int, capacity: int) -> list[tuple[int, int, int]
 
 
 def hide(found: NDArray[Any], runs: NDArray[Any], row: NDArray[np.int64]) -> None:
-    """Make UNKNOWN, and flags 0, what a run's phase has not reached: only a stream's last run, or one that was left so.
+    """Set fields that a run's phase has not reached to UNKNOWN, and flags to 0. Only unfinished runs have such fields.
 
     ``row`` says which of ``runs`` each item of ``found`` belongs to.
     """

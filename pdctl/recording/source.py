@@ -27,13 +27,13 @@ class Source:
         return self._data[offset : offset + length]
 
     def pieces(self, offset: int, length: int) -> list[tuple[int, int]]:
-        """Return (offset, length) of what was ever written of these bytes; around it are zeros that nobody has to read."""
+        """Return (offset, length) of the pieces that were ever written. All other bytes are zero."""
         length = min(length, self.size - offset)
         return [(offset, length)] if length > 0 else []
 
 
 class Held(Source):
-    """The bytes of another source without its holes, in memory: it takes no descriptor, and no more than is there."""
+    """A copy of another source in memory, without the holes. It holds no descriptor, and only the written bytes."""
 
     def __init__(self, source: Source) -> None:
         self.size = source.size
@@ -76,7 +76,7 @@ class Held(Source):
 
 
 class OpenSource(Source):
-    """The bytes of an open file from ``base`` on, which stays open as long as this is kept."""
+    """The bytes of an open file from ``base`` on. The file stays open as long as this object lives."""
 
     def __init__(self, file: IO[bytes], size: int, base: int = 0) -> None:
         self._file, self._base, self.size = file, base, size
@@ -87,7 +87,7 @@ class OpenSource(Source):
         return os.pread(self._file.fileno(), length, self._base + offset) if length > 0 else b""
 
     def pieces(self, offset: int, length: int) -> list[tuple[int, int]]:
-        """Return the pieces of the file that are no holes, as the file system tells them."""
+        """Return the pieces of the file that are no holes, as the file system reports them."""
         whole = super().pieces(offset, length)
         if not whole:
             return []
@@ -111,9 +111,9 @@ class OpenSource(Source):
 
 
 class FileSource(OpenSource):
-    """A regular file, kept open so that what is read later is of the same file.
+    """A regular file that stays open, so that later reads are of the same file.
 
-    follow: whether ``path`` may be a link, as one may that the user named. Raises OSError when it can't be opened.
+    follow: whether ``path`` may be a link; only for a path that the user named. Raises OSError if it can't be opened.
     """
 
     def __init__(self, path: Path, *, follow: bool = False) -> None:
@@ -126,9 +126,10 @@ _ZEROS = bytes(_PAGE)
 
 
 class Spool:
-    """A file without a name for recordings that others send, one after the other, with holes for pages of zeros.
+    """An unnamed file for recordings that agents send, one after the other. Pages of zeros become holes.
 
-    So they take no memory, one descriptor, and no more of the disk than is in them. It goes when nothing reads it any more.
+    So the recordings take no memory, one descriptor, and only the disk space of their content. The file disappears
+    after its last reader.
     """
 
     def __init__(self) -> None:
@@ -136,7 +137,7 @@ class Spool:
         self._end = 0
 
     def keep(self, parts: Iterable[bytes]) -> Source:
-        """Return what these parts are together. Raises OSError where the disk has no room for it."""
+        """Return the source made of these parts. Raises OSError if the disk is full."""
         if self._file is None:
             self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # as long as it is read from
         base, size = self._end, 0
@@ -165,7 +166,7 @@ MAX_HOLES = 512 << 20
 def whole(path: Path) -> bytes:
     """Return all bytes of the recording at ``path``, holes as zeros.
 
-    Raises OSError where it can't be read, with EFBIG where it would take far more memory than the file has bytes.
+    Raises OSError if it can't be read, and EFBIG if it would take far more memory than the file has bytes.
     """
     source = FileSource(path)
     check_dense(source)
@@ -173,7 +174,7 @@ def whole(path: Path) -> bytes:
 
 
 def check_dense(source: Source) -> None:
-    """Raise OSError (EFBIG) where all bytes of a recording would take far more memory than were ever written."""
+    """Raise OSError (EFBIG) if a recording with its holes would take far more memory than its written bytes."""
     if source.size > MAX_HOLES:
         there = sum(length for _, length in source.pieces(0, source.size))
         if source.size > MAX_HOLES + 4 * there:

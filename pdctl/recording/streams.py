@@ -1,4 +1,4 @@
-"""The rounds of one queue over one group, as a recording holds them: a table of runs, and the requests of each."""
+"""The rounds of one queue over one group in a recording: a table of runs, and the requests of each run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pdctl.protocol.model import QUEUES, UNKNOWN, GroupInfo, Phase
 from pdctl.recording import format as f
-from pdctl.recording.rings import ITEM, ItemSpan, among, chosen, hide
+from pdctl.recording.rings import ITEM, ItemSpan, among, hide, select_records
 from pdctl.recording.source import Source
 
 MAX_REBUILT = 1 << 26
@@ -150,10 +150,10 @@ class Stream:
         return [_item(record, run) for record in rows.tolist()]
 
     def sightings(self, rooms: Collection[int]) -> list[tuple[int, Item]]:
-        """Return (row, item) for each time that a run says something of one of ``rooms`` itself, oldest first.
+        """Return (row, item) for each item about one of ``rooms``, oldest first.
 
-        From one to the next nothing changed for a room, unless its action is not KEPT or rounds between are lost. One
-        search of the items instead of a rebuilt list for every run: what a recording says of few rooms costs little.
+        Between two items of a room nothing changed for it, unless its action is not KEPT or rounds between are lost.
+        This is one search of the items, without rebuilding the list of every run. So it is cheap for few rooms.
         """
         span = ItemSpan.read(self._source, self._items_offset, self._items_capacity, self.table)
         seen_at = np.flatnonzero(among(span.table["room"], rooms))
@@ -173,10 +173,10 @@ class Stream:
         return [(index, _item(record, self.run(index))) for index, record in seen]
 
     def changes(self, least: int | None = None) -> Changes:
-        """Return what the newest ``least`` runs changed (all, by default), and those before that they build on.
+        """Return the changes of the newest ``least`` runs (default: all), and of the earlier runs that they build on.
 
-        The first run, and the first after one that can't be read, has its whole list; each other has the requests that
-        are not as the run before left them. Every action other than KEPT is there, in the run that took it.
+        The first run has its whole list, and so has the first run after an unreadable one. Each other run has the requests
+        that differ from the run before. Every action other than KEPT is included, in its own run.
         """
         first = 0 if least is None else max(0, len(self.table) - least)
         full = (self.table["flags"] >> 4 & f.FLAG_FULL) > 0
@@ -190,7 +190,7 @@ class Stream:
         known = _rebuilt(table, full, follows, sound, items, row)
         hide(items, table, row)
         kept = known[row]
-        return Changes(first, items if kept.all() else chosen(items, kept), row[kept] + first, known)
+        return Changes(first, items if kept.all() else select_records(items, kept), row[kept] + first, known)
 
     def rows(self, index: int) -> NDArray[Any] | None:
         """Return the requests of the run in row ``index`` as format.ITEM_DTYPE, None where they can't be rebuilt.

@@ -1,8 +1,7 @@
-"""The rank's side of a recording: a file that is only ever written into. Standard library only.
+"""The rank's side of a recording: a file that is only written. Standard library only.
 
-Nothing here raises or allocates on disk on the hot path: the file's space is reserved when it is created, so a full disk shows
-at start (OSError). What goes wrong later ends the recording with a reason, and nothing else. What was written outlives the
-process.
+The hot path never raises and never allocates disk space. The space is reserved when the file is created, so a full disk shows
+at start (OSError). A later failure ends the recording, with a reason, and nothing else. Written data outlives the process.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class RecordingWriter:
         return self._store.reason
 
     def when_stopped(self, call: Callable[[str], None]) -> None:
-        """Call ``call`` with the reason, once, where an error ends the recording; on the thread that met it."""
+        """Set the callback for an error that ends the recording. It is called once, with the reason, on the failing thread."""
         self._store.stopped = call
 
     @classmethod
@@ -190,11 +189,11 @@ _pack_head, _pack_crc = f.ROUND_HEAD.pack_into, f.ROUND_CRC.pack_into
 
 
 class LiveRun:
-    """The run one stream is in: two cells that are written in turn, so that a death in one leaves the other whole.
+    """The current run of one stream. Two cells are written in turn: if the rank dies during one write, the other is complete.
 
-    words: where a tap says that the run was repeated, as :data:`pdctl.recording.format.REPEATS` tells: the time in word 1 and
-    ``tag | repeat`` in word 0; when that round has been applied the same in word 2. A flush brings them into the file. tag is
-    the run's own.
+    words: the repeat words of :data:`pdctl.recording.format.REPEATS`, which a tap sets when the run is repeated. Word 1 is the
+    time, word 0 is ``tag | repeat``. Word 2 gets the same value when the round has been applied. A flush writes them into the
+    file. tag: the tag of this run.
     """
 
     __slots__ = ("_body", "_cell", "_seq", "_write", "tag", "words")

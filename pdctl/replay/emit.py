@@ -23,7 +23,7 @@ class NothingToShow(ValueError):  # noqa: N818  # nothing is wrong
 
 
 def source(plan: Plan) -> str:
-    """Return the test's source. Raises NothingToShow where the ranks stay in step even without a gate."""
+    """Return the test's source. Raises NothingToShow if the ranks stay in step even without a gate."""
     assert plan.queue == HAS_ROWS
     parted = parting(plan, gate=False)
     if parted is not None:

@@ -1,8 +1,8 @@
-"""Where the workers of a replay come from: a process that imports torch once and forks them, for one plan after another.
+"""The parent of a replay's workers: a process that imports torch once and forks the workers, for one plan after another.
 
-``python -m pdctl.replay.forks`` reads a line ``RANKS FOLDER`` for each plan and writes one with the workers' pids, then
-one ``RANK STATUS`` as each ends, a negative status for a signal. It ends with its standard input, or with who started it, and
-the workers end with it. Its standard output ends when the last of them has.
+``python -m pdctl.replay.forks`` reads a line ``RANKS FOLDER`` for each plan. It writes a line with the workers' pids,
+then a line ``RANK STATUS`` when a worker ends; a negative status is a signal. It ends with its standard input or with
+its parent, and the workers end with it. Its standard output ends with the last worker.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def die_with_parent() -> None:
 
 
 def main() -> None:
-    """Fork what standard input asks for until it ends."""
+    """Fork workers for each line of standard input, until it ends."""
     die_with_parent()
     with contextlib.suppress(Exception):  # the worker meets it again, and what it says is kept
         import pdctl.replay.worker  # noqa: F401  # starts no thread and opens no socket, so that it can be forked

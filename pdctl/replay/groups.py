@@ -1,4 +1,4 @@
-"""Which rounds a trace has to execute again: the queues of every group of several ranks. Pure."""
+"""The rounds of a trace that can be executed again: the queues of every group of several ranks. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pdctl.recording.reader import Recording
 
 
 @dataclass(frozen=True)
-class Target:
+class GroupQueue:
     """A queue of a group. recordings: of its ranks, in group order, of which some has rounds. missing: ranks without one.
 
     A rank that has a recording and no rounds of the queue has always found it empty.
@@ -24,8 +24,8 @@ class Target:
     missing: tuple[str, ...]
 
 
-def targets(views: Sequence[RankView], queues: Sequence[str] = ()) -> list[Target]:
-    """Return what can be executed again, of ``queues`` or of all; groups of one rank have nothing to compare."""
+def targets(views: Sequence[RankView], queues: Sequence[str] = ()) -> list[GroupQueue]:
+    """Return the targets that can be replayed, for ``queues`` or for all. Groups of one rank have nothing to compare."""
     found = []
     for group in groups_of(views):
         if group.info.size < 2:
@@ -40,5 +40,5 @@ def targets(views: Sequence[RankView], queues: Sequence[str] = ()) -> list[Targe
                 else:
                     there.append(recording)
             if any(recording.stream(queue, group.info.kind) is not None for recording in there):
-                found.append(Target(queue, group.title, tuple(there), tuple(missing)))
+                found.append(GroupQueue(queue, group.title, tuple(there), tuple(missing)))
     return found

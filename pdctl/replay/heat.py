@@ -1,4 +1,4 @@
-"""Rounds × ranks around a divergence: how many requests each rank polled, and where it is not as the others. Pure."""
+"""A map of rounds × ranks around a divergence: the requests that each rank polled, and where it differs. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pdctl.protocol.model import KVPoll, Phase
 from pdctl.recording.streams import Run, Stream
-from pdctl.replay.groups import Target
+from pdctl.replay.groups import GroupQueue
 
 BEFORE, AFTER = 24, 6
 """Rounds shown before and after the one of interest."""
@@ -49,7 +49,7 @@ class Heat:
     parted: int
 
 
-def heat(target: Target) -> Heat:
+def heat(target: GroupQueue) -> Heat:
     """Return the map of a target, around its first difference, or around its newest rounds where there is none."""
     streams = [recording.stream(target.queue) for recording in target.recordings]
     known = [stream for stream in streams if stream is not None]

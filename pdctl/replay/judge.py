@@ -1,4 +1,4 @@
-"""What came of an execution: as recorded, different, or ranks that part, and what their collective made of that. Pure."""
+"""Judge an execution: as recorded, different, or diverged; and the effect on the collective. Pure."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _changes(work: Worked) -> dict[int, Line]:
 
 
 def _moments(work: Worked) -> dict[tuple[int, bool], Line]:
-    """Return the lines after which the queue was another, by round and whether that was after its collective."""
+    """Return the lines at which the queue changed, by round and by before or after the collective."""
     return {(line.round, line.what == "changed"): line for line in work.lines if line.what in ("came", "changed")}
 
 
@@ -165,7 +165,7 @@ def _first_change(plan: Plan, worked: Sequence[Worked]) -> tuple[int, tuple[Diff
 
 
 def _said(sides: Sequence[Difference]) -> str:
-    """Return who did what: ``tp0 committed room 7, tp1 kept it``."""
+    """Return the action of each rank: ``tp0 committed room 7, tp1 kept it``."""
     room = sides[0].room
     did: dict[str, list[str]] = {}
     for side in sides:
@@ -184,7 +184,7 @@ def _against(sides: Sequence[Difference]) -> str:
 
 
 def _outcome(ends: Sequence[End]) -> str:
-    """Return what became of the collective: where each rank was, and whether it hung, died or mixed requests up."""
+    """Return the end of the collective: the round of each rank, and whether it hung, died or mixed requests up."""
     bad = [end for end in ends if end.how != "done"]
     if not bad:
         return "No collective failed"

@@ -1,4 +1,4 @@
-"""What a replay comes to."""
+"""The result of a replay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pdctl.replay.worker_log import Line
 
 
 class Worked(msgspec.Struct, frozen=True):
-    """What one worker left behind. exit: its exit status, negative for a signal. lines: of its log."""
+    """The result of one worker. exit: its exit status, negative for a signal. lines: of its log."""
 
     lines: tuple[Line, ...]
     position: Position

@@ -1,8 +1,8 @@
-"""What a replay is to do: the rounds of one queue over one group, rank by rank, from recordings. Pure.
+"""The plan of a replay: the rounds of one queue over one group, rank by rank, from recordings. Pure.
 
-A round of the recording is executed with what the rank itself knew in it: its own polls, and the room in each metadata
-slot. What follows from these (gate, reduction, commit) is left to the replay; what does not (arrivals, requests lost or
-aborted from outside, decisions of queues that wait for memory) happens as recorded.
+A recorded round is executed with the rank's own inputs: its polls, and the room in each metadata slot. The replay computes the
+consequences (gate, reduction, commit). Independent events (arrivals, requests lost or aborted from outside, decisions of queues
+that wait for memory) happen as recorded.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ class _View:
         return list(present)
 
     def _land(self, recording: Recording, runs: Sequence[tuple[Run, list[Item] | None]], end: int) -> None:
-        """Note which room each slot holds: what was read in it, what the gate made of it, and when it landed."""
+        """Note the room of each slot: from reads of the slot, from the gate's effect, and from landing events."""
         landed = {
             event.room: event
             for event in recording.events()

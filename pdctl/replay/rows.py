@@ -1,7 +1,7 @@
-"""The rooms in a rank's metadata slots, as MetadataBuffers keeps them: written by somebody else than who reads them.
+"""The rooms in a rank's metadata slots, as in MetadataBuffers. The writer and the reader are different threads or streams.
 
-On a CPU a thread writes, as the transfer engine does; on CUDA an asynchronous copy on a stream of its own, behind a delay on
-the device, so that a row really races the poll that looks at it.
+On a CPU a thread writes, as the transfer engine does. On CUDA an asynchronous copy on its own stream writes, after a delay on
+the device, so the write really races the poll that reads it.
 """
 
 from __future__ import annotations

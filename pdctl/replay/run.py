@@ -42,9 +42,9 @@ class Workers:
     def execute(
         self, plan: Plan, options: Options, *, started: Callable[[list[int], Path], None] | None = None
     ) -> list[Worked]:
-        """Run one worker a rank and return what each left, in the plan's order. started: is given their pids and their folder.
+        """Run one worker a rank. Return their results in the plan's order. started: called with their pids and their folder.
 
-        A worker that hangs in a round ends itself after ``options.stall_s``; whatever is left then is ended here.
+        A worker that hangs in a round ends itself after ``options.stall_s``. Remaining workers are ended here.
         """
         with tempfile.TemporaryDirectory(prefix="pdctl-replay-") as name:
             folder = Path(name)
@@ -82,7 +82,7 @@ class Workers:
         options: Options,
         started: Callable[[list[int], Path], None] | None,
     ) -> None:
-        """Wait until every worker has ended; once one has, the others have as long as a hang may take to be noticed."""
+        """Wait until every worker has ended. After the first end, the others get the time after which a hang is noticed."""
         deadline = time.monotonic() + START_S
         last = [position.Position(-1, 0, position.Where.STARTING)] * ranks
         pids: list[int] = []
@@ -126,7 +126,7 @@ class Workers:
 
 
 def worked(folder: Path, rank: int, status: int) -> Worked:
-    """Return what the worker of ``rank`` left in ``folder``, having ended with ``status``."""
+    """Return the result of the worker of ``rank``, from ``folder`` and its exit ``status``."""
     try:
         raw = (folder / f"{rank}.log").read_bytes()
     except FileNotFoundError:

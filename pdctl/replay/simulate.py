@@ -1,4 +1,4 @@
-"""A plan worked through in one process, to find the round in which its ranks part. Pure; the real execution is another."""
+"""Simulate a plan in one process, to find the round in which its ranks part. Pure; this is not the real execution."""
 
 from __future__ import annotations
 

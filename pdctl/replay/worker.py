@@ -1,4 +1,4 @@
-"""One rank of a replay: executes its plan on a real process group, and says what left its queue when.
+"""One rank of a replay: execute its plan on a real process group, and log which request left its queue in which round.
 
 Polls, gate, reduction and commit are done as the engine's ``DecodeTransferQueue.pop_transferred`` does them; an empty queue
 skips the collective, as there.
@@ -133,7 +133,7 @@ class Worker:
         return tuple(left)
 
     def _as_recorded(self, step: Step, left: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-        """Return what left for a reason that is not in the polls, where it is still here."""
+        """Return the requests that left as recorded, for a reason that is not in the polls, if they are still in the queue."""
         done = {request for request, _ in left}
         here = set(self._list.tolist()) - done
         causes = (int(Action.MOVED),) if self._decides else tuple(map(int, Action))
@@ -172,7 +172,7 @@ class Worker:
         return reduce
 
     def _theirs(self, ours: Reduce, engine: Any) -> Reduce:
-        """Reduce by the engine's own functions, and by ours to tell where the two differ."""
+        """Reduce by the engine's own functions, and by pdctl's, to find differences."""
 
         def reduce(polls: Polls, queue: NDArray[np.int64]) -> Polls:
             said: Polls = np.array(
@@ -199,7 +199,7 @@ class Worker:
 
 
 def work(folder: Path, rank: int) -> NoReturn:
-    """Be a worker and end this process; the folder has ``plan`` and ``options``."""
+    """Run a worker and end this process. The folder has ``plan`` and ``options``."""
     plan = structs.from_msgpack((folder / "plan").read_bytes(), Plan)
     options = structs.from_json((folder / "options").read_bytes(), Options)
     torch.set_num_threads(1)
@@ -213,7 +213,7 @@ def work(folder: Path, rank: int) -> NoReturn:
 
 
 def stay(store: Any, rank: int, size: int, stall_s: float) -> None:
-    """Stay until every rank is done, or the others must have found that they hang: a peer that leaves ends a collective."""
+    """Wait until every rank is done, or must have noticed its hang: a peer that leaves would end a collective."""
     store.set(f"done/{rank}", b"1")
     with contextlib.suppress(dist.DistError, RuntimeError):  # they hang
         store.wait([f"done/{peer}" for peer in range(size)], timedelta(seconds=2 * stall_s + 5))

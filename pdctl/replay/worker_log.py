@@ -1,4 +1,4 @@
-"""What a worker is told, and the log it leaves. No torch here: the judge reads these too."""
+"""The options of a worker, and its log. This module does not import torch: the judge uses it too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all renderers draw alike: tables without lines, and findings. They yield what rich draws, and print nothing."""
+"""Shared parts of all renderers: tables without lines, and findings. Renderers yield objects for rich, and print nothing."""
 
 from __future__ import annotations
 

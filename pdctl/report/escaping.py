@@ -1,7 +1,7 @@
-"""Makes text of others safe for where it goes: a terminal, JSON, a cell of a spreadsheet, a shell, a program's source.
+"""Escape untrusted text for its destination: a terminal, JSON, a cell of a spreadsheet, a shell, a program's source.
 
-A request id is chosen by a client of the engine, a trace comes from a colleague, an agent may lie. None of their text is
-pasted: each place it can go to has one encoder, here. Pure; standard library and msgspec only.
+A client of the engine chooses a request id, a colleague sends a trace, an agent may lie. Their text is never copied as it is:
+this module has one encoder for each destination. Pure; standard library and msgspec only.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ T = TypeVar("T")
 
 
 def shown(text: str, *, most: int = MOST_SHOWN) -> str:
-    """Return ``text`` as one line that does nothing but stand there: what is not visible is written as an escape.
+    """Return ``text`` as one line without effect on a terminal: invisible characters become escapes.
 
-    Such are control characters, line ends, characters that change the direction of writing, and those without a width.
-    Letters of all scripts stay. At most ``most`` characters; a … stands for the rest.
+    These are control characters, line ends, characters that change the writing direction, and characters without a width.
+    Letters of all scripts stay. The result has at most ``most`` characters; a … replaces the rest.
     """
     if len(text) > most:
         text = f"{text[: most - 1]}…"
@@ -46,12 +46,12 @@ def shown(text: str, *, most: int = MOST_SHOWN) -> str:
 
 
 def shown_lines(text: str) -> str:
-    """Return ``text`` as :func:`shown`, of any length and with its line ends. For text that has lines: a file, a help."""
+    """Return ``text`` as :func:`shown`, with its line ends, and of any length. For multi-line text: a file, a help."""
     return "\n".join(shown(line, most=max(1, len(line))) for line in text.split("\n"))
 
 
 def shown_copy(value: T) -> T:
-    """Return ``value`` (a document, or a part of one) with every text in it as :func:`shown`; itself where nothing changes."""
+    """Return a document, or a part of one, with every text as :func:`shown`; ``value`` itself if nothing changes."""
     encoded = _json(value)
     if _all_visible(encoded) and max(map(len, encoded.split('"'))) <= MOST_SHOWN:
         return value  # the usual case: a large document is not walked through
@@ -60,25 +60,25 @@ def shown_copy(value: T) -> T:
 
 
 def json_text(text: str, *, ascii_only: bool = False) -> str:
-    """Return the JSON ``text`` with what is not visible escaped; it means the same. ascii_only: all beyond ASCII is."""
+    """Return JSON ``text`` of equal value with invisible characters escaped. ascii_only: escape all non-ASCII."""
     if text.isascii() and "\x7f" not in text:
         return text
     return re.sub(r"[^\x00-\x7e]", lambda found: _json_char(found[0], ascii_only=ascii_only), text)
 
 
 def json_encoded(value: Any, *, ascii_only: bool = False) -> str:
-    """Return ``value`` as JSON on one line, as :func:`json_text`; half characters, which JSON can't have, as :func:`shown`."""
+    """Return ``value`` as JSON on one line, as :func:`json_text`; lone surrogates are escaped as in :func:`shown`."""
     return json_text(_json(value), ascii_only=ascii_only)
 
 
 def cell(text: str) -> str:
-    """Return ``text`` for a cell of a spreadsheet: one line, and no formula even where it begins like one."""
+    """Return ``text`` for a cell of a spreadsheet: one line, and never a formula."""
     text = shown(text, most=max(1, len(text)))
     return f"'{text}" if len(text) > 1 and text[0] in "=+-@＝＋－＠" else text
 
 
 def argument(text: object) -> str:
-    """Return ``text`` as one word of a shell command that is suggested to the user."""
+    """Return ``text`` as one quoted word, for a shell command that pdctl suggests."""
     return shlex.quote(shown(str(text)))
 
 
@@ -89,7 +89,7 @@ def in_source(text: str, *, most: int = MOST_IN_SOURCE) -> str:
 
 
 def all_visible(value: Any) -> bool:
-    """Return whether every text in ``value`` is as :func:`shown` without a change, but for its length."""
+    """Return whether :func:`shown` would change no text in ``value``, apart from its length."""
     return _all_visible(_json(value))
 
 
@@ -124,7 +124,7 @@ def _whole(text: str) -> str:
 
 
 def _changed(value: Any, change: Callable[[str], str]) -> Any:
-    """Return ``value`` with ``change`` made to every text in it, keys of dicts, too; itself where that changes nothing."""
+    """Apply ``change`` to every text in ``value``, also to keys of dicts. Return ``value`` itself if nothing changes."""
     if type(value) is str:
         return change(value)
     if isinstance(value, msgspec.Struct):
@@ -147,7 +147,7 @@ def _changed(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _stand_in(error: UnicodeError) -> tuple[str, int]:
-    """Write what a character set lacks in ASCII: pdctl's own signs by others that look alike, the rest as escapes."""
+    """Replace characters that a character set lacks: pdctl's own signs by similar ASCII signs, all others by escapes."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     text = error.object[error.start : error.end]

@@ -1,9 +1,9 @@
-"""How a command's result reaches the user: data on stdout in the format asked for, everything else on stderr.
+"""The output of a command: data on stdout in the requested format, everything else on stderr.
 
-A command makes one document (:class:`pdctl.protocol.documents.Document`), the rows of it for the line formats, and a function
-that draws it for people. Nothing here imports rich, yaml or csv before it is needed.
+A command makes one document (:class:`pdctl.protocol.documents.Document`), its rows for the line formats, and a function that
+draws it for people. rich, yaml and csv are imported only when they are needed.
 
-Here is the one way out: every text passes an encoder of :mod:`pdctl.report.escaping` on it, whatever a command has put into it.
+All output passes through this module: it applies an encoder of :mod:`pdctl.report.escaping` to every text of a command.
 """
 
 from __future__ import annotations
@@ -97,12 +97,12 @@ class Output:
     ) -> None:
         """Write ``document`` to stdout. rows: its parts for jsonl and csv. draw: how people see it.
 
-        draw is given a copy of the document in which no text has a line end or anything else that a terminal would act on,
-        and draws from nothing else. row: what rows are of; where there are none, csv has the header of this instead of the
-        document in one row. code: what the command exits with once it is written.
+        draw gets a copy of the document in which every text is one line of visible characters, and must use only this copy.
+        row: type of the rows; if there are no rows, csv has the header of this type instead of the document in one row.
+        code: exit code of the command after writing.
 
-        A reader that goes away (``| head``) is no error: the rest is not written, and the command keeps its exit code.
-        Raises PdctlError (PARTIAL, or ``code`` where that is worse) where it can't be written, as on a full disk.
+        If the reader goes away (``| head``), the rest is not written, and the command keeps its exit code: this is no error.
+        Raises PdctlError (PARTIAL, or ``code`` if that is worse) if the document can't be written, for instance on a full disk.
         """
         ascii_only = not _unicode(self.out)
         if self.format.drawn and draw is not None:
@@ -118,9 +118,9 @@ class Output:
         self._write(f"{escaping.shown_lines(text)}{end}", Exit.PARTIAL)
 
     def note(self, text: str) -> None:
-        """Write one line to stderr: something the user should know that is not the result.
+        """Write one line to stderr: information for the user that is not the result.
 
-        Where stderr can't be written (its reader is gone, its disk full) the command goes on: it may have to heal.
+        If stderr can't be written (its reader is gone, its disk is full) the command goes on: it may have to heal.
         """
         self._say(f"{escaping.shown(text)}\n")
 
@@ -129,7 +129,7 @@ class Output:
         self._say(f"{escaping.shown_lines(text)}\n")
 
     def live(self, text: str) -> None:
-        """Write a line to stderr, a terminal, in the place of the one before; :meth:`note` of nothing leaves it behind."""
+        """Write a line to stderr, a terminal, in place of the line before. :meth:`note` of "" keeps the last line."""
         self._say(f"\r\x1b[K{escaping.shown(text)}")
 
     def error(self, text: str, next_step: str = "", details: Sequence[str] = ()) -> None:
@@ -191,7 +191,7 @@ class Output:
 
 
 def hang_up(stream: TextIO) -> None:
-    """Let ``stream`` lead nowhere from now on, so that the interpreter's last flush does not complain either."""
+    """Redirect ``stream`` to nowhere, so that the interpreter's last flush does not report an error."""
     try:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
@@ -201,9 +201,9 @@ def hang_up(stream: TextIO) -> None:
 
 
 def settle_streams() -> None:
-    """Make stdin, stdout and stderr usable whatever the caller has made of them: closed, or with a small character set.
+    """Make stdin, stdout and stderr usable, even if the caller closed them or chose a small character set.
 
-    One that is closed leads nowhere, and its number is not that of a file or socket that is opened later.
+    A closed stream is redirected to nowhere. So no file or socket that is opened later gets its descriptor number.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -231,7 +231,7 @@ def _fitting(text: str, stream: TextIO) -> str:
 
 
 def _harmless(line: str, *, color: bool) -> str:
-    """Return a drawn line without what is neither text nor, on a terminal, rich's colour: a command's own oversight."""
+    """Remove control characters from a drawn line, except for rich's colours on a terminal. Commands should leave none."""
     if not _NOT_PLAIN.search(line):
         return line
     if not color:
@@ -257,7 +257,7 @@ def _render(form: Format, document: Document, rows: Sequence[msgspec.Struct], *,
 
 
 def _yaml(document: Document, *, ascii_only: bool) -> str:
-    """Return a line for each value, also a long one. Where a text is not visible all beyond ASCII is escaped."""
+    """Return YAML with one line a value, also for long values. If a text has invisible characters, all non-ASCII is escaped."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -276,7 +276,7 @@ def _plain(value: Any) -> Any:
 
 
 def _row(document: Document, row: msgspec.Struct) -> Any:
-    """Return a row that says by itself what it is: the document's schema and version come first."""
+    """Return a self-describing row: the document's schema and version come first."""
     if row is document:
         return document
     tag = document.__struct_config__.tag

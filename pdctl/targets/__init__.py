@@ -1,1 +1,1 @@
-"""Which ranks there are, and how they are asked."""
+"""Find the ranks, and ask them."""

@@ -1,4 +1,4 @@
-"""What ranks that have ended left in the run and record directories: what may go, and what is kept, with the reason."""
+"""Files of ended ranks in the run and record directories: which may be removed, and which are kept, with the reason."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ RECENT_S = 60.0
 
 @dataclass(frozen=True)
 class Leftover:
-    """A file of a rank that has ended. rank: in words, "" where the file does not tell. size: bytes on the file system.
+    """A file of an ended rank. rank: its label, "" if the file does not contain it. size: bytes on the file system.
 
-    kept: why it is not removed, "" where it may go. earlier: a newer start of the same server is there.
+    kept: why it is not removed, "" if it may be removed. earlier: whether a newer start of the same server exists.
     """
 
     path: Path
@@ -42,10 +42,10 @@ class Leftover:
 
 
 def leftovers(env: Mapping[str, str], *, every: bool = False) -> list[Leftover]:
-    """Return what is left of ranks that have ended, in the directories that ``env`` names, oldest first.
+    """Return the files of ended ranks in the directories that ``env`` names, oldest first.
 
-    every: recordings of each server's newest start may go, too; they are the only evidence of why it ended. Raises
-    PdctlError (UNREACHABLE) for a directory that is not this user's alone, or can't be read.
+    every: also allow removing the recordings of each server's newest start, the only evidence of why it ended. Raises
+    PdctlError (UNREACHABLE) for a directory that is not private to this user, or can't be read.
     """
     # Nothing here is on another host: ranks at endpoints and in stores are not waited for.
     env = {name: value for name, value in env.items() if name not in ("PDCTL_ENDPOINT", "PDCTL_STORE")}
@@ -62,7 +62,7 @@ def leftovers(env: Mapping[str, str], *, every: bool = False) -> list[Leftover]:
 
 
 def remove(those: Iterable[Leftover]) -> Iterator[tuple[Leftover, str]]:
-    """Remove what may go; yield each with why it could not be, "" where it is gone."""
+    """Remove the files that may be removed. Yield each with the error, "" if it was removed."""
     for one in those:
         if one.kept:
             continue

@@ -1,4 +1,4 @@
-"""Asks many ranks at once and always comes back: each rank with its answer or with the reason for its silence."""
+"""Ask many ranks in parallel, within a deadline. Each rank gives an answer or the reason for its silence."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class Deadline:
-    """A moment after which nobody waits any more."""
+    """The time at which all waiting ends."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
@@ -83,10 +83,10 @@ class _Question:
 
 
 class Client:
-    """Keeps one connection to each rank asked. ``timeout_s`` runs from the client's making, over all its questions.
+    """Keeps one connection to each rank. ``timeout_s`` covers all questions, from the client's construction on.
 
-    spent_s: how much of it was over by then, as for finding the ranks. rank_timeout_s: how long one question waits for one
-    rank; ranks are waited for at the same time.
+    spent_s: the part of it used before, for instance to find the ranks. rank_timeout_s: how long one question waits for one
+    rank; all ranks are waited for at the same time.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Drop all connections; what was asked and not answered is forgotten."""
+        """Close all connections. Unanswered questions are dropped."""
         for connection in [*self._local, *self._far]:
             self._drop(connection)
         if self._context is not None:
@@ -134,11 +134,11 @@ class Client:
 
     @property
     def over(self) -> str:
-        """Say that the deadline has passed, "" while there is time left."""
+        """Return a sentence if the deadline has passed, "" if not."""
         return "" if self.deadline.left(1.0) >= _TICK_S else f"no time left of {self._timeout_s:g} s (--timeout)"
 
     def give_up_on_silent(self) -> None:
-        """From now on wait only once for a rank that does not answer; questions after that get the same reason at once."""
+        """From now on wait only once for a silent rank. Later questions to it get the same reason at once."""
         self._given_up = self._given_up or {}
 
     def ask(
@@ -190,7 +190,7 @@ class Client:
     def _wait(
         self, waiting: list[_Question], answers: dict[int, Answer[T]], kind: type[T], patience: Deadline
     ) -> list[_Question]:
-        """Put into ``answers`` what is answered, and return the questions that were not when patience was over."""
+        """Collect answers into ``answers``. Return the questions that are unanswered after the time limit."""
         memory = self._memory() if any(question.rank.access is not None for question in waiting) else None
         watch = _Watch(far=memory is not None)
         for question in waiting:
@@ -240,7 +240,7 @@ class Client:
     def _flooded(
         self, waiting: list[_Question], answers: dict[int, Answer[T]], kind: type[T], patience: Deadline
     ) -> list[_Question]:
-        """Go on after more came from other hosts than this process takes, which does not tell from whom: ask one by one."""
+        """Recover after too much data came from other hosts. The sender is unknown, so ask one rank at a time."""
         from pdctl.targets.far_lines import MAX_HELD, give_back
 
         far = [question for question in waiting if question.rank.access is not None]
@@ -286,9 +286,9 @@ class Client:
         return answer
 
     def recording_bytes(self, rank: FoundRank, *, through_socket: bool = False) -> tuple[Answer[Source], str]:
-        """Return the bytes of the rank's recording as they were, chosen as :meth:`recording` does, and ``file`` or ``socket``.
+        """Return a copy of the rank's recording, and ``file`` or ``socket``, selected as in :meth:`recording`.
 
-        They are copied from the beginning to the end, which is the order in which a recording is to be read.
+        The bytes are copied from the start to the end, the order in which a recording must be read.
         """
         if not through_socket:
             answer = _file_bytes(rank)
@@ -308,7 +308,7 @@ class Client:
         return Answer(rank, bytes(data))
 
     def _parts(self, rank: FoundRank, offset: int, length: int) -> Iterator[Answer[bytes]]:
-        """Yield these bytes of the rank's recording, piece by piece, up to where they end or an answer has none."""
+        """Yield these bytes of the rank's recording in pieces, until they end or an answer is empty."""
         end = offset + length
         while offset < end:
             args = {"offset": offset, "length": min(CHUNK, end - offset)}
@@ -321,9 +321,9 @@ class Client:
             offset += len(part.body)
 
     def _whole(self, rank: FoundRank) -> Answer[Source]:
-        """Return the rank's recording through its socket, where there is room for as much as it is said to have.
+        """Return the rank's recording through its socket, if its stated size fits the limit.
 
-        It is kept on the disk: whoever answers chooses how much it is.
+        It is kept on disk, because the agent chooses its size.
         """
         size = rank.recording_size
         if size > MAX_RECORDING:
@@ -381,7 +381,7 @@ class Client:
         return line
 
     def _drop(self, connection: str) -> str:
-        """Close a connection; returns why it did not get through, "" where it did or is one to this host."""
+        """Close a connection. Return why it was not established, "" if it was, or if it is local."""
         local, far = self._local.pop(connection, None), self._far.pop(connection, None)
         if local is not None:
             local.close()
@@ -453,7 +453,7 @@ def _refusal(error: OSError) -> Silence:
 
 
 def unreachable(rank: FoundRank) -> tuple[Silence, str] | None:
-    """Return why it is no use to ask ``rank``, None when it may answer. Tries its socket, sends nothing."""
+    """Return why asking ``rank`` is useless, None if it may answer. Tries its socket; sends nothing."""
     silent = _not_asked(rank)
     if silent is not None or rank.access is not None:
         return silent  # of another host: its connection tells, once it has been tried
@@ -469,7 +469,7 @@ def unreachable(rank: FoundRank) -> tuple[Silence, str] | None:
 
 
 def _not_asked(rank: FoundRank) -> tuple[Silence, str] | None:
-    """Return why ``rank`` is not to be asked, as far as is known without trying, None where it is."""
+    """Return why ``rank`` must not be asked, from known facts only; None if it may be asked."""
     if rank.silent:
         return rank.silent, rank.silent_why
     if rank.state == "no agent":
@@ -488,7 +488,7 @@ def _not_asked(rank: FoundRank) -> tuple[Silence, str] | None:
 
 
 def _no_connection(rank: FoundRank, error: OSError) -> tuple[Silence, str]:
-    """Return what an error of a connection says of its rank."""
+    """Return the reason for a rank's silence that a connection error shows."""
     if rank.access is not None:
         return Silence.TIMED_OUT, str(error)
     path = rank.endpoint.removeprefix("ipc://")
@@ -506,7 +506,7 @@ def _no_connection(rank: FoundRank, error: OSError) -> tuple[Silence, str]:
 
 
 def _ended(rank: FoundRank, process: Process) -> str:
-    """Return that the rank's process has ended, "" where it runs, or was never seen: in another pid namespace."""
+    """Return a sentence if the rank's process has ended; "" if it runs, or if it is in another pid namespace."""
     if process.runs_since(rank.identity.proc_start) or not (process.state or rank.process.state):
         return ""
     return process.words if process.state == "Z" else "process has ended"
@@ -541,7 +541,7 @@ def _cut(text: str) -> str:
 
 
 class _Watch:
-    """The questions that wait for an answer, and which of them to look at."""
+    """The questions that wait for an answer, and a poll over their connections."""
 
     def __init__(self, *, far: bool) -> None:
         self.open: dict[int, _Question] = {}
@@ -557,7 +557,7 @@ class _Watch:
             self._poll = zmq.Poller()
 
     def look(self, question: _Question) -> None:
-        """Watch what the question's line is to be watched by now."""
+        """Register the present descriptor of the question's line."""
         index, on = question.index, question.line.poll_on
         self.open[index] = question
         if on is not None and self._on.get(index) == on:
@@ -572,12 +572,12 @@ class _Watch:
             self._poll.register(on, select.POLLIN)
 
     def ready(self, wait_s: float) -> list[_Question]:
-        """Wait until there is one to look at; return all that are to be looked at."""
+        """Wait until a question is ready. Return all ready questions."""
         found = [self._watched[on] for on, _ in self._poll.poll(int(wait_s * 1000)) if on in self._watched]
         return found + list(self.ticking.values())
 
     def held(self, question: _Question) -> int:
-        """Return how many bytes of large answers are held, this question's too; 0 where its own is no large one."""
+        """Return the bytes of all large answers held, with this question's; 0 if this answer is not large."""
         held = question.line.held
         if held <= SMALL:
             self._held.pop(question.index, None)

@@ -1,4 +1,4 @@
-"""Gets the recordings of all ranks for a trace: as files, or through the sockets of ranks whose files can't be read."""
+"""Collect the recordings of all ranks for a trace: from files, or through the sockets of ranks with unreadable files."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _STATES = {f.STATE_WRITING: "writing", f.STATE_CLOSED: "closed", f.STATE_STOPPED
 
 @dataclass(frozen=True)
 class Copy:
-    """A rank's recording as it was copied: ``source``, or None and why not in ``reason``. The times are those of its end.
+    """A copy of a rank's recording: ``source``, or None with a ``reason``. The times are those of the end of copying.
 
-    gaps and problems: what was lost of one that was followed.
+    gaps, problems: losses of a followed recording.
     """
 
     rank: FoundRank
@@ -47,7 +47,7 @@ def copies(found: Found, client: Client, *, through_socket: bool = False) -> Ite
 
 
 def why_none(rank: FoundRank) -> str:
-    """Return why there is nothing to copy of ``rank``."""
+    """Return why ``rank`` has no recording to copy."""
     return rank.recording_off or rank.endpoint_off or "it has no recording"
 
 
@@ -76,7 +76,7 @@ def _copy(rank: FoundRank, client: Client, *, through_socket: bool) -> Copy:
 
 
 def member(copy: Copy, names: Names | None) -> Member:
-    """Return what a trace keeps of a copy. names: what takes names out of it, None to keep them."""
+    """Return the trace member for a copy. names: replaces names in it, None to keep them."""
     rank = copy.rank
     data, reason, problems = copy.source, copy.reason, [*_problems(copy.source), *copy.problems]
     if copy.gaps:

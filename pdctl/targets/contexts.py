@@ -95,7 +95,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Contexts:
     return found
 
 
-def chosen(environ: Mapping[str, str] = os.environ) -> tuple[str, Context]:
+def select_context(environ: Mapping[str, str] = os.environ) -> tuple[str, Context]:
     """Return the name and content of the context that a command uses, ("", defaults) where it uses none.
 
     Raises PdctlError (USAGE) when PDCTL_CONTEXT names one that is not saved.
@@ -112,7 +112,7 @@ def chosen(environ: Mapping[str, str] = os.environ) -> tuple[str, Context]:
 
 def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return ``environ`` with the places and keys of the chosen context where it has none of its own."""
-    _, context = chosen(environ)
+    _, context = select_context(environ)
     places = {
         "PDCTL_RUN_DIR": context.run_dir,
         "PDCTL_RECORD_DIR": context.record_dir,
@@ -126,7 +126,7 @@ def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 def forbid_faults(environ: Mapping[str, str] = os.environ) -> None:
     """Return where the chosen context allows faults; raises PdctlError (REFUSED) where it says ``inject = "never"``."""
-    name, context = chosen(environ)
+    name, context = select_context(environ)
     if context.inject == "never":
         raise PdctlError(
             f'context {name} says inject = "never"', "choose another context with --context NAME", Exit.REFUSED
@@ -145,7 +145,7 @@ def use(name: str, environ: Mapping[str, str] = os.environ) -> None:
     """Make ``name`` the one used where a command names none, "" for none. Raises PdctlError (USAGE) if it is not saved."""
     known = load(environ)
     if name:
-        chosen({**environ, "PDCTL_CONTEXT": name})
+        select_context({**environ, "PDCTL_CONTEXT": name})
     _write(Contexts(name, known.context), environ)
 
 

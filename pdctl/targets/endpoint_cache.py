@@ -1,8 +1,8 @@
-"""Who is at an endpoint that does not answer: by a registration on this host, or by what was there when it last answered.
+"""The identity of a rank at a silent endpoint: from a registration on this host, or from its last answer.
 
-What answers is kept in ``$XDG_CACHE_HOME/pdctl/reached.json`` (``~/.cache`` where unset): endpoint, the key it has and its
-identity, nothing secret. It only gives a silent rank its name; nothing is concluded from it of a rank that answers, nor
-of what a silent one may hold.
+Ranks that answer are cached in ``$XDG_CACHE_HOME/pdctl/reached.json`` (``~/.cache`` if unset): endpoint, server key and
+identity, nothing secret. The cache only names silent ranks. It is never used for a rank that answers, nor to judge whether a
+silent rank holds a fault.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _LOOK_S = 1.0
 """How long a directory of this host is looked through for who a silent endpoint is."""
 
 
-class Reached(msgspec.Struct, frozen=True):
-    """One endpoint that answered. server_key: what its agent had, "" for none. wall_ns: when it last did."""
+class CachedEndpoint(msgspec.Struct, frozen=True):
+    """One endpoint that answered. server_key: its agent's key, "" for none. wall_ns: time of its last answer."""
 
     endpoint: str
     server_key: str
@@ -49,20 +49,20 @@ def path(env: Mapping[str, str]) -> Path:
     return paths.user_dir(env, "XDG_CACHE_HOME") / "reached.json"
 
 
-def load(env: Mapping[str, str]) -> dict[tuple[str, str], Reached]:
-    """Return what is kept, by endpoint and key; nothing where it can't be read."""
+def load(env: Mapping[str, str]) -> dict[tuple[str, str], CachedEndpoint]:
+    """Return the cache by endpoint and key; empty if it can't be read."""
     try:
         raw = read_regular(path(env), MAX_FILE, follow=True, owners=(os.geteuid(),))
-        kept = structs.from_json(raw, list[Reached])
+        kept = structs.from_json(raw, list[CachedEndpoint])
     except (OSError, ValueError, RuntimeError):
         return {}
     return {(one.endpoint, one.server_key): one for one in kept}
 
 
-def keep(env: Mapping[str, str], ranks: Iterable[FoundRank], known: Mapping[tuple[str, str], Reached]) -> None:
-    """Remember ``ranks``, which answered. known: what :func:`load` gave; written only where that is out of date."""
+def store(env: Mapping[str, str], ranks: Iterable[FoundRank], known: Mapping[tuple[str, str], CachedEndpoint]) -> None:
+    """Store ``ranks``, which answered. known: the result of :func:`load`. The file is written only if it is out of date."""
     now = time.time_ns()
-    fresh: dict[tuple[str, str], Reached] = {}
+    fresh: dict[tuple[str, str], CachedEndpoint] = {}
     for rank in ranks:
         before = known.get(_of(rank))
         if (
@@ -70,7 +70,7 @@ def keep(env: Mapping[str, str], ranks: Iterable[FoundRank], known: Mapping[tupl
             or not _same(before.identity, rank.identity)
             or not 0 <= now - before.wall_ns < REFRESH_S * 1e9
         ):
-            fresh[_of(rank)] = Reached(*_of(rank), rank.identity, now)
+            fresh[_of(rank)] = CachedEndpoint(*_of(rank), rank.identity, now)
     if not fresh:
         return
     kept = sorted({**known, **fresh}.values(), key=lambda one: -one.wall_ns)[:MAX_KEPT]
@@ -81,17 +81,17 @@ def keep(env: Mapping[str, str], ranks: Iterable[FoundRank], known: Mapping[tupl
         paths.write_private(file, msgspec.json.encode(young))
 
 
-def named(env: Mapping[str, str], ranks: Sequence[FoundRank]) -> list[FoundRank]:
-    """Return ``ranks`` with a name for those of which only the endpoint is known, where there is one; others as they are.
+def apply_identities(env: Mapping[str, str], ranks: Sequence[FoundRank]) -> list[FoundRank]:
+    """Return ``ranks``. A rank known only by its endpoint gets its identity, if one is found.
 
-    One whose endpoint is that of another of ``ranks``, which a store knows by name, is left out. Those that answered are
-    remembered.
+    It is left out if another of ``ranks`` has the same endpoint and a name from a store. Ranks that answered are stored in the
+    cache.
     """
     nameless = [rank for rank in ranks if _nameless(rank)]
     others = [rank for rank in ranks if not _nameless(rank)]
     answered = [rank for rank in others if not rank.silent and rank.access is not None]
     known = load(env)
-    keep(env, answered, known)
+    store(env, answered, known)
     if not nameless:
         return list(ranks)
     taken = {rank.endpoint for rank in others}
@@ -130,8 +130,8 @@ def _by_registration(rank: FoundRank, here: Iterable[Registration]) -> FoundRank
     return None
 
 
-def _by_memory(rank: FoundRank, then: Reached | None, answered: Iterable[FoundRank]) -> FoundRank | None:
-    """Return ``rank`` as it was when it was last reached, None where those that answer now say that this is over."""
+def _by_memory(rank: FoundRank, then: CachedEndpoint | None, answered: Iterable[FoundRank]) -> FoundRank | None:
+    """Return ``rank`` with its identity of the last answer, None if ranks that answer now contradict it."""
     if then is None:
         return None
     who = then.identity
@@ -147,7 +147,7 @@ def _by_memory(rank: FoundRank, then: Reached | None, answered: Iterable[FoundRa
 
 
 def _registrations(env: Mapping[str, str]) -> Iterable[Registration]:
-    """Yield what ranks that live registered in the run directories of this host, also where those are not looked into."""
+    """Yield the registrations of live ranks on this host, also if its run directories are not searched for ranks."""
     for folder in paths.run_dirs(env):
         try:
             if paths.not_private(folder):

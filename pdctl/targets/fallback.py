@@ -1,7 +1,7 @@
-"""Ranks whose agent is silent, read from outside in its place where the kernel permits it and PDCTL_OUTSIDE allows it.
+"""The fallback for a silent agent: its rank is read from outside, if the kernel permits it and PDCTL_OUTSIDE allows it.
 
-An agent is silent when its socket has gone, when its thread has ended, or when it gets no turn: something holds the GIL. The
-process is then what it was, and so is what its agent registered of it: such a rank stays in its groups.
+An agent is silent if its socket is gone, if its thread has ended, or if it never gets the GIL. The process and its registration
+are still the same, so the rank stays in its groups.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _PARTS = 3
 """Of a command's time: one to find out who is silent, one to open these, one at least for what was asked."""
 
 
-def stand_in(found: Found, client: Client) -> tuple[Found, list[Answer[Status]]]:
-    """Return ``found``, with those to be read from outside (``agent_off``) whose agent is silent and that can be so read.
+def apply_fallback(found: Found, client: Client) -> tuple[Found, list[Answer[Status]]]:
+    """Return ``found``, with ``agent_off`` set for ranks that have a silent agent and can be read from outside.
 
-    Also what ranks answered that were asked for their status to find that out.
+    Return also the status answers that were asked for to find this out.
 
-    Where the client has not three times as long as it waits for one rank, only those are whose agent is silent at once.
+    If the client's time is less than three times its time for one rank, only agents that refuse at once count as silent.
     """
-    there = [rank for rank in found.ranks if found.asked.means(rank.identity.pid) and _could_be_read(rank)]
+    there = [rank for rank in found.ranks if found.outside_setting.means(rank.identity.pid) and _could_be_read(rank)]
     if not there:
         return found, []
     wait_s = client.rank_timeout_s

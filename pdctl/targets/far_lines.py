@@ -1,7 +1,7 @@
 """Connections of a client to ranks of other hosts, over ZeroMQ. Loaded only where there is such a rank.
 
-libzmq keeps a message of many frames until the last one has come, however many there are: what it holds can be seen from the
-memory of this process only. So that is looked at while answers are waited for.
+libzmq keeps a message of many frames until the last frame has come, without a limit on their number. Only this process's memory
+shows how much libzmq holds. So the memory is checked while the client waits for answers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Watch:
-    """Prepares a connection for CURVE, and knows what happened to it: to say why nothing comes back over it."""
+    """Prepare a connection for CURVE and record its events, to explain a missing answer."""
 
     def __init__(self, socket: zmq.Socket[bytes], how: Access) -> None:
         if how.server_key:
@@ -82,7 +82,7 @@ class FarLine:
             raise TimeoutError(f"question can't be sent: {error}") from None
 
     def turn(self) -> bytes | None:
-        """Return the answer, None while there is none. Raises ValueError for what is none."""
+        """Return the answer, None while there is none. Raises ValueError for an invalid answer."""
         frames = 0
         try:
             frame, more = self._receive()
@@ -107,14 +107,14 @@ class FarLine:
         return self._socket
 
     def close(self) -> str:
-        """End it; returns why it did not get through, "" where it did."""
+        """End the line. Return why it was not established, "" if it was."""
         why = self._watch.close()
         self._socket.close(linger=0)
         return why
 
 
 class Memory:
-    """How much this process has grown while it waited. What it grows by at other times is its own."""
+    """The growth of this process's memory while it waits. Growth at other times doesn't count."""
 
     def __init__(self) -> None:
         self._allowed = resident() + MAX_HELD
@@ -128,7 +128,7 @@ class Memory:
         self._before = now
 
     def waited(self) -> bool:
-        """Note that it is over; returns whether too much came."""
+        """Note the end of a wait. Return whether too much data came."""
         self._before = resident()
         return self._before > self._allowed
 

@@ -1,7 +1,7 @@
-"""Which ranks there are: from the run directory, from recordings left behind, and from what ranks found say of others.
+"""Find the ranks: from the run directory, from recordings of ended ranks, and from the server sizes that ranks report.
 
-Nothing is asked of any rank here: files and /proc only (and one connection attempt to a socket whose process can't be
-seen, as from outside a container).
+No rank is asked here. Only files and /proc are read. One connection is tried to a socket whose process can't be seen, for
+instance from outside a container.
 """
 
 from __future__ import annotations
@@ -25,7 +25,15 @@ from pdctl.protocol.rank import FoundRank
 from pdctl.recording.header import read_header
 from pdctl.targets import registration
 from pdctl.targets.sources import containers
-from pdctl.targets.sources.agentless import NONE, OFF, Strangers, Wanted, choose, put_in, wanted
+from pdctl.targets.sources.agentless import (
+    NONE,
+    OFF,
+    Agentless,
+    OutsideSetting,
+    attach_hint,
+    parse_setting,
+    select_processes,
+)
 
 if TYPE_CHECKING:
     from pdctl.introspect.find import Candidate
@@ -37,13 +45,13 @@ MAX_ABSENT = 4096
 
 @dataclass(frozen=True)
 class Found:
-    """What was found. earlier: dead ranks of earlier starts, left out. problems: files that could not be read.
+    """The ranks found. earlier: dead ranks of earlier starts, left out. problems: files that could not be read.
 
-    salts: those of the traces they are from, where names in them are hashed. elsewhere: endpoints and stores that
-    were asked as well. took_s: how long finding live ranks took, and reading those without an agent. strangers: processes of
-    this host that have no agent here, looked for where outside is set, which puts those chosen of them among ranks, or where
-    there is no rank. asked: what PDCTL_OUTSIDE says, for those that have an agent which is silent
-    (:mod:`pdctl.targets.fallback`). others: what belongs to other users and was left alone, in words.
+    salts: salts of the traces with hashed names. elsewhere: endpoints and stores that were asked. took_s: time spent to find
+    live ranks and to read agentless ones. agentless: processes of this host without an agent; they are looked for if
+    ``outside`` is set, which adds the selected ones to ranks, or if there is no rank. outside_setting: the parsed
+    PDCTL_OUTSIDE, for ranks with a silent agent (:mod:`pdctl.targets.fallback`). others: files of other users that were
+    not used, in words.
     """
 
     ranks: tuple[FoundRank, ...] = ()
@@ -53,20 +61,20 @@ class Found:
     salts: tuple[str, ...] = ()
     elsewhere: tuple[str, ...] = ()
     took_s: float = 0.0
-    strangers: Strangers = NONE
+    agentless: Agentless = NONE
     outside: bool = False
-    asked: Wanted = OFF
+    outside_setting: OutsideSetting = OFF
     others: tuple[str, ...] = ()
 
     @property
     def left_alone(self) -> str:
-        """What to say of what belongs to others, in one line, "" where there is nothing."""
+        """One line about files of other users, "" without any."""
         more = f" (and {len(self.others) - 1} more)" if len(self.others) > 1 else ""
         return f"left alone: {self.others[0]}{more}" if self.others else ""
 
     @property
     def left_out(self) -> str:
-        """What to say of ranks of earlier starts, "" where there are none."""
+        """One line about ranks of earlier starts, "" without any."""
         many = "rank" if self.earlier == 1 else "ranks"
         return f"{self.earlier} dead {many} of earlier starts left out" if self.earlier else ""
 
@@ -75,17 +83,17 @@ class Found:
         if self.ranks:
             return self
         looked = ", ".join([*self.elsewhere, *map(str, self.looked_in)])
-        there, alone = len(self.strangers.living), self.strangers.left_alone
+        there, alone = len(self.agentless.living), self.agentless.left_alone
         if there:
             many = "1 rank" if there == 1 else f"{there} ranks"
             raise PdctlError(
                 f"{many} found on this host, none with pdctl's agent",
-                put_in(self.strangers.attach),
+                attach_hint(self.agentless.attach),
                 details=self.problems,
             )
         if alone:
             many = "1 scheduler process runs" if alone == 1 else f"{alone} scheduler processes run"
-            then = "PDCTL_OUTSIDE=all reads them with every command." if self.outside else put_in("PID")
+            then = "PDCTL_OUTSIDE=all reads them with every command." if self.outside else attach_hint("PID")
             raise PdctlError(
                 f"no ranks found in {looked}, but {many} on this host without an agent there",
                 f"pdctl attach --all shows them; {then}",
@@ -111,31 +119,31 @@ def discover(
 ) -> Found:
     """Return the ranks of this host, or those at the endpoints and in the stores that the environment names.
 
-    env: PDCTL_RUN_DIR, PDCTL_RECORD_DIR and XDG_RUNTIME_DIR are used as the agents use them. source: read this
-    trace, or the traces and recordings in this directory, only, as if every rank were dead. every_start: also dead ranks of
-    earlier starts of a server. Ranks at endpoints (PDCTL_ENDPOINT) and in stores (PDCTL_STORE) are waited for, all together,
-    for rank_timeout_s, stores for half of timeout_s. With those, directories are looked into only where PDCTL_RUN_DIR or
-    PDCTL_RECORD_DIR names them; a rank that is found there as well is reached there. outside: read ranks of this host that
-    have no agent, too, within rank_timeout_s; which, PDCTL_OUTSIDE says (:func:`pdctl.targets.sources.agentless.choose`).
+    env: PDCTL_RUN_DIR, PDCTL_RECORD_DIR and XDG_RUNTIME_DIR are used as the agents use them. source: read only this trace, or
+    the traces and recordings in this directory; every rank counts as dead then. every_start: also return dead ranks of earlier
+    starts of a server. Ranks at endpoints (PDCTL_ENDPOINT) and in stores (PDCTL_STORE) get rank_timeout_s together, stores
+    half of timeout_s. With endpoints or stores, directories are searched only if PDCTL_RUN_DIR or PDCTL_RECORD_DIR names
+    them; a rank found there too is reached there. outside: also read agentless ranks of this host, within rank_timeout_s.
+    PDCTL_OUTSIDE selects them (:func:`pdctl.targets.sources.agentless.select_processes`).
 
-    Raises PdctlError: UNREACHABLE for a directory that is not this user's alone or can't be read, and for a trace that
-    can't be used, USAGE for variables that say what they can't say.
+    Raises PdctlError: UNREACHABLE for a directory that is not private to this user or can't be read, and for an unusable trace;
+    USAGE for a variable with an invalid value.
     """
     began = time.monotonic()
     until = began + timeout_s
     asked = OFF
     if source is None:
-        asked = wanted(env)
-        containers.wanted(env)
+        asked = parse_setting(env)
+        containers.parse_setting(env)
     problems: list[str] = []
     others: list[str] = []
     ranks: dict[str, FoundRank] = {}
     traces: list[Trace] = []
     elsewhere: tuple[str, ...] = ()
     if source is not None and not is_folder(source):
-        from pdctl.trace.container import held  # loads what reads ZIP files
+        from pdctl.trace.container import open_cached  # loads what reads ZIP files
 
-        traces.append(held(source, timeout_s=timeout_s))
+        traces.append(open_cached(source, timeout_s=timeout_s))
         looked_in: tuple[Path, ...] = (source,)
         recordings = None
     elif source is None:
@@ -163,11 +171,11 @@ def discover(
     for trace in traces:
         for rank in _traced(trace, problems):
             ranks.setdefault(_key(rank.identity), rank)
-    strangers = NONE
+    agentless = NONE
     if source is None and (outside or not ranks) and (not elsewhere or env.get("PDCTL_OUTSIDE")):
-        strangers = choose(asked, list(ranks.values()), run_dir=bool(env.get("PDCTL_RUN_DIR")))
+        agentless = select_processes(asked, list(ranks.values()), run_dir=bool(env.get("PDCTL_RUN_DIR")))
     if outside:
-        for rank in _outside(strangers.chosen, list(ranks.values()), rank_timeout_s):
+        for rank in _outside(agentless.selected, list(ranks.values()), rank_timeout_s):
             ranks.setdefault(_key(rank.identity), rank)
     chosen, earlier = (list(ranks.values()), 0) if every_start else _current(list(ranks.values()))
     where = "no agent of this rank registered here" if source is None else f"no recording of this rank in {source}"
@@ -192,7 +200,7 @@ def discover(
         salts,
         elsewhere,
         took,
-        strangers,
+        agentless,
         outside,
         asked,
         tuple(others),
@@ -200,7 +208,7 @@ def discover(
 
 
 def _claimed(claims: Iterable[registration.Claim], ranks: Iterable[FoundRank]) -> list[str]:
-    """Return what to say of files of others which claim to be of servers that are looked at: these may be seen in part."""
+    """Return problems for other users' files that claim to belong to the servers found: those may be incomplete."""
     servers = {_server(rank.identity) for rank in ranks}
     return [
         f"{claim.path} claims to be of {claim.server[1]}; {claim.why}" for claim in claims if claim.server in servers
@@ -244,15 +252,15 @@ def _folders(env: Mapping[str, str], away: Sequence[str]) -> tuple[list[Path], P
 
 
 def _traces(folder: Path, problems: list[str], timeout_s: float, began: float) -> Iterable[Trace]:
-    """Yield the traces in a directory, as one has them that were made on several hosts.
+    """Yield the traces in a directory, for instance one trace from each of several hosts.
 
     timeout_s: for all of them, from ``began`` on, on the monotonic clock.
     """
     for path in registration.files(folder, ".pdtrace", problems, began + timeout_s):
-        from pdctl.trace.container import held  # as above
+        from pdctl.trace.container import open_cached  # as above
 
         try:
-            yield held(path, timeout_s=timeout_s, spent_s=time.monotonic() - began)
+            yield open_cached(path, timeout_s=timeout_s, spent_s=time.monotonic() - began)
         except PdctlError as error:
             problems.append(error.message)
 
@@ -286,8 +294,8 @@ def _key(identity: Identity) -> str:
 def _usable(folder: Path, env: Mapping[str, str], others: list[str]) -> bool:
     """Return whether this user's ranks may have files in ``folder``.
 
-    others: told of a usual place that somebody else has made: ranks do not use it. Raises PdctlError (UNREACHABLE) for any
-    other directory that is not this user's alone, or can't be looked at.
+    others: gets a note about a default directory that another user made; ranks do not use it. Raises PdctlError (UNREACHABLE)
+    for any other directory that is not private to this user, or can't be examined.
     """
     try:
         found = folder.lstat()
@@ -357,7 +365,7 @@ def _current(ranks: list[FoundRank]) -> tuple[list[FoundRank], int]:
 
 
 def _absent(ranks: list[FoundRank], why: str) -> list[FoundRank]:
-    """Return a row for each rank that the sizes of a server promise and of which nothing is here."""
+    """Return a row for each rank that a server's sizes promise and that was not found."""
     servers: dict[tuple[str, str, str], list[FoundRank]] = {}
     for rank in ranks:
         servers.setdefault(_server(rank.identity), []).append(rank)

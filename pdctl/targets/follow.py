@@ -1,4 +1,4 @@
-"""Follows the recordings of live ranks for a while, so that nothing is lost that they overwrite meanwhile."""
+"""Follow the recordings of live ranks for a while, so that overwritten records are not lost."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SocketSource(Source):
 
 @dataclass
 class Followed:
-    """A rank that is followed: what was carried of it, or why nothing is. lost: why it could not be followed to the end."""
+    """A followed rank: its copied records, or the reason why it can't be followed. lost: why following it ended early."""
 
     rank: FoundRank
     carried: Carried | None = None
@@ -52,7 +52,7 @@ class Followed:
     mono_ns: int = 0
 
     def look(self) -> float:
-        """Look once more; returns the share of its fullest ring that was new."""
+        """Read new records once. Return the largest share of a ring that was new."""
         if self.carried is None or self.lost:
             return 0.0
         try:
@@ -64,7 +64,7 @@ class Followed:
         return share
 
     def copy(self) -> Copy:
-        """Return what was carried, for a trace."""
+        """Return the copied records, for a trace."""
         rank = refresh(self.rank)
         if self.carried is None or not self.mono_ns:
             return Copy(rank, None, self.through, self.reason or self.lost)
@@ -105,10 +105,10 @@ def _begin(rank: FoundRank, client: Client, *, through_socket: bool) -> Followed
 def follow(
     ranks: list[Followed], *, seconds: float | None, max_size: int, ended: Callable[[], str], over: threading.Event
 ) -> str:
-    """Look at all ranks again and again; returns why it ended, in words.
+    """Read all ranks again and again. Return why it ended, in words.
 
-    seconds: when it ends at last, None for never. max_size: bytes that the recording of one rank may grow to. ended:
-    asked after each look, says why it is enough, "" to go on. over: set from elsewhere to end it.
+    seconds: maximum duration, None for no limit. max_size: maximum bytes of one rank's recording. ended: called after each
+    pass; returns the reason to end, "" to go on. over: an event that ends it from another thread.
     """
     end = None if seconds is None else time.monotonic() + seconds
     pause = _SHORTEST_S

@@ -1,4 +1,4 @@
-"""Many ranks in few words: ``decode dp0 tp0-6,8-63``, and back again. Standard library only."""
+"""Fold many ranks into a short text, ``decode dp0 tp0-6,8-63``, and unfold it. Standard library only."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def parse_numbers(text: str) -> set[int]:
 
 
 def terms(places: Iterable[Place], axes: Collection[str] = AXES, *, named: bool = True) -> list[str]:
-    """Return what ``places`` are, each once, in few terms: ``decode dp0-1 tp0-6,8-63``.
+    """Return ``places``, each once, as few terms: ``decode dp0-1 tp0-6,8-63``.
 
-    axes: those to be named; a place's coordinate on another axis is not said, so :func:`unfold` takes it for 0, nor is one
-    that is not known (-1). named: begin each term with the name.
+    axes: the axes to show. Coordinates on other axes, and unknown ones (-1), are not shown; :func:`unfold` takes them as 0.
+    named: begin each term with the name.
     """
     # tp of each (name, dp, pp, cp); then one axis after another, places that differ on that axis only become one.
     folded: dict[tuple[Any, ...], set[int]] = {}
@@ -91,7 +91,7 @@ def unfold(text: str) -> set[Place]:
     return found
 
 
-def together(texts: Collection[str]) -> str:
+def join(texts: Collection[str]) -> str:
     """Return folded texts that name the same axes as one: ``decode dp0`` and ``decode dp1`` as ``decode dp0,1``."""
     axes = {axis for text in texts for axis, _ in _AXIS.findall(text)}
     return fold({place for text in texts for place in unfold(text)}, axes)
@@ -119,7 +119,7 @@ def server(one: Identity) -> Server:
 def server_names(identities: Iterable[Identity]) -> Mapping[Server, str]:
     """Return a short name of each server start: its role, else its service, else with the end of its instance.
 
-    A rank of which neither server nor place is known stands for itself: its service is its endpoint, or its process.
+    If neither server nor coordinates of a rank are known, its name is its service: its endpoint, or its process.
     """
     among = list(identities)
     alone = {server(one) for one in among if one.tp < 0}

@@ -1,6 +1,6 @@
-"""Where a command looks for ranks, as it was said on the command line, and the environment that this makes.
+"""The options of the command line that select where to look for ranks, and the environment built from them.
 
-A frozen value, made once from the options before a command and handed down: nothing writes ``os.environ``.
+A frozen value. It is made once from the options before a command, and passed down: nothing writes ``os.environ``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a rank that registered is to whoever looks: one way from its registration to a row, wherever that was found."""
+"""From a registration to a rank. All sources of registrations use this one way."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 
 from pdctl.protocol import structs
 from pdctl.protocol.errors import PdctlError
-from pdctl.protocol.files import names, read_regular, status, what_is
+from pdctl.protocol.files import describe_type, names, read_regular, status
 from pdctl.protocol.model import Identity
 from pdctl.protocol.paths import MAX_REGISTRATION, SOCKET_SUFFIX, Registration, owners, parse_stem, registration
 from pdctl.protocol.paths import REGISTRATION_SUFFIX as SUFFIX
@@ -29,7 +29,7 @@ MAX_CLAIMS = 64
 
 @dataclass(frozen=True)
 class Claim:
-    """A registration that somebody else may have made and that is not used. server: cluster, service and instance it names."""
+    """An unused registration that another user may have made. server: the cluster, service and instance that it names."""
 
     path: str
     server: tuple[str, str, str]
@@ -39,11 +39,11 @@ class Claim:
 def read(
     folder: Path, problems: list[str], others: list[str], claims: list[Claim], until: float
 ) -> Iterable[FoundRank]:
-    """Yield the ranks that registered in ``folder``, a directory of this host that is this user's alone.
+    """Yield the ranks registered in ``folder``, a private directory of this user on this host.
 
-    problems: what could not be read, or is not understood: nobody but this user has put it there. others, claims: what belongs
-    to somebody else all the same, and what it says it is of. until: on the monotonic clock, when to stop and say so. Raises
-    PdctlError (UNREACHABLE) where the directory can't be read.
+    problems: gets unreadable or invalid files: only this user can have made them. others, claims: get files of other users,
+    and the servers that these name. until: monotonic time at which to stop, with a problem. Raises PdctlError (UNREACHABLE) if
+    the directory can't be read.
     """
     for path in files(folder, SUFFIX, problems, until):
         try:
@@ -82,9 +82,9 @@ def files(folder: Path, suffix: str, problems: list[str], until: float) -> Itera
 
 
 def claim(path: Path, file: Path | str, folder: int | None, why: str, most: int) -> list[Claim]:
-    """Return what a registration that is not used says it is of, nothing where it says nothing that can be understood.
+    """Return the claim of an unused registration: the server that it names. Empty if it can't be decoded.
 
-    path: what it is called. file, folder: where it is. why: it is not used. most: claims that are still taken.
+    path: its name for messages. file, folder: its location. why: the reason for not using it. most: limit of claims.
     """
 
     class Said(msgspec.Struct):
@@ -120,7 +120,7 @@ def _rank(path: Path, raw: bytes, problems: list[str]) -> FoundRank | None:
     if not live and process.state == "" and r.endpoint:
         live = _listens(r.endpoint)  # its process is in another pid namespace
     recording = Path(r.recording) if r.recording else None
-    return found(r, "live" if live else "dead", recording, process, owners())
+    return rank_of(r, "live" if live else "dead", recording, process, owners())
 
 
 def _listens(endpoint: str) -> bool:
@@ -135,7 +135,9 @@ def _listens(endpoint: str) -> bool:
     return True
 
 
-def found(r: Registration, state: str, recording: Path | None, process: Process, owners: Collection[int]) -> FoundRank:
+def rank_of(
+    r: Registration, state: str, recording: Path | None, process: Process, owners: Collection[int]
+) -> FoundRank:
     """Return the rank of a registration whose files can be seen from here.
 
     state: as FoundRank has it. recording: where its recording is, as seen from here, None without one. owners: user ids it
@@ -170,14 +172,14 @@ def _unfit(recording: Path, owners: Collection[int]) -> str:
     except (OSError, ValueError) as error:
         return f"can't be looked at: {error.strerror if isinstance(error, OSError) else error}"
     if not stat.S_ISREG(there.st_mode):
-        return f"is {what_is(there.st_mode)}, not a regular file"
+        return f"is {describe_type(there.st_mode)}, not a regular file"
     return "" if there.st_uid in owners else f"belongs to uid {there.st_uid}"
 
 
-def told(rank: FoundRank, r: Registration) -> FoundRank:
-    """Return ``rank`` as its registration says it is, which came from another host; how to reach it stays as it was.
+def apply_registration(rank: FoundRank, r: Registration) -> FoundRank:
+    """Return ``rank`` with the data of its registration from another host. Its endpoint and keys stay.
 
-    Its recording is on its host: it comes through the socket.
+    Its recording is on its own host and comes through the socket.
     """
     return replace(
         rank,
@@ -192,9 +194,9 @@ def told(rank: FoundRank, r: Registration) -> FoundRank:
 
 
 def _of_another_protocol(path: Path, raw: bytes) -> Registration | None:
-    """Return what can be said of a registration that is not understood because its agent speaks another protocol.
+    """Return a rank for a registration of another protocol version.
 
-    path: the file. None where it is of this protocol, or no registration at all.
+    path: the file. None if it is of this protocol, or no registration.
     """
     stem, protocol = parse_stem(path.name), _protocol_of(raw)
     if protocol in (0, PROTOCOL) or stem is None:
@@ -205,7 +207,7 @@ def _of_another_protocol(path: Path, raw: bytes) -> Registration | None:
 
 
 def nameless(name: str, pid: int = 0, proc_start: int = 0) -> Identity:
-    """Return the identity of a rank of which neither server nor place is known: it is called ``name``."""
+    """Return the identity of a rank whose server and coordinates are unknown. Its name is ``name``."""
     return Identity(
         engine="", engine_version="", pdctl_version="", role="unknown", host="", pid=pid, proc_start=proc_start,
         started_wall_ns=0, started_mono_ns=0, instance="", service=name, cluster="", world="", world_rank=-1,

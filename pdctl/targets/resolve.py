@@ -1,4 +1,4 @@
-"""Names of hosts, looked up before anything connects: within a time of one's own, and with the reason where it fails."""
+"""Resolve host names before any connection is made, with a time limit, and with the reason for a failure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from collections.abc import Iterable
 def unresolved(hosts: Iterable[str], timeout_s: float) -> dict[str, str]:
     """Return those of ``hosts`` that can't be resolved, each with the reason; addresses are none of them.
 
-    All are looked up at the same time, for ``timeout_s`` at most. A look-up that takes longer is left alone: the system's
-    resolver can't be interrupted.
+    All look-ups run at the same time, for at most ``timeout_s``. A longer look-up is abandoned: the system's resolver can't be
+    interrupted.
     """
     reasons: dict[str, str] = {}
     threads: dict[str, threading.Thread] = {}

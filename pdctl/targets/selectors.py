@@ -1,4 +1,4 @@
-"""Which ranks are meant: ``decode:dp0:pp0:tp1``, parts in any order, any of them left out, shell globs allowed.
+"""Select ranks by patterns: ``decode:dp0:pp0:tp1``. Parts come in any order and may be left out; shell globs are allowed.
 
 ``decode:tp1`` is tp1 of every dp and pp of every decode server; ``decode`` every decode rank; ``*:tp[01]`` tp0 and tp1
 of both roles. A name after ``host=`` or ``cluster=`` narrows to hosts or clusters.
@@ -77,6 +77,6 @@ def _part(part: str) -> tuple[str, str, str]:
 
 
 def select(selectors: Iterable[Selector], identities: Iterable[Identity]) -> list[Identity]:
-    """Return the identities that any selector means, in their own order, each once."""
+    """Return the identities that match any selector, each once, in their order."""
     patterns = list(selectors)
     return [identity for identity in identities if any(pattern.matches(identity) for pattern in patterns)]

@@ -1,7 +1,7 @@
-"""A rank's recording carried over while it grows: new records of its rings go into a recording with larger rings.
+"""Copy a rank's recording while it grows: new records go into a recording with larger rings.
 
-The format allows it: a file may have any size, a record lies at its number modulo the ring's capacity, and no checksum
-covers a place. So what is carried is placed anew, and every reader reads it as if the rank had kept a larger file.
+The format allows this: a file may have any size, a record is at its number modulo the ring's capacity, and no checksum covers
+the position. So copied records get new positions, and readers see a rank that had a larger file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PAGE = 4096
 
 @dataclass
 class _Ring:
-    """One ring of numbered records. next: the lowest number not had yet; ahead: those had that are higher."""
+    """One ring of numbered records. next: the lowest number not copied yet. ahead: copied numbers above next."""
 
     offset: int
     capacity: int
@@ -51,7 +51,7 @@ class _Ring:
     last: int = 0
 
     def look(self, source: Source) -> NDArray[Any]:
-        """Read what is new, keep it and return it, by number."""
+        """Read, keep and return the new records, by number."""
         new = self._forward(source)
         if new is None:
             new = self._whole(source)
@@ -70,7 +70,7 @@ class _Ring:
         return new
 
     def _forward(self, source: Source) -> NDArray[Any] | None:
-        """Return the sound records from ``next`` on, None where the rank has lapped us."""
+        """Return the sound records from ``next`` on, None if the rank has overwritten some of them."""
         found, at, block = [], self.next, _BLOCK
         end = self.next + self.capacity
         while at < end:
@@ -88,7 +88,7 @@ class _Ring:
         return np.concatenate(found) if found else np.zeros(0, self.dtype)
 
     def _whole(self, source: Source) -> NDArray[Any]:
-        """Return the sound records of the whole ring that are new, by number; what is between is lost."""
+        """Return the new sound records of the whole ring, by number. Missing numbers are lost."""
         table = self.all_of(source)
         numbers = table["seq"].astype(np.int64)
         found = table[(numbers >= self.next) & ~np.isin(numbers, np.fromiter(self.ahead, np.int64, len(self.ahead)))]
@@ -119,19 +119,19 @@ class _Ring:
         return sound
 
     def records(self) -> NDArray[Any]:
-        """Return all that was carried, by number."""
+        """Return all copied records, by number."""
         table = np.concatenate(self.parts) if self.parts else np.zeros(0, self.dtype)
         ordered: NDArray[Any] = table[np.argsort(table["seq"], kind="stable")]
         return ordered
 
     @property
     def span(self) -> int:
-        """Places it takes for every record carried to have one of its own."""
+        """The capacity that gives every copied record its own position."""
         return self.last - self.first + 1 if self.first else 0
 
 
 class Carried:
-    """What was read of one recording so far. Raises ValueError where ``source`` is no recording, OSError as it reads."""
+    """The records of one recording copied so far. Raises ValueError if ``source`` is no recording, and OSError from reading."""
 
     def __init__(self, source: Source) -> None:
         top = source.read(0, f.RINGS_OFFSET)
@@ -152,7 +152,7 @@ class Carried:
         self._had = 0
 
     def look(self) -> float:
-        """Carry over what is new; returns the share of the fullest ring that was. Raises OSError where it can't be read."""
+        """Copy new records. Return the largest share of a ring that was new. Raises OSError if the recording can't be read."""
         top = self._source.read(0, f.RINGS_OFFSET)
         if len(top) < f.RINGS_OFFSET:
             raise OSError("its file was cut off")
@@ -167,7 +167,7 @@ class Carried:
         return max(shares)
 
     def _look_at_items(self, closed: NDArray[Any], live: list[NDArray[Any]]) -> int:
-        """Keep the items of these runs as far as they are there; returns how many there were of runs that ended."""
+        """Keep the available items of these runs. Return the number of items of ended runs."""
         runs = [(int(r["items_start"]), int(r["items_count"]), int(r["items_crc"])) for r in closed if r["items_count"]]
         now = [(int(r["items_start"][0]), int(r["items_count"][0]), int(r["items_crc"][0])) for r in live]
         now = [run for run in now if run[1]]
@@ -212,7 +212,7 @@ class Carried:
         return size
 
     def build(self) -> bytes:
-        """Return the recording: the header and live cells as they were last seen, and all records carried."""
+        """Return the recording: header and live cells as last read, and all copied records."""
         size = self.size
         out = bytearray(size)
         out[: f.RINGS_OFFSET] = self._top
@@ -232,7 +232,7 @@ class Carried:
         return bytes(out)
 
     def gaps(self) -> tuple[Gap, ...]:
-        """Return what the rank overwrote between two looks; what it had overwritten before the first is none."""
+        """Return the gaps: records overwritten between two reads. Records lost before the first read don't count."""
         rounds, events = self._rounds.records(), self._events.records()
         found = [
             *_holes("rounds", rounds["seq"], rounds["t_enter"]),

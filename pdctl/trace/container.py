@@ -1,7 +1,7 @@
 """The container: a ZIP file of ``manifest.json`` and ``recordings/NAME.pdrec``, written whole or not at all.
 
-Nothing in a file that is read is believed before it was checked: names, sizes, checksums, versions. Recordings are
-unpacked into a directory of this user alone, where zero pages stay holes, as a rank's own file has them.
+Names, sizes, checksums and versions in a file are checked before they are used. Recordings are unpacked into a private
+directory of this user, where zero pages stay holes, as in a rank's own file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import IO
 import msgspec
 
 from pdctl.protocol.errors import Exit, PdctlError
-from pdctl.protocol.files import open_regular, written
+from pdctl.protocol.files import atomic_file, open_regular
 from pdctl.protocol.processes import look
 from pdctl.recording import format as f
 from pdctl.recording.header import parse_header
@@ -93,10 +93,10 @@ def member_of(data: bytes, *, state: str = "recorded") -> Member:
 def write_trace(path: Path, members: Iterable[Member], manifest: Manifest, *, force: bool = False) -> Manifest:
     """Write a trace to ``path`` (mode 0600) and return its manifest with the ranks of ``members``.
 
-    It is there whole or not at all. Raises PdctlError: USAGE where there is a file already (unless force) or none may
-    be made, PARTIAL where it can't be written, as on a full disk.
+    The file appears complete or not at all. Raises PdctlError: USAGE if a file exists (unless force) or can't be created,
+    PARTIAL if it can't be written, for instance on a full disk.
     """
-    with written(path, force=force, mode=0o600) as file:
+    with atomic_file(path, force=force, mode=0o600) as file:
         return _write(file, members, manifest)
 
 
@@ -149,7 +149,7 @@ def _name(rank: TraceRank, taken: set[str]) -> str:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Return the manifest of the trace at ``path``; its recordings are not looked at. Raises as :func:`opened`."""
+    """Return the manifest of the trace at ``path``. The recordings are not read. Raises as :func:`opened`."""
     with _archive(path) as archive:
         return _manifest(path, archive)
 
@@ -169,8 +169,8 @@ def opened(path: Path) -> Iterator[Path]:
 def unpacked(path: Path, *, timeout_s: float | None = None, spent_s: float = 0.0) -> Iterator[Trace]:
     """As :func:`opened`, with the manifest.
 
-    timeout_s: seconds that the command has, None for any; recordings that are not unpacked then are left out, too. spent_s:
-    how much of it was over before.
+    timeout_s: time limit of the command in seconds, None for none. Recordings not unpacked in time are left out too. spent_s:
+    the part of that time used before.
     """
     with _private_folder() as folder:
         with _archive(path) as archive:
@@ -186,10 +186,10 @@ _traces: dict[tuple[str, int, int], Trace] = {}
 atexit.register(_held.close)
 
 
-def held(path: Path, *, timeout_s: float | None = None, spent_s: float = 0.0) -> Trace:
-    """Return the trace at ``path``, unpacked until this process ends; the same one for the same file.
+def open_cached(path: Path, *, timeout_s: float | None = None, spent_s: float = 0.0) -> Trace:
+    """Return the unpacked trace at ``path``. It is kept until this process ends; the same file is unpacked once.
 
-    timeout_s, spent_s: as for :func:`unpacked`, which also says what is raised.
+    timeout_s, spent_s and errors: as in :func:`unpacked`.
     """
     try:
         found = path.stat()
@@ -203,7 +203,7 @@ def held(path: Path, *, timeout_s: float | None = None, spent_s: float = 0.0) ->
 
 
 def shown(path: Path) -> str:
-    """Return ``path`` for a message: its end, where it is very long."""
+    """Return ``path`` for a message, shortened to its end if it is very long."""
     text = str(path)
     return text if len(text) <= 300 else f"…{text[-200:]}"
 
@@ -213,7 +213,7 @@ def _bad(message: str, next_step: str = "Copy it again, or record anew with pdct
 
 
 class _Reader(io.BufferedReader):
-    """A file of which no part is read that is larger than MAX_DIRECTORY: :mod:`zipfile` reads its list in one piece."""
+    """A file that refuses reads of more than MAX_DIRECTORY bytes: :mod:`zipfile` reads its directory in one piece."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Return bytes as any file does. Raises BadZipFile for too many at once."""
@@ -285,7 +285,7 @@ _DAMAGE = (
 
 
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> IO[bytes]:
-    """Open a member. Raises BadZipFile where it is packed in a way that a trace has not: unpacking it costs who knows what."""
+    """Open a member. Raises BadZipFile for a compression that traces don't use: its cost has no bound."""
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise zipfile.BadZipFile(f"it is packed by method {info.compress_type}, neither stored nor deflated")
     return archive.open(info)
@@ -326,7 +326,7 @@ def _members(path: Path, archive: zipfile.ZipFile, manifest: Manifest) -> dict[s
 
 
 class _Unpacking:
-    """Puts recordings of one trace into ``folder``, within its time, and within what a file of its size can hold."""
+    """Unpack the recordings of one trace into ``folder``, within its time, and within the bounds for a file of its size."""
 
     def __init__(
         self,
@@ -414,7 +414,7 @@ _FOLDER = "pdctl-trace"
 
 @contextmanager
 def _private_folder() -> Iterator[Path]:
-    """Yield a directory of mode 0700 that is removed at the end; one that a killed pdctl left is removed now."""
+    """Yield a directory of mode 0700, which is removed at the end. Directories left by a killed pdctl are removed now."""
     _sweep(Path(tempfile.gettempdir()))
     me = os.getpid()
     try:
@@ -431,7 +431,7 @@ def _private_folder() -> Iterator[Path]:
 
 
 def _namespace() -> int:
-    """Return what tells process ids of this container from those of others that may share the directory."""
+    """Return the inode of this container's pid namespace: other containers may share the directory."""
     try:
         return Path("/proc/self/ns/pid").stat().st_ino
     except OSError:
@@ -439,7 +439,7 @@ def _namespace() -> int:
 
 
 def _sweep(where: Path) -> None:
-    """Remove what processes of this user unpacked that ended without a chance to remove it."""
+    """Remove directories that killed processes of this user left."""
     prefix = f"{_FOLDER}-{_namespace()}-"
     for folder in where.glob(f"{prefix}*"):
         try:
@@ -454,8 +454,8 @@ def _sweep(where: Path) -> None:
 __all__ = [
     "Member",
     "Trace",
-    "held",
     "member_of",
+    "open_cached",
     "opened",
     "read_manifest",
     "unpacked",

@@ -79,8 +79,8 @@ class Trace:
 def load_trace(path: str | PathLike[str]) -> Trace:
     """Return a trace (``.pdtrace``), a directory of traces and recordings, or one recording (``.pdrec``) as DataFrames.
 
-    Raises PdctlError (UNREACHABLE) where there is nothing that can be read. A recording that can't be used costs its own
-    rank only: ``problems`` says why, and its row in ``ranks`` where it is known whose it was.
+    Raises PdctlError (UNREACHABLE) if nothing can be read. An unusable recording affects its own rank only: ``problems`` gives
+    the reason, and so does its row in ``ranks`` if the rank is known.
     """
     source = Path(path)
     manifest = None
@@ -103,7 +103,7 @@ def load_trace(path: str | PathLike[str]) -> Trace:
 
 @dataclass
 class _Loaded:
-    """A rank and what there is of it. state, kept and reason as in a manifest."""
+    """A rank and its recording. state, kept and reason: as in a manifest."""
 
     identity: Identity | None
     file: str

@@ -1,7 +1,7 @@
-"""Takes names out of recordings: host names, request ids, addresses and free text become salted hashes.
+"""Remove names from recordings: host names, request ids, addresses and free text become salted hashes.
 
-The same name gives the same hash everywhere in one trace, so that what belongs together still does; rooms, slots,
-polls, times and everything else stay as they are. docs/trace-format.md says what is replaced by what.
+The same name gives the same hash everywhere in one trace, so related records can still be matched. Rooms, slots, polls, times
+and all other values stay as they are. docs/trace-format.md lists the replacements.
 """
 
 from __future__ import annotations
@@ -127,10 +127,10 @@ class Names:
 
 
 class Redacted(Source):
-    """Another recording with the names in it replaced, and the checksums of what changed made anew, as it is read.
+    """A view of another recording with replaced names. Changed records get new checksums as they are read.
 
-    Events whose checksum does not hold are blanked: nobody can say what they hold. Raises ValueError for what is no
-    recording, and where the identity does not fit any more.
+    Events with a wrong checksum are blanked, since their content is unknown. Raises ValueError if it is no recording, or if the
+    redacted identity does not fit.
     """
 
     def __init__(self, source: Source, names: Names) -> None:
@@ -165,7 +165,7 @@ class Redacted(Source):
 
 
 def redact(data: bytes, names: Names) -> bytes:
-    """Return a recording that is in memory as :class:`Redacted` reads it, which says what is raised."""
+    """Redact a recording in memory. Raises as :class:`Redacted`."""
     return Redacted(Source(data), names).read(0, len(data))
 
 

@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from pdctl.introspect.sglang import OutsideRank
-from pdctl.introspect.target import Target
+from pdctl.introspect.target import OpenProcess
 from pdctl.probes.leaks.collect import collect as collect_leaks
 from pdctl.probes.leaks.judge import judge as judge_leaks
 from pdctl.probes.metadata.collect import collect as collect_rows
@@ -328,7 +328,7 @@ def test_read_from_outside_it_is_what_the_agent_says(version: str, host: LightHo
     try:
         until("both ranks hold their requests", lambda: holding(run), 120)
         for rank in run.ranks():
-            opened = OutsideRank(Target(rank.identity.pid, 60))
+            opened = OutsideRank(OpenProcess(rank.identity.pid, 60))
             own = {"pdctl_version": "", "started_wall_ns": 0, "started_mono_ns": 0, "armed": False, "loaded_by": ""}
             assert msgspec.structs.replace(opened.identity, **own) == msgspec.structs.replace(rank.identity, **own)
             assert opened.identity.engine_version == version

@@ -13,7 +13,7 @@ from pdctl.protocol import keys, wire
 from pdctl.protocol.model import EventKind
 from pdctl.protocol.rank import Access, FoundRank
 from pdctl.recording.reader import read
-from pdctl.targets.sources.endpoints import stranger
+from pdctl.targets.sources.endpoints import unknown_rank
 from tests.support.tiny_ranks import TinyRanks, Wire
 
 
@@ -43,7 +43,7 @@ class Keyring:
 
     def rank(self, endpoint: str, name: str) -> FoundRank:
         """Return a rank at ``endpoint`` that nobody has asked anything, for a client of its own."""
-        return stranger(endpoint, self.access(name))
+        return unknown_rank(endpoint, self.access(name))
 
 
 def endpoint_of(ranks: TinyRanks, pid: int) -> str:

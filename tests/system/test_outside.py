@@ -20,7 +20,7 @@ from pdctl.introspect import snapshot
 from pdctl.introspect.memory import Bulk, GoneError, NotPermittedError
 from pdctl.introspect.sglang import OutsideRank, is_scheduler
 from pdctl.introspect.snapshot import NotStoppedError
-from pdctl.introspect.target import Target, UnreadableError
+from pdctl.introspect.target import OpenProcess, UnreadableError
 from pdctl.protocol.processes import look
 from pdctl.protocol.rank import Silence
 from tests.support.outside_targets import READABLE, Ranks, pythons, ranks
@@ -61,7 +61,7 @@ def test_every_python_is_read_whatever_its_main_thread_does(
     assert (status, row["reason"], row["lacks"]) == (0, "", ["rounds: no agent counts them"])
     assert (row["rank"], row["python"]) == ("decode dp0 pp0 tp0", name)
     assert (row["requests"], row["slots"]) == (2, 8)
-    opened = OutsideRank(Target(child.pid, 60))
+    opened = OutsideRank(OpenProcess(child.pid, 60))
     snapshot = opened.queues()
     assert [(e.room, e.rid, e.slot, e.state) for e in snapshot.queues["decode.transfer"]] == [
         (11, "rid-11", 0, 4),
@@ -77,7 +77,7 @@ def test_every_python_is_read_whatever_its_main_thread_does(
 
 def test_what_moves_is_read_of_one_moment(started: Ranks) -> None:
     child = started.start("--then", "move")
-    target = Target(child.pid, 60)
+    target = OpenProcess(child.pid, 60)
     root = target.root(is_scheduler)
     stops, values = [], []
     for _ in range(40):
@@ -93,7 +93,7 @@ def test_what_moves_is_read_of_one_moment(started: Ranks) -> None:
 
 def test_what_stands_is_not_stopped(started: Ranks) -> None:
     child = started.start("--rooms", "11", "--then", "wait")
-    opened = OutsideRank(Target(child.pid, 60))
+    opened = OutsideRank(OpenProcess(child.pid, 60))
     for _ in range(10):
         opened.queues()
     assert opened.target.longest_stop_ms == 0.0
@@ -244,7 +244,7 @@ def test_strangers_are_left_alone_where_a_run_directory_is_named(started: Ranks)
 
 def refused(pid: int) -> UnreadableError:
     with pytest.raises(UnreadableError) as caught:
-        OutsideRank(Target(pid, 60))
+        OutsideRank(OpenProcess(pid, 60))
     return caught.value
 
 
@@ -252,7 +252,7 @@ def test_a_stopped_process_is_read(started: Ranks) -> None:
     child = started.start("--rooms", "11")
     os.kill(child.pid, signal.SIGSTOP)
     try:
-        opened = OutsideRank(Target(child.pid, 60))
+        opened = OutsideRank(OpenProcess(child.pid, 60))
         assert [e.room for e in opened.queues().queues["decode.transfer"]] == [11]
         assert look(child.pid).state == "T"
     finally:
@@ -272,7 +272,7 @@ def test_a_zombie_and_one_that_is_gone(started: Ranks) -> None:
 
 def test_one_that_ends_between_two_looks(started: Ranks) -> None:
     child = started.start("--rooms", "11")
-    opened = OutsideRank(Target(child.pid, 60))
+    opened = OutsideRank(OpenProcess(child.pid, 60))
     assert opened.queues().queues["decode.transfer"]
     child.kill()
     child.wait()
@@ -442,7 +442,7 @@ def test_a_reader_killed_while_it_holds_the_main_thread_leaves_it_running(starte
     assert look(child.pid).state == "t"
     reader.kill()
     reader.wait()
-    target = Target(child.pid, 60)
+    target = OpenProcess(child.pid, 60)
     root = target.root(is_scheduler)
     before, _ = target.look(root, lambda s, _: s.first)
     until("another turn", lambda: target.look(root, lambda s, _: s.first)[0] != before)

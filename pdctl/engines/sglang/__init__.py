@@ -1,1 +1,1 @@
-"""How SGLang is read and hooked, 0.5.10 and later. What differs between its versions is in :mod:`.seams` alone."""
+"""Readers and hooks for SGLang, 0.5.10 and later. Only :mod:`.seams` knows the differences between versions."""

@@ -1,4 +1,4 @@
-"""One SGLang scheduler process as the agent uses it: who it is, its queues, its rounds, its fault sites."""
+"""The agent's adapter for one SGLang scheduler process: identity, queues, rounds, fault sites."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class SGLangAdapter:
         return self._identity
 
     def install(self, recorder: Recorder, faults: FaultTable) -> None:
-        """Put the hooks in. A rank without disaggregation gets the pulse of its loop only."""
+        """Install the hooks. A rank without disaggregation gets only the pulse of its loop."""
         self._loop(recorder)
         if self._identity.role == seams.UNIFIED:
             return

@@ -1,6 +1,6 @@
-"""The fault sites of an SGLang rank other than its metadata writes: polls, messages between stages, requests that enter.
+"""The fault sites of an SGLang rank except its metadata writes: polls, messages between stages, entering requests.
 
-What holds a message back sends it later with the engine's own function, on a thread that is not the engine's.
+A message held back is sent later with the engine's own function, on a thread of pdctl.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from pdctl.engines import sites, stages
 from pdctl.engines.base import Hooks, Site
 from pdctl.engines.sglang import seams
-from pdctl.engines.sglang.late import StandIn
+from pdctl.engines.sglang.late import ManagerProxy
 from pdctl.faults.table import FaultTable
 from pdctl.protocol.model import Seam
 
@@ -23,9 +23,9 @@ _ONLY_WHERE = "called with dp_size > 1 and a load balancing that does not follow
 
 
 def install_query(hooks: Hooks, faults: FaultTable) -> list[Seam]:
-    """Put in the hook at a decode rank's questions for dp ranks; returns its seam.
+    """Install the hook at a decode rank's queries for dp ranks. Return its seam.
 
-    Before the hook that records what the rank was told, which then sees what a fault leaves of the answer.
+    Call this before installing the recording hook. The recording hook then sees the answer as the fault changed it.
     """
     owner = getattr(seams.module(seams.COMMON), "CommonKVReceiver", None)
     there = owner is not None and hasattr(owner, _QUERY)
@@ -36,9 +36,9 @@ def install_query(hooks: Hooks, faults: FaultTable) -> list[Seam]:
 
 
 def install(hooks: Hooks, role: str, manager: Any, faults: FaultTable) -> list[Seam]:
-    """Put the other hooks in, on an armed rank; returns the seams of the sites, which are there on every rank.
+    """Install the other hooks on an armed rank. Return the seams of the sites, on every rank.
 
-    After the hook that records what is registered, which then sees it when and as a fault lets it pass.
+    Call this after installing the recording hook. The recording hook then sees registrations as the fault changed them.
     """
     found = sites.seams(sites.POLL_KINDS, True, "the poll functions of disaggregation/utils.py")
     if role == "decode":
@@ -69,9 +69,9 @@ def install_entry(
 
 
 def _heartbeats(hooks: Hooks, manager: Any, faults: FaultTable) -> tuple[bool, str]:
-    """Stand at the pool from which the engine's heartbeat thread takes the session of each prefill server.
+    """Hook the pool of sessions of the engine's heartbeat thread, one session for each prefill server.
 
-    The pool serves nothing else (read in 0.5.10.post1 to 0.5.23); the thread takes a session from it for every heartbeat.
+    Only heartbeats use the pool (read in 0.5.10.post1 to 0.5.23). The thread takes a session from it for every heartbeat.
     """
     if not isinstance(getattr(manager, "session_pool", None), defaultdict):
         return False, "no session_pool of the KV manager: this backend sends no heartbeats"
@@ -89,7 +89,7 @@ def _heartbeats(hooks: Hooks, manager: Any, faults: FaultTable) -> tuple[bool, s
 
 
 class _Pool(defaultdict[str, Any]):
-    """The engine's sessions, one a prefill server; one whose heartbeat a fault silences is not asked."""
+    """The engine's sessions, one for each prefill server. A session that a fault silences sends no request."""
 
     def __init__(self, pool: Any, beats: stages.Heartbeats, site: Site) -> None:
         super().__init__(pool.default_factory, pool)
@@ -107,7 +107,7 @@ class _Pool(defaultdict[str, Any]):
 
 
 class _Unanswered:
-    """A session to a server that does not answer. It says so at once: the engine's thread is not kept waiting."""
+    """A session to a server that does not answer. It fails at once, so the engine's thread does not wait."""
 
     def get(self, url: str, **_: Any) -> Any:
         raise TimeoutError(f"{url}: no answer (a fault of pdctl)")
@@ -135,7 +135,7 @@ def _status(hooks: Hooks, manager: Any, faults: FaultTable) -> tuple[bool, str]:
 def _held(
     faults: FaultTable, manager: Any, room: int, status: Any, where: tuple[str, int], send: Callable[[], None]
 ) -> bool:
-    """Return whether a fault holds the message back that goes ``where`` (host and port of a decode rank)."""
+    """Return whether a fault holds back the message to ``where`` (host and port of a decode rank)."""
     for session, info in list(manager.decode_kv_args_table.items()):
         if (info.endpoint, int(info.dst_port)) == (where[0], int(where[1])):
             tp = int(info.dst_tp_rank)
@@ -150,7 +150,7 @@ def _to_one(faults: FaultTable, original: Callable[..., Any], site: Site) -> Cal
             try:
 
                 def send() -> None:
-                    own = StandIn(self_)  # the engine's sockets belong to its threads
+                    own = ManagerProxy(self_)  # the engine's sockets belong to its threads
                     try:
                         original(own, remote, dst_port, room, status, *args, **kwargs)
                     finally:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SchedulerHooks:
-    """Installs the hooks that write to the recording. ``seams`` says afterwards what was found."""
+    """Installs the hooks that write to the recording. Afterwards ``seams`` lists the seams, found or not."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class SchedulerHooks:
         self.seams: list[Seam] = []
 
     def install(self, role: str) -> None:
-        """Put the hooks in that fit the rank's role."""
+        """Install the hooks for the rank's role."""
         decode, prefill = seams.module(seams.DECODE), seams.module(seams.PREFILL)
         owners: dict[str, Any] = {"Scheduler": type(self._scheduler)}
         for name, home in (
@@ -83,7 +83,7 @@ class SchedulerHooks:
         return self._streams - 1
 
     def _queue_of(self, name: str) -> Callable[[Any], list[Any]]:
-        """Return what gets the list that is polled from the object whose method polls it."""
+        """Return a function from the object with the poll method to the polled list."""
         here: Callable[[Any], list[Any]] = seams.own_list(name)
         # With priorities the engine sorts the list in place between the poll and the removal.
         sorts = name == "decode.prealloc" and getattr(self._scheduler, "enable_priority_scheduling", False)

@@ -1,4 +1,4 @@
-"""Who an SGLang rank is, and which process groups it is in."""
+"""The identity of an SGLang rank, and its process groups."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pdctl.recording.writer import process_start
 
 @dataclass(frozen=True)
 class Around:
-    """What the rank's process is, beside its scheduler. :func:`here` is this process; another one is read from outside.
+    """Facts about the rank's process, beside its scheduler. :func:`here` returns them for this process.
 
-    parent: pid and start of the server that started it, as it sees them itself. world_rank: its number in torch's world.
-    ranks_of, number_of: members of a torch group, and its number in the flight recorder. agreed: the name of this start
-    of a server over several nodes, given its name on this one. reverted: protections taken out of it. modules: what it has
-    loaded, None for this process.
+    parent: pid and start of its server process, as the rank sees them. world_rank: its number in torch's world.
+    ranks_of, number_of: functions for the members of a torch group, and for its number in the flight recorder. agreed:
+    function from this node's name of the server start to the name shared by all nodes. reverted: protections that were taken
+    out. modules: the loaded modules, None for this process.
     """
 
     host: str
@@ -50,7 +50,7 @@ def here() -> Around:
         ranks_of=_ranks,
         number_of=group_number,
         agreed=_agreed,
-        reverted=revert.wanted()[0],
+        reverted=revert.parse_reverts()[0],
     )
 
 
@@ -173,9 +173,9 @@ def _place(groups: Groups, kind: str, me: int, scheduler: Any, rank: str, size: 
 
 
 def _instance(scheduler: Any, service: str, around: Around) -> str:
-    """Name one start of one server.
+    """Return the name of one start of one server.
 
-    On one node all its schedulers have one parent process; over several they agree on a name once.
+    On one node all its schedulers have the same parent process. Over several nodes they agree on a name once.
     """
     parent, start = around.parent
     mine = f"{service}/{_boot_id()[:8]}.{parent}.{start}"
@@ -192,9 +192,10 @@ def _boot_id() -> str:
 
 
 def _agreed(mine: str) -> str:
-    """Return the name the first rank of the job put into the job's own rendezvous store; ``mine`` where there is none.
+    """Return the name that the job's first rank wrote into the job's rendezvous store; ``mine`` without a store.
 
-    Asked once, while the rank starts; the store is a key-value server, no collective. Each start has a store of its own.
+    It is read once, while the rank starts. The store is a key-value server; this is no collective. Each start has its
+    own store.
     """
     import torch.distributed.distributed_c10d as c10d
 

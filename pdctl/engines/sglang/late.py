@@ -1,7 +1,7 @@
-"""The metadata write of the Mooncake backend: seen, and held back, changed or failed where a fault asks for it.
+"""Hook the metadata write of the Mooncake backend: record it, and delay, change or fail it for a fault.
 
-``MooncakeKVManager.send_aux`` writes one row of MetadataBuffers into the decode rank's memory; ``transfer_worker`` sends
-the status after it, so returning 0 at once and writing later is "Success, but no metadata yet" for that decode rank.
+``MooncakeKVManager.send_aux`` writes one row of MetadataBuffers into the decode rank's memory. Then ``transfer_worker`` sends
+the status. If the hook returns 0 at once and writes later, the decode rank sees "Success, but no metadata yet".
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdctl.engines import sites
 from pdctl.engines.base import Hooks, Site
-from pdctl.engines.sglang import seams, wanted
+from pdctl.engines.sglang import seams, slot_owner
 from pdctl.engines.sites import Write, WriteSites
 from pdctl.faults.table import FaultTable
 from pdctl.protocol.model import EventKind, Seam
@@ -34,13 +34,13 @@ def install(hooks: Hooks, scheduler: Any, recorder: Recorder, faults: FaultTable
     writes = Writes(scheduler, recorder, faults, possible=not why_not)
     there = hooks.wrap(owner, "send_aux", "metadata", writes.make)
     detail = "MooncakeKVManager.send_aux"
-    aborts = wanted.watch_aborts(hooks, manager, faults)
+    aborts = slot_owner.watch_aborts(hooks, manager, faults)
     kinds = sites.seams(sites.WRITE_KINDS, there and not why_not, why_not or detail)
     return [Seam("events.metadata", there, detail), *kinds, aborts]
 
 
 class Writes:
-    """The hook at ``send_aux``. possible: a row can be kept, so that faults are possible at all."""
+    """The hook at ``send_aux``. possible: whether a row can be copied, which faults need."""
 
     def __init__(self, scheduler: Any, recorder: Recorder, faults: FaultTable, *, possible: bool) -> None:
         self._rooms = seams.follow(scheduler, ("disagg_metadata_buffers", "bootstrap_room"))
@@ -81,7 +81,7 @@ class Writes:
 
     @staticmethod
     def _still_wanted(manager: Any, req: Any) -> Callable[[], bool] | None:
-        return wanted.check(manager, req)
+        return slot_owner.check(manager, req)
 
     def _late(self, send_aux: Callable[..., Any], manager: Any, req: Any, index: int, targets: Any) -> Any:
         """Return the write of this row for later, as a LateWrite; None where the row can't be kept."""
@@ -134,10 +134,10 @@ def _why_not(manager: Any, scheduler: Any) -> str:
 
 
 class LateWrite:
-    """A metadata write to be done later: the row as it is now, and the engine's own ``send_aux`` to send it with.
+    """A metadata write for later: a copy of the present row, and the engine's own ``send_aux``.
 
-    The engine reuses the row's slot as soon as it believes the row sent, so the late write must not read it again.
-    Calling the object writes; it raises RuntimeError when the engine says that it failed.
+    The engine reuses the row's slot as soon as it believes that the row was sent. So the late write uses the copy only.
+    Calling the object does the write. It raises RuntimeError if the engine reports a failure.
     """
 
     def __init__(self, send_aux: Callable[..., Any], manager: Any, req: Any, index: int, targets: Any) -> None:
@@ -153,7 +153,7 @@ class LateWrite:
         self._start, self._length = start, sum(lengths)
         self._bases = list(kv_args.aux_data_ptrs)
         self._send_aux, self._req, self._targets, self._manager = send_aux, req, targets, manager
-        self._stand_in = StandIn(manager, SimpleNamespace(aux_data_ptrs=pointers, aux_item_lens=lengths))
+        self._proxy = ManagerProxy(manager, SimpleNamespace(aux_data_ptrs=pointers, aux_item_lens=lengths))
 
     def __call__(self) -> None:
         """Do the write, on a thread that is not the engine's."""
@@ -161,7 +161,7 @@ class LateWrite:
         # RDMA reads from registered memory only; over TCP this is a no-op.
         engine.register(self._start, self._length)
         try:
-            result = self._send_aux(self._stand_in, self._req, 0, self._targets)
+            result = self._send_aux(self._proxy, self._req, 0, self._targets)
         finally:
             engine.deregister(self._start)
             self.close()
@@ -169,8 +169,8 @@ class LateWrite:
             raise RuntimeError(f"send_aux returned {result}")
 
     def set_room(self, rooms: Any, room: int) -> bool:
-        """Have the row say another room; False where the row of ``MetadataBuffers.bootstrap_room`` is not found in it."""
-        for pointer, base in zip(self._stand_in.kv_args.aux_data_ptrs, self._bases, strict=True):
+        """Change the room in the row. False if the row of ``MetadataBuffers.bootstrap_room`` is not found in it."""
+        for pointer, base in zip(self._proxy.kv_args.aux_data_ptrs, self._bases, strict=True):
             if base == rooms.data_ptr():
                 ctypes.c_uint64.from_address(pointer).value = room
                 return True
@@ -178,13 +178,13 @@ class LateWrite:
 
     def close(self) -> None:
         """Close what the write opened."""
-        self._stand_in.close()
+        self._proxy.close()
 
 
-class StandIn:
-    """The KV manager as its own functions see it on a thread that is not the engine's: with other sockets.
+class ManagerProxy:
+    """A proxy of the KV manager for its own functions on a thread of pdctl. It has its own sockets.
 
-    kv_args: where the row of a late write is, None for the manager's own.
+    kv_args: location of the row of a late write, None for the manager's own.
 
     The path that sends metadata in messages (``send_aux_tcp``) keeps ZeroMQ sockets which belong to the engine's
     threads; a late write runs on another one and opens its own.

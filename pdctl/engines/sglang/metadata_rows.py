@@ -1,4 +1,4 @@
-"""Where an SGLang rank's metadata rows are, how they get there, and who owns them outside the queues."""
+"""An SGLang rank's metadata rows: location, transport, and owners outside the queues."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BATCH_LISTS = ("mbs", "running_mbs", "last_mbs")
 
 @dataclass(frozen=True)
 class Facts:
-    """What a rank's code does with rows; read before any hook is in, since it looks at the engine's own functions."""
+    """How a rank's code treats rows. Read these before any hook is installed: they come from the engine's own functions."""
 
     aux: str
     aux_why: str
@@ -34,9 +34,9 @@ def facts(
     modules: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Facts:
-    """Return how metadata travels from or to this rank, and what protects it.
+    """Return the transport of metadata from or to this rank, and its protections.
 
-    modules, environ: of the rank's process, where that is not this one.
+    modules, environ: those of the rank's process, if it is another process.
     """
     aux, why = _aux(scheduler, seams.kv_manager(scheduler), environ)
     if role != "decode":
@@ -45,10 +45,10 @@ def facts(
 
 
 def _aux(scheduler: Any, manager: Any, environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return (``rdma`` or ``tcp`` or "", what that rests on).
+    """Return (``rdma`` or ``tcp`` or "", the evidence).
 
-    ``MooncakeKVManager.send_aux`` sends a message where its own code names the memory pool in use: NVLINK up to
-    0.5.23, and INTRA_NODE_NVLINK too in 0.5.11 to 0.5.12.post1; or where SGLANG_MOONCAKE_SEND_AUX_TCP is set.
+    ``MooncakeKVManager.send_aux`` sends a message if its own code names the memory pool in use (NVLINK up to 0.5.23, also
+    INTRA_NODE_NVLINK in 0.5.11 to 0.5.12.post1), or if SGLANG_MOONCAKE_SEND_AUX_TCP is set.
     """
     kind = manager.__class__  # a manager seen from outside says so of itself
     code = getattr(getattr(kind, "send_aux", None), "__code__", None)
@@ -82,7 +82,7 @@ def buffers(scheduler: Any, known: Facts, taken: dict[int, int]) -> Buffers | No
 
 
 def elsewhere(scheduler: Any) -> Iterator[Holder]:
-    """Yield requests that are in no queue and yet hold something: of batches between two steps, and put off releases."""
+    """Yield requests that hold a slot or KV outside the queues: in batches between two steps, and in deferred releases."""
     req = getattr(scheduler, "chunked_req", None)
     if req is not None:
         yield _holder(req, req, "chunked_req")

@@ -1,7 +1,7 @@
 """Reads an SGLang scheduler's queues and metadata slots. Rooms, rids, slots, states and ages only; never a token id.
 
-Everything may run on the agent's thread while the scheduler works: lists are copied first, and no poll is made, since
-``poll()`` has side effects (timeouts, state changes).
+All functions may run on the agent's thread while the scheduler works. Lists are copied first. ``poll()`` is never called: it
+has side effects (timeouts, state changes).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _in_parts(entries: list[Any]) -> Iterator[list[Any]]:
 class QueueReader:
     """The queues of one rank: as they are now, and one at a time for the taps (it is their QueueView).
 
-    slots: the rooms in its slots and what was found, where they are not to be looked for (as :func:`seams.slot_view`).
+    slots: the result of :func:`seams.slot_view`, if the caller has it already.
     """
 
     def __init__(self, scheduler: Any, role: str, slots: tuple[Any, Seam] | None = None) -> None:

@@ -129,7 +129,7 @@ def _lengths(lengths: Any) -> str:
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the engine's variables that matter for disaggregation; never one whose name speaks of a secret."""
+    """Return the engine's environment variables for disaggregation, but none whose name suggests a secret."""
     return {
         name: value[:200]
         for name, value in sorted(env.items())

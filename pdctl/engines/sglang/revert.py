@@ -16,8 +16,8 @@ from pdctl.protocol.model import Seam
 VARIABLE = "PDCTL_REVERT"
 
 
-def wanted() -> tuple[tuple[str, ...], str]:
-    """Return the fixes that this rank shall do without, and what is wrong with what was asked for, "" when nothing is."""
+def parse_reverts() -> tuple[tuple[str, ...], str]:
+    """Return the fixes to take out of this rank, and what is wrong with the variable, "" if nothing is."""
     asked = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
     if not asked:
         return (), ""
@@ -33,8 +33,8 @@ def wanted() -> tuple[tuple[str, ...], str]:
 
 
 def revert(hooks: Hooks) -> list[Seam]:
-    """Take out what is asked for, before any other hook is in; returns a seam that says so, where something was asked."""
-    names, wrong = wanted()
+    """Take the requested fixes out, before any other hook is installed. Return a seam with the result, if any is requested."""
+    names, wrong = parse_reverts()
     if wrong:
         return [Seam("revert", False, wrong)]
     if not names:
@@ -47,6 +47,6 @@ def _open(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     del original, site
 
     def open_gate(*_: Any, **__: Any) -> None:
-        """Gate nothing: polls go into the collective as they are."""
+        """Hold nothing: polls go into the collective unchanged."""
 
     return open_gate

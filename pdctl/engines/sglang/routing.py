@@ -1,4 +1,4 @@
-"""How this rank's SGLang registers rooms, or asks for them: told by the code that is loaded, before any hook is in it.
+"""How this rank's SGLang registers or queries rooms. It is read from the loaded code, before any hook is installed.
 
 ``CommonKVSender.__init__`` compares a room with ``room % dp_size`` and looks at FORCE_QUERY in one of three ways:
 
@@ -20,7 +20,7 @@ _REGISTER = "_register_prefill_dp_rank"
 
 
 def routing_seams(role: str) -> list[Seam]:
-    """Return the seams of routing; one that this code does not let be told is left out."""
+    """Return the seams of routing. A seam that can't be read from this code is left out."""
     if role == "decode":
         code = _code(seams.DECODE, "DecodePreallocQueue", "_resolve_prefill_dp_rank")
         where = "DecodePreallocQueue._resolve_prefill_dp_rank"
@@ -30,7 +30,7 @@ def routing_seams(role: str) -> list[Seam]:
 
 
 def registration(code: CodeType) -> list[Seam]:
-    """Return the seams of registration by the code of ``CommonKVSender.__init__``; none where it registers nothing."""
+    """Return the seams of registration, from the code of ``CommonKVSender.__init__``; none if it registers nothing."""
     where = "CommonKVSender.__init__"
     if _REGISTER not in code.co_names:
         return []
@@ -52,7 +52,7 @@ def _code(module: str, owner: str, method: str) -> CodeType | None:
 
 
 def settings() -> dict[str, str]:
-    """Return dp_size and load_balance_method as the sender sees them, where that is not as the server arguments say.
+    """Return dp_size and load_balance_method as the sender sees them, if they differ from the server arguments.
 
     0.5.23 keeps them in its runtime context, and its server arguments may still say ``auto``.
     """

@@ -1,6 +1,6 @@
-"""What this rank's SGLang has: every difference between its versions, found by looking at the code that is loaded.
+"""The differences between SGLang's versions, found in the loaded code of this rank.
 
-Nothing here (or anywhere else in pdctl) asks for a version number. The comments name the versions a shape was read in.
+pdctl never decides by a version number. The comments name the versions in which a form was read.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ UNIFIED = "unified"
 
 
 def module(name: str, modules: Mapping[str, Any] | None = None) -> ModuleType | None:
-    """Return an engine module if the rank has loaded it; pdctl imports none by itself.
+    """Return an engine module if the rank has loaded it; pdctl itself imports none.
 
-    modules: what the rank has loaded, where that is another process.
+    modules: the loaded modules of the rank, if it is another process.
     """
     return (sys.modules if modules is None else modules).get(name)
 
@@ -80,7 +80,7 @@ GATE = "_apply_metadata_gate"
 
 
 def lacks(role: str, modules: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-    """Return which of the engine's protections this rank's code does not have, by the names of their seams."""
+    """Return the protections that this rank's code lacks, by the names of their seams."""
     utils = module(UTILS, modules)
     return ("gate",) if role == "decode" and utils is not None and not hasattr(utils, GATE) else ()
 
@@ -126,7 +126,7 @@ POLL_METHODS = (
 
 @dataclass(frozen=True)
 class QueuePath:
-    """Where a queue is: attributes from the scheduler on. age: the field of ``Req.time_stats`` that is set on entry."""
+    """The attribute path of a queue, from the scheduler. age: the field of ``Req.time_stats`` that is set on entry."""
 
     name: str
     roles: tuple[str, ...]
@@ -167,7 +167,7 @@ RUNNING_AGE = "forward_entry_time"
 
 
 def own_list(queue: str) -> Callable[[Any], Any]:
-    """Return what gets a polled queue's list from the object that has it, the owner of its poll method."""
+    """Return a function from the owner of the poll method to the polled queue's list."""
     [path] = [path.path for path in QUEUE_PATHS if path.name == queue]
     return attrgetter(path[-1])
 

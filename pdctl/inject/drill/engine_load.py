@@ -24,10 +24,10 @@ _DAY_S = 86_400.0
 
 
 class Tokens:
-    """What prompts are answered with when nothing is broken: learnt in the steady state, compared afterwards.
+    """The right answers to prompts: learnt in the steady state, compared afterwards.
 
-    The engine's answers to a prompt sent alone are the same every time on an idle pair, but not promised to be. So each
-    prompt is sent at least twice at first, and only where all were answered alike does a later answer tell anything.
+    On an idle pair the engine usually answers a single prompt the same way every time, but it does not guarantee this. So each
+    prompt is sent at least twice at first. Later answers are compared only if all first answers were the same.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Tokens:
         self._differ = False
 
     def learn(self, prompt: int, tokens: tuple[int, ...]) -> None:
-        """Take an answer for right."""
+        """Learn an answer as right."""
         if not tokens:
             return
         if prompt in self._right:
@@ -45,7 +45,7 @@ class Tokens:
         self._right[prompt] = tokens
 
     def wrong(self, prompt: int, tokens: tuple[int, ...]) -> bool | None:
-        """Return whether an answer is wrong, None where that can't be told."""
+        """Return whether an answer is wrong, None if that is unknown."""
         return self._right[prompt] != tokens if not self._differ and prompt in self._alike else None
 
 
@@ -65,8 +65,8 @@ class _Request:
 class EngineRunning:
     """Requests to real servers, sent on threads of their own.
 
-    learn: its answers are what later ones are compared with. A request is over when decode has answered it, or either
-    server has said that it failed; the other half is then ended, as a router does.
+    learn: whether later answers are compared with its answers. A request is over when decode has answered it, or when either
+    server has reported a failure; then the other half is ended, as a router does.
     """
 
     def __init__(self, pair: Pair, spec: LabLoad, seed: int | None, tokens: Tokens, *, learn: bool) -> None:
@@ -105,7 +105,7 @@ class EngineRunning:
         return tuple(request.room for request in tuple(self._requests))
 
     def finish(self, at: float, step: str, ended: str) -> LoadLine:
-        """Give it up where it is not over, and return what came of it. What is given up is ended on both servers."""
+        """Give up an unfinished load, and return the result. Abandoned requests are ended on both servers."""
         with self._changed:
             self._stopping = True
             unfinished = list(self._waiting.values())
@@ -253,7 +253,7 @@ def _prompt(number: int, length: int) -> list[int]:
 
 
 def plain(spec: LabLoad) -> LabLoad:
-    """Return a load that does no harm, of about the same size: each prompt twice, one request after the other."""
+    """Return a harmless load of about the same size: each prompt twice, one request after the other."""
     least, most = PLAIN
     requests = min(max(spec.requests, least), most)
     return LabLoad(requests=requests, concurrency=1, prompt_tokens=spec.prompt_tokens, new_tokens=spec.new_tokens)

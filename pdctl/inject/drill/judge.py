@@ -169,7 +169,7 @@ def _not_fired(journal: _Journal) -> str:
 
 
 def _harmless(journal: _Journal, *, misroutes: bool) -> str:
-    """Return why the load that is (part of) the cause did no harm, "" where it did. misroutes: that would be harm, too."""
+    """Return why a load that is (part of) the cause did no harm, "" if it did. misroutes: a misrouted request is harm too."""
     load = journal.load(DURING)
     if load is None:
         return "the load that is this drill's cause was not sent"
@@ -198,7 +198,7 @@ def why_not(visits: int, eligible: int) -> str:
 
 
 def _damage(journal: _Journal) -> list[str]:
-    """Return what shows that the engine did not hold, the most telling first."""
+    """Return the evidence of damage, the strongest first."""
     expect = journal.manifest.drill.expect
     found: dict[str, None] = {}
     after = journal.looks(AFTER)

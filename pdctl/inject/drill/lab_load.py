@@ -80,7 +80,7 @@ class LabRunning:
         return tuple(self._client.rooms)
 
     def finish(self, at: float, step: str, ended: str) -> LoadLine:
-        """Give it up where it is not over, and return what came of it."""
+        """Give up an unfinished load, and return the result."""
         self._client.stopping = True
         self._thread.join()
         if self._error is not None:
@@ -95,5 +95,5 @@ class LabRunning:
 
 
 def plain(spec: LabLoad) -> LabLoad:
-    """Return a load that does no harm, of about the same size."""
+    """Return a harmless load of about the same size."""
     return LabLoad(requests=min(spec.requests, 8), prompt_tokens=spec.prompt_tokens, new_tokens=spec.new_tokens)

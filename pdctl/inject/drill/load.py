@@ -41,14 +41,14 @@ class Running(Protocol):
         """Rooms of the requests sent, where pdctl chose them."""
 
     def finish(self, at: float, step: str, ended: str) -> LoadLine:
-        """Give it up where it is not over, and return what came of it."""
+        """Give up an unfinished load, and return the result."""
 
 
 class CommandRunning:
     """An operator's command: one load, good when it exits with 0. Its output goes where pdctl's notes go.
 
-    PLAIN in its environment is 1 where the load must do no harm (steady state, afterwards), 0 where it is the drill's own.
-    Where it is the drill's cause, exit status NO_HARM says that it could not do its harm.
+    PLAIN in its environment is 1 if the load must be harmless (steady state, afterwards), 0 for the drill's own load.
+    If the load is the drill's cause, exit status NO_HARM means that it could not break anything.
     """
 
     rooms: tuple[int, ...] = ()
@@ -79,7 +79,7 @@ class CommandRunning:
         return int(self._process.poll() not in (None, 0))
 
     def finish(self, at: float, step: str, ended: str) -> LoadLine:
-        """End it where it has not exited, and return what came of it."""
+        """End the command if it runs, and return the result."""
         status = self._process.poll()
         if status is None:
             self._process.kill()
@@ -93,9 +93,9 @@ class CommandRunning:
 
 
 class Patience:
-    """How long a load is waited for: ``settle_s`` since it was begun with, or since the last request that was answered.
+    """The waiting time for a load: ``settle_s`` from its start, or from the last answered request.
 
-    So a slow machine, or a large load, is not taken for one that hangs.
+    So a slow machine, or a large load, does not count as a hang.
     """
 
     def __init__(self, load: Running | None, settle_s: float, now: float) -> None:

@@ -36,10 +36,10 @@ from pdctl.inject.drill.records import (
     Stopped,
     Verdict,
 )
-from pdctl.inject.drill.samples import Looker
+from pdctl.inject.drill.samples import Sampler
 from pdctl.inject.drill.schema import Drill
 from pdctl.inject.plan import Plan, plan
-from pdctl.inject.session import BEAT_S, Counts, Session, know
+from pdctl.inject.session import BEAT_S, Counts, Session, load_known
 from pdctl.inject.wish import Wish
 from pdctl.protocol import durations
 from pdctl.protocol.errors import Exit, PdctlError
@@ -77,7 +77,7 @@ def wish(drill: Drill, fault_id: str) -> Wish:
 
 
 class _Keeper(threading.Thread):
-    """Keeps a fault's lease with beats of its own, since a look at ranks that hang may take longer than the lease."""
+    """Renews a fault's lease on its own thread, since a sample of hanging ranks may take longer than the lease."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(name="pdctl-beats", daemon=True)
@@ -114,11 +114,11 @@ class Run:
     servers: str = ""
 
     def run(self) -> Verdict:
-        """Run it and return the verdict; what kept it from being finished is in the journal, never raised.
+        """Run the drill and return the verdict. Failures go into the journal and are not raised.
 
         Only KeyboardInterrupt is raised again, after healing.
         """
-        self._looker = Looker(self.client, self.found)
+        self._sampler = Sampler(self.client, self.found)
         self._for_s = durations.parse(self.drill.for_, most_s=MAX_TTL_S)
         self._settle_s = durations.parse(self.drill.settle, most_s=MAX_TTL_S)
         self._keep_s = durations.parse(self.drill.keep, most_s=MAX_TTL_S) if self.drill.keep else 0.0
@@ -182,7 +182,7 @@ class Run:
     # ---- steady state ------------------------------------------------------------------------------------------------
 
     def _steady(self) -> bool:
-        """Return whether the drill may go on: what it judges by is what the verdict is judged by."""
+        """Return whether the state is steady, so the drill may go on. The verdict uses the same rule."""
         self._step(STEADY, "every rank answers, no finding, requests complete")
         load = self._send(0, plain=True)
         patience = Patience(load, self._settle_s, time.monotonic())
@@ -204,7 +204,7 @@ class Run:
         assert self.drill.fault is not None
         self._step(FAULT, f"{self.drill.fault.kind} on {', '.join(self.drill.fault.rank)}")
         self.client.restart()
-        planned = plan(know(self.client, self.found.ranks), wish(self.drill, f"d-{os.urandom(3).hex()}"))
+        planned = plan(load_known(self.client, self.found.ranks), wish(self.drill, f"d-{os.urandom(3).hex()}"))
         ranks = [next(rank for rank in self.found.ranks if rank.identity == identity) for identity in planned.on]
         with Client(timeout_s=BEAT_S, rank_timeout_s=0.8 * BEAT_S) as beats:
             session = Session(self.client, beats, self.audit, ranks, planned.args)
@@ -313,7 +313,7 @@ class Run:
         for load in self._loads:
             self._rooms.update(dict.fromkeys(load.rooms))
         rooms: Sequence[int] = tuple(self._rooms) if self._step_name == AFTER else ()
-        look = self._looker.look(self.journal.at, self._step_name, rooms)
+        look = self._sampler.look(self.journal.at, self._step_name, rooms)
         self.journal.write(look)
         if shown or _findings(look):
             said = [f"{finding.code} {finding.summary}" for finding in look.findings]

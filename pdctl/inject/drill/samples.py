@@ -1,4 +1,4 @@
-"""One look at all ranks of a drill: what ``pdctl diff-queues`` sees and says, as a line of the journal."""
+"""One sample of all ranks of a drill: evidence and judgement of ``pdctl diff-queues``, as a line of the journal."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ STALLED_FROM_S = 1.0
 """A scheduler without a turn for less is not worth a line."""
 
 
-class Looker:
-    """Looks again and again at the ranks that there were when the drill began."""
+class Sampler:
+    """Samples the ranks that existed when the drill began."""
 
     def __init__(self, client: Client, found: Found) -> None:
         self._client = client

@@ -13,7 +13,7 @@ MAX_SEED = (1 << 31) - 1
 
 
 class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What is not known is an error: a misspelt key must not leave a drill that tests something else."""
+    """Unknown keys are errors: a misspelt key must not change what a drill tests."""
 
 
 class FaultSpec(_Strict, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""The real servers that a drill's requests go to: as an operator names them, as they say they are, and what fits them."""
+"""The real servers for a drill's requests: the operator's options, the servers' own data, and the checks of both."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_CONCURRENCY = 256
 
 @dataclass(frozen=True)
 class Pair:
-    """Both servers, what they say of themselves, and where decode is told that the prefill's bootstrap server is."""
+    """Both servers, their own data, and the address of the prefill's bootstrap server for decode."""
 
     prefill: Server
     decode: Server

@@ -1,4 +1,4 @@
-"""What both sides of a transfer share (SGLang: ``sglang/srt/disaggregation/common/conn.py``).
+"""The parts common to both sides of a transfer (SGLang: ``sglang/srt/disaggregation/common/conn.py``).
 
 A room's status lives in the rank's manager and only ever rises, except that Failed wins. Messages between ranks are
 msgpack maps over ZeroMQ PUSH/PULL; the data itself goes through :mod:`pdctl.lab.engine.transport`.

@@ -1,4 +1,4 @@
-"""What a rank of either role has: requests in, answers out, memory, batches (SGLang: ``managers/scheduler.py``)."""
+"""The parts common to ranks of both roles: requests, answers, memory, batches (SGLang: ``managers/scheduler.py``)."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class SchedulerCore:
     def lose_request(self, rid: str) -> None:
         """Take a request off this rank's decode queues alone, as a rank-local time-out or abort does (issue 37909).
 
-        Not something the engine is asked to do: it stands for what goes wrong, so that the other ranks go on with it.
+        No engine has this operation. It simulates a rank-local failure: the other ranks go on with the request.
         """
         prealloc, transfer = self.disagg_decode_prealloc_queue, self.disagg_decode_transfer_queue
         prealloc.pending_reqs[:] = [entry for entry in prealloc.pending_reqs if entry.req.rid != rid]

@@ -1,4 +1,4 @@
-"""What stands where the model does: a collective over the tensor-parallel group, and tokens that depend on KV."""
+"""The replacement of the model: a collective over the tensor-parallel group, and tokens that depend on KV."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Where ranks are found: one module for each kind of place."""
+"""The sources of ranks: one module for each kind."""

@@ -1,4 +1,4 @@
-"""Which processes that run without an agent here are looked at from outside: what PDCTL_OUTSIDE says."""
+"""Select the agentless processes to read from outside, by PDCTL_OUTSIDE."""
 
 from __future__ import annotations
 
@@ -18,56 +18,56 @@ _LONGEST_PID = 7  # Linux gives none over 2^22
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What PDCTL_OUTSIDE says. how: ``near``, ``all``, ``off`` or ``pids``, which are then in pids."""
+class OutsideSetting:
+    """The parsed PDCTL_OUTSIDE. how: ``near``, ``all``, ``off`` or ``pids``; pids has the pids then."""
 
     how: str = "near"
     pids: tuple[int, ...] = ()
 
     def means(self, pid: int) -> bool:
-        """Whether a process that is known to be a rank of this cluster may be read from outside."""
+        """Return whether a process known as a rank of this cluster may be read from outside."""
         return pid in self.pids if self.how == "pids" else self.how != "off"
 
 
 @dataclass(frozen=True)
-class Strangers:
-    """Processes without an agent here. chosen: those to look at. left_alone: how many others there are.
+class Agentless:
+    """Agentless processes. selected: the ones to read. left_alone: number of the others.
 
-    named: the chosen ones are pids that somebody named.
+    named: whether the user named the selected pids.
     """
 
-    chosen: tuple[Candidate, ...] = ()
+    selected: tuple[Candidate, ...] = ()
     left_alone: int = 0
     named: bool = False
 
     @property
     def living(self) -> list[Candidate]:
-        """Those chosen that have not ended."""
-        return [one for one in self.chosen if one.process.state not in ("", "Z", "X")]
+        """The selected processes that have not ended."""
+        return [one for one in self.selected if one.process.state not in ("", "Z", "X")]
 
     @property
     def attach(self) -> str:
-        """How ``pdctl attach`` is called for the chosen ones: ``--all``, or their pids."""
+        """Arguments of ``pdctl attach`` for the selected processes: ``--all``, or their pids."""
         return " ".join(str(one.pid) for one in self.living) if self.named else "--all"
 
 
-NONE = Strangers()
-OFF = Wanted("off")
+NONE = Agentless()
+OFF = OutsideSetting("off")
 
 
-def wanted(env: Mapping[str, str]) -> Wanted:
+def parse_setting(env: Mapping[str, str]) -> OutsideSetting:
     """Return what PDCTL_OUTSIDE of ``env`` says. Raises PdctlError (USAGE) for what it can't say."""
     said = env.get(NAME, "").strip()
     word = said.lower()
     if not word:
-        return Wanted()
+        return OutsideSetting()
     if word in _OFF:
         return OFF
     if word == "all":
-        return Wanted("all")
+        return OutsideSetting("all")
     parts = [part.strip() for part in said.split(",") if part.strip()]
     if parts and all(_is_pid(part) for part in parts):
-        return Wanted("pids", tuple(dict.fromkeys(map(int, parts))))
+        return OutsideSetting("pids", tuple(dict.fromkeys(map(int, parts))))
     raise PdctlError(
         f"{NAME}={said[:80]!r} is none of: all, off, pids with commas between them",
         f"Unset {NAME} to have it as usual: docs/attach.md.",
@@ -79,20 +79,20 @@ def _is_pid(part: str) -> bool:
     return part.isascii() and part.isdecimal() and len(part) <= _LONGEST_PID and int(part) > 0
 
 
-def choose(asked: Wanted, ranks: Sequence[FoundRank], *, run_dir: bool) -> Strangers:
+def select_processes(asked: OutsideSetting, ranks: Sequence[FoundRank], *, run_dir: bool) -> Agentless:
     """Return the processes without an agent among ``ranks``. Reads /proc only.
 
-    run_dir: one was given, so that by default only those are meant that the same servers started as ranks that have an
-    agent there: others are not of this cluster. Pids that are named are chosen whatever they are, also where there is none.
+    run_dir: whether one was given. Then the default is: only processes started by the same servers as ranks with an
+    agent there; others are not of this cluster. Named pids are always selected, even if there is no such process.
     """
     if asked.how == "off":
-        return Strangers()
+        return Agentless()
     from pdctl.introspect.find import candidate, candidates
 
     known = {(rank.identity.pid, rank.identity.proc_start) for rank in ranks if rank.live}
     every = candidates()
     parents = {one.parent for one in every if (one.pid, one.process.start) in known}
-    strangers = [one for one in every if (one.pid, one.process.start) not in known]
+    agentless = [one for one in every if (one.pid, one.process.start) not in known]
     if asked.how == "pids":
         told = {rank.identity.pid for rank in ranks}
         titled = {one.pid: one for one in every}
@@ -103,20 +103,20 @@ def choose(asked: Wanted, ranks: Sequence[FoundRank], *, run_dir: bool) -> Stran
             if (one.pid, one.process.start) not in known and (one.process.state or one.pid not in told)
         ]
     elif run_dir and asked.how != "all":
-        chosen = [one for one in strangers if one.parent in parents]
+        chosen = [one for one in agentless if one.parent in parents]
     else:
-        chosen = strangers
+        chosen = agentless
     there = {one.pid for one in chosen}
-    return Strangers(tuple(chosen), sum(one.pid not in there for one in strangers), asked.how == "pids")
+    return Agentless(tuple(chosen), sum(one.pid not in there for one in agentless), asked.how == "pids")
 
 
-def put_in(whom: str) -> str:
-    """Say how processes without an agent get one. whom: how ``pdctl attach`` is called for them."""
+def attach_hint(whom: str) -> str:
+    """Return a sentence on how agentless processes get an agent. whom: arguments of ``pdctl attach``."""
     return f"pdctl attach {whom} --inject-agent --arm puts one in that takes faults."
 
 
 def unrecorded(ranks: Sequence[FoundRank]) -> PdctlError | None:
-    """Return what to say (UNREACHABLE) where recordings are asked for and none of ``ranks`` has an agent; else None."""
+    """Return an error (UNREACHABLE) for a command that needs recordings if none of ``ranks`` has an agent, else None."""
     there = sum(rank.state == "outside" for rank in ranks)
     if not there or any(rank.state not in ("outside", "no agent") for rank in ranks):
         return None

@@ -1,11 +1,10 @@
 """Ranks with an agent in containers of this host: through ``/proc/PID/root``, from the host or from a sidecar.
 
-An agent in a container has its files in that container's ``/tmp`` and ``/dev/shm``. Whoever sees its processes sees these
-through the root directory of one of them. What the rank says of itself is in the container's own terms, paths and pids,
-and is told here in this process's.
+An agent in a container has its files in that container's ``/tmp`` and ``/dev/shm``. They are visible through the root directory
+of any process of the container. A registration has the container's own paths and pids; they are translated to this process's.
 
-Whoever is in a container is not trusted: every directory and file there is looked up inside that root, held once, and judged
-by what is held. Only what belongs to this process's user counts; what belongs to others is said, and left alone.
+Processes in a container are not trusted. Every directory and file is resolved inside that root, opened once, and checked by its
+descriptor. Only files of this process's user are used. Files of other users are reported, and not used.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ _SAYS = {"": True, "on": True, "yes": True, "1": True, "off": False, "no": False
 
 @dataclass(frozen=True)
 class Container:
-    """Processes that see other files than this one. pids: theirs in their own pid namespace → here.
+    """Processes in another mount namespace. pids: pid in their own pid namespace → pid here.
 
-    mine: one of them runs as this process's user, so that there may be ranks of this user.
+    mine: whether one of them runs as this process's user, so that ranks of this user are possible.
     """
 
     root: Path
@@ -57,8 +56,8 @@ class Container:
         return (here, process) if process.runs_since(start) else (pid, NO_PROCESS)
 
 
-def wanted(env: Mapping[str, str]) -> bool:
-    """Return whether PDCTL_CONTAINERS lets containers be looked into. Raises PdctlError (USAGE) for what it can't say."""
+def parse_setting(env: Mapping[str, str]) -> bool:
+    """Return whether PDCTL_CONTAINERS allows reading containers. Raises PdctlError (USAGE) for an invalid value."""
     said = env.get(NAME, "").strip()
     if said.lower() not in _SAYS:
         raise PdctlError(
@@ -72,11 +71,11 @@ def find(
 ) -> Iterable[FoundRank]:
     """Yield the ranks that registered in the usual directories of containers whose processes this one can see.
 
-    Not where ``PDCTL_RUN_DIR`` names a directory, nor with ``PDCTL_CONTAINERS=off``. problems: told where time ran out, or
-    there was too much. others: what was left alone, and why: it can't be told to be of any server that is looked at, but for
-    claims, which say they are. until: on the monotonic clock, when to stop.
+    Yields nothing if ``PDCTL_RUN_DIR`` names a directory, or with ``PDCTL_CONTAINERS=off``. problems: gets a line if the time
+    or a limit was exceeded. others: gets unused files, with the reason. claims: gets the servers that unused registrations
+    name. until: monotonic time at which to stop.
     """
-    if not wanted(env) or env.get("PDCTL_RUN_DIR"):
+    if not parse_setting(env) or env.get("PDCTL_RUN_DIR"):
         return
     for container in _containers():
         if time.monotonic() >= until:
@@ -91,9 +90,9 @@ def find(
 
 
 def _folders(container: Container, others: list[str], until: float) -> Iterator[tuple[Path, int, str]]:
-    """Yield the run directories in a container's ``/tmp``: path, descriptor, and why it is left alone, "" where it is not.
+    """Yield the run directories in a container's ``/tmp``: path, descriptor, and why it is not used, "" if it is used.
 
-    Where no process there is this user's, what is there can be nobody's but others', or what was left behind.
+    If no process there belongs to this user, the files belong to other users or to ended ranks.
     """
     place = container.root / _RUN
     try:
@@ -125,10 +124,10 @@ def _ranks(
     claims: list[Claim],
     until: float,
 ) -> Iterable[FoundRank]:
-    """Yield the ranks that registered in a directory that is held, and is this user's alone.
+    """Yield the ranks registered in an opened private directory of this user.
 
-    It may be that of a user of the container whom nobody here trusts, as root there is. So a registration that can't be used
-    is as one of somebody else: it counts only where it claims to be of a server that is looked at.
+    The directory may belong to an untrusted user of the container, for instance its root. So an unusable registration counts as
+    another user's: it matters only if it names a server that was found.
     """
     found, whole = names(folder, paths.REGISTRATION_SUFFIX, registration.MAX_RANKS, until)
     for number, file in enumerate(found):
@@ -151,7 +150,7 @@ def _ranks(
 
 
 def _claims(name: Path, folder: int, why: str, most: int, until: float) -> Iterator[Claim]:
-    """Yield what registrations in a directory that is left alone say they are of."""
+    """Yield the claims of registrations in an unused directory."""
     try:
         found, _ = names(folder, paths.REGISTRATION_SUFFIX, max(0, most), until)
     except OSError:
@@ -165,7 +164,7 @@ def _claims(name: Path, folder: int, why: str, most: int, until: float) -> Itera
 def _rank(container: Container, r: paths.Registration) -> FoundRank:
     pid, process = container.process(r.identity.pid, r.identity.proc_start)
     recording = _inside(container, r.recording)
-    rank = registration.found(r, "live" if process.state else "dead", recording, process, (os.geteuid(),))
+    rank = registration.rank_of(r, "live" if process.state else "dead", recording, process, (os.geteuid(),))
     socket = _inside(container, r.endpoint.removeprefix("ipc://"))
     why = (
         _unfit_socket(socket) if socket is not None else "its socket is at no path of its container" * bool(r.endpoint)
@@ -179,7 +178,7 @@ def _rank(container: Container, r: paths.Registration) -> FoundRank:
 
 
 def _unfit_socket(path: Path) -> str:
-    """Return why a socket of a container is not connected to, "" where it may be."""
+    """Return why pdctl does not connect to a container's socket, "" if it may."""
     try:
         there, reached = status(path), path.stat()
     except FileNotFoundError:
@@ -194,7 +193,7 @@ def _unfit_socket(path: Path) -> str:
 
 
 def _inside(container: Container, path: str) -> Path | None:
-    """Return where a path of the container is here, None for none, and for one that leads out of it."""
+    """Return the path here for a path of the container; None for "", and for a path that leads out of the container."""
     if not path.startswith("/") or ".." in Path(path).parts:
         return None
     return container.root / path.removeprefix("/")
@@ -238,7 +237,7 @@ def _held(path: Path | str, folder: int | None = None) -> Iterator[int]:
 
 
 def _same(mine: Path, found: os.stat_result) -> bool:
-    """Return whether a container's directory is this process's own: what is in it is found without going through one."""
+    """Return whether a container's directory is this process's own. Its files are found without the container."""
     try:
         here = mine.stat()
     except OSError:

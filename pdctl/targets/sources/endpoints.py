@@ -1,8 +1,8 @@
-"""Ranks of other hosts: reached over TCP, each known by its agent's key, asked who they are before anything else.
+"""Ranks on other hosts, over TCP. Each is verified by its agent's key, and asked for its identity before any other question.
 
-PDCTL_ENDPOINT (``--endpoint``, a context's ``endpoints``) names addresses, PDCTL_STORE a job's store in which agents
-have published theirs, PDCTL_SERVER_KEY the key that agents have there.
-Which key a command shows is PDCTL_KEY, or the only one there is (:mod:`pdctl.protocol.keys`).
+PDCTL_ENDPOINT (``--endpoint``, a context's ``endpoints``) names addresses. PDCTL_STORE names a job's store with the addresses
+that agents published. PDCTL_SERVER_KEY is the agents' key. A command uses the key pair that PDCTL_KEY names, or the only one
+(:mod:`pdctl.protocol.keys`).
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ REFUSED_S = 0.3
 
 
 @dataclass(frozen=True)
-class Target:
+class Endpoint:
     """One place to look for a rank. endpoint: ``tcp://HOST:PORT``. server_key: the key its agent must have, "" for none."""
 
     endpoint: str
     server_key: str = ""
 
 
-def targets(env: Mapping[str, str]) -> list[Target]:
+def targets(env: Mapping[str, str]) -> list[Endpoint]:
     """Return the places that the environment names. Raises PdctlError (USAGE) for one that makes no sense."""
     words = env.get("PDCTL_ENDPOINT", "").replace(",", " ").split()
     if len(words) > MAX_ENDPOINTS:
         raise PdctlError(f"{len(words)} endpoints: at most {MAX_ENDPOINTS}", code=Exit.USAGE)
     server_key = keys.parse_public(env["PDCTL_SERVER_KEY"]) if env.get("PDCTL_SERVER_KEY") else ""
-    return [Target(endpoint(word), server_key) for word in dict.fromkeys(words)]
+    return [Endpoint(endpoint(word), server_key) for word in dict.fromkeys(words)]
 
 
 def endpoint(text: str) -> str:
@@ -58,23 +58,22 @@ def endpoint(text: str) -> str:
     return f"tcp://{match['host']}:{match['port']}"
 
 
-def access(target: Target, env: Mapping[str, str]) -> Access:
-    """Return how to come in at ``target``. Raises PdctlError where it takes a key and there is none to use."""
+def access(target: Endpoint, env: Mapping[str, str]) -> Access:
+    """Return the keys for ``target``. Raises PdctlError if it needs a key and this user has none."""
     if not target.server_key:
         return Access()
-    own = keys.own(env)
+    own = keys.load_own(env)
     return Access(target.server_key, own.public, own.secret)
 
 
 def find(env: Mapping[str, str], timeout_s: float, rank_timeout_s: float, problems: list[str]) -> list[FoundRank]:
     """Return the ranks at the endpoints and in the stores that the environment names, each asked who it is.
 
-    Those that do not answer are among them, with the reason. Takes half of ``timeout_s`` at most for the stores, and
-    rank_timeout_s, at most a quarter of ``timeout_s``, for all ranks together: the rest is for what is to be asked.
-    A store that can't be read is one of ``problems``. Raises PdctlError for what makes
-    no sense, and where a rank takes a key and there is none to show.
+    Silent ranks are included, with the reason. Stores get at most half of ``timeout_s``. All ranks together get rank_timeout_s,
+    at most a quarter of ``timeout_s``. The rest is for the command's own questions. An unreadable store is one of
+    ``problems``. Raises PdctlError for an invalid variable, and if a rank needs a key and this user has none.
     """
-    ranks = [stranger(target.endpoint, access(target, env)) for target in targets(env)]
+    ranks = [unknown_rank(target.endpoint, access(target, env)) for target in targets(env)]
     beats: list[Beat | None] = [None] * len(ranks)
     published = 0
     if env.get("PDCTL_STORE"):
@@ -87,21 +86,19 @@ def find(env: Mapping[str, str], timeout_s: float, rank_timeout_s: float, proble
             elif not answer.entries:
                 problems.append(f"store {store}: no agent has published itself there")
             for entry, beat in stores.entries(answer.entries, problems):
-                rank = stores.claimed(entry, beat, pinned)
+                rank = stores.rank_of_entry(entry, beat, pinned)
                 if not rank.silent:
-                    target = Target(rank.endpoint, entry.registration.server_key)
+                    target = Endpoint(rank.endpoint, entry.registration.server_key)
                     rank = replace(rank, access=access(target, env))
                 ranks.append(rank if rank.access is not None else replace(rank, access=Access()))
                 beats.append(beat)
                 published += 1
     found = _asked(ranks, beats, min(rank_timeout_s, timeout_s / 4), len(ranks) - published)
-    return endpoint_cache.named(env, found)
+    return endpoint_cache.apply_identities(env, found)
 
 
-def _asked(
-    ranks: Sequence[FoundRank], beats: Sequence[Beat | None], timeout_s: float, strangers: int
-) -> list[FoundRank]:
-    """Return the same ranks as they say they are; strangers: how many of the first were named by their address alone."""
+def _asked(ranks: Sequence[FoundRank], beats: Sequence[Beat | None], timeout_s: float, unnamed: int) -> list[FoundRank]:
+    """Return the ranks with the identities that they report. unnamed: number of ranks at the start known by address only."""
     from pdctl.protocol.paths import Registration
     from pdctl.targets.client import Answer, Client
 
@@ -125,8 +122,10 @@ def _asked(
     found: list[FoundRank] = []
     for number, (answer, beat) in enumerate(zip(answers, beats, strict=True)):
         rank = answer.rank
-        if answer.body is not None and (number < strangers or _same(rank.identity, answer.body.identity)):
-            found.append(replace(registration.told(rank, answer.body), silent=Silence.NONE, silent_why=""))
+        if answer.body is not None and (number < unnamed or _same(rank.identity, answer.body.identity)):
+            found.append(
+                replace(registration.apply_registration(rank, answer.body), silent=Silence.NONE, silent_why="")
+            )
         elif answer.body is not None:
             other = answer.body.identity
             why = f"another process is at its endpoint now: {other.label}, pid {other.pid} on {other.host}"
@@ -137,16 +136,16 @@ def _asked(
             gone = rank.endpoint in nobody
             why = f"not authorised or not reachable: nobody listens at {rank.endpoint}" if gone else answer.reason
             rank = replace(rank, silent=Silence.REFUSED if gone else answer.silence, silent_why=why)
-            if number >= strangers:
+            if number >= unnamed:
                 from pdctl.targets.sources import stores
 
-                rank = stores.unheard(rank, beat, refused=gone, now_ns=time.time_ns())
+                rank = stores.silent_rank(rank, beat, refused=gone, now_ns=time.time_ns())
             found.append(rank)
     return found
 
 
 def _nowhere(rank: FoundRank, unresolved: Mapping[str, str]) -> FoundRank:
-    """Return ``rank``, not to be asked where the name of its host leads nowhere."""
+    """Return ``rank``, marked silent if its host name can't be resolved."""
     why = "" if rank.silent else unresolved.get(host_of(rank.endpoint), "")
     return replace(rank, silent=Silence.NOT_AUTHORISED, silent_why=f"not reachable: {why}") if why else rank
 
@@ -161,7 +160,7 @@ def _same(one: Identity, other: Identity) -> bool:
 
 
 def refused(endpoints: Iterable[str], wait_s: float) -> set[str]:
-    """Return those of ``endpoints`` whose host says at once that nobody listens there; names of hosts are not looked up."""
+    """Return the ``endpoints`` that refuse a connection at once. Host names are not resolved."""
     tried: dict[socket.socket, str] = {}
     found: set[str] = set()
     try:
@@ -193,9 +192,9 @@ def refused(endpoints: Iterable[str], wait_s: float) -> set[str]:
     return found
 
 
-def stranger(where: str, how: Access) -> FoundRank:
-    """Return a rank of which only the address is known."""
+def unknown_rank(where: str, how: Access) -> FoundRank:
+    """Return a rank known by its address only."""
     return FoundRank(registration.nameless(where), "live", endpoint=where, access=how)
 
 
-__all__ = ["Target", "access", "endpoint", "find", "refused", "stranger", "targets"]
+__all__ = ["Endpoint", "access", "endpoint", "find", "refused", "targets", "unknown_rank"]

@@ -1,8 +1,8 @@
 """Reads what agents published from one TCPStore, and writes it as JSON to standard output.
 
-``python -m pdctl.targets.sources.store_child HOST PORT SECONDS``: a process of its own, because torch's client can't be given
-up otherwise. It waits for ever for a store that accepts and does not answer. Whoever started it ends it. Nothing is written
-into the store.
+``python -m pdctl.targets.sources.store_child HOST PORT SECONDS`` is a separate process, because torch's client can't be
+interrupted: it waits for ever for a store that accepts and does not answer. The parent process ends it. Nothing is written into
+the store.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from pdctl.protocol.store_schema import COUNT, MAX_ENTRIES, MAX_VALUE, Found, Read, beat, index
+from pdctl.protocol.store_schema import COUNT, MAX_ENTRIES, MAX_VALUE, RawEntry, Read, beat, index
 
 LOADED = "\n"
 """Written when torch is loaded, before the store is asked: what is missing then is the store's answer."""
@@ -40,12 +40,12 @@ def read(host: str, port: int, seconds: float) -> Read:
     names = list(dict.fromkeys(name for name in names if name.startswith("pdctl/")))
     entries = _there(store, names)
     beats = _there(store, [beat(name) for name in entries])
-    found = [Found(name, value, beats.get(beat(name), b"")) for name, value in entries.items()]
+    found = [RawEntry(name, value, beats.get(beat(name), b"")) for name, value in entries.items()]
     return Read([one for one in found if len(one.entry) <= MAX_VALUE and len(one.beat) <= MAX_VALUE], error)
 
 
 def _there(store: Any, names: list[str]) -> dict[str, bytes]:
-    """Return the values of those keys that are there: asking for one that is not would wait for it."""
+    """Return the values of the existing keys. A read of a missing key would wait for it."""
     found: dict[str, bytes] = {}
     for start in range(0, len(names), _AT_ONCE):
         some = names[start : start + _AT_ONCE]

@@ -1,8 +1,8 @@
 """Finds ranks by what their agents published in a job's TCPStore (``--store HOST:PORT``).
 
-Each store is read by a child process that is ended at the deadline. An entry in a store is only a claim: the rank it names is
-asked who it is, over CURVE, before anything else is asked of it. Whoever can write into the store can make up entries; a key
-given with ``--server-key`` is the only one that is accepted then.
+A child process reads each store; it is killed at the deadline. An entry is only a claim: its rank is asked for its
+identity, over CURVE, before any other question. Anybody who can write into the store can invent entries. With
+``--server-key`` only that key is accepted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import pdctl
 from pdctl.protocol import extras, keys, structs
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.rank import FoundRank, Silence
-from pdctl.protocol.store_schema import STALE_S, Beat, Entry, Found, Read
+from pdctl.protocol.store_schema import STALE_S, Beat, Entry, RawEntry, Read
 from pdctl.targets import registration
 from pdctl.targets.resolve import unresolved
 
@@ -65,9 +65,9 @@ def stores(env: Mapping[str, str]) -> list[Store]:
 
 
 def read(wanted: Sequence[Store], timeout_s: float) -> list[Read]:
-    """Return what is in each store, or why that can't be told, all within ``timeout_s`` together.
+    """Return the content of each store, or the reason without it, within ``timeout_s`` for all together.
 
-    Raises PdctlError (USAGE) where there is no torch to read one with.
+    Raises PdctlError (USAGE) if torch is not installed.
     """
     if wanted:
         extras.require("store", "--store")
@@ -115,7 +115,7 @@ class _Child:
         return self._process.poll() is not None
 
     def answer(self, timeout_s: float) -> Read:
-        """Return what it read, or why nothing: it has not ended, or not well."""
+        """Return the content, or the reason without it: the child has not ended, or has failed."""
         if not self.done:
             if not os.fstat(self._out.fileno()).st_size:
                 return Read(
@@ -138,7 +138,7 @@ def _env() -> dict[str, str]:
 
 
 def _nobody(store: Store, wait_s: float) -> str:
-    """Return why there is nothing at a store's address, "" where something listens. Saves loading torch for nothing."""
+    """Return why nothing listens at a store's address, "" if something does. This avoids loading torch in vain."""
     try:
         socket.create_connection((store.host, store.port), timeout=wait_s).close()
     except TimeoutError:
@@ -148,8 +148,8 @@ def _nobody(store: Store, wait_s: float) -> str:
     return ""
 
 
-def entries(found: Sequence[Found], problems: list[str]) -> list[tuple[Entry, Beat | None]]:
-    """Return the entries of a store that this pdctl understands; what it does not is added to ``problems``."""
+def entries(found: Sequence[RawEntry], problems: list[str]) -> list[tuple[Entry, Beat | None]]:
+    """Return the entries of a store that this pdctl can decode. The others are added to ``problems``."""
     known = []
     for one in found:
         try:
@@ -162,13 +162,13 @@ def entries(found: Sequence[Found], problems: list[str]) -> list[tuple[Entry, Be
     return known
 
 
-def claimed(entry: Entry, beat: Beat | None, pinned: str) -> FoundRank:
-    """Return the rank that an entry is about, before it has been asked. pinned: the only server key to accept, "" for any.
+def rank_of_entry(entry: Entry, beat: Beat | None, pinned: str) -> FoundRank:
+    """Return the rank that an entry names, before it is asked. pinned: the only server key to accept, "" for any.
 
-    silent is set where it is not to be asked.
+    silent is set if the rank must not be asked.
     """
     r = entry.registration
-    rank = registration.told(FoundRank(r.identity, "live", endpoint=entry.endpoint), r)
+    rank = registration.apply_registration(FoundRank(r.identity, "live", endpoint=entry.endpoint), r)
     if beat is not None and beat.ended:
         why = "its agent said in the store that it ended"
         return replace(rank, state="dead", silent=Silence.DEAD, silent_why=why)
@@ -183,11 +183,11 @@ def claimed(entry: Entry, beat: Beat | None, pinned: str) -> FoundRank:
     return rank
 
 
-def unheard(rank: FoundRank, beat: Beat | None, *, refused: bool, now_ns: int) -> FoundRank:
-    """Return a rank that was asked and did not answer, told by its heartbeats from one that is gone.
+def silent_rank(rank: FoundRank, beat: Beat | None, *, refused: bool, now_ns: int) -> FoundRank:
+    """Return a rank that did not answer, as live or dead by its heartbeat.
 
-    refused: nobody listens at its endpoint any more. Clocks of hosts are taken to agree to within seconds. A rank that seems
-    gone is ``dead``, but not for sure: what it may hold (a fault) is not known to have ended.
+    refused: its endpoint refuses connections. Hosts' clocks are assumed to agree within seconds. ``dead`` is not
+    certain here: a fault that the rank held may still be in place.
     """
     age_s = max(0.0, (now_ns - beat.wall_ns) / 1e9) if beat is not None else float("inf")
     said = (
@@ -201,8 +201,8 @@ def unheard(rank: FoundRank, beat: Beat | None, *, refused: bool, now_ns: int) -
 
 
 def server_key(env: Mapping[str, str]) -> str:
-    """Return the one server key to accept, "" for whatever the store says."""
+    """Return the only server key to accept, "" for any key that the store names."""
     return keys.parse_public(env["PDCTL_SERVER_KEY"]) if env.get("PDCTL_SERVER_KEY") else ""
 
 
-__all__ = ["Store", "claimed", "entries", "read", "server_key", "stores", "unheard"]
+__all__ = ["Store", "entries", "rank_of_entry", "read", "server_key", "silent_rank", "stores"]

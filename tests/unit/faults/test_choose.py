@@ -9,7 +9,7 @@ import time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdctl.faults.choose import chosen
+from pdctl.faults.choose import selects
 from pdctl.faults.fault import Fault, Target
 from pdctl.faults.kinds import FAIL_TRANSFER
 from pdctl.faults.table import FaultTable
@@ -23,15 +23,15 @@ def test_a_larger_share_takes_all_that_a_smaller_one_takes(
     seed: int, room: int, visit: int, one: float, other: float
 ) -> None:
     small, large = sorted((one, other))
-    assert not chosen(seed, "k", room, visit, small) or chosen(seed, "k", room, visit, large)
-    assert chosen(seed, "k", room, visit, 1.0)
-    assert not chosen(seed, "k", room, visit, 0.0)
+    assert not selects(seed, "k", room, visit, small) or selects(seed, "k", room, visit, large)
+    assert selects(seed, "k", room, visit, 1.0)
+    assert not selects(seed, "k", room, visit, 0.0)
 
 
 def test_about_as_many_as_asked_for_and_others_for_another_seed_or_kind() -> None:
     rooms = range(20_000)
     taken = {
-        (seed, kind): {r for r in rooms if chosen(seed, kind, r, 1, 0.1)} for seed in (1, 2) for kind in ("a", "b")
+        (seed, kind): {r for r in rooms if selects(seed, kind, r, 1, 0.1)} for seed in (1, 2) for kind in ("a", "b")
     }
     for one in taken.values():
         assert 1_800 < len(one) < 2_200
@@ -41,7 +41,7 @@ def test_about_as_many_as_asked_for_and_others_for_another_seed_or_kind() -> Non
 
 def test_what_a_seed_takes_never_changes() -> None:
     """Runs of different versions of pdctl are compared with each other: a change of the hash must show here."""
-    taken = [room for room in range(9_001, 9_017) if chosen(5, FAIL_TRANSFER, room, 1, 0.5)]
+    taken = [room for room in range(9_001, 9_017) if selects(5, FAIL_TRANSFER, room, 1, 0.5)]
     assert taken == [9001, 9003, 9005, 9006, 9007, 9010, 9012, 9015]
 
 

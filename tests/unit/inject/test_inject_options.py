@@ -12,7 +12,7 @@ from pdctl.cli import app
 from pdctl.commands.inject_options import Given, parse_fault, with_faults
 from pdctl.faults.capabilities import sites_of
 from pdctl.faults.kinds import KINDS, STATES, Aim, Kind, Parameter, Way
-from pdctl.inject.parameter import parse, words
+from pdctl.inject.parameter import format_fault, parse
 from pdctl.protocol import durations
 from pdctl.protocol.errors import Exit, PdctlError
 from tools import gen_docs
@@ -36,7 +36,7 @@ WRONG = {
 def test_a_parameter_is_read_as_it_is_shown(kind: Kind) -> None:
     for text in WRITTEN[kind.parameter]:
         delay_s, value = parse(kind, text)
-        assert words(kind.name, delay_s, value) == f"{kind.name} {text}".rstrip()
+        assert format_fault(kind.name, delay_s, value) == f"{kind.name} {text}".rstrip()
         assert 0 <= delay_s <= kind.most_s
         assert 0 <= value <= kind.parameter.most, "a rank refuses it"
     for text in WRONG.get(kind.parameter, ()):
@@ -55,8 +55,8 @@ def test_a_state_is_found_in_any_case_and_a_wrong_one_names_all() -> None:
 
 
 def test_a_kind_of_a_newer_rank_is_shown() -> None:
-    assert words("of-tomorrow", 5.0, 0) == "of-tomorrow 5s"
-    assert words("of-tomorrow", 0.0, 7) == "of-tomorrow"
+    assert format_fault("of-tomorrow", 5.0, 0) == "of-tomorrow 5s"
+    assert format_fault("of-tomorrow", 0.0, 7) == "of-tomorrow"
 
 
 def test_one_fault_and_no_more() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdctl.inject.recorded import told
+from pdctl.inject.recorded import describe_last_fault
 from pdctl.protocol.model import EventKind
 from pdctl.recording.reader import Event
 
@@ -30,9 +30,9 @@ def test_the_last_fault_and_what_became_of_it(rows, says):
     events = [
         Event(seq, int(at * S), kind, "", -1, 0, a, 0, text) for seq, (at, kind, a, text) in enumerate(rows, start=1)
     ]
-    assert says in told(events, 10 * S)
+    assert says in describe_last_fault(events, 10 * S)
 
 
 def test_a_ring_that_has_lost_its_beginning_says_since_when():
     event = Event(900, 4 * S, EventKind.ENQUEUE, "", -1, 7, 0, 0, "")
-    assert told([event], 10 * S) == "its recording has no fault since 6s ago"
+    assert describe_last_fault([event], 10 * S) == "its recording has no fault since 6s ago"

@@ -12,7 +12,7 @@ from pdctl.introspect.interpreter import ForeignError, environments, layout_of
 from pdctl.introspect.layouts import LAYOUTS
 from pdctl.introspect.memory import PAGE, BadAddressError, Bulk, Memory
 from pdctl.introspect.objects import Objects
-from pdctl.introspect.proxy import Mirror, World, modules
+from pdctl.introspect.proxy import Proxy, World, modules
 from tests.support.outside_targets import READABLE, pythons
 
 ROOT = Path(__file__).parents[3]
@@ -25,10 +25,10 @@ class Holder:
         self.value = 7
 
 
-def mirror_of(value: object) -> Mirror:
+def proxy_of(value: object) -> Proxy:
     world = World(Objects(Memory(os.getpid()), LAYOUTS[sys.version_info[:2]]))
     found = world.at(id(value))
-    assert isinstance(found, Mirror)
+    assert isinstance(found, Proxy)
     return found
 
 
@@ -62,7 +62,7 @@ def test_a_layout_of_another_version_is_noticed() -> None:
 
 def test_what_is_not_there_is_an_attribute_error_and_nothing_can_be_called() -> None:
     held = Holder()
-    seen = mirror_of(held)
+    seen = proxy_of(held)
     assert (seen.value, seen.kind, seen.__class__.__name__) == (7, "of the class", "Holder")
     assert getattr(seen, "other", None) is None
     with pytest.raises(AttributeError):
@@ -73,7 +73,7 @@ def test_what_is_not_there_is_an_attribute_error_and_nothing_can_be_called() -> 
 
 def test_modules_are_found_from_an_object() -> None:
     held = Holder()
-    seen = mirror_of(held)
+    seen = proxy_of(held)
     found = modules(seen.pdctl_world, seen, ("sys", "json", "no.such.module"))
     assert found["sys"] == id(sys)
     assert "no.such.module" not in found

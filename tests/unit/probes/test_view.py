@@ -100,7 +100,7 @@ def test_a_recording_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_who_answers_while_silent_ones_are_looked_for_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [Answer[Status](rank, None, Silence.ERROR, "unknown") for rank in RANKS]
-    monkeypatch.setattr(module, "stand_in", lambda found, client: (found, answers))
+    monkeypatch.setattr(module, "apply_fallback", lambda found, client: (found, answers))
     client = Asked()
     view = View.open(Found(RANKS), client)
     assert view.status() == answers

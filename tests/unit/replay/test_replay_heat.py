@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from pdctl.recording.reader import read
-from pdctl.replay.groups import Target
+from pdctl.replay.groups import GroupQueue
 from pdctl.replay.heat import NONE, PARTS, STEP, Heat, heat
 from pdctl.trace.container import opened
 
@@ -20,7 +20,7 @@ def real() -> Heat:
     with opened(REAL) as folder:
         found = sorted((read(path) for path in folder.glob("*.pdrec")), key=lambda r: r.identity.tp)
         ranks = tuple(r for r in found if r.identity.role == "decode")
-        return heat(Target("decode.transfer", "decode", ranks, ()))
+        return heat(GroupQueue("decode.transfer", "decode", ranks, ()))
 
 
 def test_the_round_in_which_ranks_part(real: Heat) -> None:
@@ -35,10 +35,10 @@ def test_ranks_in_step_and_one_without_the_newest_rounds() -> None:
     with opened(REAL) as folder:
         found = sorted((read(path) for path in folder.glob("*.pdrec")), key=lambda r: r.identity.tp)
         ranks = tuple(r for r in found if r.identity.role == "decode")
-        steady = heat(Target("decode.prealloc", "decode", ranks, ()))
+        steady = heat(GroupQueue("decode.prealloc", "decode", ranks, ()))
         for stream in ranks[1].streams:
             stream.table, stream.ends = stream.table[:-1], stream.ends[:-1]
-        short = heat(Target("decode.transfer", "decode", ranks, ()))
+        short = heat(GroupQueue("decode.transfer", "decode", ranks, ()))
     assert steady.parted == -1
     assert {cell.state for row in steady.cells for cell in row} == {STEP}
     assert short.cells[1][-1].state == NONE

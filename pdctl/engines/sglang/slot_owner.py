@@ -1,11 +1,11 @@
-"""Whether a decode rank still waits for a metadata row that is held back, as far as the prefill rank can know.
+"""Decide whether a decode rank still waits for a held metadata row, from facts that the prefill rank can see.
 
-A prefill rank forgets a room as soon as it believes the row sent (``CommonKVSender.clear``), so its own status of the room
-says nothing. What it can still see, cheaply:
+A prefill rank forgets a room as soon as it believes that the row was sent (``CommonKVSender.clear``). So its own status of the
+room shows nothing. These cheap signs remain:
 
 - a new request of the same decode rank names the same slot (``transfer_infos``: the addresses come before any row);
 - the decode server behind the session has started anew (``decode_kv_args_table``: other addresses of the rows);
-- decode tells that the room was aborted (message ``ABORT``, SGLang >= 0.5.13): heard by :func:`watch_aborts`.
+- decode sends ``ABORT`` for the room (SGLang >= 0.5.13); :func:`watch_aborts` receives it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pdctl.protocol.model import Seam
 
 
 def check(manager: Any, req: Any) -> Callable[[], bool]:
-    """Return what tells, at the moment of the late write, whether ``req`` (a TransferInfo) still owns its slot."""
+    """Return a function that tells, at the late write, whether ``req`` (a TransferInfo) still owns its slot."""
     session, room, slot = req.mooncake_session_id, req.room, req.dst_aux_index
     rows = list(manager.decode_kv_args_table[session].dst_aux_ptrs)
 
@@ -37,10 +37,10 @@ def check(manager: Any, req: Any) -> Callable[[], bool]:
 
 
 def watch_aborts(hooks: Hooks, manager: Any, faults: FaultTable) -> Seam:
-    """Have ``faults`` hear of rooms that decode aborts; only where faults are possible at all.
+    """Tell ``faults`` about rooms that decode aborts, if faults are possible here.
 
-    0.5.23 has a method for it. Up to 0.5.13 the bootstrap thread asks ``manager.server_socket`` anew for every message,
-    so a stand-in of the socket hears all but the one message that the thread is waiting for when it is put in.
+    0.5.23 has a method for aborts. Up to 0.5.13 the bootstrap thread reads ``manager.server_socket`` anew for every
+    message. So a proxy of the socket sees all messages but the one that the thread waits for at installation.
     """
     name = "events.abort-message"
     if not faults.armed:
@@ -76,7 +76,7 @@ def _heard(socket: Any, site: Site, faults: FaultTable) -> Any:
 
 
 class _Heard:
-    """The bootstrap thread's socket; what comes in is heard, everything else is the socket's own."""
+    """A proxy of the bootstrap thread's socket. It watches incoming messages; all else is the socket's own."""
 
     def __init__(self, socket: Any, site: Site, faults: FaultTable) -> None:
         self.__dict__.update(_socket=socket, _site=site, _faults=faults)
