@@ -309,7 +309,7 @@ def test_a_python_that_is_no_scheduler(started: Ranks) -> None:
 
 AS_ANOTHER = """
 import ctypes, os, sys
-from pdctl.introspect.target import Target, UnreadableError
+from pdctl.introspect.target import OpenProcess, UnreadableError
 import pdctl.introspect.sglang
 how, pid = sys.argv[1], int(sys.argv[2])
 if how == "user":
@@ -326,7 +326,7 @@ else:
         half.effective = half.permitted = half.permitted & (0 if how == "none" else ~(1 << 19))
     assert libc.capset(ctypes.byref(header), data) == 0
 try:
-    Target(pid, 60)
+    OpenProcess(pid, 60)
     print("read")
 except UnreadableError as error:
     print(error.silence.value, "|", error.reason, "|", error.next_step)

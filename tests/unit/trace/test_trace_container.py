@@ -101,9 +101,9 @@ def test_what_a_killed_process_left_is_removed_by_the_next(trace: Path, temporar
     program = f"""
 import os, signal, tempfile
 from pathlib import Path
-from pdctl.trace.container import held
+from pdctl.trace.container import open_cached
 tempfile.tempdir = {str(temporary)!r}
-held(Path({str(trace)!r}))
+open_cached(Path({str(trace)!r}))
 os.kill(os.getpid(), signal.SIGKILL)
 """
     done = subprocess.run([sys.executable, "-c", program], check=False, cwd=Path(__file__).parents[3])
