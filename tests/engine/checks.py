@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,9 +13,8 @@ from pdctl.probes.queues.judge import judge
 from pdctl.probes.view import View
 from pdctl.protocol.model import Status
 from pdctl.targets.find import discover
-from tests.engine.env import ROOT
-from tests.engine.harness import Pair, client_of_tests, patiently
-from tests.support.patience import patience, until
+from tests.engine.harness import Pair, client_of_tests
+from tests.support.patience import until
 
 LABELS = {"prefill dp0 pp0 tp0", "decode dp0 pp0 tp0", "decode dp0 pp0 tp1"}
 READS = 60
@@ -103,33 +98,16 @@ def dumps_are_clean(pair: Pair) -> None:
 
 
 @contextlib.contextmanager
-def late_metadata(pair: Pair, delay: str) -> Iterator[subprocess.Popen[str]]:
-    """``pdctl inject --delay-metadata`` for one room of decode tp1, as long as the block lasts."""
-    arguments = ["inject", "--delay-metadata", delay, "--rank", "decode:tp1", "--hits", "1", "--for", "5m"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pdctl.cli", *patiently(*arguments)],
-        env={**os.environ, **pair.agent_environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def late_metadata(pair: Pair, delay: str) -> Iterator[None]:
+    """``pdctl inject --delay-metadata`` for one room of decode tp1, as long as the block lasts.
+
+    It has no lease: a busy machine could end that, and with it what the block waits for.
+    """
+    aim = ("--rank", "decode:tp1", "--hits", "1", "--for", "5m", "--detach")
+    done = pair.pdctl("inject", "--delay-metadata", delay, *aim)
+    assert done.returncode == 0, done.stderr
     try:
-        prefill = pair.rank("prefill dp0 pp0 tp0")
-
-        def placed() -> bool:
-            if process.poll() is not None:
-                raise AssertionError(
-                    f"inject ended with {process.returncode}: {process.stdout and process.stdout.read()}"
-                )
-            with client_of_tests() as client:
-                [answer] = client.ask([prefill], "status", Status)
-            return answer.body is not None and bool(answer.body.faults)
-
-        until("the fault is in place", placed, 60)
-        yield process
+        yield
     finally:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(patience(20))
-        except subprocess.TimeoutExpired:
-            process.kill()
+        done = pair.pdctl("heal", "--all")
+    assert done.returncode == 0, done.stderr
