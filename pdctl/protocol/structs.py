@@ -57,5 +57,5 @@ def from_msgpack(raw: bytes, kind: type[T]) -> T:
 
 def convert(value: Any, kind: type[T]) -> T:
     """Return plain ``value`` (dicts, lists, numbers, text) as ``kind``. Raises msgspec.ValidationError."""
-    json_decoder(kind)
+    json_decoder(kind)  # msgspec learns the type here, one thread at a time
     return msgspec.convert(value, kind)

@@ -84,6 +84,11 @@ class Recording:
                 return stream
         return None
 
+    @property
+    def entered_last(self) -> Stream | None:
+        """The stream of the round that the rank entered last, None if it entered none."""
+        return max((stream for stream in self.streams if len(stream)), key=lambda s: s.newest.t_enter, default=None)
+
     def event_table(self) -> NDArray[Any]:
         """Return the events in the file as rings.EVENT, oldest first, as it was when this was first called.
 

@@ -84,3 +84,13 @@ def test_the_tests_of_the_page_pass_and_so_do_those_of_every_probe(copy: Path, l
         copy, labs, "pytest", "-q", "-p", "no:cacheprovider", "tests/unit/probes/test_registry.py", "-k", "oldest"
     )
     assert done.returncode == 0, done.stdout
+
+
+def test_every_place_that_the_pages_name_is_there(copy: Path) -> None:
+    """Paths are written from the project's root, or from ``pdctl``."""
+    pages = PAGE + (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = {name for name in re.findall(r"`((?:\w+/)+\w+\.(?:py|toml|md))`", pages) if "NAME" not in name}
+    assert len(named) > 30
+    assert [
+        name for name in sorted(named) if not any((base / name).exists() for base in (copy, copy / "pdctl", ROOT))
+    ] == []

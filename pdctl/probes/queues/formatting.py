@@ -103,12 +103,9 @@ def doing(view: RankView) -> str:
 
 def last_round(view: RankView) -> str:
     """Return how far a rank got in the round it entered last, "" without one."""
-    if view.recording is None:
+    stream = None if view.recording is None else view.recording.entered_last
+    if stream is None:
         return ""
-    entered = [(s.newest.t_enter, s) for s in view.recording.streams if len(s)]
-    if not entered:
-        return ""
-    _, stream = max(entered, key=lambda pair: pair[0])
     run = stream.newest
     how = {
         Phase.ENTERED: f"waits in the all_reduce of {run.n} poll{'s'[: run.n != 1]}",

@@ -183,10 +183,9 @@ def _from_recording(recording: Recording, now_wall_ns: int, seen_ns: int) -> dic
 
 def last_round_words(recording: Recording) -> str:
     """Return how far the rank got in the round it entered last, "" when it entered none."""
-    entered = [(s.newest.t_enter, s) for s in recording.streams if len(s)]
-    if not entered:
+    stream = recording.entered_last
+    if stream is None:
         return ""
-    _, stream = max(entered, key=lambda pair: pair[0])
     run = stream.newest
     words = {
         Phase.ENTERED: f"in the all_reduce of {run.n}, group {stream.group.kind}",
