@@ -46,6 +46,7 @@ class CommonKVManager:
         self.config = config
         self.bootstrap_addr = bootstrap_addr
         self.engine = transport
+        self.local_ip = HOST
         self.request_status: dict[int, KVPoll] = {}
         self.failure_records: dict[int, str] = {}
         self.failure_lock = threading.Lock()

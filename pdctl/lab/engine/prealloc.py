@@ -44,8 +44,10 @@ class DecodePreallocQueue:
         self.queue: list[DecodeRequest] = []
         self.pending_reqs: list[DecodeRequest] = []
         self.retracted_queue: list[Req] = []
-        self._ensure_retries = 0
-        self._ensure_last = 0.0
+        self._ensure_retry_count: dict[str, int] = {}
+        self._max_ensure_retries = ENSURE_RETRIES
+        self._ensure_last_attempt_time: dict[str, float] = {}
+        self._ensure_retry_interval = ENSURE_INTERVAL_S
 
     def add(self, req: Req) -> None:
         """Take a new request."""
@@ -80,30 +82,32 @@ class DecodePreallocQueue:
             return req.bootstrap_room % info.dp_size
         return None
 
-    def _ensure_prefill_info(self) -> bool:
-        """Whether the prefill server's sizes are known; asks at most once a second and gives up after 15 times."""
+    def _ensure_prefill_info(self, address: str, waiting: list[DecodeRequest]) -> bool:
+        """Whether a prefill server's sizes are known; asks at most once a second, and fails ``waiting`` after 15 times."""
+        if address in self.kv_manager.prefill_info_table:
+            return True
         now = time.monotonic()
-        if self.kv_manager.bootstrap_addr in self.kv_manager.prefill_info_table:
-            return True
-        if now - self._ensure_last < ENSURE_INTERVAL_S:
+        last = self._ensure_last_attempt_time.get(address)
+        if last is not None and now - last < self._ensure_retry_interval:
             return False
-        self._ensure_last = now
-        if self.kv_manager.try_ensure_parallel_info(self.kv_manager.bootstrap_addr):
-            self._ensure_retries = 0
+        self._ensure_last_attempt_time[address] = now
+        if self.kv_manager.try_ensure_parallel_info(address):
+            self._ensure_retry_count.pop(address, None)
+            self._ensure_last_attempt_time.pop(address, None)
             return True
-        self._ensure_retries += 1
-        if self._ensure_retries >= ENSURE_RETRIES:
-            self._ensure_retries = 0
-            for decode_req in self.pending_reqs:
+        count = self._ensure_retry_count[address] = self._ensure_retry_count.get(address, 0) + 1
+        if count >= self._max_ensure_retries:
+            for decode_req in waiting:
                 if decode_req.kv_receiver is None:
                     self._create_receiver_and_enqueue(decode_req)
                 decode_req.receiver.abort()
-            self.pending_reqs = []
+            del self._ensure_retry_count[address], self._ensure_last_attempt_time[address]
+            self.pending_reqs = [decode_req for decode_req in self.pending_reqs if decode_req not in waiting]
         return False
 
     def _resolve_pending_reqs(self) -> None:
         """Ask the bootstrap server about all rooms without a dp rank. Each rank asks for itself."""
-        if not self.pending_reqs or not self._ensure_prefill_info():
+        if not self.pending_reqs or not self._ensure_prefill_info(self.kv_manager.bootstrap_addr, self.pending_reqs):
             return
         resolved: list[tuple[DecodeRequest, int]] = []
         need_query: list[DecodeRequest] = []

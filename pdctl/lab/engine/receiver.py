@@ -39,10 +39,11 @@ class DecodeKVManager(CommonKVManager):
         super().__init__(args, config, bootstrap_addr, transport)
         self.waiting_timeout = config.waiting_timeout_s
         self.prefill_info_table: dict[str, PrefillServerInfo] = {}
-        self.connection_pool: dict[tuple[str, int], list[dict[str, Any]]] = {}
+        self.connection_pool: dict[str, list[dict[str, Any]]] = {}
         self.required_prefill_response_num_table: dict[int, int] = {}
         self.prefill_response_tracker: dict[int, set[int]] = defaultdict(set)
         self.heartbeat_failures: dict[str, int] = {}
+        self.max_failures = config.heartbeat_failures
         self._stream: Any = None
         self.serve("lab-decode")
         threading.Thread(target=self._heartbeat, name="lab-heartbeat", daemon=True).start()
@@ -121,13 +122,14 @@ class DecodeKVManager(CommonKVManager):
             for address in list(self.prefill_info_table):
                 missed = 0 if self.is_answered(address) else self.heartbeat_failures.get(address, 0) + 1
                 self.heartbeat_failures[address] = missed
-                if missed >= self.config.heartbeat_failures:
+                if missed >= self.max_failures:
                     self._handle_node_failure(address)
                     del self.heartbeat_failures[address]
 
     def _handle_node_failure(self, address: str) -> None:
         self.prefill_info_table.pop(address, None)
-        self.connection_pool = {key: infos for key, infos in self.connection_pool.items() if key[0] != address}
+        for key in [key for key in self.connection_pool if key.startswith(f"{address}_")]:
+            del self.connection_pool[key]
         why = f"Losing connection with prefill instance (bootstrap_addr: {address})"
         affected = [room for room, status in list(self.request_status.items()) if status != KVPoll.SUCCESS]
         for room in affected:
@@ -160,7 +162,7 @@ class KVReceiver:
         self.prefill_dp_rank = prefill_dp_rank
         self.required_dst_info_num = info.required_dst_info_num
         mgr.required_prefill_response_num_table[self.bootstrap_room] = info.required_prefill_response_num
-        key = (self.bootstrap_addr, prefill_dp_rank)
+        key = f"{self.bootstrap_addr}_{prefill_dp_rank}_0_{info.target_tp_ranks[0]}"
         if key not in mgr.connection_pool:
             infos = []
             for tp in info.target_tp_ranks:
