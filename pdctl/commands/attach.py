@@ -18,7 +18,7 @@ from pdctl.commands.options import (
     TimeoutOption,
     reach_of,
 )
-from pdctl.protocol.documents import Document
+from pdctl.protocol.documents import Document, Rows
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Format, Output
 
@@ -120,7 +120,7 @@ def command(
     out = Output(output)
     unread = sum(bool(row.reason) for row in rows)
     code = Exit.CLEAN if not unread else Exit.UNREACHABLE if unread == len(rows) else Exit.PARTIAL
-    out.document(AttachDocument(processes=rows), rows, draw, code=code)
+    out.document(AttachDocument(processes=rows), Rows(AttachRow, rows), draw, code=code)
     return int(code)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pdctl.introspect.inject import Injected, inject, take_back
-from pdctl.protocol.documents import Document
+from pdctl.protocol.documents import Document, Rows
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.model import Status
 from pdctl.protocol.rank import Answer
@@ -57,7 +57,7 @@ def put_in(
         found = _answering(found, env, timeout_s, rank_timeout_s)
     document = InjectedDocument(processes=found)
     code = int(exit_code(found))
-    out.document(document, found, _draw, code=code)
+    out.document(document, Rows(Injected, found), _draw, code=code)
     return code
 
 
@@ -122,7 +122,7 @@ def take_out(pids: Sequence[int], env: Mapping[str, str], out: Output, timeout_s
 
     kept = sum(bool(row.kept) for row in rows)
     code = Exit.CLEAN if not kept else Exit.REFUSED if kept == len(rows) else Exit.PARTIAL
-    out.document(LeftDocument(ranks=rows), rows, draw, code=code)
+    out.document(LeftDocument(ranks=rows), Rows(Left, rows), draw, code=code)
     return int(code)
 
 

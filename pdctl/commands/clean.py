@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from pdctl.commands.options import OutputOption, RecordDirOption, RunDirOption, reach_of
+from pdctl.protocol.documents import Rows
 from pdctl.protocol.errors import Exit
 from pdctl.report.output import Document, Format, Output
 from pdctl.targets.cleanup import Leftover, leftovers, remove
@@ -66,7 +67,7 @@ def clean(
     rows = [_row(one, failures.get(one.path, ""), dry_run) for one in found]
     freed = sum(row.size for row in rows if row.went in ("removed", "would go"))
     document = CleanDocument(files=rows, freed=freed, dry_run=dry_run)
-    out.document(document, rows, _draw)
+    out.document(document, Rows(CleanRow, rows), _draw)
     return Exit.PARTIAL if any(row.went == "failed" for row in rows) else Exit.CLEAN
 
 

@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from pdctl.commands.options import OutputOption, place, reach_of
+from pdctl.protocol.documents import Rows
 from pdctl.protocol.errors import Exit
 from pdctl.report.output import Document, Format, Output
 from pdctl.targets import contexts
@@ -151,5 +152,5 @@ def show(ctx: typer.Context, output: OutputOption = Format.TABLE) -> int:
             )
         console.print(table)
 
-    out.document(ContextsDocument(file=os.fspath(contexts.path()), contexts=rows), rows, draw)
+    out.document(ContextsDocument(file=os.fspath(contexts.path()), contexts=rows), Rows(ContextRow, rows), draw)
     return Exit.CLEAN

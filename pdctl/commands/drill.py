@@ -25,7 +25,7 @@ from pdctl.commands.options import (
 from pdctl.inject.drill.records import BROKEN, HOLDS, Manifest, Problem, Record, Verdict
 from pdctl.inject.drill.schema import Drill, LabLoad, LoadSpec
 from pdctl.protocol import extras
-from pdctl.protocol.documents import Document
+from pdctl.protocol.documents import Document, Rows
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Format, Output
 
@@ -107,7 +107,7 @@ def list_drills(output: OutputOption = Format.TABLE) -> int:
     from pdctl.inject.drill import files
 
     rows = [_row(files.load(path)) for path in files.built_in().values()]
-    Output(output).document(DrillList(drills=rows), rows, _draw_list)
+    Output(output).document(DrillList(drills=rows), Rows(DrillRow, rows), _draw_list)
     return Exit.CLEAN
 
 
@@ -393,7 +393,7 @@ def _show(out: Output, records: list[Record], verdict: Verdict, path: Path | Non
     code = exit_code(verdict, records)
     out.document(document, draw=_draw_verdict, code=code)
     for problem in records:
-        if isinstance(problem, Problem) and problem.next_step and out.format.drawn:
+        if isinstance(problem, Problem) and problem.next_step and not out.format.whole:
             out.note(f"  Next: {problem.next_step}")
     return int(code)
 

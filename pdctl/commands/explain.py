@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from pdctl.commands.options import OutputOption
-from pdctl.protocol.documents import Document
+from pdctl.protocol.documents import Document, Rows
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.findings import Code, catalogue
 from pdctl.report.output import Format, Output
@@ -39,7 +39,7 @@ def command(
     """
     codes = tuple(catalogue().values()) if code is None else (find(code),)
     document = FindingsDocument(codes=codes)
-    Output(output).document(document, codes, _list if code is None else draw)
+    Output(output).document(document, Rows(Code, codes), _list if code is None else draw)
     return Exit.CLEAN
 
 

@@ -9,6 +9,7 @@ import typer
 
 from pdctl.commands.ending import tidy_end
 from pdctl.commands.options import OutputOption, find, seconds, source_place, target_place
+from pdctl.protocol.documents import Rows
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Format, Output
 
@@ -75,6 +76,7 @@ def command(
         raise PdctlError("TRACE and --model are two different searches", "Leave one of them out.", Exit.USAGE)
     if exhaustive and schedules is not None:
         raise PdctlError("--exhaustive tries every schedule, --schedules some", "Leave one of them out.", Exit.USAGE)
+    from pdctl.explore.document import Explored
     from pdctl.explore.render import draw
     from pdctl.explore.run import Search, exit_code, search_model, search_near, select_policies
 
@@ -85,8 +87,8 @@ def command(
         else:
             document = search_near(asked, find(None, None, trace, every_start=True), str(trace))
         out = Output(output)
-        out.document(document, document.results, draw)
-        if output.drawn:
+        out.document(document, Rows(Explored, document.results), draw)
+        if not output.whole:
             for problem in document.problems:
                 out.note(f"left out: {problem}")
     return int(exit_code(document))

@@ -21,6 +21,7 @@ from pdctl.commands.options import (
 )
 from pdctl.inject.parameter import format_fault
 from pdctl.protocol import durations
+from pdctl.protocol.documents import Rows
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Document, Format, Output
 
@@ -207,7 +208,7 @@ def _show(out: Output, rows: list[FaultRow], silent: list[str], code: Exit = Exi
             table.add_row(row.fault, kind, row.target, f"{row.rank} pid {row.pid}", row.owner, _state(row), *counts)
         console.print(table)
 
-    out.document(FaultsDocument(faults=rows, silent=silent), rows, draw, code=code)
+    out.document(FaultsDocument(faults=rows, silent=silent), Rows(FaultRow, rows), draw, code=code)
     for line in silent:
         out.error(f"{line}: it may hold a fault")
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from pdctl.protocol.documents import Rows
 from pdctl.protocol.errors import Exit
 from pdctl.report.output import Document
 
@@ -81,7 +82,7 @@ def show(out: Output, answers: Sequence[Answer[FaultsBody]]) -> Exit:
         if answer.body is None and answer.rank.state != "dead"
     ]
     code = Exit.UNREACHABLE if not rows else Exit.PARTIAL if silent else Exit.CLEAN
-    out.document(AvailableDocument(sites=rows, silent=silent), rows, _draw, code=code)
+    out.document(AvailableDocument(sites=rows, silent=silent), Rows(AvailableRow, rows), _draw, code=code)
     for line in silent:
         out.note(f"not asked, or no answer: {line}")
     return code

@@ -19,6 +19,7 @@ from pdctl.commands.options import (
     find,
     reach_of,
 )
+from pdctl.protocol.documents import Rows
 from pdctl.protocol.errors import Exit
 from pdctl.report.escaping import shown
 from pdctl.report.output import Document, Format, Output
@@ -113,7 +114,7 @@ def command(
     for line in healing.lines(results):
         out.error(line)
     document = HealedDocument(clean=code is not Exit.FAULT_ACTIVE, ranks=ranks)
-    out.document(document, ranks, draw, code=code)
+    out.document(document, Rows(HealedRank, ranks), draw, code=code)
     others = {status.id: status.owner for result in results for status in result.others}
     if others:
         out.note(f"in place, and not meant: {', '.join(whose(name, others[name]) for name in sorted(others))}")

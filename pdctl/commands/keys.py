@@ -12,6 +12,7 @@ import typer
 
 from pdctl.commands.options import OutputOption
 from pdctl.protocol import keys
+from pdctl.protocol.documents import Rows
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Document, Format, Output
 
@@ -127,8 +128,8 @@ def show(output: OutputOption = Format.TABLE) -> int:
     )
     out = Output(output)
     lines = _lines(rows, clients)
-    out.document(document, lines, _draw, row=KeyLine)
-    if output.drawn:
+    out.document(document, Rows(KeyLine, lines), _draw)
+    if not output.whole:
         for problem in [*(row.problem for row in rows if row.problem), *problems]:
             out.note(problem)
     return int(Exit.PARTIAL if problems or any(row.problem for row in rows) else Exit.CLEAN)

@@ -9,6 +9,7 @@ import typer
 
 from pdctl.commands.options import OutputOption, RecordDirOption, RunDirOption, seconds
 from pdctl.lab.config import DEVICES, FIXES, LOAD_BALANCE, SIDES, TRANSPORTS
+from pdctl.protocol.documents import Rows
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Document, Format, Output
 from pdctl.targets.reach import Reach
@@ -381,7 +382,7 @@ def _show(config: LabConfig, processes: list[Process], out: Output) -> bool:
         run_dir=config.run_dir,
         processes=rows,
     )
-    out.document(document, rows, _draw)
+    out.document(document, Rows(LabProcess, rows), _draw)
     asked = {row.process: row.tcp_off for row in rows if row.tcp or row.tcp_off}
     for said in complaints(asked, config.name):
         out.note(said)

@@ -12,6 +12,7 @@ import typer
 from pdctl.commands.examples import Given
 from pdctl.commands.options import (
     AllStartsOption,
+    FindingsOption,
     FromOption,
     OutputOption,
     RankOption,
@@ -73,6 +74,7 @@ def _command(entry: Entry) -> Any:
             every_start=given.get("every_start", False),
             timeout_s=given["timeout"],
             rank_timeout_s=given["rank_timeout"],
+            only_findings=given["findings"],
         )
         try:
             return int(run(probe, options, asked, Output(output)))
@@ -126,6 +128,7 @@ def _shared(probe: AnyProbe) -> list[inspect.Parameter]:
     shared: list[tuple[str, Any, Any, bool]] = [
         ("ranks", RankOption, None, probe.selects),
         ("output", OutputOption, Format.TABLE, True),
+        ("findings", FindingsOption, False, True),
         ("every_start", AllStartsOption, False, probe.starts),
         ("source", FromOption, None, probe.offline),
         ("run_dir", RunDirOption, None, True),

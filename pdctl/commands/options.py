@@ -107,6 +107,9 @@ RankOption = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Option("--rank", metavar="PATTERN", help="Only these ranks (decode:dp0, *:tp[01]); repeatable."),
 ]
+FindingsOption = Annotated[
+    bool, typer.Option("--findings", help="With -o jsonl or csv: write the findings, and no other rows.")
+]
 AllStartsOption = Annotated[bool, typer.Option("--all", help="Include dead ranks of a server's earlier starts.")]
 
 

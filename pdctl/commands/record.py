@@ -23,12 +23,12 @@ from pdctl.commands.options import (
     seconds,
     target_place,
 )
-from pdctl.protocol.documents import Document
+from pdctl.protocol.documents import Document, Rows
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.files import check_target
 from pdctl.report.escaping import argument
 from pdctl.report.output import Format, Output
-from pdctl.trace.manifest import Manifest
+from pdctl.trace.manifest import Manifest, TraceRank
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -150,8 +150,8 @@ def command(
     manifest = _written(found, file, members, names, salt, started, stopped, seen, force=force)
     document = RecordDocument(path=str(file), size=file.stat().st_size, trace=manifest)
     out = Output(output)
-    out.document(document, manifest.ranks, draw)
-    if output.drawn:
+    out.document(document, Rows(TraceRank, manifest.ranks), draw)
+    if not output.whole:
         for problem in manifest.problems:
             out.note(f"left out: {problem}")
         if manifest.earlier:

@@ -11,6 +11,7 @@ import typer
 
 from pdctl.commands.pictures import plottable
 from pdctl.protocol import extras
+from pdctl.protocol.documents import Rows
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.files import write_new
 from pdctl.protocol.model import POLLED_QUEUES
@@ -60,13 +61,15 @@ def run(trace: Path, asked: Asked, output: Format) -> int:
         from pdctl.commands.replay_emit import emit
 
         return emit(plans, asked.emit, Output(output))
+    from pdctl.replay.model import ReplayGroup
+
     document = execute_all(trace, plans, asked, problems)
     out = Output(output)
-    out.document(document, document.groups, draw)
+    out.document(document, Rows(ReplayGroup, document.groups), draw)
     if asked.plot is not None:
         write_new(asked.plot, picture(trace, asked))
         out.note(f"wrote {asked.plot}")
-    if output.drawn:
+    if not output.whole:
         for problem in document.problems:
             out.note(f"not replayed: {problem}")
     return int(exit_code(document))

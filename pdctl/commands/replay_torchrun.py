@@ -16,6 +16,7 @@ import typer
 
 from pdctl.commands.options import OutputOption, seconds, source_place
 from pdctl.protocol import structs
+from pdctl.protocol.documents import Rows
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Format, Output, settle_streams
 
@@ -78,7 +79,7 @@ def _work(trace: Path, plan: Plan, rank: int, options: Options, out: Output, pro
 
     from pdctl.commands.replay_rounds import draw, exit_code, report
     from pdctl.replay.judge import judge
-    from pdctl.replay.model import Worked
+    from pdctl.replay.model import ReplayGroup, Worked
     from pdctl.replay.run import worked
     from pdctl.replay.worker import Worker
 
@@ -109,7 +110,7 @@ def _work(trace: Path, plan: Plan, rank: int, options: Options, out: Output, pro
                 except (RuntimeError, dist.DistError):
                     left.append(worked(folder, peer, 1))
             document = report(trace, [(plan, (judge(plan, options, left),))], options, problems)
-            out.document(document, document.groups, draw)
+            out.document(document, Rows(ReplayGroup, document.groups), draw)
             code = int(exit_code(document))
             store.set(f"{_KEY}/over", b"1")
         else:

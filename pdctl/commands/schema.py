@@ -7,7 +7,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from pdctl.protocol.errors import Exit, PdctlError
-from pdctl.report.output import Output
+from pdctl.report.output import FINDING, Output
 
 EXAMPLES = ("pdctl schema", "pdctl schema ranks")
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -62,6 +62,7 @@ def load_kinds() -> dict[str, tuple[Any, str]]:
     from pdctl.inject.drill.records import Record
     from pdctl.inject.drill.schema import Drill
     from pdctl.protocol.documents import Document
+    from pdctl.report.findings import Finding
 
     root = Path(pdctl.__file__).parent
     for file in root.rglob("*.py"):
@@ -72,6 +73,7 @@ def load_kinds() -> dict[str, tuple[Any, str]]:
         for kind in Document.__subclasses__()
         if kind.__module__.startswith("pdctl.")
     }
+    kinds[FINDING] = Finding, "A finding, as a line of jsonl has it, which also names the schema it is `of`."
     kinds["pdctl.drill.file"] = Drill, "A drill, as people write it."
     kinds["pdctl.drill.journal"] = Record, "A line of a drill's journal."
     return dict(sorted(kinds.items()))

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-import msgspec
-
-from pdctl.protocol.documents import Document
+from pdctl.protocol.documents import Document, Rows
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -111,8 +109,8 @@ class Probe(Generic[O, E, D]):
         """Yield what people see of it, line by line or table by table."""
         raise NotImplementedError
 
-    def rows(self, document: D) -> Sequence[msgspec.Struct]:
-        """Return the parts of the document that jsonl and csv have a line for."""
+    def rows(self, document: D) -> Rows:
+        """Return the parts of the document that jsonl and csv have a line for, and what they are of."""
         raise NotImplementedError
 
     def summary(self, document: D) -> str:
@@ -135,10 +133,6 @@ class Probe(Generic[O, E, D]):
     def in_check(self, watch_s: float) -> O:
         """Return the options with which ``check`` runs it. watch_s: the pause of probes that look twice."""
         return self.options()
-
-    def row(self) -> type[msgspec.Struct] | None:
-        """Return what rows are of, for csv without any; None: the document itself is the row then."""
-        return None
 
     def findings(self, document: D) -> Sequence[Finding]:
         """Return the findings, for the exit code."""

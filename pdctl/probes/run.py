@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pdctl.probes.base import RANK_TIMEOUT_S, TIMEOUT_S, AnyProbe
+from pdctl.probes.base import RANK_TIMEOUT_S, TIMEOUT_S, AnyProbe, WrongOptionError
+from pdctl.protocol.documents import Document, Rows
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Format, Output
 from pdctl.targets.reach import Reach
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pdctl.probes.view import View
-    from pdctl.protocol.documents import Document
     from pdctl.protocol.rank import FoundRank
     from pdctl.report.findings import Finding
     from pdctl.targets.find import Found
@@ -34,7 +34,10 @@ LEVELS = ("info", "warning", "error")
 
 @dataclass(frozen=True)
 class Asked:
-    """The options that probes share. source: ``--from``. patterns: ``--rank``. every_start: ``--all``."""
+    """The options that probes share. source: ``--from``. patterns: ``--rank``. every_start: ``--all``.
+
+    only_findings: ``--findings``.
+    """
 
     reach: Reach = field(default_factory=Reach)
     source: Path | None = None
@@ -42,6 +45,7 @@ class Asked:
     every_start: bool = False
     timeout_s: float = TIMEOUT_S
     rank_timeout_s: float = RANK_TIMEOUT_S
+    only_findings: bool = False
 
 
 def run(probe: AnyProbe, options: Any, asked: Asked, out: Output) -> Exit:
@@ -50,7 +54,10 @@ def run(probe: AnyProbe, options: Any, asked: Asked, out: Output) -> Exit:
     Raises WrongOptionError for options that do not fit together, PdctlError where there is nothing to look at.
     """
     from pdctl.protocol.files import write_new
+    from pdctl.report.findings import Finding
 
+    if asked.only_findings and out.format not in (Format.JSONL, Format.CSV):
+        raise WrongOptionError("for -o jsonl and -o csv; the other formats have them", "--findings")
     probe.refuse(options, timeout_s=asked.timeout_s, recorded=asked.source is not None)
     found, others = choose(find(asked, out), asked.patterns)
     from pdctl.probes.view import View  # loads what asks: not before there is somebody
@@ -67,18 +74,26 @@ def run(probe: AnyProbe, options: Any, asked: Asked, out: Output) -> Exit:
         for part in probe.render(shown, wide=wide):
             console.print(part)
 
+    findings = probe.findings(document)
     code = exit_code(
-        probe.findings(document),
+        findings,
         seen=probe.seen(document, view),
         partial=probe.partial(document) or bool(found.problems),
         level=probe.fails_on(options),
     )
-    out.document(document, probe.rows(document), draw, row=probe.row(), code=code)
+    out.document(
+        document,
+        probe.rows(document),
+        draw,
+        code=code,
+        findings=Rows(Finding, findings),
+        only_findings=asked.only_findings,
+    )
     for new in probe.files(document, options):
         write_new(new.path, new.data, force=new.force)
         out.note(f"wrote {new.path}")
     problems = tuple(dict.fromkeys((*probe.problems(document), *found.problems)))
-    if out.format.drawn:
+    if not out.format.whole:
         for problem in problems:
             out.note(f"not seen or in part: {problem}")
         if found.left_out:

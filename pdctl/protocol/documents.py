@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import msgspec
 
 
@@ -12,3 +15,10 @@ class Document(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", ta
     """
 
     version: int = 1
+
+
+class Rows(NamedTuple):
+    """The parts of a document that jsonl and csv have a line for. kind: their type; its fields are the columns of csv."""
+
+    kind: type[msgspec.Struct]
+    rows: Sequence[msgspec.Struct]

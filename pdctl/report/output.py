@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import msgspec
 
-from pdctl.protocol.documents import Document
+from pdctl.protocol.documents import Document, Rows
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report import escaping
 
@@ -29,6 +29,8 @@ PIPE_WIDTH = 100_000
 """Width of what is drawn into a pipe: nothing is cut or wrapped there, so that grep finds it."""
 
 
+FINDING = "pdctl.finding"
+"""Schema of a finding in a line of jsonl."""
 MOST_DETAILS = 20
 """Lines of an error's details that are shown."""
 _NOT_PLAIN = re.compile(r"[^\x20-\x7e\n]")
@@ -50,6 +52,11 @@ class Format(str, Enum):
     def drawn(self) -> bool:
         """Whether it is for people."""
         return self in (Format.TABLE, Format.WIDE)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has the whole document, also what could not be seen. Else lines on stderr say that."""
+        return self in (Format.JSON, Format.YAML)
 
 
 class Output:
@@ -89,28 +96,38 @@ class Output:
     def document(
         self,
         document: D,
-        rows: Sequence[msgspec.Struct] = (),
+        rows: Rows | None = None,
         draw: Callable[[D, Console], None] | None = None,
         *,
         code: int = Exit.CLEAN,
-        row: type[msgspec.Struct] | None = None,
+        findings: Rows | None = None,
+        only_findings: bool = False,
     ) -> None:
-        """Write ``document`` to stdout. rows: its parts for jsonl and csv. draw: how people see it.
+        """Write ``document`` to stdout. rows: its parts for jsonl and csv; None: it is one row. draw: how people see it.
+
+        jsonl has a line for each row, then one for each of ``findings``. csv has a header, which never depends on how many
+        rows there are, and the rows; with only_findings the findings instead. jsonl leaves the rows out then.
 
         draw gets a copy of the document in which every text is one line of visible characters, and must use only this copy.
-        row: type of the rows; if there are no rows, csv has the header of this type instead of the document in one row.
         code: exit code of the command after writing.
 
         If the reader goes away (``| head``), the rest is not written, and the command keeps its exit code: this is no error.
         Raises PdctlError (PARTIAL, or ``code`` if that is worse) if the document can't be written, for instance on a full disk.
         """
         ascii_only = not _unicode(self.out)
+        own = Rows(type(document), (document,)) if rows is None else rows
         if self.format.drawn and draw is not None:
             text = self._drawn(document, draw)
-        elif self.format is Format.CSV and row is not None and not rows:
-            text = _csv([], [row])
+        elif self.format is Format.JSONL:
+            lines = [] if only_findings else [_row(document, row) for row in own.rows]
+            lines += [_finding(document, found) for found in (findings.rows if findings else ())]
+            text = "".join(f"{escaping.json_encoded(line, ascii_only=ascii_only)}\n" for line in lines)
+        elif self.format is Format.CSV:
+            text = _csv(findings if only_findings and findings is not None else own)
+        elif self.format is Format.YAML:
+            text = _yaml(document, ascii_only=ascii_only)
         else:
-            text = _render(self.format, document, rows or (document,), ascii_only=ascii_only)
+            text = f"{msgspec.json.format(escaping.json_encoded(document, ascii_only=ascii_only), indent=2)}\n"
         self._write(text, max(code, Exit.PARTIAL))
 
     def lines(self, text: str, *, end: str = "\n") -> None:
@@ -245,17 +262,6 @@ def _closed() -> TextIO:
     return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123  # as long-lived as the process's own
 
 
-def _render(form: Format, document: Document, rows: Sequence[msgspec.Struct], *, ascii_only: bool) -> str:
-    if form is Format.JSONL:
-        return "".join(f"{escaping.json_encoded(_row(document, row), ascii_only=ascii_only)}\n" for row in rows)
-    if form is Format.YAML:
-        return _yaml(document, ascii_only=ascii_only)
-    if form is Format.CSV:
-        return _csv([_plain(row) for row in rows], [type(row) for row in rows])
-    encoded = escaping.json_encoded(document, ascii_only=ascii_only)
-    return f"{msgspec.json.format(encoded, indent=2)}\n"
-
-
 def _yaml(document: Document, *, ascii_only: bool) -> str:
     """Return YAML with one line a value, also for long values. If a text has invisible characters, all non-ASCII is escaped."""
     import yaml
@@ -283,17 +289,20 @@ def _row(document: Document, row: msgspec.Struct) -> Any:
     return {"schema": tag, "version": document.version, **_plain(row)}
 
 
-def _csv(rows: list[dict[str, Any]], kinds: list[type[msgspec.Struct]]) -> str:
+def _finding(document: Document, found: msgspec.Struct) -> Any:
+    """Return the line of a finding: ``of`` is the schema of the document that it is in."""
+    return {"schema": FINDING, "version": 1, "of": document.__struct_config__.tag, **_plain(found)}
+
+
+def _csv(rows: Rows) -> str:
     import csv
     import io
 
-    names: dict[str, None] = {}
-    for kind in kinds:
-        names.update(dict.fromkeys(kind.__struct_encode_fields__))
+    names = rows.kind.__struct_encode_fields__
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)
-    for row in rows:
+    for row in map(_plain, rows.rows):
         writer.writerow([_cell(row.get(name)) for name in names])
     return text.getvalue()
 

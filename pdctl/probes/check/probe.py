@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from pdctl.probes.base import SECONDS, TIMEOUT_S, WATCH_S, Option, Probe, WrongOptionError, fits
 from pdctl.probes.check.model import Outcome
+from pdctl.protocol.documents import Rows
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from pdctl.probes.base import AnyProbe
-    from pdctl.probes.check.model import CheckDocument, StageRow
+    from pdctl.probes.check.model import CheckDocument
     from pdctl.probes.view import View
 
 
@@ -90,9 +91,11 @@ class Check(Probe["CheckOptions", "Seen", "CheckDocument"]):
 
         return render(document, wide=wide)
 
-    def rows(self, document: CheckDocument) -> Sequence[StageRow]:
+    def rows(self, document: CheckDocument) -> Rows:
         """Return the stages."""
-        return document.stages
+        from pdctl.probes.check.model import StageRow
+
+        return Rows(StageRow, document.stages)
 
     def fails_on(self, options: CheckOptions) -> str:
         """Return --fail-on."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from pdctl.probes.base import NoOptions, Probe
+from pdctl.protocol.documents import Rows
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from pdctl.probes.config.model import ConfigDocument, RankSettings, Setting
+    from pdctl.probes.config.model import ConfigDocument, RankSettings
     from pdctl.probes.view import View
 
 
@@ -45,9 +46,11 @@ class Config(Probe["NoOptions", "list[RankSettings]", "ConfigDocument"]):
 
         return render(document, wide=wide)
 
-    def rows(self, document: ConfigDocument) -> Sequence[Setting]:
+    def rows(self, document: ConfigDocument) -> Rows:
         """Return the settings."""
-        return document.settings
+        from pdctl.probes.config.model import Setting
+
+        return Rows(Setting, document.settings)
 
     def summary(self, document: ConfigDocument) -> str:
         """Return how many servers agree."""

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from pdctl.probes.base import NoOptions, Option, Probe
+from pdctl.protocol.documents import Rows
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from pdctl.probes.dump.model import GroupRow, GroupsDump, QueuedRequest, QueuesDump
+    from pdctl.probes.dump.model import GroupsDump, QueuesDump
     from pdctl.probes.view import View
     from pdctl.protocol.rank import Answer, FoundRank
     from pdctl.protocol.requests import Rooms
@@ -62,9 +63,11 @@ class Queues(Probe["QueuesOptions", "list[Answer[Rooms]]", "QueuesDump"]):
 
         return queues(document)
 
-    def rows(self, document: QueuesDump) -> Sequence[QueuedRequest]:
+    def rows(self, document: QueuesDump) -> Rows:
         """Return the requests."""
-        return document.requests
+        from pdctl.probes.dump.model import QueuedRequest
+
+        return Rows(QueuedRequest, document.requests)
 
     def problems(self, document: QueuesDump) -> Sequence[str]:
         """Return which ranks are silent."""
@@ -114,9 +117,11 @@ class Groups(Probe["NoOptions", "Registered", "GroupsDump"]):
 
         return groups(document)
 
-    def rows(self, document: GroupsDump) -> Sequence[GroupRow]:
+    def rows(self, document: GroupsDump) -> Rows:
         """Return the groups."""
-        return document.groups
+        from pdctl.probes.dump.model import GroupRow
+
+        return Rows(GroupRow, document.groups)
 
     def problems(self, document: GroupsDump) -> Sequence[str]:
         """Return of which ranks no group is known."""

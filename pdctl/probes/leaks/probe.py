@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from pdctl.probes.base import SECONDS, Option, Probe, fits
+from pdctl.protocol.documents import Rows
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from pdctl.probes.leaks.model import LeaksDocument, RankLeaks, RankWatch
+    from pdctl.probes.leaks.model import LeaksDocument, RankWatch
     from pdctl.probes.view import View
 
 
@@ -63,9 +64,11 @@ class Leaks(Probe["LeaksOptions", "list[RankWatch]", "LeaksDocument"]):
 
         return render(document)
 
-    def rows(self, document: LeaksDocument) -> Sequence[RankLeaks]:
+    def rows(self, document: LeaksDocument) -> Rows:
         """Return the ranks."""
-        return document.ranks
+        from pdctl.probes.leaks.model import RankLeaks
+
+        return Rows(RankLeaks, document.ranks)
 
     def summary(self, document: LeaksDocument) -> str:
         """Return that nothing leaks."""

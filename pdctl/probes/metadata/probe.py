@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from pdctl.probes.base import Option, Probe
+from pdctl.protocol.documents import Rows
 from pdctl.protocol.errors import Exit, PdctlError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from pdctl.probes.metadata.model import MetadataDocument, RankRows, SlotReport
+    from pdctl.probes.metadata.model import MetadataDocument, RankRows
     from pdctl.probes.view import View
 
 
@@ -76,9 +77,11 @@ class MetadataSlots(Probe["MetadataOptions", "Seen", "MetadataDocument"]):
 
         return render(document, wide=wide)
 
-    def rows(self, document: MetadataDocument) -> Sequence[SlotReport]:
+    def rows(self, document: MetadataDocument) -> Rows:
         """Return the slots."""
-        return document.slots
+        from pdctl.probes.metadata.model import SlotReport
+
+        return Rows(SlotReport, document.slots)
 
     def summary(self, document: MetadataDocument) -> str:
         """Return how many slots are in use."""

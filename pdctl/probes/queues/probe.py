@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,12 +10,13 @@ import msgspec
 
 from pdctl.probes.base import SECONDS, Option, Probe, WrongOptionError
 from pdctl.probes.queues import CONFIRM, STALLED_S
+from pdctl.protocol.documents import Rows
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from pdctl.probes.queues.collect import Seen
-    from pdctl.probes.queues.model import GroupReport, QueuesDocument
+    from pdctl.probes.queues.model import QueuesDocument
     from pdctl.probes.view import View
 
 
@@ -85,9 +86,11 @@ class Queues(Probe["QueuesOptions", "Seen", "QueuesDocument"]):
 
         return render(document)
 
-    def rows(self, document: QueuesDocument) -> Sequence[GroupReport]:
+    def rows(self, document: QueuesDocument) -> Rows:
         """Return the groups."""
-        return document.groups
+        from pdctl.probes.queues.model import GroupReport
+
+        return Rows(GroupReport, document.groups)
 
     def partial(self, document: QueuesDocument) -> bool:
         """Return whether something could not be judged; without a group nothing could."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from pdctl.probes.base import NoOptions, Probe
+from pdctl.protocol.documents import Rows
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from pdctl.probes.check.model import Outcome
     from pdctl.probes.ranks.collect import Seen
-    from pdctl.probes.ranks.judge import RankRow, RanksDocument
+    from pdctl.probes.ranks.judge import RanksDocument
     from pdctl.probes.view import View
 
 
@@ -55,9 +56,11 @@ class Ranks(Probe["NoOptions", "Seen", "RanksDocument"]):
 
         return render(document, wide=wide)
 
-    def rows(self, document: RanksDocument) -> Sequence[RankRow]:
+    def rows(self, document: RanksDocument) -> Rows:
         """Return the ranks."""
-        return document.ranks
+        from pdctl.probes.ranks.judge import RankRow
+
+        return Rows(RankRow, document.ranks)
 
     def partial(self, document: RanksDocument) -> bool:
         """Return whether anything of a rank is not known; that its recording is all there is was asked for with --from."""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from pdctl.probes.base import SECONDS, Option, Probe, WrongOptionError
 from pdctl.probes.routing import GRACE_S
+from pdctl.protocol.documents import Rows
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from pdctl.probes.routing.collect import Seen
-    from pdctl.probes.routing.model import RoomRow, RoutingDocument
+    from pdctl.probes.routing.model import RoutingDocument
     from pdctl.probes.view import View
 
 MAX_ROOM = (1 << 64) - 1
@@ -80,15 +81,11 @@ class Routing(Probe["RoutingOptions", "Seen", "RoutingDocument"]):
 
         return render(document, wide=wide)
 
-    def rows(self, document: RoutingDocument) -> Sequence[RoomRow]:
+    def rows(self, document: RoutingDocument) -> Rows:
         """Return the rooms."""
-        return document.rooms
-
-    def row(self) -> type[RoomRow]:
-        """Return what those are of."""
         from pdctl.probes.routing.model import RoomRow
 
-        return RoomRow
+        return Rows(RoomRow, document.rooms)
 
     def summary(self, document: RoutingDocument) -> str:
         """Return how many rooms wait, and how many servers were heard."""

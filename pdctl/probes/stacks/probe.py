@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from pdctl.probes.base import SECONDS, Option, Probe, WrongOptionError
+from pdctl.protocol.documents import Rows
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from pdctl.probes.stacks.model import RankLooks, RankStack, StacksDocument
+    from pdctl.probes.stacks.model import RankLooks, StacksDocument
     from pdctl.probes.view import View
 
 
@@ -91,9 +92,11 @@ class Stacks(Probe["StacksOptions", "list[RankLooks]", "StacksDocument"]):
 
         return render(document, wide=wide)
 
-    def rows(self, document: StacksDocument) -> Sequence[RankStack]:
+    def rows(self, document: StacksDocument) -> Rows:
         """Return the ranks."""
-        return document.ranks
+        from pdctl.probes.stacks.model import RankStack
+
+        return Rows(RankStack, document.ranks)
 
     def summary(self, document: StacksDocument) -> str:
         """Return that all stand together."""

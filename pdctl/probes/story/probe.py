@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pdctl.probes.base import TARGET, NewFile, Option, Probe, WrongOptionError
+from pdctl.protocol.documents import Rows
 from pdctl.protocol.errors import Exit, PdctlError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from pdctl.probes.story.collect import Seen
-    from pdctl.probes.story.model import Entry, StoryDocument
+    from pdctl.probes.story.model import StoryDocument
     from pdctl.probes.view import View
 
 PLOTS = (".svg", ".png", ".html")
@@ -93,9 +94,11 @@ class Story(Probe["StoryOptions", "Seen", "StoryDocument"]):
 
         return render(document)
 
-    def rows(self, document: StoryDocument) -> Sequence[Entry]:
+    def rows(self, document: StoryDocument) -> Rows:
         """Return the lines of all stories."""
-        return tuple(entry for story in document.stories for entry in story.entries)
+        from pdctl.probes.story.model import Entry
+
+        return Rows(Entry, tuple(entry for story in document.stories for entry in story.entries))
 
     def files(self, document: StoryDocument, options: StoryOptions) -> Iterable[NewFile]:
         """Yield the trace, and the picture."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from pdctl.probes.base import SECONDS, WATCH_S, Option, Probe, WrongOptionError, fits
 from pdctl.probes.stuck import ORDER, STUCK_S
+from pdctl.protocol.documents import Rows
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from pdctl.probes.stuck.model import RankLooks, StuckDocument, Waiting
+    from pdctl.probes.stuck.model import RankLooks, StuckDocument
     from pdctl.probes.view import View
 
 
@@ -75,15 +76,11 @@ class Stuck(Probe["StuckOptions", "list[RankLooks]", "StuckDocument"]):
 
         return render(document, wide=wide)
 
-    def rows(self, document: StuckDocument) -> Sequence[Waiting]:
+    def rows(self, document: StuckDocument) -> Rows:
         """Return the requests that wait."""
-        return document.requests
-
-    def row(self) -> type[Waiting]:
-        """Return what those are of."""
         from pdctl.probes.stuck.model import Waiting
 
-        return Waiting
+        return Rows(Waiting, document.requests)
 
     def summary(self, document: StuckDocument) -> str:
         """Return how many wait."""

@@ -36,7 +36,11 @@ def test_every_document_is_listed_with_what_it_is() -> None:
     }
     code, text = schema()
     assert code == 0
-    assert {line.split()[0] for line in text.splitlines()} == documents | {"pdctl.drill.file", "pdctl.drill.journal"}
+    assert {line.split()[0] for line in text.splitlines()} == documents | {
+        "pdctl.drill.file",
+        "pdctl.drill.journal",
+        "pdctl.finding",
+    }
     assert all(len(line.split()) > 2 and line.endswith(".") for line in text.splitlines())
 
 

@@ -39,7 +39,7 @@ def silent(state: str, silence: Silence, reason: str) -> Answer[Status]:
 
 def drawn(document: RanksDocument, columns: int = 80, form: Format = Format.TABLE) -> str:
     out = io.StringIO()
-    Output(form, out=out, env={"COLUMNS": str(columns)}).document(document, (), drawing(PROBE, form))
+    Output(form, out=out, env={"COLUMNS": str(columns)}).document(document, None, drawing(PROBE, form))
     return out.getvalue()
 
 

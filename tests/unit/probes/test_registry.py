@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jsonschema
 import msgspec
@@ -16,6 +18,7 @@ from pdctl.probes.base import AnyProbe
 from pdctl.probes.registry import PROBES, Entry, abouts, stages
 from pdctl.probes.run import EXIT_CODES, choose, exit_code, look
 from pdctl.probes.view import View
+from pdctl.protocol.documents import Document
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.rank import FoundRank
 from pdctl.report.findings import Finding, finding
@@ -27,6 +30,7 @@ from tests.support.identities import identity
 
 TRACE = Path(__file__).resolve().parents[2] / "data" / "sglang-0.5.12.post1-c1.pdtrace"
 ROOM = "16851422098683615"
+SHORT = {"check": {"watch": 0.001}}
 INFO, WARNING, ERROR = (finding(code, "x") for code in ("PD140", "PD141", "PD142"))
 NOBODY = finding("PD112", "x")
 
@@ -77,21 +81,53 @@ def test_where_there_are_no_ranks_it_says_so(entry: Entry, tmp_path: Path) -> No
     assert "no ranks found in" in said
 
 
+def at_nobody(entry: Entry) -> Any:
+    """Return the document of a look at no rank."""
+    probe = entry.load()
+    options = probe.in_check(0.001) if entry.stage else probe.options(**SHORT.get(entry.command, {}))
+    with Client() as client:
+        return look(probe, View(Found(), client), options)
+
+
+def header_without_rows(entry: Entry) -> str:
+    probe = entry.load()
+    out = io.StringIO()
+    rows = probe.rows(SimpleNamespace(stories=())) if entry.command == "story" else probe.rows(at_nobody(entry))
+    assert not rows.rows or entry.command == "check"
+    Output(Format.CSV, out=out, env={}).document(Document(), rows)
+    return out.getvalue().splitlines()[0]
+
+
 @pytest.mark.parametrize("entry", [e for e in PROBES if e.command != "story"], ids=lambda entry: entry.command)
 @pytest.mark.parametrize("form", Format)
 def test_every_format_of_a_look_at_nobody(entry: Entry, form: Format) -> None:
     probe = entry.load()
-    options = (
-        probe.in_check(0.001)
-        if entry.stage
-        else probe.options(**({"watch": 0.001} if entry.command == "check" else {}))
-    )
-    with Client() as client:
-        document = look(probe, View(Found(), client), options)
+    document = at_nobody(entry)
     out = io.StringIO()
-    Output(form, out=out, env={}).document(document, probe.rows(document), drawing(probe, form), row=probe.row())
+    Output(form, out=out, env={}).document(document, probe.rows(document), drawing(probe, form))
     if form is Format.JSON:
         jsonschema.validate(json.loads(out.getvalue()), msgspec.json.schema(type(document)))
+
+
+@pytest.mark.parametrize("entry", [e for e in PROBES if e.load().offline], ids=lambda entry: entry.command)
+def test_csv_has_one_header_and_jsonl_a_line_for_each_row_and_finding(entry: Entry) -> None:
+    words = (*words_of(entry), "--from", str(TRACE))
+    document = json.loads(invoke(*words, "-o", "json")[1])
+    lines = [json.loads(line) for line in invoke(*words, "-o", "jsonl")[1].splitlines()]
+    findings = [line for line in lines if line["schema"] == "pdctl.finding"]
+    assert [line["code"] for line in findings] == [found["code"] for found in document.get("findings", ())]
+    assert {line["of"] for line in findings} <= {document["schema"]}
+    assert {line["schema"] for line in lines if line not in findings} <= {document["schema"]}
+    assert invoke(*words, "-o", "csv")[1].splitlines()[0] == header_without_rows(entry)
+    assert invoke(*words, "-o", "csv", "--findings")[1].startswith("code,level,summary,")
+    only = invoke(*words, "-o", "jsonl", "--findings")[1].splitlines()
+    assert [json.loads(line) for line in only] == findings
+
+
+def test_findings_alone_are_for_formats_of_lines() -> None:
+    code, text, said = invoke("ranks", "--from", str(TRACE), "--findings")
+    assert (code, text) == (2, "")
+    assert "-o jsonl and -o csv" in said
 
 
 @pytest.mark.parametrize("form", Format)
@@ -99,9 +135,9 @@ def test_every_format_of_a_look_at_nobody(entry: Entry, form: Format) -> None:
 def test_every_format_of_a_trace(entry: Entry, form: Format) -> None:
     code, text, said = invoke(*words_of(entry), "--from", str(TRACE), "-o", form.value)
     assert code in (0, 1, 3)
-    assert text
+    assert text or form is Format.JSONL
     assert "Traceback" not in said
-    if form in (Format.JSON, Format.JSONL):
+    if form in (Format.JSON, Format.JSONL) and text:
         assert json.loads(text.splitlines()[0] if form is Format.JSONL else text)["schema"].startswith("pdctl.")
 
 

@@ -74,7 +74,7 @@ def hung(size: int = 8, odd: int = 1, **how: Any) -> list[RankLooks]:
 
 def drawn(document: StacksDocument, form: Format = Format.TABLE, columns: int = 80) -> str:
     out = io.StringIO()
-    Output(form, out=out, env={"COLUMNS": str(columns)}).document(document, document.ranks, drawing(PROBE, form))
+    Output(form, out=out, env={"COLUMNS": str(columns)}).document(document, PROBE.rows(document), drawing(PROBE, form))
     return out.getvalue()
 
 

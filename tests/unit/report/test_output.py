@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import jsonschema
 import msgspec
@@ -18,8 +19,9 @@ from rich.table import Table
 
 from pdctl.commands.schema import load_schema
 from pdctl.probes.ranks.judge import RankRow, RanksDocument
-from pdctl.protocol.documents import Document
+from pdctl.protocol.documents import Document, Rows
 from pdctl.protocol.model import Call, Seam
+from pdctl.report.findings import Finding, finding
 from pdctl.report.output import Format, Output
 
 
@@ -30,20 +32,22 @@ class Row(msgspec.Struct, frozen=True):
     parts: tuple[int, ...] = ()
 
 
-class Rows(Document, frozen=True, kw_only=True, tag="test.rows"):
+class Rowed(Document, frozen=True, kw_only=True, tag="test.rows"):
     rows: tuple[Row, ...] = ()
 
 
-DOCUMENT = Rows(rows=(Row("a, b", 1, True, (1, 2)), Row('quoted "c"')))
+DOCUMENT = Rowed(rows=(Row("a, b", 1, True, (1, 2)), Row('quoted "c"')))
+ROWS = Rows(Row, DOCUMENT.rows)
+FOUND = Rows(Finding, (finding("PD101", "they differ"),))
 
 
-def rendered(form: Format, env: dict[str, str] | None = None) -> str:
+def rendered(form: Format, env: dict[str, str] | None = None, rows: Rows = ROWS, **more: Any) -> str:
     out = io.StringIO()
-    Output(form, out=out, err=io.StringIO(), env=env or {}).document(DOCUMENT, DOCUMENT.rows, draw)
+    Output(form, out=out, err=io.StringIO(), env=env or {}).document(DOCUMENT, rows, draw, **more)
     return out.getvalue()
 
 
-def draw(document: Rows, console: Console) -> None:
+def draw(document: Rowed, console: Console) -> None:
     table = Table(box=None)
     table.add_column("name")
     for row in document.rows:
@@ -76,6 +80,29 @@ def test_each_line_of_jsonl_stands_alone() -> None:
     ]
 
 
+def test_findings_are_lines_of_jsonl_with_a_schema_of_their_own() -> None:
+    lines = [json.loads(line) for line in rendered(Format.JSONL, findings=FOUND).splitlines()]
+    assert [line["schema"] for line in lines] == ["test.rows", "test.rows", "pdctl.finding"]
+    assert (lines[2]["of"], lines[2]["code"], lines[2]["level"]) == ("test.rows", "PD101", "error")
+    jsonschema.validate(lines[2], load_schema("pdctl.finding"))
+    [only] = rendered(Format.JSONL, findings=FOUND, only_findings=True).splitlines()
+    assert json.loads(only) == lines[2]
+
+
+def test_csv_has_rows_or_findings_never_both() -> None:
+    assert rendered(Format.CSV, findings=FOUND) == rendered(Format.CSV)
+    [found] = csv.DictReader(io.StringIO(rendered(Format.CSV, findings=FOUND, only_findings=True)))
+    assert (found["code"], found["summary"]) == ("PD101", "they differ")
+
+
+def test_a_list_without_rows_is_a_header_or_nothing() -> None:
+    nothing = Rows(Row, ())
+    assert rendered(Format.JSONL, rows=nothing) == ""
+    assert rendered(Format.CSV, rows=nothing) == rendered(Format.CSV).splitlines(keepends=True)[0]
+    header = ",".join(Finding.__struct_encode_fields__)
+    assert rendered(Format.CSV, findings=Rows(Finding, ()), only_findings=True) == f"{header}\n"
+
+
 def test_csv_has_a_column_for_each_field() -> None:
     rows = list(csv.DictReader(io.StringIO(rendered(Format.CSV))))
     assert rows == [
@@ -100,7 +127,7 @@ def test_a_pipe_gets_whole_lines_and_columns_are_respected_where_given() -> None
 def test_colour_is_for_terminals_that_want_it(env: dict[str, str], colored: bool) -> None:
     master, slave = os.openpty()
     with os.fdopen(slave, "w") as terminal:
-        Output(Format.TABLE, out=terminal, env=env).document(DOCUMENT, DOCUMENT.rows, draw)
+        Output(Format.TABLE, out=terminal, env=env).document(DOCUMENT, ROWS, draw)
         text = os.read(master, 65536)
     os.close(master)
     assert (b"\x1b[" in text) is colored
@@ -110,10 +137,12 @@ def test_colour_is_for_terminals_that_want_it(env: dict[str, str], colored: bool
 def test_a_reader_that_goes_away_changes_no_exit_code_and_leaves_no_traceback(form: str) -> None:
     program = f"""
 import sys
+from typing import Any
+from pdctl.report.findings import Finding, finding
 from pdctl.report.output import Format, Output
-from tests.unit.report.test_output import DOCUMENT, draw
+from tests.unit.report.test_output import DOCUMENT, ROWS, draw
 sys.stdin.read()
-Output(Format("{form}")).document(DOCUMENT, DOCUMENT.rows, draw)
+Output(Format("{form}")).document(DOCUMENT, ROWS, draw)
 print("more")
 sys.exit(3)
 """

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from pdctl.protocol.documents import Document
+from pdctl.protocol.documents import Document, Rows
 from pdctl.report import escaping
 from pdctl.report.output import Format, Output
 
@@ -42,7 +42,7 @@ def harmless(text: str) -> bool:
 def written(form: Format, document: Whole, encoding: str = "utf-8") -> str:
     raw = io.BytesIO()
     out = io.TextIOWrapper(raw, encoding=encoding, newline="\n")
-    Output(form, out=out, err=io.StringIO(), env={}).document(document, document.parts, draw)
+    Output(form, out=out, err=io.StringIO(), env={}).document(document, Rows(Part, document.parts), draw)
     return raw.getvalue().decode(encoding)
 
 
@@ -152,5 +152,5 @@ def test_notes_and_errors_are_a_line_each() -> None:
 
 def test_a_command_that_draws_past_its_document_is_harmless_all_the_same() -> None:
     out = io.StringIO()
-    Output(out=out, env={}).document(whole("x"), (), lambda _, console: console.print("\x1b]0;owned\x07\u202e"))
+    Output(out=out, env={}).document(whole("x"), None, lambda _, console: console.print("\x1b]0;owned\x07\u202e"))
     assert harmless(out.getvalue())
