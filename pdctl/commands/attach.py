@@ -150,7 +150,7 @@ def read(
 ) -> tuple[AttachRow, ...]:
     """Return a row for every process, in their order, within ``timeout_s``. agents: what is said of those that have one."""
     from pdctl.introspect.ranks import found_ranks, identity_of, python_of, refusal_of, stops
-    from pdctl.probes.ranks.judge import call_words
+    from pdctl.probes.turns import call_words
     from pdctl.protocol.metadata import Metadata
     from pdctl.protocol.model import Snapshot, Status
     from pdctl.targets.client import Client

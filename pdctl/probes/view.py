@@ -5,19 +5,25 @@ What a rank's silent agent does not tell is read from outside in its place, wher
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from pdctl.probes import turns
+from pdctl.probes.turns import Looked, Pulse, Turn
 from pdctl.protocol.metadata import Metadata
 from pdctl.protocol.model import FlightEntry, Frame, Snapshot, Status
 from pdctl.protocol.processes import look
 from pdctl.protocol.rank import Answer, FoundRank
 from pdctl.protocol.requests import Rooms, Settings
+from pdctl.recording.header import read_header
 from pdctl.targets.client import Client, recording_file
 from pdctl.targets.fallback import apply_fallback
-from pdctl.targets.find import Found
+from pdctl.targets.find import Found, refresh
 
 if TYPE_CHECKING:
     from pdctl.protocol.model import EventKind
@@ -27,6 +33,11 @@ T = TypeVar("T")
 MOST_KEPT = 16
 """Recordings that a view keeps once they are read: they are large."""
 _PY_SPY_S = 2.0
+_SAME_BOOT_NS = 60_000_000_000
+_TURN_S = 0.5
+_STOOD_S = 2.0
+_MOST_LOOKS = 12
+"""Looks at a loop that may stand: so far apart, until it has stood for so long, and no more than so many."""
 
 
 class View:
@@ -51,6 +62,7 @@ class View:
         self._anything = [] if anything is None else anything
         self._answers: dict[tuple[str, bytes], dict[int, Answer[Any]]] = {}
         self._recordings: dict[tuple[int, bool, bool], Answer[Recording]] = {}
+        self._turns: list[Turn] | None = None
 
     @classmethod
     def open(
@@ -164,6 +176,38 @@ class View:
         args = {"slots": list(slots), "rooms": list(rooms), "every": every, "sums": sums}
         return self.ask("metadata", Metadata, ranks, args)
 
+    # ---- scheduler loops ---------------------------------------------------------------------------------------------
+
+    def turns(self) -> list[Turn]:
+        """Return whether each rank's scheduler loop turns, in the view's order.
+
+        One look is enough where every loop has turned a moment ago. Else more are taken, within the deadline.
+        """
+        if self._turns is None:
+            self._turns = self._watch_turns()
+        return self._turns
+
+    def _watch_turns(self) -> list[Turn]:
+        answers: list[Answer[Status] | None] = [None] * len(self.ranks)
+        if not self.recorded:
+            answers = [*self.status()]
+        looked = [_looked(Looked(outside=rank.state == "outside"), rank, a) for rank, a in self._pairs(answers)]
+        judged = [turns.judge(one) for one in looked]
+        for _ in range(_MOST_LOOKS):
+            if self.recorded or not any(map(_unsettled, judged)) or self.left(_TURN_S) < _TURN_S:
+                break
+            self.pause(_TURN_S)
+            again = self.again()
+            asked = [rank for rank, answer in self._pairs(answers) if answer is not None and answer.body is not None]
+            now = {id(answer.rank): answer for answer in again.status(asked)}
+            answers = [now.get(id(rank)) for rank in self.ranks]
+            looked = [_looked(one, rank, a) for one, (rank, a) in zip(looked, self._pairs(answers), strict=True)]
+            judged = [turns.judge(one) for one in looked]
+        return judged
+
+    def _pairs(self, answers: Sequence[Answer[Status] | None]) -> list[tuple[FoundRank, Answer[Status] | None]]:
+        return list(zip(self.ranks, answers, strict=True))
+
     # ---- recordings --------------------------------------------------------------------------------------------------
 
     @staticmethod
@@ -220,4 +264,65 @@ class View:
             return ()
 
 
-__all__ = ["MOST_KEPT", "View"]
+def _unsettled(turn: Turn) -> bool:
+    """Return whether another look at a loop tells more: it may stand, and has not been seen to stand for long."""
+    if turn.turned or turn.state == turns.ENDED:
+        return False
+    if turn.computing or turn.idle or not turn.doing:
+        return turn.turned is None
+    return turn.stood_s < _STOOD_S
+
+
+def _looked(one: Looked, rank: FoundRank, answer: Answer[Status] | None) -> Looked:
+    """Return the looks at a rank's loop with one more, now."""
+    statuses = () if answer is None or answer.body is None else (answer.body,)
+    pulses = () if statuses and not one.outside else _pulses(rank)
+    return replace(
+        one,
+        statuses=(*one.statuses, *statuses),
+        pulses=(*one.pulses, *pulses),
+        process=_process(rank, answered=bool(statuses)),
+    )
+
+
+def _pulses(rank: FoundRank) -> tuple[Pulse, ...]:
+    """Return what the recording of a rank says of its turns now, nothing where it can't be read."""
+    if rank.recording is None or rank.access is not None:
+        return ()
+    try:
+        header = read_header(rank.recording)
+    except (OSError, ValueError):
+        return ()
+    return (Pulse(header.ticks, header.tick_mono_ns, now_ns(rank, header.wall_ns, header.mono_ns)),)
+
+
+def _process(rank: FoundRank, *, answered: bool) -> str:
+    """Return the state of a rank's process now; in a trace, as it was when that was made."""
+    if rank.state == "dead" or (rank.seen_ns and not rank.seen_live):
+        return turns.ENDED
+    if answered or rank.seen_live:
+        return turns.RUNNING
+    if not rank.live:
+        return turns.UNSEEN
+    now = refresh(rank)
+    if now.state == "dead":
+        return turns.ENDED
+    state = now.process.state if rank.access is None else ""
+    return turns.STOPPED if state in ("T", "t") else turns.RUNNING if state else turns.UNSEEN
+
+
+def now_ns(rank: FoundRank, start_wall_ns: int, start_mono_ns: int) -> int | None:
+    """Return the present on the clock of a rank's recording, None where that clock can't be read from here.
+
+    start_wall_ns, start_mono_ns: of the recording. In a trace the present is when it was made.
+    """
+    if rank.seen_ns:
+        return rank.seen_ns
+    now = time.monotonic_ns()
+    here = rank.identity.host == socket.gethostname() or bool(rank.process.state)
+    # Both clocks started together: their difference is the same now as when the recording began, give or take a step.
+    same_boot = abs(time.time_ns() - now - (start_wall_ns - start_mono_ns)) < _SAME_BOOT_NS
+    return now if here and start_mono_ns <= now and same_boot else None
+
+
+__all__ = ["MOST_KEPT", "View", "now_ns"]

@@ -13,7 +13,7 @@ import msgspec
 
 from pdctl.protocol import structs
 from pdctl.protocol.files import read_head
-from pdctl.protocol.model import Identity, why_not
+from pdctl.protocol.model import QUEUES, Identity, why_not
 from pdctl.recording import format as f
 
 CUT_OFF = "file is empty or cut off in its first bytes"
@@ -24,11 +24,21 @@ class BadRecording(ValueError):  # noqa: N818  # it is the recording that is bad
 
 
 @dataclass(frozen=True, slots=True)
+class Visits:
+    """Turns of the scheduler at one queue so far; whether the last found it empty; when that was (monotonic ns)."""
+
+    count: int
+    empty: bool
+    mono_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Header:
     """The rank that a recording belongs to, and how the recording ended. ``state``: one of format.STATE_*, or unknown.
 
     size: bytes of the complete file. wall_ns, mono_ns: its start on both clocks. pid, proc_start: its process.
-    rings: (offset, capacity in records) of rounds, items and events.
+    rings: (offset, capacity in records) of rounds, items and events. ticks, tick_mono_ns: turns of the rank's loop so far and
+    when the last began, 0 unknown; pulse_fits: False where they can't be true and were left out. visits: by queue.
     """
 
     identity: Identity
@@ -39,6 +49,10 @@ class Header:
     pid: int
     proc_start: int
     rings: tuple[int, int, int, int, int, int]
+    ticks: int
+    tick_mono_ns: int
+    pulse_fits: bool
+    visits: dict[str, Visits]
 
 
 def read_header(path: Path) -> Header:
@@ -66,7 +80,24 @@ def parse_header(data: bytes) -> Header:
         raise BadRecording("header is damaged: its rings are not where they belong")
     if not (0 <= wall < f.MAX_WALL_NS and 0 <= mono < f.MAX_MONO_NS):
         raise BadRecording(f"header is damaged: no recording begins at {wall} ns, {mono} ns of its clocks")
-    return Header(_identity(data), size, state, wall, mono, pid, start, f.layout(size))
+    visits = _visits(data)
+    ticks, tick_ns = f.PULSE.unpack_from(data, f.PULSE_OFFSET)
+    fits = ticks < f.MAX_COUNT and 0 <= tick_ns < f.MAX_MONO_NS
+    if not fits:
+        ticks = tick_ns = 0
+    if not ticks and visits:  # an engine whose loop has no seam of its own
+        last = max(visits.values(), key=lambda v: v.mono_ns)
+        ticks, tick_ns = last.count, last.mono_ns
+    return Header(_identity(data), size, state, wall, mono, pid, start, f.layout(size), ticks, tick_ns, fits, visits)
+
+
+def _visits(head: bytes) -> dict[str, Visits]:
+    visits = {}
+    for code, queue in enumerate(QUEUES):
+        word, mono_ns = f.VISITS.unpack_from(head, f.VISITS_OFFSET + f.VISITS.size * code)
+        if word and word & ~f.EMPTY_BIT < f.MAX_COUNT and 0 <= mono_ns < f.MAX_MONO_NS:
+            visits[queue] = Visits(word & ~f.EMPTY_BIT, bool(word & f.EMPTY_BIT), mono_ns)
+    return visits
 
 
 def _identity(data: bytes) -> Identity:

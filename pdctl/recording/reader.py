@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pdctl.protocol.model import QUEUES, EventKind, GroupInfo, Identity
 from pdctl.recording import format as f
-from pdctl.recording.header import BadRecording, parse_header
+from pdctl.recording.header import BadRecording, Visits, parse_header
 from pdctl.recording.rings import ROUND, among, events, possible_rounds, rounds, select_records
 from pdctl.recording.source import FileSource, Source
 from pdctl.recording.streams import Item, Run, Stream
@@ -42,15 +42,6 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     a: int
     b: int
     text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Visits:
-    """Turns of the scheduler at one queue so far; whether the last found it empty; when that was (monotonic ns)."""
-
-    count: int
-    empty: bool
-    mono_ns: int
 
 
 @dataclass(slots=True)
@@ -175,13 +166,10 @@ def read_from(source: Source, name: str = "") -> Recording:
     problems = []
     if source.size < header.size:
         problems.append(f"cut off: {source.size} of {header.size} bytes")
-    ticks, tick_ns = f.PULSE.unpack_from(head, f.PULSE_OFFSET)
-    if ticks >= f.MAX_COUNT or not 0 <= tick_ns < f.MAX_MONO_NS:
+    if not header.pulse_fits:
         problems.append("its pulse can't be true and was left out")
-        ticks = tick_ns = 0
     rounds_off, rounds_cap, items_off, items_cap, _, _ = header.rings
     # Read in the order in which the rank writes: its turns, the runs it is in, the runs that ended.
-    visits = _visits(head)
     live = live_runs(head, source.read(f.LIVE_OFFSET, f.RINGS_OFFSET - f.LIVE_OFFSET))
     closed = rounds(source, rounds_off, rounds_cap)
     for pause_s in _AGAIN_S if header.state == f.STATE_WRITING and isinstance(source, FileSource) else ():
@@ -194,9 +182,6 @@ def read_from(source: Source, name: str = "") -> Recording:
     streams, untrue = _streams(closed.table, live, header.identity, source, (items_off, items_cap))
     if closed.untrue + untrue:
         problems.append(f"{closed.untrue + untrue} round record(s) that can't be true left out")
-    if not ticks and visits:  # an engine whose loop has no seam of its own
-        last = max(visits.values(), key=lambda v: v.mono_ns)
-        ticks, tick_ns = last.count, last.mono_ns
     return Recording(
         path=name,
         identity=header.identity,
@@ -205,23 +190,14 @@ def read_from(source: Source, name: str = "") -> Recording:
         start_wall_ns=header.wall_ns,
         start_mono_ns=header.mono_ns,
         state=_STATES.get(header.state, "unknown"),
-        ticks=ticks,
-        tick_mono_ns=tick_ns,
+        ticks=header.ticks,
+        tick_mono_ns=header.tick_mono_ns,
         streams=streams,
         problems=problems,
-        visits=visits,
+        visits=header.visits,
         source=source,
         rings=header.rings,
     )
-
-
-def _visits(head: bytes) -> dict[str, Visits]:
-    visits = {}
-    for code, queue in enumerate(QUEUES):
-        word, mono_ns = f.VISITS.unpack_from(head, f.VISITS_OFFSET + 16 * code)
-        if word and word & ~f.EMPTY_BIT < f.MAX_COUNT and 0 <= mono_ns < f.MAX_MONO_NS:
-            visits[queue] = Visits(word & ~f.EMPTY_BIT, bool(word & f.EMPTY_BIT), mono_ns)
-    return visits
 
 
 def _whole(data: bytes, at: int) -> bool:

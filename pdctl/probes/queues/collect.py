@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import socket
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pdctl.probes.queues.judge import unconfirmed
 from pdctl.probes.queues.model import RankView
+from pdctl.probes.view import now_ns
 from pdctl.protocol.model import Status
 from pdctl.protocol.rank import FoundRank
 
@@ -108,19 +107,9 @@ def _recording(rank: FoundRank, view: View, *, files: bool, sockets: bool) -> tu
 def _now(rank: FoundRank, status: Status | None, recording: Recording | None) -> int | None:
     if status is not None:
         return status.mono_ns
-    if rank.seen_ns:
-        return rank.seen_ns
-    here = rank.identity.host == socket.gethostname()
-    now = time.monotonic_ns()
-    if here and recording is not None and recording.start_mono_ns <= now and _same_boot(recording):
-        return now
-    return None
-
-
-def _same_boot(recording: Recording) -> bool:
-    # Both clocks started together: their difference is the same now as when the recording began, give or take a step.
-    then = recording.start_wall_ns - recording.start_mono_ns
-    return abs(time.time_ns() - time.monotonic_ns() - then) < 60_000_000_000
+    if recording is None:
+        return rank.seen_ns or None
+    return now_ns(rank, recording.start_wall_ns, recording.start_mono_ns)
 
 
 __all__ = ["Seen", "again", "collect", "flights", "look"]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pdctl.probes.queues.compare import Difference, Kind
 from pdctl.probes.queues.gate import Held
 from pdctl.probes.queues.model import RankView, RoomSide, RoomSplit
-from pdctl.probes.ranks.judge import call_words
+from pdctl.probes.turns import call_words
 from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import Phase, poll_name
 

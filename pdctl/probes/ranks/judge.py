@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from pdctl.probes.turns import call_words
 from pdctl.protocol.documents import Document
-from pdctl.protocol.model import Call, Frame, Phase, Seam, Status
+from pdctl.protocol.model import Call, Phase, Seam, Status
 from pdctl.protocol.rank import Answer, FoundRank
 
 if TYPE_CHECKING:
@@ -193,16 +194,3 @@ def last_round_words(recording: Recording) -> str:
         Phase.APPLIED: "over",
     }
     return f"last round: {run.last} of {stream.queue}, {words[run.phase]}"
-
-
-def call_words(call: Call, stack: Sequence[Frame] = ()) -> str:
-    """Return where a main thread is, in words: the engine's step, the collective in it, else the innermost frame."""
-    parts = [call.inside] if call.inside else []
-    if call.op:
-        size = f" of {call.elements}" if call.elements >= 0 else ""
-        group = f", group {call.group}" if call.group else ""
-        number = f" (#{call.seq})" if call.seq >= 0 else ""
-        parts.append(f"{call.op}{size}{group}{number}")
-    if not parts and stack:
-        parts.append(f"{stack[0].function} ({stack[0].file}:{stack[0].line})")
-    return ": ".join(parts)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdctl.probes.ranks.judge import call_words, last_round_words
+from pdctl.probes.ranks.judge import last_round_words
 from pdctl.probes.stacks import deadlock, formatting
 from pdctl.probes.stacks.collectives import collectives
 from pdctl.probes.stacks.model import GroupStacks, RankLooks, RankStack, StacksDocument, Standing
 from pdctl.probes.stacks.moves import IDLE, MIXED, MOVING, STUCK, common, idle, moves, outermost_first, stood_s
 from pdctl.probes.stacks.tree import Stack, merge
+from pdctl.probes.turns import call_words
 from pdctl.protocol.model import Frame
 from pdctl.targets import nodeset
 from pdctl.targets.nodeset import Place

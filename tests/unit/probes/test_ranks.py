@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from pdctl.probes.ranks.judge import RanksDocument, call_words, judge
+from pdctl.probes.ranks.judge import RanksDocument, judge
 from pdctl.probes.ranks.probe import PROBE
+from pdctl.probes.turns import call_words
 from pdctl.protocol.model import Call, Frame, Seam, Status
 from pdctl.protocol.rank import Answer, FoundRank, Silence
 from pdctl.recording import format as f

@@ -1,0 +1,144 @@
+"""Whether each rank's scheduler loop turns, and where its main thread is. Pure; the view collects what is judged here.
+
+A turn that takes long is no hang. While the main thread computes, the loop can't turn, and the ranks that wait for this one
+can't either. What a rank does is known only from its own answer, or from its stack as it is read from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pdctl.protocol.model import Call, Frame, Status
+
+RECENT_S = 1.0
+"""A loop whose last turn began less than this ago turns."""
+RUNNING, STOPPED, ENDED, UNSEEN = "running", "stopped", "ended", ""
+"""States of a rank's process. UNSEEN: it can't be seen from here, and it has not answered."""
+
+COMPUTES = ("model forward", "process_batch_result", "process_input_requests")
+"""Steps of a turn that take as long as their work does. ``process_batch_result`` waits for the device under overlap;
+``process_input_requests`` carries out control requests, such as new weights."""
+IDLE = "idle"
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """Turns so far as a rank's recording counts them, and when the last began. now_ns: of the same clock, None unknown."""
+
+    ticks: int
+    tick_mono_ns: int
+    now_ns: int | None = None
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What was seen of a rank's loop: its answers and the pulses of its recording, oldest first.
+
+    outside: the answers were read from outside, where ``ticks`` counts how often the main thread was given a processor.
+    process: RUNNING, STOPPED, ENDED or UNSEEN.
+    """
+
+    statuses: tuple[Status, ...] = ()
+    pulses: tuple[Pulse, ...] = ()
+    outside: bool = False
+    process: str = UNSEEN
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What is known of a rank's scheduler loop.
+
+    turned: whether a turn began between two looks, or less than RECENT_S before the last; None unknown.
+    age_s: seconds since the last turn began, None unknown. doing: where the main thread is, in words, "" unknown.
+    computing: it works in a step that takes as long as its work; it waits for nobody. idle: it is in the engine's idle step.
+    state: of the process: RUNNING, STOPPED, ENDED or UNSEEN. stood_s: seconds over which several looks found it at one place,
+    without a turn, a round or a collective in between. call: the call it is in, as it said last.
+    """
+
+    turned: bool | None = None
+    age_s: float | None = None
+    doing: str = ""
+    computing: bool = False
+    idle: bool = False
+    state: str = UNSEEN
+    stood_s: float = 0.0
+    call: Call = field(default_factory=Call)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether its main thread is known to do something else than to compute, so that it can't turn by its own work."""
+        return bool(self.doing) and not self.computing and not self.idle
+
+
+def judge(looked: Looked) -> Turn:
+    """Return what these looks at one rank tell of its loop."""
+    last = looked.statuses[-1] if looked.statuses else None
+    age_s = _age_s(looked)
+    common = Turn(turned=_turned(looked, age_s), age_s=age_s, state=looked.process)
+    if last is None:
+        return common
+    works = not last.call.op and last.call.inside in COMPUTES
+    return Turn(
+        turned=common.turned,
+        age_s=age_s,
+        doing=call_words(last.call, last.stack),
+        computing=works,
+        idle=not last.call.op and last.call.inside == IDLE,
+        state=looked.process,
+        stood_s=_stood_s(looked.statuses),
+        call=last.call,
+    )
+
+
+def _age_s(looked: Looked) -> float | None:
+    if looked.statuses and not looked.outside:
+        last = looked.statuses[-1]
+        return max(0.0, (last.mono_ns - last.tick_mono_ns) / 1e9) if last.tick_mono_ns else None
+    for pulse in reversed(looked.pulses):
+        if pulse.tick_mono_ns and pulse.now_ns is not None:
+            return max(0.0, (pulse.now_ns - pulse.tick_mono_ns) / 1e9)
+    return None
+
+
+def _turned(looked: Looked, age_s: float | None) -> bool | None:
+    statuses = () if looked.outside else looked.statuses
+    counts = [status.ticks for status in statuses] or [pulse.ticks for pulse in looked.pulses]
+    if not any(counts):  # an engine whose loop has no seam of its own
+        return True if len({_progress(status) for status in statuses}) > 1 else None
+    if len(set(counts)) > 1 or (age_s is not None and age_s < RECENT_S and looked.process != ENDED):
+        return True
+    return False if len(counts) > 1 else None
+
+
+def _stood_s(statuses: Sequence[Status]) -> float:
+    """Return over how many seconds the newest looks found the same stack and no progress."""
+    last = statuses[-1]
+    since = last.mono_ns
+    for status in reversed(statuses):
+        if (status.stack, status.call, _progress(status)) != (last.stack, last.call, _progress(last)):
+            break
+        since = status.mono_ns
+    return max(0.0, (last.mono_ns - since) / 1e9)
+
+
+def _progress(status: Status) -> tuple[object, ...]:
+    return status.ticks, tuple(status.rounds.items()), status.counts
+
+
+def call_words(call: Call, stack: Sequence[Frame] = ()) -> str:
+    """Return where a main thread is, in words: the engine's step, the collective in it, else the innermost frame."""
+    parts = [call.inside] if call.inside else []
+    if call.op:
+        size = f" of {call.elements}" if call.elements >= 0 else ""
+        group = f", group {call.group}" if call.group else ""
+        number = f" (#{call.seq})" if call.seq >= 0 else ""
+        parts.append(f"{call.op}{size}{group}{number}")
+    if not parts and stack:
+        parts.append(f"{stack[0].function} ({stack[0].file}:{stack[0].line})")
+    return ": ".join(parts)
+
+
+__all__ = [
+    "COMPUTES", "ENDED", "RECENT_S", "RUNNING", "STOPPED", "UNSEEN", "Looked", "Pulse", "Turn", "call_words", "judge",
+]  # fmt: skip
