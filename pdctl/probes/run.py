@@ -12,6 +12,7 @@ import msgspec
 from pdctl.probes.base import RANK_TIMEOUT_S, TIMEOUT_S, AnyProbe, WrongOptionError
 from pdctl.protocol.documents import Document, Rows
 from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.report.causes import connect
 from pdctl.report.output import Format, Output
 from pdctl.targets.reach import Reach
 
@@ -104,12 +105,17 @@ def run(probe: AnyProbe, options: Any, asked: Asked, out: Output) -> Exit:
 
 
 def look(probe: AnyProbe, view: View, options: Any) -> Any:
-    """Return the document of a probe. Silent agents that were replaced by a look from outside are among its problems."""
+    """Return the document of a probe, its findings connected (:func:`pdctl.report.causes.connect`).
+
+    Silent agents that were replaced by a look from outside are among its problems.
+    """
     evidence = probe.collect(view, options)
     document = probe.judge(evidence, options)
     more = probe.deepen(view, evidence, document)
     if more is not None:
         document = probe.judge(more, options)
+    if "findings" in document.__struct_fields__:
+        document = msgspec.structs.replace(document, findings=connect(document.findings))
     silent = [
         f"{rank.identity.label}: read from outside, its agent is silent: {rank.agent_off}"
         for rank in view.ranks

@@ -192,6 +192,11 @@ class Identity(msgspec.Struct, frozen=True):
         return f"{self.role} dp{self.dp} pp{self.pp}{cp} tp{self.tp}"
 
     @property
+    def unit(self) -> str:
+        """``decode dp0 of INSTANCE``: its data-parallel rank, whose ranks have the same requests and wait for each other."""
+        return f"{self.role} dp{self.dp} of {self.instance or self.service}"
+
+    @property
     def selector(self) -> str:
         """``decode:dp0:pp0:tp1``: the label in the form of ``--rank``. The label itself if the coordinates are unknown."""
         return self.label if self.tp < 0 else self.label.replace(" ", ":")

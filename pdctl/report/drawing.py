@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
+
+from pdctl.report.findings import Level
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -40,14 +44,51 @@ def dim(text: str) -> Text:
     return Text(text, style="dim")
 
 
-def findings(found: Sequence[Finding]) -> Iterable[RenderableType]:
-    """Yield each finding after an empty line: code and summary, known versions, next step."""
-    for finding in found:
+def headline(found: Sequence[Finding]) -> Iterable[RenderableType]:
+    """Yield the first cause and its next step, then an empty line; nothing where nothing is wrong.
+
+    found: connected, as documents have them.
+    """
+    if not _headed(found):
+        return
+    drawn = grid(False, True)
+    drawn.add_row(Text(found[0].code, style="bold red"), found[0].summary)
+    yield drawn
+    yield f"Next: {found[0].next_step}"
+    yield ""
+
+
+def findings(found: Sequence[Finding], *, headed: bool = False) -> Iterable[RenderableType]:
+    """Yield each cause after an empty line: code and summary, known versions, next step; a line for each consequence.
+
+    headed: the first one's next step stands above (:func:`headline`).
+    """
+    drawn = grid(False, True)
+    for number, finding in enumerate(found):
+        if finding.follows:
+            drawn.add_row("", dim(f"so also {finding.code}: {_first_words(finding.summary)}"))
+            continue
+        if number:
+            yield drawn
         yield ""
         drawn = grid(False, True)
         drawn.add_row(Text(finding.code, style="bold"), finding.summary)
         if finding.versions:
             drawn.add_row("", finding.versions)
-        if finding.next_step:
+        if finding.next_step and not (headed and not number and _headed(found)):
             drawn.add_row("", f"Next: {finding.next_step}")
+    if found:
         yield drawn
+
+
+def _headed(found: Sequence[Finding]) -> bool:
+    """Return whether the first cause or what follows from it is more than information."""
+    if not found:
+        return False
+    also = list(itertools.takewhile(lambda one: one.follows, found[1:]))
+    return bool(found[0].next_step) and any(one.level is not Level.INFO for one in (found[0], *also))
+
+
+def _first_words(summary: str) -> str:
+    """Return a summary's first statement: what stands before the first colon or full stop that a blank follows."""
+    return re.split(r"[:.;](?: |$)", summary, maxsplit=1)[0]

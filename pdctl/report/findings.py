@@ -5,6 +5,7 @@ A judge makes a Finding from a code and the evidence; the text that is the same 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -42,6 +43,8 @@ class Finding(msgspec.Struct, frozen=True):
     """One finding. summary: what was found, in one or two sentences that name ranks and rooms.
 
     evidence: what it rests on, one statement a line. group: which group it is about. rooms, ranks: concerned.
+    units: the data-parallel ranks that it is about or that it waits for, each with its server (``Identity.unit``).
+    follows: code of the finding that it is a consequence of, "" where it stands for itself.
     """
 
     code: str
@@ -54,6 +57,8 @@ class Finding(msgspec.Struct, frozen=True):
     cause: str = ""
     versions: str = ""
     next_step: str = ""
+    units: tuple[str, ...] = ()
+    follows: str = ""
 
 
 @cache
@@ -75,12 +80,18 @@ def finding(
     ranks: tuple[str, ...] = (),
     evidence: tuple[str, ...] = (),
     versions: str = "",
+    next_step: str = "",
+    level: Level | None = None,
+    units: Iterable[str] = (),
 ) -> Finding:
-    """Return a finding of ``code``; level, cause and next step are the catalogue's. Raises KeyError for no such code."""
+    """Return a finding of ``code``. Raises KeyError for no such code.
+
+    What is not given of level, versions and next step is the catalogue's.
+    """
     entry = catalogue()[code]
     return Finding(
         code=code,
-        level=entry.level,
+        level=entry.level if level is None else level,
         summary=summary,
         group=group,
         rooms=rooms,
@@ -88,5 +99,6 @@ def finding(
         evidence=evidence,
         cause=entry.title,
         versions=versions or entry.versions,
-        next_step=entry.next_step,
+        next_step=next_step or entry.next_step,
+        units=tuple(dict.fromkeys(units)),
     )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from pdctl.probes.check.model import ERROR, INFO, OK, UNKNOWN, WARNING, CheckDocument, Outcome, StageRow
+from pdctl.report.causes import connect
 from pdctl.report.findings import Finding, catalogue
 
 RANKING = (OK, INFO, UNKNOWN, WARNING, ERROR)
@@ -46,43 +47,50 @@ def judge(
     outcomes: Sequence[Outcome], *, suppressed: Suppressed, fail_on: str, others: tuple[str, ...] = ()
 ) -> CheckDocument:
     """Return the document of these stages. fail_on: one of FAIL_ON, the lowest level that fails. others: as it has them."""
-    rows, findings, problems, out = [], [], [], 0
-    for outcome in outcomes:
-        kept = [found for found in (wanted(one, suppressed) for one in outcome.findings) if found is not None]
-        left_out = len(outcome.findings) - len(kept)
-        rows.append(_row(outcome, kept, left_out))
-        findings += kept
-        problems += [problem for problem in outcome.problems if problem not in problems]
-        out += left_out
+    wants = [[left for one in outcome.findings if (left := wanted(one, suppressed))] for outcome in outcomes]
+    findings = connect([found for kept in wants for found in kept])
+    follows = {_said(found): found.follows for found in findings}
+    rows = [
+        _row(outcome, [(found, follows.get(_said(found), found.code)) for found in kept])
+        for outcome, kept in zip(outcomes, wants, strict=True)
+    ]
+    problems = dict.fromkeys(problem for outcome in outcomes for problem in outcome.problems)
     level = max((row.level for row in rows), key=RANKING.index, default=UNKNOWN)
     failing = RANKING[RANKING.index(fail_on) :]
     return CheckDocument(
         level=level,
         failed=any(found.level.value in failing for found in findings),
         stages=tuple(rows),
-        findings=tuple(sorted(findings, key=lambda found: -RANKING.index(found.level.value))),
-        suppressed=out,
+        findings=findings,
+        suppressed=sum(row.suppressed for row in rows),
         partial=bool(problems),
         problems=tuple(problems),
         others=others,
     )
 
 
-def _row(outcome: Outcome, findings: Sequence[Finding], suppressed: int) -> StageRow:
-    worst = max((found.level.value for found in findings), key=RANKING.index, default=OK)
+def _said(found: Finding) -> tuple[str, str, str]:
+    return found.code, found.group, found.summary
+
+
+def _row(outcome: Outcome, found: Sequence[tuple[Finding, str]]) -> StageRow:
+    """Return the row of a stage. found: its findings, each with the code that it follows from or that says it already."""
+    worst = max((one.level.value for one, _ in found), key=RANKING.index, default=OK)
     if outcome.problems and RANKING.index(worst) < RANKING.index(UNKNOWN):
         worst = UNKNOWN
-    told = next((found for found in findings if found.level.value == worst), None)
-    if told is not None:
-        more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
-        summary = f"{told.code} {told.summary}{more}"
+    told = [(one, follows) for one, follows in found if one.level.value == worst]
+    if told:
+        one, follows = min(told, key=lambda each: bool(each[1]))
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        after = f"follows from {follows}: " if follows not in ("", one.code) else ""
+        summary = f"{one.code} {after}{one.summary}{more}"
     elif worst == UNKNOWN:
         more = f" (and {len(outcome.problems) - 1} more)" if len(outcome.problems) > 1 else ""
         summary = f"{outcome.said}; not looked at: {outcome.problems[0]}{more}"
     else:
         summary = outcome.said
-    codes = tuple(dict.fromkeys(found.code for found in findings))
-    return StageRow(outcome.name, worst, summary, codes, suppressed, outcome.seconds)
+    codes = tuple(dict.fromkeys(one.code for one, _ in found))
+    return StageRow(outcome.name, worst, summary, codes, len(outcome.findings) - len(found), outcome.seconds)
 
 
 __all__ = ["FAIL_ON", "judge", "parse_suppressed", "wanted"]

@@ -150,6 +150,7 @@ def difference(group: Group, queue: str, diff: Difference, found: tuple[RoomSpli
         ranks=_odd_ranks(group, diff, found),
         evidence=tuple(_evidence(queue, diff, found)),
         versions=_versions(code, one),
+        units=(one.unit,),
     )
 
 

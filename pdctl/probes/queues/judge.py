@@ -195,6 +195,7 @@ def _held_findings(group: Group, held: dict[str, list[Held]]) -> list[Finding]:
             rooms=rooms,
             ranks=tuple({h.rank: 1 for h in current}),
             evidence=lines,
+            units=(group.known[0].identity.unit,),
         )
     ]
 
@@ -244,7 +245,8 @@ def _late(group: Group, leaders: tuple[str, ...], late: tuple[str, ...], waited:
     if ended.issuperset(leaders):  # and it is not known when
         summary = f"{' and '.join(leaders)} waited for {' and '.join(late)}, for {waited:.0f} s at most, and ended"
     evidence = tuple(f"{name}: {states[name]}" for name in late if states.get(name))
-    return finding("PD110", summary, group=group.title, ranks=late, evidence=evidence)
+    units = (group.known[0].identity.unit,)
+    return finding("PD110", summary, group=group.title, ranks=late, evidence=evidence, units=units)
 
 
 def _state(view: RankView | None) -> str:
@@ -264,7 +266,10 @@ def _by_snapshots(group: Group) -> list[Finding]:
         rooms = {name: lists[name][number] for name in lists}
         if len(set(rooms.values())) > 1:
             lines.append(f"{queue}: " + ", ".join(f"{name} has {formatting.rooms(r)}" for name, r in rooms.items()))
-    return [finding("PD111", "; ".join(lines), group=group.title, ranks=tuple(lists), evidence=tuple(lines))]
+    units = (group.known[0].identity.unit,)
+    return [
+        finding("PD111", "; ".join(lines), group=group.title, ranks=tuple(lists), evidence=tuple(lines), units=units)
+    ]
 
 
 # ---- how it is shown ---------------------------------------------------------------------------------------------------

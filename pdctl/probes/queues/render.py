@@ -20,12 +20,13 @@ _STYLE = {"DIVERGED": "bold red", "WAITING": "yellow", "SKEWED": "yellow", "HELD
 
 
 def render(document: QueuesDocument) -> Iterable[RenderableType]:
-    """Yield every group, then every finding."""
+    """Yield what is wrong and what to do, every group, then every finding."""
+    yield from drawing.headline(document.findings)
     for number, group in enumerate(document.groups):
         if number:
             yield ""
         yield from _group(group)
-    yield from drawing.findings(document.findings)
+    yield from drawing.findings(document.findings, headed=True)
 
 
 def _group(group: GroupReport) -> Iterable[RenderableType]:

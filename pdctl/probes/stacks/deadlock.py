@@ -101,6 +101,7 @@ def _one_group(views: Sequence[RankLooks], fold: Fold, standing: Mapping[int, Ca
             group=kind,
             ranks=tuple(views[n].identity.label for n in about),
             evidence=tuple(_evidence(views, fold, {n: calls[n] for n in about})),
+            units=(views[n].identity.unit for n in about),
         )
 
 
@@ -153,6 +154,7 @@ def _each_other(views: Sequence[RankLooks], fold: Fold, standing: Mapping[int, C
             group=" and ".join(dict.fromkeys(group_name(standing[n].group, standing[n].pg) for n in sorted(circle))),
             ranks=tuple(views[n].identity.label for n in sorted(circle)),
             evidence=tuple(evidence),
+            units=(views[n].identity.unit for n in sorted(circle)),
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -157,7 +157,10 @@ def _holds(entry: RoomEntry) -> str:
 def _behind(room: int, entry: RoomEntry, full: SideSpace) -> str:
     if entry.queue != "decode.prealloc" or entry.slot >= 0:
         return ""
-    return "first in line for space" if room == full.head else "waits for space"
+    return "first in line for space" if room == full.head else BEHIND
+
+
+BEHIND = "waits for space"
 
 
 # ---- what ends it ----------------------------------------------------------------------------------------------------
@@ -217,8 +220,15 @@ def _findings(
     pause_s: float,
     stuck_s: float,
 ) -> list[Finding]:
+    units = {side.title: {side.unit: None} for sides in peers.values() for side in sides}
     found = [
-        finding("PD140", f"{one.side} is full: {one.full}.", group=one.side, rooms=(one.head,))
+        finding(
+            "PD140",
+            f"{one.side} is full: {one.full}.",
+            group=one.side,
+            rooms=_line(one, requests),
+            units=units[one.side],
+        )
         for one in space
         if one.full
     ]
@@ -240,9 +250,24 @@ def _findings(
                 rooms=tuple(one.room for one in ones),
                 ranks=tuple(dict.fromkeys(rank for one in ones for place in one.ranks for rank in place.ranks)),
                 evidence=_evidence(ones, space),
+                units=(*units[side], *_waits_for(ones, peers)),
             )
         )
     return found
+
+
+def _line(space: SideSpace, requests: Sequence[Waiting]) -> tuple[int, ...]:
+    """Return the rooms that wait for space, the first in line first."""
+    behind = (one.room for one in requests if one.side == space.side and one.note == BEHIND)
+    return tuple(dict.fromkeys((space.head, *behind)))
+
+
+def _waits_for(ones: Sequence[Waiting], peers: dict[tuple[str, str], list[Side]]) -> Iterable[str]:
+    """Yield the units of the other side that have these rooms; all of it where none has."""
+    other = peers[(ones[0].cluster, OTHER.get(ones[0].role, ""))]
+    rooms = {one.room for one in ones}
+    for side in [side for side in other if not rooms.isdisjoint(side.rooms)] or other:
+        yield side.unit
 
 
 def _code(request: Waiting, peers: dict[tuple[str, str], list[Side]], pause_s: float, stuck_s: float) -> str:

@@ -22,7 +22,8 @@ _PROGRESS = {"still": "bold", "moving": "green", "in line": "cyan", "new": "dim"
 
 
 def render(document: StuckDocument, *, wide: bool) -> Iterable[RenderableType]:
-    """Yield every room that waits with a line for each side, then the findings. wide: all of them."""
+    """Yield what is wrong, every room that waits with a line for each side (wide: all of them), then the findings."""
+    yield from drawing.headline(document.findings)
     if not document.requests:
         yield "no request waits" if not document.hidden else "no request waits that long"
     rooms: dict[tuple[str, int], list[Waiting]] = {}
@@ -35,7 +36,7 @@ def render(document: StuckDocument, *, wide: bool) -> Iterable[RenderableType]:
         yield drawing.dim(f"… and {len(rooms) - len(shown)} more rooms (-o wide or json shows all)")
     if document.hidden:
         yield drawing.dim(f"({document.hidden} younger requests not shown)")
-    yield from drawing.findings(document.findings)
+    yield from drawing.findings(document.findings, headed=True)
 
 
 def _room(requests: list[Waiting]) -> Iterable[RenderableType]:

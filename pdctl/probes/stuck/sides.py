@@ -66,6 +66,11 @@ class Side:
         """Cluster and role."""
         return self.cluster, self.role
 
+    @property
+    def unit(self) -> str:
+        """Its data-parallel rank, with its server."""
+        return self.looks[0].identity.unit
+
     @cached_property
     def parts(self) -> list[tuple[tuple[str, ...], RankLooks]]:
         """Ranks that answered, those together that say the same, and the first of each lot."""

@@ -8,7 +8,7 @@ from pdctl.probes.check.judge import judge, parse_suppressed, wanted
 from pdctl.probes.check.model import CheckDocument, Outcome
 from pdctl.report.findings import Finding, finding
 
-FULL = finding("PD140", "Full.", rooms=(7,))
+FULL = finding("PD140", "Full.", rooms=(9,))
 LATE = finding("PD141", "Late.", rooms=(7, 8))
 LOST = finding("PD142", "Lost.", rooms=(7,))
 
@@ -42,6 +42,20 @@ def test_the_worst_of_a_stage_is_told_and_the_worst_finding_comes_first() -> Non
     assert document.stages[0].codes == ("PD140", "PD141")
     assert [found.code for found in document.findings] == ["PD142", "PD141", "PD140"]
     assert document.level == "error"
+
+
+def test_a_stage_whose_findings_follow_from_those_of_another_says_so() -> None:
+    parted = finding("PD101", "Parted.", units=("decode dp0 of d",))
+    late = finding("PD141", "Late.", rooms=(7,), units=("decode dp0 of d",))
+    document = summed(stage(parted), stage(late), stage(late, FULL))
+    assert [row.summary for row in document.stages] == [
+        "PD101 Parted.",
+        "PD141 follows from PD101: Late.",
+        "PD141 follows from PD101: Late. (and 1 more)",
+    ]
+    assert [(one.code, one.follows) for one in document.findings] == [
+        ("PD101", ""), ("PD141", "PD101"), ("PD140", ""),
+    ]  # fmt: skip
 
 
 def test_what_could_not_be_looked_at() -> None:

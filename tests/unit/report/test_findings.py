@@ -27,6 +27,8 @@ def explain(*arguments: str) -> tuple[int, str]:
 def test_every_code_that_anything_finds_is_in_the_catalogue_and_the_other_way_round() -> None:
     used: set[str] = set()
     for source in SOURCES.rglob("*.py"):
+        if source.name == "causes.py":  # says what follows from what, and finds nothing
+            continue
         used.update(re.findall(r'"(PD\d{3})"', source.read_text()))
     assert used == set(catalogue())
 

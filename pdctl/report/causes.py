@@ -1,0 +1,164 @@
+"""Which finding is a consequence of which: one table of rules, and the order in which findings are told. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from pdctl.report.findings import Finding, Level
+
+_DIVERGED = ("PD101", "PD103", "PD104", "PD106", "PD107", "PD108")
+_DEADLOCKED = ("PD160", "PD161")
+_REPLACED = ("PD137", "PD144")
+_ROUTED = ("PD120", "PD121", "PD122", "PD123", "PD124", "PD125", "PD128", "PD129")
+_SHARED = ("PD127", "PD147")
+_WAITS = ("PD140", "PD141", "PD142", "PD143", "PD146", "PD148")
+"""Of requests that wait."""
+_STANDS = ("PD102", "PD110", "PD111", "PD112", "PD114")
+"""Of ranks that do not go on."""
+
+
+class Rule(NamedTuple):
+    """Findings of ``causes`` explain those of ``consequences`` that share something with them.
+
+    shares: of which one is enough: ``room``, any; ``rooms``, all that the consequence has; ``unit``, a data-parallel rank of
+    a server; ``server``.
+    """
+
+    causes: tuple[str, ...]
+    consequences: tuple[str, ...]
+    shares: tuple[str, ...]
+
+
+RULES = (
+    Rule(("PD131", "PD132", "PD133"), ("PD107", "PD108"), ("room",)),
+    Rule(("PD115",), (*_DIVERGED, *_DEADLOCKED, *_STANDS, "PD152"), ("server",)),
+    Rule(("PD115",), _WAITS, ("room", "unit")),
+    Rule(_DIVERGED, (*_DEADLOCKED, *_STANDS, "PD113"), ("unit",)),
+    Rule(_DIVERGED, _WAITS, ("room", "unit")),
+    Rule(("PD113",), ("PD145", *_DEADLOCKED, *_STANDS), ("server",)),
+    Rule(("PD113",), (*_WAITS, "PD122", "PD126", "PD145"), ("rooms", "server")),
+    Rule(_DEADLOCKED, (*_STANDS, *_WAITS), ("unit",)),
+    Rule(("PD114",), ("PD102", "PD110", "PD111", "PD112"), ("server",)),
+    Rule(("PD114",), _WAITS, ("rooms", "unit")),
+    Rule(("PD110",), ("PD112", "PD141", "PD142", "PD143", "PD148"), ("unit",)),
+    Rule(("PD111",), ("PD112", "PD141", "PD142", "PD143"), ("unit",)),
+    Rule(("PD145",), ("PD141", "PD142", "PD143", "PD122", "PD126"), ("rooms",)),
+    Rule(_REPLACED, ("PD120", "PD122", "PD125", "PD128", "PD129"), ("rooms", "server")),
+    Rule(_REPLACED, ("PD141", "PD142", "PD143"), ("rooms", "unit")),
+    Rule(_ROUTED, ("PD126", "PD141", "PD142", "PD143"), ("rooms",)),
+    Rule(_SHARED, ("PD141", "PD142", "PD143"), ("rooms",)),
+    Rule(("PD148",), ("PD102", "PD141"), ("rooms",)),
+    Rule(("PD146",), ("PD140",), ("unit",)),
+    Rule(("PD140",), ("PD126", "PD141", "PD142", "PD143"), ("rooms",)),
+)
+
+ORDER = (
+    "PD115", "PD131", "PD132", "PD133", *_DIVERGED, "PD113", *_DEADLOCKED, "PD114", "PD110", "PD111",
+    *_REPLACED, "PD145", "PD123", "PD124", "PD120", "PD121", "PD122", "PD125", "PD128", "PD129", *_SHARED,
+    "PD148", "PD146", "PD140",
+)  # fmt: skip
+"""Causes, those first that others follow from. A finding follows from one that comes before it here, so nothing goes round."""
+
+REPEATED = ("PD113", "PD114")
+"""What several probes say, each in its words: once for the same units."""
+
+_RANK = {code: number for number, code in enumerate(ORDER)}
+_LEVELS = (Level.ERROR, Level.WARNING, Level.INFO)
+_UNIT = re.compile(r"\b(prefill|decode) dp(\d+)\b")
+
+
+class _About(NamedTuple):
+    """What a finding is about. units: (role, dp, server), the server "" where it does not say."""
+
+    rooms: frozenset[int]
+    units: frozenset[tuple[str, str, str]]
+
+
+def connect(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Return the same findings: each cause, the worst first, with its consequences behind it, which say what they follow.
+
+    A finding that an earlier one says, too, is left out: the same in everything, or of REPEATED and about the same units.
+    """
+    once = _once(findings)
+    about = [_about(found) for found in once]
+    about = [_with_servers(one, about) for one in about]
+    cause_of = [_cause(n, once, about) for n in range(len(once))]
+    groups: dict[int, list[int]] = {}
+    for n in range(len(once)):
+        root = n
+        while (above := cause_of[root]) is not None:
+            root = above
+        groups.setdefault(root, []).append(n)
+    told = sorted(groups.items(), key=lambda group: min(_LEVELS.index(once[n].level) for n in group[1]))
+    out: list[Finding] = []
+    for root, members in told:
+        out.append(msgspec.structs.replace(once[root], follows=""))
+        out += [msgspec.structs.replace(once[n], follows=once[root].code) for n in members if n != root]
+    return tuple(out)
+
+
+def _once(findings: Sequence[Finding]) -> list[Finding]:
+    found: dict[object, Finding] = {}
+    for one in findings:
+        key = (one.code, one.units) if one.code in REPEATED and one.units else msgspec.structs.replace(one, follows="")
+        first = found.setdefault(key, one)
+        if first is not one:
+            found[key] = msgspec.structs.replace(first, rooms=tuple(dict.fromkeys((*first.rooms, *one.rooms))))
+    return list(found.values())
+
+
+def _about(found: Finding) -> _About:
+    units: set[tuple[str, str, str]] = set()
+    for unit in found.units:
+        where, _, server = unit.partition(" of ")
+        role, _, dp = where.partition(" dp")
+        units.add((role, dp, server))
+    if not units:
+        units = {(role, dp, "") for text in (found.group, *found.ranks) for role, dp in _UNIT.findall(text)}
+    return _About(frozenset(found.rooms) - {0}, frozenset(units))
+
+
+def _with_servers(one: _About, every: Sequence[_About]) -> _About:
+    """Name the server where a finding does not and only one is known; of several it is not said to be any."""
+    named: set[tuple[str, str, str]] = set()
+    for role, dp, server in one.units:
+        known = {server} if server else {s for other in every for r, _, s in other.units if r == role and s}
+        if len(known) < 2:
+            named.add((role, dp, next(iter(known), "")))
+    return one._replace(units=frozenset(named))
+
+
+def _cause(n: int, findings: Sequence[Finding], about: Sequence[_About]) -> int | None:
+    """Return which finding the n-th one is a consequence of: of several the one that comes first in ORDER."""
+    code = findings[n].code
+    before = _RANK.get(code, len(_RANK))
+    causes = [
+        (_RANK[other.code], m)
+        for m, other in enumerate(findings)
+        if _RANK.get(other.code, before) < before and _explains(other.code, code, about[m], about[n])
+    ]
+    return min(causes)[1] if causes else None
+
+
+def _explains(cause: str, consequence: str, one: _About, other: _About) -> bool:
+    return any(
+        cause in rule.causes and consequence in rule.consequences and any(_SHARE[s](one, other) for s in rule.shares)
+        for rule in RULES
+    )
+
+
+_SHARE: dict[str, Callable[[_About, _About], bool]] = {
+    "room": lambda one, other: bool(one.rooms & other.rooms),
+    "rooms": lambda one, other: bool(other.rooms) and other.rooms <= one.rooms,
+    "unit": lambda one, other: bool(one.units & other.units),
+    "server": lambda one, other: bool(
+        {(role, server) for role, _, server in one.units} & {(role, server) for role, _, server in other.units}
+    ),
+}
+
+
+__all__ = ["ORDER", "RULES", "Rule", "connect"]
