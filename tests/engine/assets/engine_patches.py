@@ -1,7 +1,8 @@
 """What some engine versions need to run without a GPU, applied as their modules are imported.
 
 ``PDCTL_TEST_PATCHES`` lists the patches by name, comma-separated. None of them touches what pdctl reads or hooks, but for
-``late-metadata``, which stands in for a slow network where there is no pdctl to break anything.
+``late-metadata``, which stands in for a slow network where there is no pdctl to break anything, and ``slow-forward``, which stands
+in for a model that takes its time.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import importlib.util
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -79,12 +81,27 @@ def _late_metadata(connection: ModuleType) -> None:
     manager.send_aux = later
 
 
+def _slow_forward(runner: ModuleType) -> None:
+    """While the file ``PDCTL_TEST_SLOW`` exists, a forward of the role that it names takes as many seconds longer as it says."""
+    model_runner, file = runner.ModelRunner, Path(os.environ["PDCTL_TEST_SLOW"])
+    forward = model_runner.forward
+
+    def slow(self: Any, *args: Any, **kwargs: Any) -> Any:
+        role, seconds = file.read_text().split() if file.exists() else ("", "0")
+        if role == self.server_args.disaggregation_mode:
+            time.sleep(float(seconds))
+        return forward(self, *args, **kwargs)
+
+    model_runner.forward = slow
+
+
 PATCHES: dict[str, dict[str, Patch]] = {
     "no-pinned-memory": {
         "sglang.srt.managers.scheduler": _ignore_pin_memory,
         "sglang.srt.disaggregation.mooncake.conn": _no_host_indices,
     },
     "late-metadata": {"sglang.srt.disaggregation.mooncake.conn": _late_metadata},
+    "slow-forward": {"sglang.srt.model_executor.model_runner": _slow_forward},
     # Tokens come out wrong with it, all else is as it should be.
     "dp-attention": {
         "sglang.srt.layers.attention.torch_native_backend": _pad_value,
