@@ -33,7 +33,21 @@ STEPS = {
     "on_idle": "idle",
     "self_check_during_idle": "idle",
     "maybe_sleep_on_idle": "idle",
+    "launch_batch_sample_if_needed": "sampling",
     "send_kv_chunk": "send_kv_chunk",
+    # Pipeline stages. They wait for the work of an isend or irecv, so that the stack shows no collective.
+    "_pp_commit_comm_work": "send to the next stage",
+    "_pp_send_pyobj_to_next_stage": "send to the next stage",
+    "_pp_send_dict_to_next_stage": "send to the next stage",
+    "_pp_send_output_to_next_stage": "send to the next stage",
+    "_pp_recv_pyobj_from_prev_stage": "receive from the previous stage",
+    "_pp_recv_typed_dict": "receive from the previous stage",
+    "_pp_recv_proxy_tensors": "receive from the previous stage",
+    "_pp_recv_dict_from_prev_stage": "receive from the previous stage",
+    # Decode asks by HTTP on its main thread, one address after the other, 5 s each.
+    "try_ensure_parallel_info": "question to a bootstrap server",
+    "query_prefill_dp_ranks": "question to a bootstrap server",
+    "_get_bootstrap_info_from_server": "question to a bootstrap server",
     "get_next_disagg_decode_batch_to_run": "scheduling",
     "get_next_disagg_prefill_batch_to_run": "scheduling",
     "get_next_batch_to_run": "scheduling",
@@ -43,6 +57,8 @@ STEPS = {
 def step_of(stack: tuple[Frame, ...], steps: Mapping[str, str] = STEPS) -> str:
     """Return the step of the innermost frame that has a name in ``steps``, "" when none has. Innermost frame first."""
     polling = False
+    if stack and stack[0].function.startswith("event_loop_pp_"):
+        return "process_batch_result"  # a call in the loop itself: it waits for the device, whose results come next
     for frame in stack:
         if frame.function in POLL_FUNCTIONS:
             polling = True
