@@ -1,8 +1,8 @@
 """What some engine versions need to run without a GPU, applied as their modules are imported.
 
 ``PDCTL_TEST_PATCHES`` lists the patches by name, comma-separated. None of them touches what pdctl reads or hooks, but for
-``late-metadata``, which stands in for a slow network where there is no pdctl to break anything, and ``slow-forward``, which stands
-in for a model that takes its time.
+``late-metadata``, which stands in for a slow network where there is no pdctl to break anything, and ``slow-forward``,
+which stands in for a long prompt.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _late_metadata(connection: ModuleType) -> None:
 
 
 def _slow_forward(runner: ModuleType) -> None:
-    """While the file ``PDCTL_TEST_SLOW`` exists, a forward of the role that it names takes as many seconds longer as it says."""
+    """While the file ``PDCTL_TEST_SLOW`` exists, a forward of the role it names takes as many seconds longer."""
     model_runner, file = runner.ModelRunner, Path(os.environ["PDCTL_TEST_SLOW"])
     forward = model_runner.forward
 
