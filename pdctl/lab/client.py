@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 import zmq
 
-from pdctl.lab import toymodel
+from pdctl.lab import messages, toymodel
 from pdctl.lab.config import LabConfig
-from pdctl.lab.rank import request_endpoint
+from pdctl.lab.rank import bootstrap_address, request_endpoint
 
 
 @dataclass
 class Request:
-    """One request on its way. Times are monotonic seconds."""
+    """One request on its way. Times are monotonic seconds. tag: the connection that answers come by; rids may be alike."""
 
     rid: str
     room: int
@@ -28,6 +28,7 @@ class Request:
     prefill_dp: int
     decode_dp: int
     sent: float
+    tag: int = 0
     prefill_ended: bool = False
     aborted: bool = False
     error: str = ""
@@ -36,7 +37,8 @@ class Request:
 class Outcome(msgspec.Struct, frozen=True):
     """What came of a load. Latencies are seconds over completed requests, None without any.
 
-    wrong: completed with tokens that are not this request's. unfinished: no answer before the time was over.
+    wrong: completed with tokens that are not this request's. unfinished: no answer before the time was over. given_up: requests
+    whose client went away before the answer.
     """
 
     sent: int
@@ -45,6 +47,7 @@ class Outcome(msgspec.Struct, frozen=True):
     wrong: int
     unfinished: int
     aborted: int
+    given_up: int
     seconds: float
     latency_p50_s: float | None
     latency_p99_s: float | None
@@ -63,7 +66,10 @@ class Load:
     """How much to send and how. rate: requests a second, 0 for as fast as concurrency allows.
 
     room, prefill_dp: fixed instead of chosen. to: ``both``, or one server only (the other never hears of the request).
-    abort_after_s: give up requests that are not finished by then, 0 for never. requests 0: until the time is over.
+    rooms, rids: one for each request, in order; a single room counts up, and a single rid gets ``-N`` where there are more
+    requests. bootstrap: address that decode is told instead of the prefill server's.
+    abort_after_s: abort requests that are not finished by then, 0 for never. requests 0: until the time is over.
+    give_up_s: stop listening to a request that is not finished by then, without an abort, 0 for never.
     lost_on: this decode tp rank loses every request right after it came (a rank-local time-out or abort), -1 for none.
     """
 
@@ -74,9 +80,13 @@ class Load:
     prompt_tokens: int = 24
     new_tokens: int = 8
     room: int = 0
+    rooms: tuple[int, ...] = ()
+    rids: tuple[str, ...] = ()
     prefill_dp: int = -1
     to: str = "both"
+    bootstrap: str = ""
     abort_after_s: float = 0.0
+    give_up_s: float = 0.0
     lost_on: int = -1
     seed: int | None = None
 
@@ -87,13 +97,14 @@ class Client:
 
     config: LabConfig
     load: Load
-    waiting: dict[str, Request] = field(default_factory=dict)
+    waiting: dict[int, Request] = field(default_factory=dict)
     latencies: list[float] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
     sent: int = 0
     failed: int = 0
     wrong: int = 0
     aborted: int = 0
+    given_up: int = 0
     stopping: bool = False
     """Set from another thread: run() gives up what is not answered and returns."""
 
@@ -143,29 +154,34 @@ class Client:
                         break
             if load.abort_after_s:
                 self._abort_old(time.monotonic() - load.abort_after_s)
+            if load.give_up_s:
+                self._leave_old(time.monotonic() - load.give_up_s)
         return self._outcome(time.monotonic() - started)
 
     def send(self) -> Request:
         """Send one request and return it."""
         config, load = self.config, self.load
-        room = load.room + self.sent if load.room else self._random.getrandbits(62) + 1
+        room, tag = self._room(), self.sent
         prefill_dp = load.prefill_dp if load.prefill_dp >= 0 else self._balance(room)
         decode_dp = self._next_decode_dp % config.decode.dp
         self._next_decode_dp += 1
         prompt = [self._random.randrange(1, toymodel.VOCABULARY) for _ in range(load.prompt_tokens)]
-        rid = f"{room:016x}-{self.sent}"
-        request = Request(rid, room, prompt, load.new_tokens, prefill_dp, decode_dp, time.monotonic())
-        message = msgspec.msgpack.encode(
-            {
-                "op": "generate",
-                "rid": rid,
-                "room": room,
-                "prompt": prompt,
-                "max_new_tokens": load.new_tokens,
-                "reply": f"ipc://{self._reply_path}",
-            }
+        rid = self._rid(room)
+        request = Request(rid, room, prompt, load.new_tokens, prefill_dp, decode_dp, time.monotonic(), tag)
+        host, _, port = (load.bootstrap or bootstrap_address(config)).rpartition(":")
+        message = messages.encode(
+            messages.Generate(
+                rid=rid,
+                room=room,
+                prompt=prompt,
+                max_new_tokens=load.new_tokens,
+                reply=f"ipc://{self._reply_path}",
+                bootstrap_host=host,
+                bootstrap_port=int(port),
+                tag=tag,
+            )
         )
-        self.waiting[rid] = request
+        self.waiting[tag] = request
         self._outstanding[prefill_dp] += 1
         self.sent += 1
         if load.to in ("both", "prefill"):
@@ -175,6 +191,18 @@ class Client:
             if load.lost_on >= 0:
                 self.lose(request, load.lost_on)
         return request
+
+    def _room(self) -> int:
+        load, n = self.load, self.sent
+        if load.rooms:
+            return load.rooms[n % len(load.rooms)]
+        return load.room + n if load.room else self._random.getrandbits(62) + 1
+
+    def _rid(self, room: int) -> str:
+        load, n = self.load, self.sent
+        if len(load.rids) == 1 and load.requests != 1:
+            return f"{load.rids[0]}-{n}"
+        return load.rids[n % len(load.rids)] if load.rids else f"{room:016x}-{n}"
 
     def _balance(self, room: int) -> int:
         size, method = self.config.prefill.dp, self.config.load_balance
@@ -186,7 +214,7 @@ class Client:
         return (self._next_dp - 1) % size
 
     def _take(self, answer: dict[str, Any]) -> None:
-        request = self.waiting.get(answer["rid"])
+        request = self.waiting.get(answer["tag"])
         if request is None:
             return
         if answer["role"] == "prefill":
@@ -203,13 +231,13 @@ class Client:
             self._end(request, answer["error"])
             return
         self.latencies.append(time.monotonic() - request.sent)
-        del self.waiting[request.rid]
+        del self.waiting[request.tag]
         if answer["tokens"] != toymodel.expected_tokens(request.prompt, request.max_new_tokens, self.config.layers):
             self.wrong += 1
             self.errors["wrong tokens: metadata or KV of another request"] += 1
 
     def _end(self, request: Request, error: str) -> None:
-        del self.waiting[request.rid]
+        del self.waiting[request.tag]
         self.failed += 1
         self.errors[error.replace(str(request.room), "ROOM").replace(request.rid, "RID")] += 1
 
@@ -220,17 +248,21 @@ class Client:
                 self.aborted += 1
                 self.abort(request, ("prefill", "decode") if self.load.to == "both" else (self.load.to,))
 
+    def _leave_old(self, sent_before: float) -> None:
+        for request in [request for request in self.waiting.values() if request.sent <= sent_before]:
+            del self.waiting[request.tag]
+            self.given_up += 1
+
     def abort(self, request: Request, roles: tuple[str, ...]) -> None:
         """Tell servers to abort a request."""
-        message = msgspec.msgpack.encode({"op": "abort", "rid": request.rid})
+        message = messages.encode(messages.Abort(request.rid))
         for role in roles:
             dp = request.prefill_dp if role == "prefill" else request.decode_dp
             self._servers[role, dp].send(message)
 
     def lose(self, request: Request, tp: int) -> None:
         """Make decode rank ``tp`` lose a request, while the other ranks go on with it."""
-        message = {"op": "lose", "rid": request.rid, "tp": tp}
-        self._servers["decode", request.decode_dp].send(msgspec.msgpack.encode(message))
+        self._servers["decode", request.decode_dp].send(messages.encode(messages.Lose(request.rid, tp)))
 
     def _outcome(self, seconds: float) -> Outcome:
         latencies = sorted(self.latencies)
@@ -245,6 +277,7 @@ class Client:
             wrong=self.wrong,
             unfinished=len(self.waiting),
             aborted=self.aborted,
+            given_up=self.given_up,
             seconds=seconds,
             latency_p50_s=at(0.5),
             latency_p99_s=at(0.99),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from pdctl.protocol import durations
 from pdctl.protocol.errors import Exit, PdctlError
 
 FIXES: dict[str, str] = {
@@ -31,6 +32,10 @@ SIDES = ("prefill", "decode")
 DEVICES = ("cpu", "cuda")
 TRANSPORTS = ("auto", "mooncake", "socket")
 MAX_RANKS = 64
+MAX_ROOM = (1 << 63) - 1
+"""A room is an int64 in the engine's requests, and uint64 in the metadata row."""
+STEP_S = 0.002
+LONGEST_STEP_S = 3600.0
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -55,7 +60,8 @@ class LabConfig(msgspec.Struct, frozen=True):
     Directories are absolute. Timeouts are seconds and mean what SGLang's variables of similar name mean
     (``SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT``, ``…_WAITING_TIMEOUT``, ``…_BOOTSTRAP_ENTRY_CLEANUP_INTERVAL``,
     ``…_HEARTBEAT_INTERVAL``, which the engine keeps at 2 s at least). heartbeat_failures: ``…_HEARTBEAT_MAX_FAILURE``.
-    kv_tokens: token places in each rank's KV pool. slots: metadata slots of each rank. step_s: duration of a batch.
+    kv_tokens: token places in each rank's KV pool. slots: metadata slots of each rank. max_running: places in decode's running
+    batch. prefill_step_s, decode_step_s: duration of a forward.
     owner: process that the lab does not outlive, 0 for none. listen: PDCTL_LISTEN of its ranks, "" for none.
     """
 
@@ -73,7 +79,8 @@ class LabConfig(msgspec.Struct, frozen=True):
     kv_tokens: int = 4096
     max_running: int = 32
     layers: int = 4
-    step_s: float = 0.002
+    prefill_step_s: float = STEP_S
+    decode_step_s: float = STEP_S
     metadata_lag_s: float = 0.05
     group_timeout_s: float = 1800.0
     bootstrap_timeout_s: float = 300.0
@@ -91,6 +98,10 @@ class LabConfig(msgspec.Struct, frozen=True):
         if fix not in FIXES:
             raise KeyError(fix)
         return fix not in self.without
+
+    def step_s(self, role: str) -> float:
+        """Return how long a forward of the server of ``role`` takes, in seconds."""
+        return self.prefill_step_s if role == "prefill" else self.decode_step_s
 
     def shape(self, role: str) -> Shape:
         """Return the sizes of the server of ``role``."""
@@ -113,6 +124,23 @@ def parse_shape(text: str) -> Shape:
             )
         sizes[key] = int(value)
     return Shape(**sizes)
+
+
+def parse_steps(text: str) -> dict[str, float]:
+    """Return side → seconds of a forward in ``12s`` (prefill's) or ``prefill=12s,decode=50ms``. Raises PdctlError (USAGE)."""
+    found: dict[str, float] = {}
+    for part in filter(None, text.replace(" ", "").split(",")):
+        side, equals, value = part.rpartition("=")
+        side = side if equals else "prefill"
+        try:
+            if side not in SIDES or side in found:
+                raise ValueError(part)
+            found[side] = durations.parse(value, most_s=LONGEST_STEP_S)
+        except ValueError:
+            raise PdctlError(
+                f"{part!r} is no duration of a forward", "write 12s, or prefill=12s,decode=50ms; 1h at most", Exit.USAGE
+            ) from None
+    return found
 
 
 def parse_names(texts: list[str], known: tuple[str, ...], what: str) -> tuple[str, ...]:

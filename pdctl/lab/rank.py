@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pdctl.lab import state
 from pdctl.lab.config import LabConfig
+from pdctl.protocol.errors import Exit, PdctlError
 
 START_TIMEOUT_S = 120.0
 
@@ -22,6 +23,18 @@ def label_of(role: str, dp: int, pp: int, tp: int) -> str:
 def request_endpoint(config: LabConfig, role: str, dp: int) -> str:
     """Return where a server's dp rank takes requests."""
     return f"ipc://{config.state_dir}/{role}-dp{dp}.req"
+
+
+def bootstrap_address(config: LabConfig) -> str:
+    """Return where the prefill server's bootstrap server listens. Raises PdctlError where it has not said so yet."""
+    try:
+        return (config.state_dir / "bootstrap.port").read_text()
+    except OSError as error:
+        raise PdctlError(
+            f"the bootstrap server of lab {config.name!r} has no address: {error.strerror}",
+            f"pdctl lab status --name {config.name} shows what runs",
+            Exit.UNREACHABLE,
+        ) from None
 
 
 def logs_to(folder: Path, label: str) -> None:

@@ -106,11 +106,11 @@ class CommonKVManager:
 
     def _serve(self) -> None:
         while True:
-            message = msgspec.msgpack.decode(self.server_socket.recv())
+            data = self.server_socket.recv()
             try:
-                self.handle(message)
+                self.handle(msgspec.msgpack.decode(data))
             except Exception:
-                log.exception("message %s was not handled", message.get("op"))
+                log.exception("a message of %d bytes was not handled", len(data))
 
     def handle(self, message: dict[str, Any]) -> None:
         """Act on one message from a peer."""

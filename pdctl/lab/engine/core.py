@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import zmq
 
+from pdctl.lab import messages
 from pdctl.lab.config import LabConfig
 from pdctl.lab.engine.groups import Groups, broadcast_pyobj
-from pdctl.lab.engine.memory import KVPool
+from pdctl.lab.engine.memory import KVPool, ReqToTokenPool
 from pdctl.lab.engine.model_runner import ModelRunner
 from pdctl.lab.engine.request import Req
 from pdctl.lab.engine.transport import Transport
@@ -66,9 +67,10 @@ class SchedulerCore:
         shape = config.shape(role)
         layers = config.layers // shape.pp
         self.pool = KVPool(layers, groups.pp_rank * layers, config.kv_tokens)
+        self.req_to_token_pool = ReqToTokenPool(config.max_running)
         self.disagg_metadata_buffers = MetadataBuffers(config.slots, device=config.metadata_device)
         self.req_to_metadata_buffer_idx_allocator = ReqToMetadataIdxAllocator(config.slots)
-        self.model_runner = ModelRunner(self.pool, groups, config.step_s)
+        self.model_runner = ModelRunner(self.pool, groups, config.step_s(role))
         self.waiting_queue: list[Req] = []
         self.running_batch: list[Req] = []
         self.context: zmq.Context[Any] = zmq.Context()
@@ -96,11 +98,11 @@ class SchedulerCore:
                 self._requests.poll(self.wait_ms())
             while True:
                 try:
-                    received.append(msgspec.msgpack.decode(self._requests.recv(zmq.NOBLOCK)))
+                    received.append(messages.decode(self._requests.recv(zmq.NOBLOCK)))
                 except zmq.Again:
                     break
-                except msgspec.DecodeError:
-                    log.warning("a message that is no request was dropped")
+                except ValueError as error:
+                    log.warning("a message that is no request was dropped: %s", error)
         if groups.tp_size > 1:
             first = groups.tp_rank == 0
             received = broadcast_pyobj(received, first, self.attn_tp_cpu_group, groups.members["attn-tp"][0])
@@ -126,14 +128,17 @@ class SchedulerCore:
             queues.append(self.disagg_decode_transfer_queue.queue)
         return [len(queue) for queue in queues]
 
-    def process_input_requests(self, messages: list[dict[str, Any]]) -> None:
-        """Enqueue new requests and carry out aborts."""
-        for message in messages:
-            if message.get("op") == "abort":
+    def process_input_requests(self, received: list[dict[str, Any]]) -> None:
+        """Enqueue new requests and carry out aborts. Raises RuntimeError where this rank is told to."""
+        for message in received:
+            if message["op"] == "abort":
                 self.abort_request(message["rid"])
-            elif message.get("op") == "lose":
+            elif message["op"] == "lose":
                 if message["tp"] == self.groups.tp_rank:
                     self.lose_request(message["rid"])
+            elif message["op"] == "crash":
+                if (message["pp"], message["tp"]) == (self.groups.pp_rank, self.groups.tp_rank):
+                    raise RuntimeError("this scheduler was told to fail (pdctl lab crash)")
             elif self.role == "prefill":
                 self.disagg_prefill_bootstrap_queue.add(_request(message))
             else:
@@ -195,6 +200,7 @@ class SchedulerCore:
             self._outputs.pop(next(iter(self._outputs))).close(linger=1000)
         answer = {
             "rid": req.rid,
+            "tag": req.tag,
             "role": self.role,
             "tokens": req.output_ids if self.role == "decode" else [],
             "error": req.finished_reason if req.is_aborted else "",
@@ -219,9 +225,10 @@ class SchedulerCore:
         return self.pool.available_size() - grow
 
     def release_kv(self, req: Req) -> None:
-        """Give back a request's KV places."""
+        """Give back a request's KV places and its row."""
         self.pool.free(req.kv)
         req.kv = []
+        self.req_to_token_pool.free(req)
 
     def release_slot(self, req: Req) -> None:
         """Give back a prefill request's metadata slot."""
@@ -263,5 +270,6 @@ class SchedulerCore:
 
 def _request(message: dict[str, Any]) -> Req:
     return Req(
-        message["rid"], message["room"], list(message["prompt"]), message["max_new_tokens"], message["reply"]
+        message["rid"], message["room"], list(message["prompt"]), message["max_new_tokens"], message["reply"],
+        bootstrap_host=message["bootstrap_host"], bootstrap_port=message["bootstrap_port"], tag=message["tag"],
     )  # fmt: skip

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from pdctl.lab import toymodel
+
+if TYPE_CHECKING:
+    from pdctl.lab.engine.request import Req
 
 
 class KVPool:
@@ -64,6 +67,36 @@ class KVPool:
         """Copy rows back in."""
         for rows, old in zip(self._rows, saved, strict=True):
             rows[places] = old
+
+
+PRE_ALLOC = 2
+"""Rows for requests before they run, for each place in the running batch (SGLang, up to 32 places)."""
+
+
+class ReqToTokenPool:
+    """Rows of a decode rank's requests (SGLang: ``DecodeReqToTokenPool``).
+
+    ``size`` rows are the places of the running batch. ``pre_alloc_size`` more are for requests before they run.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.pre_alloc_size = PRE_ALLOC * size
+        self.free_slots = deque(range(1, self.size + self.pre_alloc_size + 1))
+
+    def available_size(self) -> int:
+        """Return the number of free rows."""
+        return len(self.free_slots)
+
+    def alloc(self, req: Req) -> None:
+        """Give a request a row. Raises IndexError where there is none."""
+        req.req_pool_idx = self.free_slots.popleft()
+
+    def free(self, req: Req) -> None:
+        """Take a request's row back, if it has one."""
+        if req.req_pool_idx is not None:
+            self.free_slots.append(req.req_pool_idx)
+            req.req_pool_idx = None
 
 
 def group_concurrent_contiguous(source: list[int], destination: list[int]) -> list[tuple[int, int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,15 @@ from pdctl.protocol.model import KVPoll
 if TYPE_CHECKING:
     from pdctl.lab.engine.core import SchedulerCore
 
+log = logging.getLogger(__name__)
+
 ENSURE_RETRIES = 15
 ENSURE_INTERVAL_S = 1.0
+
+
+def _bootstrap_addr(req: Req) -> str:
+    """Return the bootstrap server of a request's prefill server."""
+    return f"{req.bootstrap_host}:{req.bootstrap_port}"
 
 
 @dataclass(eq=False)
@@ -67,13 +75,13 @@ class DecodePreallocQueue:
             self.pending_reqs.append(decode_req)
 
     def _create_receiver_and_enqueue(self, decode_req: DecodeRequest) -> DecodeRequest:
-        address = self.kv_manager.bootstrap_addr
-        decode_req.kv_receiver = KVReceiver(self.kv_manager, address, decode_req.req.bootstrap_room)
+        req = decode_req.req
+        decode_req.kv_receiver = KVReceiver(self.kv_manager, _bootstrap_addr(req), req.bootstrap_room)
         self.queue.append(decode_req)
         return decode_req
 
     def _resolve_prefill_dp_rank(self, req: Req) -> int | None:
-        info = self.kv_manager.prefill_info_table.get(self.kv_manager.bootstrap_addr)
+        info = self.kv_manager.prefill_info_table.get(_bootstrap_addr(req))
         if info is None:
             return None
         if info.dp_size == 1:
@@ -82,55 +90,61 @@ class DecodePreallocQueue:
             return req.bootstrap_room % info.dp_size
         return None
 
-    def _ensure_prefill_info(self, address: str, waiting: list[DecodeRequest]) -> bool:
-        """Whether a prefill server's sizes are known; asks at most once a second, and fails ``waiting`` after 15 times."""
-        if address in self.kv_manager.prefill_info_table:
-            return True
+    def _ensure_prefill_info(self, bootstrap_addr: str, reqs: list[DecodeRequest]) -> bool:
+        """Return whether the sizes of a prefill server are known.
+
+        It asks at most once a second. After 15 times it gives up and fails ``reqs``, the requests that wait for that server.
+        """
         now = time.monotonic()
-        last = self._ensure_last_attempt_time.get(address)
+        last = self._ensure_last_attempt_time.get(bootstrap_addr)
         if last is not None and now - last < self._ensure_retry_interval:
             return False
-        self._ensure_last_attempt_time[address] = now
-        if self.kv_manager.try_ensure_parallel_info(address):
-            self._ensure_retry_count.pop(address, None)
-            self._ensure_last_attempt_time.pop(address, None)
+        self._ensure_last_attempt_time[bootstrap_addr] = now
+        if self.kv_manager.try_ensure_parallel_info(bootstrap_addr):
+            self._ensure_retry_count.pop(bootstrap_addr, None)
+            self._ensure_last_attempt_time.pop(bootstrap_addr, None)
             return True
-        count = self._ensure_retry_count[address] = self._ensure_retry_count.get(address, 0) + 1
+        count = self._ensure_retry_count[bootstrap_addr] = self._ensure_retry_count.get(bootstrap_addr, 0) + 1
         if count >= self._max_ensure_retries:
-            for decode_req in waiting:
+            log.error("Could not fetch prefill parallel info from %s after %d attempts", bootstrap_addr, count)
+            del self._ensure_retry_count[bootstrap_addr], self._ensure_last_attempt_time[bootstrap_addr]
+            for decode_req in reqs:
                 if decode_req.kv_receiver is None:
                     self._create_receiver_and_enqueue(decode_req)
                 decode_req.receiver.abort()
-            del self._ensure_retry_count[address], self._ensure_last_attempt_time[address]
-            self.pending_reqs = [decode_req for decode_req in self.pending_reqs if decode_req not in waiting]
+                self.pending_reqs.remove(decode_req)
         return False
 
     def _resolve_pending_reqs(self) -> None:
-        """Ask the bootstrap server about all rooms without a dp rank. Each rank asks for itself."""
-        if not self.pending_reqs or not self._ensure_prefill_info(self.kv_manager.bootstrap_addr, self.pending_reqs):
-            return
+        """Ask the bootstrap servers about all rooms without a dp rank. Each rank asks for itself."""
+        addr_to_reqs: dict[str, list[DecodeRequest]] = {}
+        for decode_req in self.pending_reqs:
+            addr_to_reqs.setdefault(_bootstrap_addr(decode_req.req), []).append(decode_req)
+        for address, reqs in addr_to_reqs.items():
+            if self._ensure_prefill_info(address, reqs):
+                self._resolve(address, reqs)
+
+    def _resolve(self, bootstrap_addr: str, reqs: list[DecodeRequest]) -> None:
         resolved: list[tuple[DecodeRequest, int]] = []
         need_query: list[DecodeRequest] = []
-        for decode_req in self.pending_reqs:
+        for decode_req in reqs:
             if decode_req.kv_receiver is not None and decode_req.kv_receiver.conclude_state == KVPoll.FAILED:
-                continue  # aborted: the handshake queue ends it
+                self.pending_reqs.remove(decode_req)  # aborted: the handshake queue ends it
+                continue
             dp_rank = self._resolve_prefill_dp_rank(decode_req.req)
             if dp_rank is not None:
                 resolved.append((decode_req, dp_rank))
             else:
                 need_query.append(decode_req)
-        remaining: list[DecodeRequest] = []
         if need_query:
             rooms = [decode_req.req.bootstrap_room for decode_req in need_query]
-            found = KVReceiver.query_prefill_dp_ranks(self.kv_manager.bootstrap_addr, rooms)
+            found = KVReceiver.query_prefill_dp_ranks(bootstrap_addr, rooms)
             for decode_req in need_query:
                 answer = found.get(str(decode_req.req.bootstrap_room))
-                if answer is None:
-                    remaining.append(decode_req)
-                else:
+                if answer is not None:
                     resolved.append((decode_req, int(answer)))
-        self.pending_reqs = remaining
         for decode_req, dp_rank in resolved:
+            self.pending_reqs.remove(decode_req)
             if decode_req.kv_receiver is None:
                 self._create_receiver_and_enqueue(decode_req)
             decode_req.receiver.init(dp_rank)
@@ -178,7 +192,8 @@ class DecodePreallocQueue:
             # Strictly first come, first served: a request that does not fit holds up those behind it.
             wanted = len(decode_req.req.origin_input_ids) + decode_req.req.max_new_tokens
             if (
-                scheduler.req_to_metadata_buffer_idx_allocator.available_size() <= 0
+                scheduler.req_to_token_pool.available_size() <= 0
+                or scheduler.req_to_metadata_buffer_idx_allocator.available_size() <= 0
                 or wanted > scheduler.allocatable_tokens()
             ):
                 break
@@ -195,6 +210,7 @@ class DecodePreallocQueue:
         assert places is not None
         assert slot is not None
         decode_req.req.kv = places
+        self.scheduler.req_to_token_pool.alloc(decode_req.req)
         decode_req.metadata_buffer_index = slot
 
     def resume_retracted_reqs(self) -> list[Req]:
@@ -202,11 +218,13 @@ class DecodePreallocQueue:
         resumed: list[Req] = []
         for req in self.retracted_queue:
             need = len(req.origin_input_ids) + len(req.output_ids) - 1
-            if need + 1 > self.scheduler.pool.available_size():
+            rows = self.scheduler.req_to_token_pool
+            if need + 1 > self.scheduler.pool.available_size() or rows.available_size() <= 0:
                 break
             places = self.scheduler.pool.alloc(need)
             assert places is not None
             req.kv = places
+            rows.alloc(req)
             self.scheduler.pool.load(places, req.saved_kv)
             req.saved_kv = None
             resumed.append(req)

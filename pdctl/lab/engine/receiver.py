@@ -42,6 +42,7 @@ class DecodeKVManager(CommonKVManager):
         self.connection_pool: dict[str, list[dict[str, Any]]] = {}
         self.required_prefill_response_num_table: dict[int, int] = {}
         self.prefill_response_tracker: dict[int, set[int]] = defaultdict(set)
+        self.addr_to_rooms_tracker: dict[str, set[int]] = defaultdict(set)
         self.heartbeat_failures: dict[str, int] = {}
         self.max_failures = config.heartbeat_failures
         self._stream: Any = None
@@ -131,7 +132,8 @@ class DecodeKVManager(CommonKVManager):
         for key in [key for key in self.connection_pool if key.startswith(f"{address}_")]:
             del self.connection_pool[key]
         why = f"Losing connection with prefill instance (bootstrap_addr: {address})"
-        affected = [room for room, status in list(self.request_status.items()) if status != KVPoll.SUCCESS]
+        rooms = self.addr_to_rooms_tracker.pop(address, set())
+        affected = [r for r in list(rooms) if self.request_status.get(r, KVPoll.SUCCESS) != KVPoll.SUCCESS]
         for room in affected:
             self.record_failure(room, why)
             self.update_status(room, KVPoll.FAILED)
@@ -151,6 +153,7 @@ class KVReceiver:
         self.bootstrap_infos: list[dict[str, Any]] = []
         self.required_dst_info_num = 1
         mgr.update_status(bootstrap_room, KVPoll.BOOTSTRAPPING)
+        mgr.addr_to_rooms_tracker[bootstrap_addr].add(bootstrap_room)
 
     def init(self, prefill_dp_rank: int) -> None:
         """Find the prefill ranks of ``prefill_dp_rank`` and give them this rank's memory; then WaitingForInput."""
@@ -255,6 +258,7 @@ class KVReceiver:
         self.kv_mgr.request_status.pop(self.bootstrap_room, None)
         self.kv_mgr.required_prefill_response_num_table.pop(self.bootstrap_room, None)
         self.kv_mgr.prefill_response_tracker.pop(self.bootstrap_room, None)
+        self.kv_mgr.addr_to_rooms_tracker[self.bootstrap_addr].discard(self.bootstrap_room)
 
     def failure_reason(self) -> str:
         """Take the reason of a failure and forget the room."""

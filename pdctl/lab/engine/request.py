@@ -12,13 +12,17 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Req:
-    """One request in a server. room: bootstrap_room; kv: places in the KV pool, in order of position."""
+    """One request in a server. kv: places in the KV pool, in order of position. tag: the client's connection."""
 
     rid: str
     bootstrap_room: int
     origin_input_ids: list[int]
     max_new_tokens: int
     reply: str
+    bootstrap_host: str = ""
+    bootstrap_port: int = 0
+    tag: int = 0
+    req_pool_idx: int | None = None
     output_ids: list[int] = field(default_factory=list)
     kv: list[int] = field(default_factory=list)
     saved_kv: Any = None

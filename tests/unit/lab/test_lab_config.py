@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdctl.lab.config import FIXES, LabConfig, Shape, check, check_name, parse_names, parse_shape
+from pdctl.lab.config import FIXES, LabConfig, Shape, check, check_name, parse_names, parse_shape, parse_steps
 from pdctl.protocol.errors import Exit, PdctlError
 
 
@@ -16,6 +16,19 @@ def test_sizes() -> None:
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(PdctlError) as raised:
         parse_shape(text)
+    assert raised.value.code == Exit.USAGE
+
+
+def test_steps_of_the_sides() -> None:
+    assert parse_steps("12s") == {"prefill": 12.0}
+    assert parse_steps("prefill=1m30s, decode=50ms") == {"prefill": 90.0, "decode": 0.05}
+    assert parse_steps("") == {}
+
+
+@pytest.mark.parametrize("text", ["12", "gateway=1s", "decode=", "=1s", "-1s", "2h", "1s,2s", "decode=1s,decode=2s"])
+def test_what_is_no_step(text: str) -> None:
+    with pytest.raises(PdctlError, match="no duration of a forward") as raised:
+        parse_steps(text)
     assert raised.value.code == Exit.USAGE
 
 
