@@ -15,7 +15,7 @@ class QueueReader(queues.QueueReader):
         super().__init__(scheduler, scheduler.role)
 
     def _running(self) -> list[Any]:
-        return list(self._scheduler.running_batch)
+        return list({id(req): req for req in (*self._scheduler.running_batch, *self._scheduler.cur_batch)}.values())
 
     @staticmethod
     def _entries(entries: list[Any], age: str, statuses: Any, now: float) -> list[QueueEntry]:

@@ -90,8 +90,11 @@ class QueueReader:
     def _running(self) -> list[Any]:
         waiting = {id(req) for req in list(getattr(self._scheduler, "waiting_queue", None) or ())}
         found: dict[int, Any] = {}
-        for name in seams.BATCHES:
-            for req in list(getattr(getattr(self._scheduler, name, None), "reqs", None) or ()):
+        batches = [getattr(self._scheduler, name, None) for name in seams.BATCHES]
+        for name in seams.MICROBATCHES:
+            batches += list(getattr(self._scheduler, name, None) or ())
+        for batch in batches:
+            for req in list(getattr(batch, "reqs", None) or ()):
                 if id(req) not in waiting and req.finished_reason is None:
                     found.setdefault(id(req), req)
         return list(found.values())

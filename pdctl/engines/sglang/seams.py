@@ -162,6 +162,8 @@ QUEUE_PATHS = (
 
 BATCHES = ("running_batch", "cur_batch", "cur_batch_for_debug", "last_batch")
 """Attributes of the scheduler that hold a batch of requests; cur_batch became cur_batch_for_debug by 0.5.23."""
+MICROBATCHES = ("mbs", "running_mbs")
+"""Attributes of the scheduler that hold a list of batches: with pipeline stages, those of the other turns of the cycle."""
 
 RUNNING_AGE = "forward_entry_time"
 

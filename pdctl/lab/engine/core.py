@@ -73,6 +73,7 @@ class SchedulerCore:
         self.model_runner = ModelRunner(self.pool, groups, config.step_s(role))
         self.waiting_queue: list[Req] = []
         self.running_batch: list[Req] = []
+        self.cur_batch: list[Req] = []
         self.context: zmq.Context[Any] = zmq.Context()
         self._outputs: dict[str, Any] = {}
         self._requests: Any = None
@@ -248,7 +249,10 @@ class SchedulerCore:
                 assert place is not None
                 self.pool.fill(place, req.output_ids[-1:], len(req.kv))
                 req.kv += place
-        return self.model_runner.forward(batch)
+        self.cur_batch = batch
+        tokens = self.model_runner.forward(batch)
+        self.cur_batch = []
+        return tokens
 
     def process_batch_result(self, batch: list[Req], tokens: list[int]) -> None:
         """Append the tokens of a decode batch and end requests that are complete."""

@@ -6,7 +6,9 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pdctl.probes import turns
 from pdctl.probes.leaks.model import Look, RankWatch, look
+from pdctl.probes.turns import Looked, Turn
 from pdctl.protocol.model import EventKind, KVPoll
 from pdctl.protocol.rank import FoundRank
 
@@ -36,17 +38,18 @@ def collect(view: View, *, watch_s: float, looks: int = LOOKS) -> list[RankWatch
             else:
                 taken[id(rank)].append(_shared(look(first.body, second.body), known))
     live = [rank for rank in view.ranks if id(rank) not in silence]
-    statuses = {id(answer.rank): answer.body for answer in now.status(live)}
+    doing = {id(a.rank): turns.judge(Looked((a.body,))) for a in now.status(live) if a.body is not None}
     watches = []
     for rank in view.ranks:
-        status = statuses.get(id(rank))
+        turn = doing.get(id(rank), Turn())
         watches.append(
             RankWatch(
                 identity=rank.identity,
                 state=rank.state,
                 silence=silence.get(id(rank), ""),
                 looks=tuple(taken[id(rank)]),
-                idle=status is not None and status.call.inside == "idle",
+                idle=turn.idle,
+                computing=turn.computing,
                 failed=_failed(rank, now, taken[id(rank)]),
             )
         )

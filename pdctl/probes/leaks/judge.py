@@ -32,11 +32,12 @@ def judge(views: Sequence[RankWatch], *, watch_s: float) -> LeaksDocument:
     ranks, slots, space, orphans, leftovers = [], [], [], [], []
     problems = []
     owned = _owned(views)
+    computing = {view.identity.instance for view in views if view.computing}
     for view in views:
         why = _unjudged(view)
         if view.silence:
             problems.append(f"{view.identity.label}: {view.silence}")
-        elif why:
+        elif why and view.identity.instance not in computing:  # a long forward is no fault; its peers wait for it
             problems.append(f"{view.identity.label}: not judged: {why}")
         lost = [] if why else _slots(view)
         gone = [] if why else _space(view)
@@ -90,6 +91,8 @@ def _unjudged(view: RankWatch) -> str:
         return "it was seen only once"
     ticks = [look.ticks for look in view.looks]
     if ticks[-1] - ticks[0] < 2 and not view.idle:
+        if view.computing:
+            return "it computed during the whole watch: what is on its way can't be told from what is lost"
         return "its loop did not turn during the watch: what is on its way can't be told from what is lost"
     return ""
 

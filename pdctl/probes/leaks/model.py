@@ -61,8 +61,8 @@ def look(rooms: Rooms, slots: Metadata) -> Look:
 class RankWatch:
     """One rank over the watch. looks: oldest first, fewer than the watch had where it did not answer every time.
 
-    idle: its main thread waits for requests, so that its loop need not turn. failed: room → seconds since it was seen to
-    fail here, by the recording.
+    idle: its main thread waits for requests, so that its loop need not turn. computing: its main thread is in a forward, so
+    that its loop can't turn. failed: room → seconds since it was seen to fail here, by the recording.
     """
 
     identity: Identity
@@ -70,6 +70,7 @@ class RankWatch:
     silence: str = ""
     looks: tuple[Look, ...] = ()
     idle: bool = False
+    computing: bool = False
     failed: dict[int, float] = field(default_factory=dict)
 
 

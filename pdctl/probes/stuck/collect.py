@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -9,11 +10,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pdctl.probes.stuck.model import Last, RankLooks
-from pdctl.probes.stuck.sides import OTHER, SAME_S
+from pdctl.probes.stuck.sides import HEARD, OTHER, SAME_S, WAITING_IN
+from pdctl.probes.view import now_ns
 from pdctl.protocol.model import UNKNOWN, Action, EventKind, KVPoll, poll_name
-from pdctl.protocol.rank import Answer, FoundRank
+from pdctl.protocol.rank import FoundRank
 from pdctl.protocol.requests import Rooms, RoomTable
 from pdctl.recording.requests import alive_ns, changed_since, doubts, moments, rooms_of, seen_until_ns
+from pdctl.recording.witness import witness
 
 if TYPE_CHECKING:
     from pdctl.probes.view import View
@@ -29,19 +32,45 @@ def collect(view: View, *, pause_s: float) -> list[RankLooks]:
     missing = _missing(view.ranks, [answer.body for answer in second])
     looks = []
     for rank, before, after in zip(view.ranks, first, second, strict=True):
-        last, recorded = _history(rank, now, missing.get(rank.identity.role, frozenset()), after)
-        looks.append(
-            RankLooks(
-                identity=rank.identity,
-                state=rank.state,
-                silence="" if after.body is not None else after.reason or rank.state,
-                first=before.body,
-                second=after.body,
-                last=last,
-                recorded=recorded,
-            )
+        look = RankLooks(
+            identity=rank.identity,
+            state=rank.state,
+            silence="" if after.body is not None else after.reason or rank.state,
+            first=before.body,
+            second=after.body,
+            recorded=rank.recording is not None,
+            whole_why=rank.recording_off or "it has no recording",
         )
-    return _with_since(looks, lambda n: now.recording(now.ranks[n]).body)
+        rooms = missing.get(rank.identity.role, frozenset())
+        if rooms and now.has_recording(rank):
+            answer = now.recording(rank)
+            if answer.body is None:
+                look = replace(look, recorded=False, whole_why=f"its recording can't be read: {answer.reason}")
+            else:
+                look = _told(look, answer.body, rooms, after.body.mono_ns if after.body else _now_ns(rank, answer.body))
+        looks.append(look)
+    if _open(looks, missing):
+        looks = [replace(look, turn=turn) for look, turn in zip(looks, now.turns(), strict=True)]
+    return _with_since(looks, missing, lambda n: now.recording(now.ranks[n]).body)
+
+
+def _open(looks: Sequence[RankLooks], missing: dict[str, frozenset[int]]) -> bool:
+    """Return whether a request waits for the other side, which lacks it and is not known to have ended it."""
+    ended = {(look.identity.role, room) for look in looks for room, last in look.last.items() if last.ended}
+    for look in looks:
+        role = OTHER.get(look.identity.role, "")
+        lacked = missing.get(role, frozenset())
+        for queue, room in look.second.rooms.rows("queue", "room") if lacked and look.second is not None else ():
+            if room in lacked and queue in _WAITS_FOR_THE_OTHER and (role, room) not in ended:
+                return True
+    return False
+
+
+def _now_ns(rank: FoundRank, recording: Recording) -> int:
+    """Return this moment on the clock of a rank that does not answer, by the wall clocks where nothing else tells it."""
+    wall_ns, mono_ns = recording.start_wall_ns, recording.start_mono_ns
+    now = now_ns(rank, wall_ns, mono_ns)
+    return time.time_ns() - wall_ns + mono_ns if now is None else now
 
 
 def collect_recorded(view: View, *, pause_s: float) -> list[RankLooks]:
@@ -62,21 +91,31 @@ def collect_recorded(view: View, *, pause_s: float) -> list[RankLooks]:
             continue
         moved = changed_since(recording, seen_ns - int(pause_s * 1e9))
         before = [e if e.room not in moved else msgspec.structs.replace(e, state=UNKNOWN) for e in second.rooms]
-        wanted = missing.get(rank.identity.role, frozenset())
         end_ns = ends[id(recording)]
-        looks.append(
-            RankLooks(
-                identity=rank.identity,
-                state=rank.state,
-                first=msgspec.structs.replace(second, rooms=RoomTable.of(before)),
-                second=second,
-                last=last_words(recording, wanted, end_ns),
-                recorded=True,
-                unseen_s=(end_ns - seen_ns) / 1e9,
-                problems=doubts(recording, (end_ns - seen_ns) / 1e9),
-            )
+        look = RankLooks(
+            identity=rank.identity,
+            state=rank.state,
+            first=msgspec.structs.replace(second, rooms=RoomTable.of(before)),
+            second=second,
+            recorded=True,
+            unseen_s=(end_ns - seen_ns) / 1e9,
+            problems=doubts(recording, (end_ns - seen_ns) / 1e9),
         )
-    return _with_since(looks, lambda n: answers[n].body)
+        looks.append(_told(look, recording, missing.get(rank.identity.role, frozenset()), end_ns))
+    return _with_since(looks, missing, lambda n: answers[n].body)
+
+
+def _told(look: RankLooks, recording: Recording, rooms: frozenset[int], now_ns: int) -> RankLooks:
+    """Return the look with what the rank's recording says of these rooms, and with what it is a witness of."""
+    seen = witness(recording)
+    return replace(
+        look,
+        last=last_words(recording, rooms, now_ns),
+        recorded=True,
+        whole_s=None if seen.since_ns is None else (now_ns - seen.since_ns) / 1e9,
+        whole_why=seen.why,
+        took_in_s=max(0.0, (now_ns - seen.took_in_ns) / 1e9) if seen.took_in_ns else None,
+    )
 
 
 def _missing(ranks: Sequence[FoundRank], answers: Sequence[Rooms | None]) -> dict[str, frozenset[int]]:
@@ -91,29 +130,27 @@ def _missing(ranks: Sequence[FoundRank], answers: Sequence[Rooms | None]) -> dic
     }
 
 
-def _history(rank: FoundRank, view: View, rooms: frozenset[int], answer: Answer[Rooms]) -> tuple[dict[int, Last], bool]:
-    if not rooms or not view.has_recording(rank):
-        return {}, rank.recording is not None
-    recording = view.recording(rank).body
-    if recording is None:
-        return {}, False
-    now = answer.body.mono_ns if answer.body is not None else recording.tick_mono_ns
-    return last_words(recording, rooms, now), True
-
-
-def _with_since(looks: Sequence[RankLooks], recording_of: Callable[[int], Recording | None]) -> list[RankLooks]:
-    """Return the same looks, with when those requests came that the other side ended before they entered their queue."""
+def _with_since(
+    looks: Sequence[RankLooks], missing: dict[str, frozenset[int]], recording_of: Callable[[int], Recording | None]
+) -> list[RankLooks]:
+    """Return the same looks, with when those requests came that the other side lacks, or ended before they came here."""
     ended: dict[str, dict[int, float]] = {"prefill": {}, "decode": {}}
     for look in looks:
         for room, last in look.last.items():
-            if last.ended and look.identity.role in ended:
+            if last.ended and last.came and look.identity.role in ended:
                 there = ended[look.identity.role]
                 there[room] = min(last.age_s, there.get(room, last.age_s))
     found = []
     for n, look in enumerate(looks):
-        other = ended.get(OTHER.get(look.identity.role, ""), {})
-        entries = look.second.rooms if other and look.second is not None else ()
-        wanted = {(e.room, e.rid) for e in entries if 0 <= e.age_s + SAME_S < other.get(e.room, -1.0)}
+        role = OTHER.get(look.identity.role, "")
+        other, lacked = ended.get(role, {}), missing.get(role, frozenset())
+        entries = look.second.rooms if lacked and look.second is not None else ()
+        wanted = {
+            (e.room, e.rid)
+            for e in entries
+            if e.room in lacked
+            and (0 <= e.age_s + SAME_S < other[e.room] if e.room in other else e.queue in _WAITS_FOR_THE_OTHER)
+        }
         recording = recording_of(n) if wanted else None
         if recording is None or look.second is None:
             found.append(look)
@@ -124,6 +161,9 @@ def _with_since(looks: Sequence[RankLooks], recording_of: Callable[[int], Record
         came = {key: ns for key, events in entered.items() if (ns := _came_ns(events))}
         found.append(replace(look, since={key: (look.second.mono_ns - ns) / 1e9 for key, ns in came.items()}))
     return found
+
+
+_WAITS_FOR_THE_OTHER = frozenset(WAITING_IN) - frozenset(HEARD)
 
 
 def _came_ns(entered: Sequence[Event]) -> int:
@@ -144,10 +184,14 @@ _FIRST = ("decode.prealloc", "prefill.bootstrap")
 
 
 def last_words(recording: Recording, rooms: Iterable[int], now_ns: int) -> dict[int, Last]:
-    """Return the last that ``recording`` says of each of ``rooms``; rooms it never saw are left out."""
+    """Return the last that ``recording`` says of each of ``rooms``; rooms it never saw are left out.
+
+    A state alone is no request: decode's addresses give a room a state on prefill that no request of it has reached.
+    """
     wanted = set(rooms)
     when: dict[int, tuple[int, str, bool]] = {}
     reasons: dict[int, str] = {}
+    came: set[int] = set()
 
     def note(room: int, mono_ns: int, what: str, *, ended: bool) -> None:
         old = when.get(room)
@@ -160,13 +204,15 @@ def last_words(recording: Recording, rooms: Iterable[int], now_ns: int) -> dict[
         elif event.kind is EventKind.STATE:
             note(event.room, event.mono_ns, poll_name(event.a), ended=event.a in (KVPoll.FAILED, KVPoll.SUCCESS))
         else:
+            came.add(event.room)
             note(event.room, event.mono_ns, f"entered {event.queue}", ended=False)
     for stream in recording.streams:
         for row, item in stream.sightings(wanted):
+            came.add(item.room)
             if item.action in _FAILS or (item.action, stream.queue) in _DONE:
                 note(item.room, int(stream.table["t_done"][row]), _ENDS[item.action], ended=True)
     return {
-        room: Last(what, max(0.0, (now_ns - mono_ns) / 1e9), ended, reasons.get(room, ""))
+        room: Last(what, max(0.0, (now_ns - mono_ns) / 1e9), ended, reasons.get(room, ""), room in came)
         for room, (mono_ns, what, ended) in when.items()
     }
 

@@ -10,6 +10,7 @@ import msgspec
 from pdctl.probes.queues.formatting import rooms as some_rooms
 from pdctl.probes.stuck import STUCK_S, UNHEARD_S
 from pdctl.probes.stuck.model import Place, RankLooks, SideSpace, StuckDocument, Waiting
+from pdctl.probes.stuck.peer import ABSENT, GONE, NEVER, UNREAD, peer_of
 from pdctl.probes.stuck.sides import (
     COMPUTED,
     HEARD,
@@ -18,7 +19,6 @@ from pdctl.probes.stuck.sides import (
     Key,
     Seen,
     Side,
-    peer_words,
     sides_of,
     space_of,
 )
@@ -90,7 +90,7 @@ def _waiting(side: Side, other: Sequence[Side], pause_s: float, full: SideSpace 
             age_s = max(each.age_s for each in waiting)
         cover = covers.of(entry)
         room, rid = key
-        peer, ended = peer_words(room, side, other, max(age_s, since.get(key, -1.0)) if since else age_s)
+        peer = peer_of(room, side, other, max(age_s, since.get(key, -1.0)) if since else age_s)
         found.append(
             Waiting(
                 room=room,
@@ -101,8 +101,10 @@ def _waiting(side: Side, other: Sequence[Side], pause_s: float, full: SideSpace 
                 state=_STATES[entry.state],
                 age_s=age_s,
                 ranks=tuple([_place(each) for each in seen]),
-                peer=peer,
-                peer_ended_s=ended,
+                peer=peer.words,
+                peer_is=peer.kind,
+                peer_ended_s=peer.ended_s,
+                peer_without_s=peer.without_s,
                 progress=progress.of(key, entry),
                 cover=cover.name,
                 limit_s=cover.limit_s,
@@ -234,7 +236,7 @@ def _findings(
     ]
     groups: dict[tuple[str, str, str, str], list[Waiting]] = defaultdict(list)
     for request in requests:
-        code = _code(request, peers, pause_s, stuck_s)
+        code = _code(request, pause_s, stuck_s)
         if code:
             groups[code, request.side, request.queue, request.state].append(request)
     for (code, side, queue, state), ones in groups.items():
@@ -270,7 +272,7 @@ def _waits_for(ones: Sequence[Waiting], peers: dict[tuple[str, str], list[Side]]
         yield side.unit
 
 
-def _code(request: Waiting, peers: dict[tuple[str, str], list[Side]], pause_s: float, stuck_s: float) -> str:
+def _code(request: Waiting, pause_s: float, stuck_s: float) -> str:
     if request.progress in ("new", "moving", "unknown") or request.queue in HEARD:
         return ""
     ended_s = request.peer_ended_s
@@ -280,27 +282,15 @@ def _code(request: Waiting, peers: dict[tuple[str, str], list[Side]], pause_s: f
         return ""
     if request.queue == "decode.prealloc" and request.note and "space" in request.note:
         return ""  # full is not stuck
-    other = peers[(request.cluster, OTHER.get(request.role, ""))]
-    known = other and all(side.answered for side in other)
-    has = request.peer.partition(" has it in ")[1]
-    if known and not has and ended_s is None:
-        return "PD143" if _never_came(request, other, stuck_s) else ""
+    if request.peer_is in (NEVER, ABSENT):
+        return "PD143" if request.peer_without_s >= stuck_s else ""
+    if request.peer_is == GONE:
+        return "PD143" if request.peer_without_s >= max(UNHEARD_S, pause_s) else ""
+    if request.peer_is == UNREAD:
+        return ""
     if request.cover == "nothing" and not _being_computed(request):
         return "PD141"
     return ""
-
-
-def _never_came(request: Waiting, other: Sequence[Side], stuck_s: float) -> bool:
-    """Return whether the other side was seen without the request for long enough, and can't be computing it unseen."""
-    if any(
-        not look.last[request.room].ended
-        for side in other
-        if side.recorded
-        for look in side.looks
-        if request.room in look.last
-    ):
-        return False
-    return request.age_s + request.unseen_s - max(side.unseen_s for side in other) >= stuck_s
 
 
 def _heard(request: Waiting) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from pdctl.probes.turns import Turn
 from pdctl.protocol.documents import Document
 from pdctl.protocol.model import Identity
 from pdctl.protocol.requests import Rooms
@@ -16,21 +17,27 @@ from pdctl.report.findings import Finding
 class Last:
     """The last that a recording says of a room: what, seconds before the second look, and why it failed where it did.
 
-    ended: whether the room is over there (Success or Failed).
+    ended: whether the room is over there (Success or Failed). came: a request with the room was there; False where only a
+    message of the other side names it.
     """
 
     what: str
     age_s: float
     ended: bool
     reason: str = ""
+    came: bool = True
 
 
 @dataclass(frozen=True)
 class RankLooks:
     """One rank at two moments. silence: why it gave no answer. last: what its recording says of rooms that were asked about.
 
-    recorded: False where there is no recording to ask. since: seconds since a request (room, rid) came, of those that the
-    other side ended before they came into the queue they are in.
+    recorded: False where there is no recording to ask. since: seconds since a request (room, rid) came, of those that came
+    before they came into the queue they are in.
+
+    whole_s: for so long before the second look its recording has every request that came; None where it has no recording, or
+    one that may lack some. whole_why: what limits that, in words. took_in_s: seconds since it last took in new requests, as
+    its recording shows, None unknown. turn: whether and when its loop turned, None not asked.
 
     Of recordings: unseen_s is how long before the end of them all the rank was last seen; ages in its looks count to then,
     those in ``last`` to the end. problems: what in its recording can't be trusted, in words.
@@ -44,6 +51,10 @@ class RankLooks:
     last: dict[int, Last] = field(default_factory=dict)
     recorded: bool = False
     since: dict[tuple[int, str], float] = field(default_factory=dict)
+    whole_s: float | None = None
+    whole_why: str = ""
+    took_in_s: float | None = None
+    turn: Turn | None = None
     unseen_s: float = 0.0
     problems: tuple[str, ...] = ()
 
@@ -68,8 +79,10 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A request that waits on one side.
 
     side: its group of ranks. queue, state: of the rank that has it longest; ranks: all of the group that have it.
-    peer: what the other side says of its room, in words; peer_ended_s: seconds since it was over
-    there, None while it is not. progress: ``moving`` (it changed
+    peer: what the other side says of its room, in words; peer_is: in one word, of pdctl.probes.stuck.peer (``here``,
+    ``ended``, ``gone``, ``never``, ``absent``, ``unread``, ``silent``, "" where nobody can say). peer_ended_s: seconds since
+    it was over there, None while it is not. peer_without_s: for how long the other side is known to lack it, seconds.
+    progress: ``moving`` (it changed
     between the looks), ``in line`` (others ahead of it did), ``still``, ``new``. cover: the variable of the time-out that
     will end it, ``nothing`` or ``unknown``; limit_s and left_s of it, None without one. holds: in words. unseen_s: how
     long before the end of the recordings its side was last seen, to which its ages count; 0.0 of live ranks.
@@ -85,6 +98,8 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ranks: tuple[Place, ...]
     peer: str
     peer_ended_s: float | None = None
+    peer_is: str = ""
+    peer_without_s: float = 0.0
     progress: str = "still"
     cover: str = "nothing"
     limit_s: float | None = None

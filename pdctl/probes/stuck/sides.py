@@ -1,4 +1,4 @@
-"""The groups of ranks that have the same requests, what one says of the other's rooms, and their memory. Pure."""
+"""The groups of ranks that have the same requests, where they have them, and their memory. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import msgspec
 
 from pdctl.probes.queues.formatting import names
 from pdctl.probes.stuck.model import RankLooks, SideSpace
-from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import UNKNOWN, poll_name
 from pdctl.protocol.requests import RoomEntry, Rooms, RoomTable, Space
 
@@ -173,6 +172,11 @@ class Side:
         return any(look.first is not None and look.second is not None for look in self.looks)
 
     @cached_property
+    def rooms_before(self) -> frozenset[int]:
+        """Every room that any rank had at the first look."""
+        return frozenset(room for look in self.looks if look.first for room in look.first.rooms.column("room"))
+
+    @cached_property
     def answered(self) -> bool:
         """Whether every rank of it answered."""
         return all(look.second is not None for look in self.looks)
@@ -198,58 +202,6 @@ def sides_of(looks: Iterable[RankLooks]) -> list[Side]:
         title = f"{i.role} dp{i.dp} pp{i.pp}" + (f" cp{i.cp}" if i.cp_size > 1 else "")
         sides.setdefault(key, Side(title, i.role, i.cluster)).looks.append(look)
     return list(sides.values())
-
-
-# ---- the other side --------------------------------------------------------------------------------------------------
-
-
-def peer_words(room: int, side: Side, other: Sequence[Side], since_s: float = -1.0) -> tuple[str, float | None]:
-    """Return what the other side says of a room, and seconds since it was over there.
-
-    since_s: how long this side has had the request, -1.0 unknown. What ended before that was another one with this room.
-    Of recordings, seconds count to when this side was last seen: negative where it was not over yet by then.
-    """
-    if not room:
-        return "no room: a request without disaggregation", None
-    if not other:
-        return f"no {OTHER[side.role]} rank in sight", None
-    if len(other) == 1 and room in other[0].rooms:
-        return other[0].words(other[0].rooms[room]), None
-    said = [peer.words(peer.rooms[room]) for peer in other if room in peer.rooms]
-    if said:
-        return "; ".join(said), None
-    last = [(peer, look, look.last[room]) for peer in other for look in peer.looks if room in look.last]
-    this = [one for one in last if since_s < 0 or one[2].age_s - side.unseen_s <= since_s + SAME_S]
-    if this:
-        ended = [one for one in this if one[2].ended]
-        peer, look, one = min(ended or this, key=lambda each: each[2].age_s)
-        because = f": {_quoted(one.reason)}" if one.reason and one.what != "Success" else ""
-        where = f"{peer.title} tp{look.identity.tp}"
-        if one.ended:
-            unseen = ", when this side was no longer seen" if one.age_s < side.unseen_s else ""
-            words = f"{where} had {one.what} {seconds(one.age_s)} ago{because}, and has let it go{unseen}"
-            return words, one.age_s - side.unseen_s
-        if peer.recorded:
-            return f"{where} had it {seconds(one.age_s)} ago: {one.what}; what it computes is not in recordings", None
-        return f"{where} has it no more; last seen {seconds(one.age_s)} ago: {one.what}", None
-    silent = [look for peer in other for look in peer.looks if look.silence]
-    if silent:
-        return f"not known: {silent[0].identity.label} {silent[0].silence}", None
-    forgot = all(look.recorded for peer in other for look in peer.looks)
-    nobody = f"no {OTHER[side.role]} rank has it{'' if forgot else ' now'}"
-    unseen_s = max(peer.unseen_s for peer in other)
-    if unseen_s:
-        nobody = f"no {OTHER[side.role]} rank had it {seconds(unseen_s)} ago, up to when all of them were seen"
-    if last:
-        peer, look, one = min(last, key=lambda each: each[2].age_s)
-        where = f"{peer.title} tp{look.identity.tp}"
-        nobody += f" (an earlier request with this room: {one.what} on {where} {seconds(one.age_s)} ago)"
-    return nobody, None
-
-
-def _quoted(reason: str) -> str:
-    """Return an engine's words as such; recordings keep the beginning of long ones."""
-    return f'"{reason}{"…" if reason.count("(") > reason.count(")") else ""}"'
 
 
 def _there(peer: Side, where: Iterable[tuple[tuple[str, ...], str, int]]) -> str:

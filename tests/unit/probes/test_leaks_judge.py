@@ -78,6 +78,16 @@ def test_a_rank_whose_loop_stands_is_not_judged() -> None:
     assert codes(said(idle)) == ["PD150"]
 
 
+def test_a_rank_in_a_long_forward_is_not_judged_and_no_problem() -> None:
+    looks = tuple(look(n, rows=[taken(3)], ticks=4) for n in range(3))
+    computes = RankWatch(identity(), "live", "", looks, computing=True)
+    waits_for_it = RankWatch(identity(tp=1, world_rank=1), "live", "", looks)
+    document = said(computes, waits_for_it)
+    assert (document.findings, document.problems, document.partial) == ((), (), False)
+    assert [rank.judged for rank in document.ranks] == [False, False]
+    assert "it computed during the whole watch" in document.ranks[0].why
+
+
 def test_space_counts_on_a_rank_without_requests_only() -> None:
     gone = Space(slots=16, slots_free=16, kv=100, kv_free=60, evictable=10, protected=2, countable=True)
     document = said(watch(*(look(n, space=gone) for n in range(3))))

@@ -10,6 +10,7 @@ import pytest
 
 from pdctl.probes.stuck.judge import judge
 from pdctl.probes.stuck.model import Last, RankLooks, StuckDocument
+from pdctl.probes.turns import Turn
 from pdctl.protocol.model import UNKNOWN, KVPoll
 from pdctl.protocol.requests import NO_LIMIT, NOT_KNOWN, Cover, RoomEntry, Rooms, RoomTable, Space
 from tests.support.identities import identity
@@ -43,7 +44,14 @@ def look(
 
     who = identity(role=role, service=role, tp=tp, tp_size=2 if role == "decode" else 1, world_rank=tp)
     return RankLooks(
-        who, "live", first=rooms(entries if before is None else before), second=rooms(entries), recorded=True
+        who,
+        "live",
+        first=rooms(entries if before is None else before),
+        second=rooms(entries),
+        recorded=True,
+        whole_s=1000.0,
+        whole_why="it begins there",
+        took_in_s=0.1,
     )
 
 
@@ -149,8 +157,108 @@ def test_a_room_the_other_side_does_not_know() -> None:
     silent = RankLooks(identity(role="prefill", service="prefill"), "live", silence="no answer within 2 s")
     document = result(silent, decode)
     assert [found.code for found in document.findings] == ["PD141"]
-    assert "not known: prefill dp0 pp0 tp0 no answer within 2 s" in document.requests[0].peer
+    assert "not known: prefill dp0 pp0 tp0: no answer within 2 s" in document.requests[0].peer
     assert document.partial
+
+
+WAITS = entry("decode.transfer")
+COMPUTES = Turn(turned=False, age_s=45.0, doing="model forward", computing=True, state="running")
+
+
+def peer(prefill: RankLooks, *more: RankLooks, mine: RoomEntry = WAITS) -> tuple[str, str, list[str]]:
+    """What is said of prefill, in words and in a word, and the findings."""
+    document = result(prefill, *more, look("decode", mine))
+    [request] = [request for request in document.requests if request.role == "decode"]
+    return request.peer, request.peer_is, [found.code for found in document.findings]
+
+
+def test_a_request_that_never_came_is_said_so_by_a_witness() -> None:
+    assert peer(look("prefill")) == ("it never came to prefill", "never", ["PD143"])
+    only_told = replace(look("prefill"), last={7: Last("WaitingForInput", 59.9, False, came=False)})
+    words = "it never came to prefill (prefill dp0 pp0 tp0 only got decode's addresses for it 59.9 s ago)"
+    assert peer(only_told) == (words, "never", ["PD143"])
+    failed = replace(look("prefill"), last={7: Last("Failed", 41.0, True, came=False)})
+    assert peer(failed)[1:] == ("never", ["PD143"])  # decode's abort reached it, the request did not
+
+
+def test_what_prefill_had_and_lost_came() -> None:
+    lost = replace(look("prefill"), last={7: Last("entered prefill.bootstrap", 59.9, False)})
+    words = "prefill dp0 pp0 tp0 has it no more; last seen 59.9 s ago: entered prefill.bootstrap"
+    assert peer(lost) == (words, "gone", ["PD143"])
+    just = replace(lost, last={7: Last("entered prefill.bootstrap", 4.0, False)})
+    assert peer(just) == (words.replace("59.9", "4.0"), "gone", [])
+    # It was there at the first look: it is on its way between two queues, or in a batch.
+    assert peer(replace(look("prefill", before=(entry("prefill.bootstrap"),)), last=lost.last))[1:] == ("unread", [])
+
+
+@pytest.mark.parametrize("last", [{}, {7: Last("WaitingForInput", 59.9, False, came=False)}])
+def test_a_loop_that_has_not_turned_since_is_no_witness(last: dict[int, Last]) -> None:
+    """A long forward: requests behind it are unread in the socket."""
+    busy = replace(look("prefill"), took_in_s=61.0, turn=COMPUTES, last=last)
+    words = "not known: prefill dp0 pp0 tp0 has been in model forward for 45.0 s"
+    assert peer(busy) == (words, "unread", [])
+    assert peer(busy, mine=entry("decode.pending", slot=-1, clock_s=-1.0))[1:] == ("unread", [])
+    # It may have come a moment after this side's, and a witness of less than the age that counts is none of a finding.
+    assert peer(replace(busy, took_in_s=59.0))[1:] == ("unread", [])
+    assert peer(replace(busy, took_in_s=31.0))[1:] == ("never", [])
+    assert peer(replace(busy, took_in_s=29.0))[1:] == ("never", ["PD143"])
+
+
+def test_what_a_forward_has_taken_is_not_lost() -> None:
+    took = Last("entered prefill.bootstrap", 59.9, False)
+    busy = replace(look("prefill"), took_in_s=40.0, turn=COMPUTES, last={7: took})
+    words = "prefill dp0 pp0 tp0 had it 59.9 s ago: entered prefill.bootstrap; it has been in model forward for 45.0 s"
+    assert peer(busy) == (words, "unread", [])
+
+
+def test_a_whole_turn_between_the_looks_is_a_witness_without_a_recording() -> None:
+    bare = replace(look("prefill"), recorded=False, took_in_s=None, whole_s=None, whole_why="it has no recording")
+    assert peer(bare)[1:] == ("unread", [])
+    assert bare.second is not None
+    turned = replace(bare, second=msgspec.structs.replace(bare.second, ticks=2, mono_ns=2 * 10**9))
+    words = "no prefill rank has it now; whether one ever had it is not known: prefill dp0 pp0 tp0: it has no recording"
+    assert peer(turned) == (words, "absent", ["PD143"])
+    assert peer(replace(bare, turn=Turn(idle=True)))[1:] == ("absent", ["PD143"])
+    once = replace(bare, second=msgspec.structs.replace(bare.second, ticks=1, mono_ns=2 * 10**9))
+    assert peer(once)[1:] == ("unread", [])
+
+
+@pytest.mark.parametrize(
+    ("whole_s", "why", "said"),
+    [
+        (40.0, "it begins there", "prefill dp0 pp0 tp0's recording goes back 40.0 s: it begins there"),
+        (None, "its recording is cut off", "prefill dp0 pp0 tp0: its recording is cut off"),
+    ],
+)
+def test_a_recording_without_the_beginning_does_not_tell_whether_it_came(
+    whole_s: float | None, why: str, said: str
+) -> None:
+    partly = replace(look("prefill"), whole_s=whole_s, whole_why=why)
+    words = f"no prefill rank has it now; whether one ever had it is not known: {said}"
+    assert peer(partly) == (words, "absent", ["PD143"])
+
+
+def test_every_rank_that_takes_in_requests_has_to_be_a_witness() -> None:
+    def at(**where: Any) -> RankLooks:
+        one = look("prefill")
+        return replace(one, identity=msgspec.structs.replace(one.identity, **where))
+
+    busy = {"took_in_s": 61.0, "turn": COMPUTES}
+    assert peer(at(), replace(at(dp=1), **busy))[1:] == ("unread", [])
+    assert peer(at(), replace(at(service="other"), **busy))[1:] == ("unread", [])
+    assert peer(at(), replace(at(pp=1), **busy))[1:] == ("never", ["PD143"])  # the first stage takes them in
+    assert peer(replace(at(), **busy), at(pp=1))[1:] == ("unread", [])
+    assert peer(at(), replace(at(tp=1), **busy))[1:] == ("never", ["PD143"])  # it takes in what its peers do
+
+
+def test_a_side_that_does_not_answer_is_no_witness() -> None:
+    silent = replace(look("prefill"), first=None, second=None, silence="no answer within 2 s")
+    assert peer(silent)[1:] == ("silent", [])
+    had = replace(silent, last={7: Last("entered prefill.bootstrap", 59.9, False)})
+    assert peer(had)[0] == (
+        "not known: prefill dp0 pp0 tp0 had it 59.9 s ago: entered prefill.bootstrap; prefill dp0 pp0 tp0: no answer"
+        " within 2 s"
+    )
 
 
 def test_another_cluster_is_no_peer() -> None:
@@ -255,7 +363,7 @@ def test_an_earlier_request_with_the_same_room() -> None:
     [request] = document.requests
     assert request.peer_ended_s is None
     assert request.peer == (
-        "no prefill rank has it (an earlier request with this room: Success on prefill dp0 pp0 tp0 90.0 s ago)"
+        "it never came to prefill (an earlier request with this room: Success on prefill dp0 pp0 tp0 90.0 s ago)"
     )
     assert codes(prefill, look("decode", entry("decode.transfer", age_s=20.0))) == []  # it may still come
     just = replace(look("prefill"), last={7: Last("Failed", 61.5, True)})

@@ -1,0 +1,169 @@
+"""What the other side of a request says of its room, and what it is a witness of. Pure.
+
+A side is said not to have a request only where its loop took in requests after this one could have come. It is said never
+to have had it only where its recordings tell of all that came since then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pdctl.probes.stuck.model import Last, RankLooks
+from pdctl.probes.stuck.sides import OTHER, SAME_S, Side
+from pdctl.protocol.durations import seconds
+
+HERE, ENDED, GONE, NEVER, ABSENT, UNREAD, SILENT, NOBODY = (
+    "here", "ended", "gone", "never", "absent", "unread", "silent", "",
+)  # fmt: skip
+"""What the other side says of a room. here: it has it. ended: it was over there. gone: it came, did not end, and is in no
+queue. never: it never came. absent: it is not there now, and whether it ever came is not known. unread: the loop has not
+turned since the request could have come. silent: a rank does not answer."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What the other side says. words: for people. kind: one of the above.
+
+    ended_s: seconds since it was over there. Of recordings, they count to when this side was last seen: negative where it
+    was not over yet by then. without_s: for how long the other side is known to lack a request that this side has.
+    """
+
+    words: str
+    kind: str
+    ended_s: float | None = None
+    without_s: float = 0.0
+
+
+def peer_of(room: int, side: Side, other: Sequence[Side], since_s: float = -1.0) -> Peer:
+    """Return what the other side says of a room.
+
+    since_s: how long this side has had the request, -1.0 unknown. What ended before that was another one with this room.
+    """
+    if not room:
+        return Peer("no room: a request without disaggregation", NOBODY)
+    if not other:
+        return Peer(f"no {OTHER[side.role]} rank in sight", NOBODY)
+    if len(other) == 1 and room in other[0].rooms:
+        return Peer(other[0].words(other[0].rooms[room]), HERE)
+    said = [peer.words(peer.rooms[room]) for peer in other if room in peer.rooms]
+    if said:
+        return Peer("; ".join(said), HERE)
+    last = [(peer, look, look.last[room]) for peer in other for look in peer.looks if room in look.last]
+    came = [one for one in last if one[2].came]
+    this = [one for one in came if since_s < 0 or one[2].age_s - side.unseen_s <= since_s + SAME_S]
+    if this:
+        return _seen(room, side, this)
+    silent = [look for peer in other for look in peer.looks if look.silence]
+    if silent:
+        return Peer(f"not known: {silent[0].identity.label}: {silent[0].silence}", SILENT)
+    return _without(room, side, other, since_s, last)
+
+
+def _seen(room: int, side: Side, this: Sequence[tuple[Side, RankLooks, Last]]) -> Peer:
+    """Return what became of a request that came to the other side, and is in no queue there."""
+    ended = [one for one in this if one[2].ended]
+    peer, look, one = min(ended or this, key=lambda each: each[2].age_s)
+    where, ago = f"{peer.title} tp{look.identity.tp}", seconds(one.age_s)
+    if one.ended:
+        because = f": {_quoted(one.reason)}" if one.reason and one.what != "Success" else ""
+        unseen = ", when this side was no longer seen" if one.age_s < side.unseen_s else ""
+        words = f"{where} had {one.what} {ago} ago{because}, and has let it go{unseen}"
+        return Peer(words, ENDED, one.age_s - side.unseen_s)
+    if peer.recorded:
+        return Peer(f"{where} had it {ago} ago: {one.what}; what it computes is not in recordings", UNREAD)
+    if look.silence:
+        return Peer(f"not known: {where} had it {ago} ago: {one.what}; {look.identity.label}: {look.silence}", SILENT)
+    took_in_s = _took_in_s(look)
+    computing = any(each.turn is not None and each.turn.computing for each in peer.looks)
+    if took_in_s is None or took_in_s > one.age_s - SAME_S or computing or room in peer.rooms_before:
+        return Peer(f"{where} had it {ago} ago: {one.what}; {_busy(look, 'it')}", UNREAD)
+    return Peer(f"{where} has it no more; last seen {ago} ago: {one.what}", GONE, without_s=one.age_s - took_in_s)
+
+
+def _without(
+    room: int, side: Side, other: Sequence[Side], since_s: float, last: Sequence[tuple[Side, RankLooks, Last]]
+) -> Peer:
+    """Return what can be said of a request that no rank of the other side has, or is known to have had."""
+    role = OTHER[side.role]
+    came_s = since_s + side.unseen_s  # to the end of the recordings, as the other side's times are
+    before = any(room in peer.rooms_before for peer in other)
+    without_s, partly = float("inf"), ""
+    for looks in _entries(other):
+        look, took_in_s = min(((each, _took_in_s(each)) for each in looks), key=lambda one: _late(one[1]))
+        if took_in_s is None or took_in_s > came_s - SAME_S or before:
+            return Peer(f"not known: {_busy(look, look.identity.label)}", UNREAD)
+        without_s = min(without_s, came_s - took_in_s)
+        if not any(each.whole_s is not None and each.whole_s >= came_s + SAME_S for each in looks):
+            partly = partly or _limit(look)
+    earlier = _earlier([one for one in last if one[2].came])
+    if partly:
+        words = f"no {role} rank has it now; whether one ever had it is not known: {partly}"
+        return Peer(f"{words}{earlier}", ABSENT, without_s=without_s)
+    told = [one for one in last if not one[2].came]
+    return Peer(f"it never came to {role}{_told(told)}{earlier}", NEVER, without_s=without_s)
+
+
+def _entries(other: Sequence[Side]) -> Iterator[list[RankLooks]]:
+    """Yield the ranks that take in requests from outside, those together that take in the same: first stages, by dp rank."""
+    takers: dict[tuple[str, int], list[RankLooks]] = {}
+    for look in (look for peer in other for look in peer.looks):
+        i = look.identity
+        takers.setdefault((i.service, i.dp), []).append(look)
+    for looks in takers.values():
+        first = min(look.identity.pp for look in looks)
+        yield [look for look in looks if look.identity.pp == first]
+
+
+def _took_in_s(look: RankLooks) -> float | None:
+    """Return how long ago a rank took in new requests, at most; None unknown."""
+    known = [look.took_in_s] if look.took_in_s is not None else []
+    if look.turn is not None and look.turn.idle:
+        known.append(0.0)  # it waits for nothing but requests
+    if look.first is not None and look.second is not None and look.second.ticks - look.first.ticks > 1:
+        known.append((look.second.mono_ns - look.first.mono_ns) / 1e9)  # a whole turn lies between the looks
+    return min(known, default=None)
+
+
+def _late(took_in_s: float | None) -> float:
+    return float("inf") if took_in_s is None else took_in_s
+
+
+def _busy(look: RankLooks, who: str) -> str:
+    """Return why a rank, called ``who``, may not have taken in a request yet."""
+    turn = look.turn
+    if turn is None or turn.age_s is None or not turn.doing:
+        took_in_s = _took_in_s(look)
+        if took_in_s is None:
+            return f"when {who} last took in requests can't be seen"
+        return f"{who} last took in requests {seconds(took_in_s)} ago"
+    return f"{who} has been in {turn.doing} for {seconds(turn.age_s)}"
+
+
+def _limit(look: RankLooks) -> str:
+    """Return from when on a rank's recording tells of every request, in words."""
+    if look.whole_s is None:
+        return f"{look.identity.label}: {look.whole_why}"
+    return f"{look.identity.label}'s recording goes back {seconds(look.whole_s)}: {look.whole_why}"
+
+
+def _told(told: Sequence[tuple[Side, RankLooks, Last]]) -> str:
+    """Return what only a message of this side says of the room over there."""
+    if not told:
+        return ""
+    peer, look, one = max(told, key=lambda each: each[2].age_s)
+    sent = "decode's addresses" if peer.role == "prefill" else "a message of prefill"
+    return f" ({peer.title} tp{look.identity.tp} only got {sent} for it {seconds(one.age_s)} ago)"
+
+
+def _earlier(last: Sequence[tuple[Side, RankLooks, Last]]) -> str:
+    if not last:
+        return ""
+    peer, look, one = min(last, key=lambda each: each[2].age_s)
+    where = f"{peer.title} tp{look.identity.tp}"
+    return f" (an earlier request with this room: {one.what} on {where} {seconds(one.age_s)} ago)"
+
+
+def _quoted(reason: str) -> str:
+    """Return an engine's words as such; recordings keep the beginning of long ones."""
+    return f'"{reason}{"…" if reason.count("(") > reason.count(")") else ""}"'

@@ -1,0 +1,57 @@
+"""What a recording can witness of requests that came to its rank, or did not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdctl.recording import format as f
+from pdctl.recording.rings import events
+
+if TYPE_CHECKING:
+    from pdctl.recording.reader import Recording
+
+INPUT_QUEUE = {"prefill": "prefill.bootstrap", "decode": "decode.prealloc"}
+"""The polled queue that a turn of the scheduler visits right after it has taken in new requests, by role."""
+_BEING_WRITTEN = 8
+
+
+@dataclass(frozen=True)
+class Witness:
+    """What a recording is a witness of. Times are ns of the rank's monotonic clock.
+
+    since_ns: it has every request that came from then on, None where it may lack any. why: what begins then, or why it
+    may lack any, in words. took_in_ns: when the rank last took in new requests, 0 unknown.
+    """
+
+    since_ns: int | None
+    why: str
+    took_in_ns: int
+
+
+def witness(recording: Recording) -> Witness:
+    """Return what ``recording`` is a witness of."""
+    visits = recording.visits.get(INPUT_QUEUE.get(recording.identity.role, ""))
+    took_in = visits.mono_ns if visits is not None else recording.tick_mono_ns
+    _, _, _, _, offset, capacity = recording.rings
+    if recording.state == "stopped":
+        return Witness(None, "its recording has stopped", took_in)
+    if recording.source.size < offset + capacity * f.EVENT_SIZE:
+        return Witness(None, "its recording is cut off", took_in)
+    kept = events(recording.source, offset, capacity, _oldest)
+    if len(kept) and kept["seq"].min() > 1:
+        return Witness(int(kept["mono_ns"].min()), "what was before is overwritten", took_in)
+    return Witness(recording.start_mono_ns, "it begins there", took_in)
+
+
+def _oldest(table: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which records are the oldest of a part of the ring: of the very oldest, one may be being overwritten."""
+    numbers = table["seq"]
+    there = numbers > 0
+    if not there.any():
+        return there
+    oldest: NDArray[np.bool_] = there & (numbers <= numbers[there].min() + np.uint64(_BEING_WRITTEN))
+    return oldest
