@@ -147,7 +147,7 @@ def test_a_room_that_only_one_side_has(lab: Lab) -> None:
     assert [(f["code"], f["rooms"]) for f in document["findings"]] == [("PD143", [4004])]
     [request] = document["requests"]
     assert request["cover"] == "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT"
-    assert request["peer"] == "no decode rank has it"
+    assert (request["peer"], request["peer_is"]) == ("it never came to decode", "never")
 
 
 @pytest.mark.parametrize("words", [["--by", "size"], ["--older", "soon"], ["--watch", "-1s"]])
