@@ -28,6 +28,7 @@ from pdctl.protocol.model import Snapshot, Status
 from pdctl.protocol.rank import FoundRank
 from pdctl.targets.client import Client
 from pdctl.targets.find import discover
+from pdctl.targets.places import parse_places
 
 
 def be_rank(engine: Any, number: int, size: int) -> None:
@@ -90,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
             end = time.monotonic() + 120
             while len(list(Path(name).glob("run/*.json"))) < options.ranks and time.monotonic() < end:
                 time.sleep(0.2)
-            found = [rank for rank in discover(os.environ).ranks if rank.live]
+            found = [rank for rank in discover(parse_places(os.environ)).ranks if rank.live]
             for some in sorted({min(8, options.ranks), min(64, options.ranks), options.ranks}):
                 measure(found[:some], options.times)
         finally:

@@ -127,9 +127,10 @@ def command(
 def _agents(env: Mapping[str, str]) -> dict[tuple[int, int], str]:
     """Return the processes here that have an agent, by pid and start: which one, in words."""
     from pdctl.targets.find import discover
+    from pdctl.targets.places import parse_places
 
     try:
-        found = discover(env).ranks
+        found = discover(parse_places(env)).ranks
     except PdctlError as error:
         if error.code is Exit.USAGE:
             raise

@@ -17,6 +17,7 @@ from pdctl.protocol.model import Status
 from pdctl.protocol.rank import Answer
 from pdctl.targets.client import Client
 from pdctl.targets.find import discover
+from pdctl.targets.places import parse_places
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,7 +76,8 @@ def _answering(
     found: Sequence[Injected], env: Mapping[str, str], timeout_s: float, rank_timeout_s: float
 ) -> tuple[Injected, ...]:
     """Return the same, an agent that was there before and does not answer as refused."""
-    ranks = [rank for rank in discover(env).ranks if rank.identity.pid in {one.pid for one in found if not one.thread}]
+    there = {one.pid for one in found if not one.thread}
+    ranks = [rank for rank in discover(parse_places(env)).ranks if rank.identity.pid in there]
     with Client(timeout_s=timeout_s, rank_timeout_s=rank_timeout_s) as client:
         answers = {answer.rank.identity.pid: answer for answer in client.ask(ranks, "status", Status)}
 
@@ -108,7 +110,9 @@ def take_out(pids: Sequence[int], env: Mapping[str, str], out: Output, timeout_s
 
     Raises PdctlError (UNREACHABLE) where none of these has an agent.
     """
-    ranks = [rank for rank in discover(env).ranks if rank.identity.pid in pids and rank.endpoint and rank.live]
+    ranks = [
+        rank for rank in discover(parse_places(env)).ranks if rank.identity.pid in pids and rank.endpoint and rank.live
+    ]
     waiting = {pid for pid in pids if take_back(pid, env)}
     if not ranks and not waiting:
         raise PdctlError("no agent answers in these processes", "pdctl ranks lists those that have one.")

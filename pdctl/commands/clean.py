@@ -62,7 +62,7 @@ def clean(
     Exit code: 0, or 3 where a file could not be removed.
     """
     out = Output(output)
-    found = leftovers(reach_of(ctx, run_dir, record_dir).environment(), every=every)
+    found = leftovers(reach_of(ctx, run_dir, record_dir).places(), every=every)
     failures = {} if dry_run else {one.path: why for one, why in remove(found)}
     rows = [_row(one, failures.get(one.path, ""), dry_run) for one in found]
     freed = sum(row.size for row in rows if row.went in ("removed", "would go"))

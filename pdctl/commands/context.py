@@ -86,7 +86,7 @@ def add(
 ) -> int:
     """Save a target, or change it."""
     from pdctl.protocol import keys
-    from pdctl.targets.sources import endpoints, stores
+    from pdctl.targets.places import parse_endpoint, parse_stores
 
     if inject not in contexts.INJECT:
         raise typer.BadParameter("allow or never", param_hint="--inject")
@@ -95,8 +95,8 @@ def add(
         run_dir=run,
         record_dir=record,
         inject=inject,
-        endpoints=tuple(map(endpoints.endpoint, endpoint or ())),
-        store=" ".join(map(str, stores.stores({"PDCTL_STORE": " ".join(store or ())}))),
+        endpoints=tuple(map(parse_endpoint, endpoint or ())),
+        store=" ".join(map(str, parse_stores(" ".join(store or ())))),
         server_key=keys.parse_public(server_key) if server_key else "",
         key=keys.check_name(key) if key else "",
     )

@@ -295,12 +295,13 @@ def _run(
     from pdctl.inject.drill.servers import check, check_version
     from pdctl.targets.client import TIMEOUT_S, Client
     from pdctl.targets.find import discover
+    from pdctl.targets.places import parse_places
 
     assert isinstance(kept, Journal)
     env = reach.environment()
 
     def on(config: LabConfig | None, env: dict[str, str]) -> Verdict:
-        found = _one_cluster(discover(env).require(), cluster)
+        found = _one_cluster(discover(parse_places(env)).require(), cluster)
         config = config or _lab_of(found, env)
         load, pair = _load_of(drill), None
         if address is not None and isinstance(load, LabLoad):

@@ -181,10 +181,7 @@ def _planned(everything: Found, client: Client, wish: Wish, reach: Reach) -> Pla
     except PdctlError as error:
         if error.code is not Exit.PARTIAL or everything.elsewhere:
             raise
-        env = reach.environment()
-        there = agentless.select_processes(
-            agentless.parse_setting(env), everything.ranks, run_dir=bool(env.get("PDCTL_RUN_DIR"))
-        )
+        there = agentless.select_processes(reach.places(), everything.ranks)
         if not there.living:
             raise
         pids = ", ".join(str(one.pid) for one in there.living[:8])

@@ -143,11 +143,12 @@ def find(asked: Asked, out: Output, *, outside: bool = True) -> Found:
     outside: also those here that have no agent and are read from outside, within the same time. Raises PdctlError
     (UNREACHABLE) where there are none, or none may be seen.
     """
-    from pdctl.targets.find import discover
+    from pdctl.targets.find import discover, load_source
 
+    if asked.source is not None:
+        return load_source(asked.source, every_start=asked.every_start, timeout_s=asked.timeout_s).require()
     found = discover(
-        asked.reach.environment(),
-        source=asked.source,
+        asked.reach.places(),
         every_start=asked.every_start,
         timeout_s=asked.timeout_s,
         rank_timeout_s=min(asked.timeout_s, asked.rank_timeout_s),

@@ -240,12 +240,11 @@ def changing(path: Path) -> Iterator[None]:
 # ---- the client's own ------------------------------------------------------------------------------------------------
 
 
-def load_own(env: Mapping[str, str]) -> Pair:
-    """Return the key pair of this user's commands: the pair that PDCTL_KEY names, else the only pair.
+def load_own(path: Path, name: str = "") -> Pair:
+    """Return the key pair of this user's commands in the directory ``path``: the one called ``name``, else the only one.
 
     Raises PdctlError (UNREACHABLE) if there is no pair, if there are several and none is named, or if the file can't be used.
     """
-    path, name = folder(env), env.get("PDCTL_KEY", "")
     if not name:
         there = [one for one in names(path) if one != SERVER]
         if not there:

@@ -116,12 +116,6 @@ def user_dir(env: Mapping[str, str], variable: str) -> Path:
     return home / "pdctl"
 
 
-def named(env: Mapping[str, str], folder: Path) -> bool:
-    """Return whether ``env`` names ``folder``. Any other ``folder`` is a default, which another user could have made first."""
-    said = (env.get("PDCTL_RUN_DIR"), env.get("PDCTL_RECORD_DIR"))
-    return any(path and Path(path).absolute() == folder for path in said)
-
-
 def _others(folder: Path) -> bool:
     """Return whether users other than root and this one could rename files in ``folder``; False if it does not exist."""
     try:

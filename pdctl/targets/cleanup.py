@@ -12,6 +12,7 @@ from pdctl.agent.injected import RESULT_SUFFIX
 from pdctl.protocol import paths
 from pdctl.protocol.processes import look
 from pdctl.targets.find import FoundRank, discover
+from pdctl.targets.places import Places
 
 KINDS = {
     paths.REGISTRATION_SUFFIX: "registration",
@@ -41,19 +42,18 @@ class Leftover:
     kept: str = ""
 
 
-def leftovers(env: Mapping[str, str], *, every: bool = False) -> list[Leftover]:
-    """Return the files of ended ranks in the directories that ``env`` names, oldest first.
+def leftovers(places: Places, *, every: bool = False) -> list[Leftover]:
+    """Return the files of ended ranks in the directories of ``places``, oldest first.
 
     every: also allow removing the recordings of each server's newest start, the only evidence of why it ended. Raises
     PdctlError (UNREACHABLE) for a directory that is not private to this user, or can't be read.
     """
     # Nothing here is on another host: ranks at endpoints and in stores are not waited for.
-    env = {name: value for name, value in env.items() if name not in ("PDCTL_ENDPOINT", "PDCTL_STORE")}
-    starts = discover(env, every_start=True).ranks
-    newest = {_stem(rank) for rank in discover(env).ranks}
+    starts = discover(places.here(), every_start=True).ranks
+    newest = {_stem(rank) for rank in discover(places.here()).ranks}
     by_stem = {_stem(rank): rank for rank in starts if rank.identity.pid}
     found = []
-    for folder in dict.fromkeys([*paths.run_dirs(env), paths.record_dir(env)]):
+    for folder in dict.fromkeys([*places.run_dirs, places.record_dir]):
         for path in _files(folder):
             one = _look_at(path, by_stem, newest, every)
             if one is not None:

@@ -24,6 +24,7 @@ from pdctl.protocol.model import Identity
 from pdctl.protocol.paths import Registration
 from pdctl.protocol.processes import look
 from pdctl.protocol.rank import FoundRank
+from pdctl.targets.places import Places
 from pdctl.targets.resolve import host_of
 
 MAX_KEPT = 8192
@@ -44,23 +45,20 @@ class CachedEndpoint(msgspec.Struct, frozen=True):
     wall_ns: int
 
 
-def path(env: Mapping[str, str]) -> Path:
-    """Return where it is kept."""
-    return paths.user_dir(env, "XDG_CACHE_HOME") / "reached.json"
-
-
-def load(env: Mapping[str, str]) -> dict[tuple[str, str], CachedEndpoint]:
-    """Return the cache by endpoint and key; empty if it can't be read."""
+def load(file: Path | None) -> dict[tuple[str, str], CachedEndpoint]:
+    """Return the cache in ``file`` by endpoint and key; empty if it can't be read."""
+    if file is None:
+        return {}
     try:
-        raw = read_regular(path(env), MAX_FILE, follow=True, owners=(os.geteuid(),))
+        raw = read_regular(file, MAX_FILE, follow=True, owners=(os.geteuid(),))
         kept = structs.from_json(raw, list[CachedEndpoint])
-    except (OSError, ValueError, RuntimeError):
+    except (OSError, ValueError):
         return {}
     return {(one.endpoint, one.server_key): one for one in kept}
 
 
-def store(env: Mapping[str, str], ranks: Iterable[FoundRank], known: Mapping[tuple[str, str], CachedEndpoint]) -> None:
-    """Store ``ranks``, which answered. known: the result of :func:`load`. The file is written only if it is out of date."""
+def store(file: Path, ranks: Iterable[FoundRank], known: Mapping[tuple[str, str], CachedEndpoint]) -> None:
+    """Store ``ranks``, which answered, in ``file`` if that is out of date. known: the result of :func:`load`."""
     now = time.time_ns()
     fresh: dict[tuple[str, str], CachedEndpoint] = {}
     for rank in ranks:
@@ -75,13 +73,12 @@ def store(env: Mapping[str, str], ranks: Iterable[FoundRank], known: Mapping[tup
         return
     kept = sorted({**known, **fresh}.values(), key=lambda one: -one.wall_ns)[:MAX_KEPT]
     young = [one for one in kept if now - one.wall_ns < KEEP_S * 1e9]
-    with suppress(OSError, RuntimeError):  # a home that can't be written to: then the next command does not know
-        file = path(env)
+    with suppress(OSError):  # a home that can't be written to: then the next command does not know
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         paths.write_private(file, msgspec.json.encode(young))
 
 
-def apply_identities(env: Mapping[str, str], ranks: Sequence[FoundRank]) -> list[FoundRank]:
+def apply_identities(places: Places, ranks: Sequence[FoundRank]) -> list[FoundRank]:
     """Return ``ranks``. A rank known only by its endpoint gets its identity, if one is found.
 
     It is left out if another of ``ranks`` has the same endpoint and a name from a store. Ranks that answered are stored in the
@@ -90,12 +87,13 @@ def apply_identities(env: Mapping[str, str], ranks: Sequence[FoundRank]) -> list
     nameless = [rank for rank in ranks if _nameless(rank)]
     others = [rank for rank in ranks if not _nameless(rank)]
     answered = [rank for rank in others if not rank.silent and rank.access is not None]
-    known = load(env)
-    store(env, answered, known)
+    known = load(places.cache)
+    if places.cache is not None:
+        store(places.cache, answered, known)
     if not nameless:
         return list(ranks)
     taken = {rank.endpoint for rank in others}
-    here = list(_registrations(env))
+    here = list(_registrations(places.run_dirs))
     found = []
     for rank in ranks:
         if not _nameless(rank):
@@ -146,9 +144,9 @@ def _by_memory(rank: FoundRank, then: CachedEndpoint | None, answered: Iterable[
     return replace(rank, identity=who, silent_why=why, remembered=True)
 
 
-def _registrations(env: Mapping[str, str]) -> Iterable[Registration]:
+def _registrations(folders: Iterable[Path]) -> Iterable[Registration]:
     """Yield the registrations of live ranks on this host, also if its run directories are not searched for ranks."""
-    for folder in paths.run_dirs(env):
+    for folder in folders:
         try:
             if paths.not_private(folder):
                 continue

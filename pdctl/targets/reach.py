@@ -9,6 +9,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pdctl.targets.places import Places
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,12 @@ class Reach:
         from pdctl.targets.contexts import environment  # not before a command looks for ranks
 
         return environment(self.over(environ))
+
+    def places(self, environ: Mapping[str, str] = os.environ) -> Places:
+        """Return where ranks are looked for. Raises PdctlError (USAGE) for an invalid value, or a context that is not saved."""
+        from pdctl.targets.places import parse_places
+
+        return parse_places(self.environment(environ))
 
     def forbid_faults(self, environ: Mapping[str, str] = os.environ) -> None:
         """Return where the chosen context allows faults. Raises PdctlError (REFUSED) where it says ``inject = "never"``."""

@@ -13,6 +13,7 @@ from pdctl.probes.queues.judge import judge
 from pdctl.probes.view import View
 from pdctl.protocol.model import Status
 from pdctl.targets.find import discover
+from pdctl.targets.places import parse_places
 from tests.engine.harness import Pair, client_of_tests
 from tests.support.patience import until
 
@@ -57,7 +58,7 @@ def is_healthy(pair: Pair, loaded_by: str, reads: int = READS) -> None:
                 looks += reads // 5
                 continue
             with client_of_tests() as client:
-                seen = judge(collect(View(discover(pair.agent_environ), client)))
+                seen = judge(collect(View(discover(parse_places(pair.agent_environ)), client)))
             assert not [finding for finding in seen.findings if finding.level != "info"], seen.findings
             looks += 1
             if looks % 50 == 0:

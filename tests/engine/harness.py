@@ -37,6 +37,7 @@ from pdctl.protocol.model import Snapshot
 from pdctl.recording.reader import Recording, read
 from pdctl.targets.client import Client
 from pdctl.targets.find import FoundRank, discover
+from pdctl.targets.places import parse_places
 from tests.engine.env import ROOT, EngineEnv, Namespace
 from tests.support.patience import patience, until
 
@@ -317,7 +318,7 @@ class Pair:
 
     def ranks(self) -> list[FoundRank]:
         """Return the ranks that pdctl finds, those that have an agent or had one."""
-        return [rank for rank in discover(self.agent_environ).ranks if rank.state != "no agent"]
+        return [rank for rank in discover(parse_places(self.agent_environ)).ranks if rank.state != "no agent"]
 
     def queued(self, queue: str) -> dict[str, set[int]]:
         """Return label → rooms that each live rank has in a queue now."""

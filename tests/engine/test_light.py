@@ -32,6 +32,7 @@ from pdctl.protocol.model import Action, EventKind, KVPoll, Phase, Snapshot, Sta
 from pdctl.protocol.requests import QUERY_FORCED
 from pdctl.recording.reader import Recording, Stream
 from pdctl.targets.find import discover
+from pdctl.targets.places import parse_places
 from tests.engine.harness import client_of_tests
 from tests.engine.light.host import LightHost, LightRun
 from tests.support.patience import until
@@ -276,7 +277,7 @@ def test_a_slot_that_still_holds_its_previous_owners_room(version: str, finish: 
     """C8: stale, not corrupt, where freed slots keep their room; where they are zeroed the gate waits for the row."""
     run = finish(USED_SLOT, "decode")
     with client_of_tests() as client:
-        document = judge_rows(collect_rows(View(discover(run.environ), client)), now_s=time.time())
+        document = judge_rows(collect_rows(View(discover(parse_places(run.environ)), client)), now_s=time.time())
     found = [finding for finding in document.findings if finding.level != "info"]
     if HAS_GATE[version]:
         assert not found
@@ -303,7 +304,7 @@ def test_slots_of_live_ranks(version: str, host: LightHost, tmp_path: Path) -> N
         slots = until("it has landed", lambda: rows(run, "landed", "landed"), 120)
         assert slots[0].sums == slots[1].sums
         with client_of_tests() as client:
-            found = discover(run.environ)
+            found = discover(parse_places(run.environ))
             metadata = client.ask(run.ranks(), "metadata", Metadata)
             leaks = judge_leaks(collect_leaks(View(found, client), watch_s=1.0), watch_s=1.0)
         assert [(a.body.gate, a.body.zeroed) for a in metadata if a.body] == [(HAS_GATE[version],) * 2] * 2
@@ -402,7 +403,7 @@ def plain(snapshot: Snapshot) -> dict[str, list[tuple[int, str, int, int]]]:
 def rows(run: LightRun, *wanted: str):  # type: ignore[no-untyped-def]
     """The slots that have an owner, tp0's first, if their verdicts are these."""
     with client_of_tests() as client:
-        document = judge_rows(collect_rows(View(discover(run.environ), client)), now_s=time.time())
+        document = judge_rows(collect_rows(View(discover(parse_places(run.environ)), client)), now_s=time.time())
     assert not document.findings
     slots = [slot for slot in document.slots if slot.expected]
     return slots if tuple(slot.verdict for slot in slots) == wanted else None
@@ -435,7 +436,7 @@ def asked(run: LightRun, op: str, kind: type[T]) -> list[T] | None:
 def verdict(run: LightRun, *, sockets: bool = False):  # type: ignore[no-untyped-def]
     """What diff-queues makes of it, from recordings alone."""
     with client_of_tests() as client:
-        return judge(collect(View(discover(run.environ), client), sockets=sockets), stalled_s=2.0)
+        return judge(collect(View(discover(parse_places(run.environ)), client), sockets=sockets), stalled_s=2.0)
 
 
 def found_something(run: LightRun, room: int):  # type: ignore[no-untyped-def]

@@ -22,6 +22,7 @@ from pdctl.protocol.model import Snapshot
 from pdctl.recording.reader import Event, Item, Recording, read
 from pdctl.targets.client import Client as AgentClient
 from pdctl.targets.find import discover
+from pdctl.targets.places import parse_places
 from tests.support.patience import patience
 
 
@@ -136,7 +137,7 @@ class Lab:
 
     def queues(self) -> dict[str, dict[str, list[int]]]:
         """Return rank → queue → rooms, as the agents answer now."""
-        found = [r for r in discover(self.labs.env).ranks if r.identity.cluster == self.name]
+        found = [r for r in discover(parse_places(self.labs.env)).ranks if r.identity.cluster == self.name]
         with AgentClient() as client:
             answers = client.ask(found, "queues", Snapshot)
         return {

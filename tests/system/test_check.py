@@ -15,6 +15,7 @@ from pdctl.probes.registry import stages
 from pdctl.probes.view import View
 from pdctl.targets.client import Client
 from pdctl.targets.find import discover
+from pdctl.targets.places import parse_places
 from tests.support.labs import Lab, Labs
 from tests.support.patience import until
 
@@ -50,7 +51,7 @@ def test_a_healthy_cluster_under_load_with_aborts() -> None:
             until("the first requests", lambda: sent[0])
             for number in range(LOOKS):
                 with Client(timeout_s=60, rank_timeout_s=60) as client:
-                    outcomes = list(run(View(discover(labs.env).require(), client), stages(), 0.5))
+                    outcomes = list(run(View(discover(parse_places(labs.env)).require(), client), stages(), 0.5))
                 bad = [f for outcome in outcomes for f in outcome.findings if f.level.value != "info"]
                 assert not bad, f"look {number}: {bad}"
         finally:

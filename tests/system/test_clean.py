@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pdctl.targets import cleanup
+from pdctl.targets.places import parse_places
 from tests.support.labs import Labs, end_process
 from tests.support.patience import until
 
@@ -64,7 +65,7 @@ def test_only_what_nobody_uses_goes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert {row["rank"]: row["state"] for row in rows}[TP1] == "dead"
         monkeypatch.setattr(cleanup, "RECENT_S", 0.0)  # it was killed a moment ago
         env = labs.env
-        [last] = [one for one in cleanup.leftovers(env, every=True) if one.path.name == f"{name}.pdrec"]
+        [last] = [one for one in cleanup.leftovers(parse_places(env), every=True) if one.path.name == f"{name}.pdrec"]
         assert not last.kept
         assert dict(cleanup.remove([last])) == {last: ""}
         assert not last.path.exists()
@@ -75,7 +76,7 @@ def test_a_recording_written_a_moment_ago_stays_and_is_said_until_when(monkeypat
     with Labs() as labs:
         names = killed(labs)
         for every, then in ((True, "it may go when that is 3600 s ago, in "), (False, "--all removes it when that is")):
-            found = {one.path.name: one.kept for one in cleanup.leftovers(labs.env, every=every)}
+            found = {one.path.name: one.kept for one in cleanup.leftovers(parse_places(labs.env), every=every)}
             assert all(then in found[name] for name in names), found
 
 
@@ -120,7 +121,7 @@ def test_recordings_of_an_earlier_start_go_and_the_newest_stay(monkeypatch: pyte
         for name, data in aside.items():  # a lab clears away what its own earlier start left; an engine does not
             (labs.folder / "rec" / name).write_bytes(data)
         assert len(first) == len(second) == 3
-        found = {one.path.name: one for one in cleanup.leftovers(labs.env) if one.kind == "recording"}
+        found = {one.path.name: one for one in cleanup.leftovers(parse_places(labs.env)) if one.kind == "recording"}
         assert {name for name, one in found.items() if not one.kept} == first
         assert {name for name, one in found.items() if "newest start" in one.kept} == second
 

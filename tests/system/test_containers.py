@@ -89,7 +89,7 @@ def test_a_rank_in_a_container_answers_to_the_host(contained: Contained) -> None
     requests = [r for r in json.loads(done.stdout)["requests"] if r["service"] == SERVICE]
     assert len(requests) == 3
     # Its recording is read through the container, too.
-    found = {rank.identity.service: rank for rank in containers.find(env(), [], [], [])}
+    found = {rank.identity.service: rank for rank in containers.find([], [], [])}
     assert found[SERVICE].recording is not None
     assert str(found[SERVICE].recording).startswith(f"/proc/{row['pid']}/root/") or found[SERVICE].recording.exists()
     # A directory of one's own is all that is looked into, and the way through containers can be left.
@@ -104,7 +104,7 @@ def test_what_a_container_has_prepared_is_not_followed(contained: Contained) -> 
     (folder / "7-7.json").symlink_to("/etc/passwd")
     (folder / "8-8.json").write_text("{}")
     others: list[str] = []
-    found = [rank for rank in containers.find(env(), [], others, []) if rank.identity.service == SERVICE]
+    found = [rank for rank in containers.find([], others, []) if rank.identity.service == SERVICE]
     assert len(found) == 1
     said = "\n".join(others)
     assert "7-7.json is a link, which is not followed" in said
@@ -113,5 +113,5 @@ def test_what_a_container_has_prepared_is_not_followed(contained: Contained) -> 
     assert [one["pid"] for one in rows()] == [row["pid"]]
     folder.chmod(0o755)
     others.clear()
-    assert not [rank for rank in containers.find(env(), [], others, []) if rank.identity.service == SERVICE]
+    assert not [rank for rank in containers.find([], others, []) if rank.identity.service == SERVICE]
     assert any("is open to others" in one for one in others)

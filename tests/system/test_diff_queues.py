@@ -20,6 +20,7 @@ from pdctl.probes.view import View
 from pdctl.report.findings import Level
 from pdctl.targets.client import Client
 from pdctl.targets.find import discover
+from pdctl.targets.places import parse_places
 from tests.support.labs import Lab, Labs, end_process
 from tests.support.patience import patience, until
 
@@ -207,7 +208,7 @@ def test_nothing_is_found_in_a_healthy_lab_under_load(labs: Labs) -> None:
                 document = look(labs, code=0)
                 assert serious(document) == []
                 continue
-            found = discover(labs.env).require()
+            found = discover(parse_places(labs.env)).require()
             with Client() as client:
                 judged = judge(collect(View(found, client)))
             assert [f for f in judged.findings if f.level is not Level.INFO] == []

@@ -16,6 +16,7 @@ from pdctl.lab.client import Client, Load
 from pdctl.protocol.model import Action, EventKind, FaultStatus, KVPoll
 from pdctl.targets.client import Client as AgentClient
 from pdctl.targets.find import FoundRank, discover
+from pdctl.targets.places import parse_places
 from tests.support.labs import Lab, Labs
 from tests.support.patience import until
 
@@ -46,7 +47,7 @@ class Placed:
         self.heal()
 
     def _rank(self) -> FoundRank:
-        found = discover(self._lab.labs.env).ranks
+        found = discover(parse_places(self._lab.labs.env)).ranks
         return next(r for r in found if r.identity.cluster == self._lab.name and r.identity.label == self._label)
 
     def _ask(self, op: str, kind: type[Any], args: msgspec.Struct | None = None) -> Any:

@@ -22,6 +22,7 @@ from pdctl.protocol.paths import Registration
 from pdctl.protocol.stream import framed
 from pdctl.targets.client import Client, Silence
 from pdctl.targets.find import discover
+from pdctl.targets.places import parse_places
 from tests.support.tiny_ranks import PATIENT, TinyRanks, stop
 
 pytestmark = pytest.mark.system
@@ -263,7 +264,7 @@ def test_the_whole_command_ends_by_its_deadline_whatever_one_rank_may_take(ranks
 
 def test_a_recording_comes_through_the_socket_as_well(ranks: TinyRanks) -> None:
     ranks.group(2, "collective")
-    [rank, _] = discover(ranks.env).ranks
+    [rank, _] = discover(parse_places(ranks.env)).ranks
     with Client() as client:
         by_file = client.recording(rank).body
         while not (by_file and by_file.streams):  # a rank is ready before its first round is written
@@ -279,7 +280,7 @@ def test_a_recording_comes_through_the_socket_as_well(ranks: TinyRanks) -> None:
 
 def test_a_client_that_gave_up_on_an_answer_does_not_take_it_for_the_next(ranks: TinyRanks) -> None:
     child = ranks.start("--then", "sleep")
-    [rank] = discover(ranks.env).ranks
+    [rank] = discover(parse_places(ranks.env)).ranks
     with Client(rank_timeout_s=0.5) as client:
         stop(child)
         [late] = client.ask([rank], "status", Status)

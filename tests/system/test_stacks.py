@@ -18,6 +18,7 @@ from pdctl.probes.stacks.judge import judge
 from pdctl.probes.view import View
 from pdctl.targets.client import Client
 from pdctl.targets.find import discover
+from pdctl.targets.places import parse_places
 from tests.support.labs import Labs
 from tests.support.patience import until
 from tests.support.tiny_ranks import PATIENT, TinyRanks
@@ -95,7 +96,7 @@ def test_a_busy_lab_has_no_finding_and_a_stopped_rank_has_a_row(labs: Labs) -> N
                 assert document["findings"] == []
                 assert {group["kind"] for group in document["collectives"]} == {"attn-tp", "tp", "pp", "world"}
                 continue
-            found = discover(labs.env).require()
+            found = discover(parse_places(labs.env)).require()
             with Client(timeout_s=60, rank_timeout_s=30) as client:
                 judged = judge(collect(View(found, client)))
             assert judged.findings == ()

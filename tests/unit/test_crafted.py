@@ -26,7 +26,7 @@ from pdctl.recording.header import BadRecording, read_header
 from pdctl.recording.reader import parse, read
 from pdctl.recording.source import FileSource, Held, Source, Spool
 from pdctl.targets import registration
-from pdctl.targets.find import discover
+from pdctl.targets.find import load_source
 from pdctl.targets.nodeset import Place, fold, unfold
 from pdctl.trace import container, manifest
 from pdctl.trace.container import read_manifest, unpacked
@@ -120,7 +120,7 @@ def test_one_bad_recording_leaves_the_others(pair: dict[str, bytearray], tmp_pat
     crafted.set_size(pair["4002-1.pdrec"], 1 << 62)
     for name, data in pair.items():
         (folder / name).write_bytes(data)
-    found = discover({}, source=folder)
+    found = load_source(folder)
     assert [rank.identity.tp for rank in found.ranks if rank.recording] == [0]
     assert [problem for problem in found.problems if "4002-1.pdrec: header is damaged" in problem]
 
@@ -128,7 +128,7 @@ def test_one_bad_recording_leaves_the_others(pair: dict[str, bytearray], tmp_pat
 def test_one_bad_recording_of_a_trace_is_named_as_the_trace_has_it(pair: dict[str, bytearray], tmp_path: Path) -> None:
     crafted.set_size(pair["4002-1.pdrec"], 1 << 62)
     path = crafted.write(tmp_path / "t.pdtrace", pair)
-    found = discover({}, source=path)
+    found = load_source(path)
     assert [rank.identity.tp for rank in found.ranks if rank.recording] == [0]
     [problem] = found.problems
     [member] = [rank.member for rank in read_manifest(path).ranks if "4002" in rank.member]
@@ -207,7 +207,7 @@ def test_what_is_no_regular_file_is_not_read(kind: str, tmp_path: Path) -> None:
         with pytest.raises(OSError, match=r"regular file|not followed"):
             reading(path)
     with pytest.raises(PdctlError):
-        discover({}, source=tmp_path).require()
+        load_source(tmp_path).require()
 
 
 def test_a_file_that_is_cut_off_while_it_is_read(pair: dict[str, bytearray], tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_a_file_that_is_cut_off_while_it_is_read(pair: dict[str, bytearray], tmp
 
 @pytest.mark.parametrize("path", ["/" + "a" * 5000, "/tmp/" + "b" * 300, "/dev/null", "/dev/zero", "/proc/self/mem\0x"])
 def test_a_source_that_can_not_be_one_is_told(path: str) -> None:
-    for reading in (lambda: discover({}, source=Path(path)).require(), lambda: pdctl.load_trace(path)):
+    for reading in (lambda: load_source(Path(path)).require(), lambda: pdctl.load_trace(path)):
         with pytest.raises(PdctlError) as refused:
             reading()
         assert refused.value.code == Exit.UNREACHABLE
@@ -272,7 +272,7 @@ def test_json_that_is_meant_to_break_its_reader_is_refused(
 
 def _refused(path: Path, why: str) -> None:
     with pytest.raises(PdctlError, match=why) as refused:
-        discover({}, source=path)
+        load_source(path)
     assert refused.value.code == Exit.UNREACHABLE
     assert "\n" not in refused.value.message
 
@@ -281,7 +281,7 @@ def test_a_rank_that_can_not_be_true_is_left_out_of_a_manifest(pair: dict[str, b
     made = crafted.manifest_of(pair)
     made["ranks"][1]["identity"]["service"] = "a\nPD000 forged"
     made["ranks"] += [{"rank": 5}] * 50
-    found = discover({}, source=crafted.write(tmp_path / "t.pdtrace", pair, made))
+    found = load_source(crafted.write(tmp_path / "t.pdtrace", pair, made))
     assert [rank.identity.tp for rank in found.ranks if rank.recording] == [0]
     assert "rank 2 of the manifest can't be true" in found.problems[0]
     assert len(found.problems) == manifest.MAX_PROBLEMS + 1
@@ -317,7 +317,7 @@ def test_unpacking_heeds_the_time_it_has(pair: dict[str, bytearray], tmp_path: P
     with unpacked(path, timeout_s=0) as trace:
         assert [rank.kept for rank in trace.manifest.ranks] == ["missing", "missing"]
         assert all("no time left of 0 s (--timeout)" in rank.reason for rank in trace.manifest.ranks)
-    found = discover({}, source=path, timeout_s=0)
+    found = load_source(path, timeout_s=0)
     assert [rank.recording_off for rank in found.ranks if "no time left" in rank.recording_off]
 
 
@@ -336,7 +336,7 @@ def test_the_time_that_is_over_is_called_what_the_user_gave(
 
     monkeypatch.setattr(time, "monotonic", lambda: clock() + late[0])
     monkeypatch.setattr(registration, "files", slowly)
-    found = discover({}, source=folder, timeout_s=60)
+    found = load_source(folder, timeout_s=60)
     reasons = {rank.recording_off for rank in found.ranks}
     assert {reason.partition("no time left of ")[2] for reason in reasons} == {"60 s (--timeout)"}
 

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.errors import PdctlError
 from pdctl.protocol.rank import FoundRank
+from pdctl.targets.places import Places
 
 if TYPE_CHECKING:
     from pdctl.introspect.find import Candidate
-
-NAME = "PDCTL_OUTSIDE"
-_OFF = ("off", "no", "0", "none")
-_LONGEST_PID = 7  # Linux gives none over 2^22
-
-
-@dataclass(frozen=True)
-class OutsideSetting:
-    """The parsed PDCTL_OUTSIDE. how: ``near``, ``all``, ``off`` or ``pids``; pids has the pids then."""
-
-    how: str = "near"
-    pids: tuple[int, ...] = ()
-
-    def means(self, pid: int) -> bool:
-        """Return whether a process known as a rank of this cluster may be read from outside."""
-        return pid in self.pids if self.how == "pids" else self.how != "off"
 
 
 @dataclass(frozen=True)
@@ -52,39 +37,15 @@ class Agentless:
 
 
 NONE = Agentless()
-OFF = OutsideSetting("off")
 
 
-def parse_setting(env: Mapping[str, str]) -> OutsideSetting:
-    """Return what PDCTL_OUTSIDE of ``env`` says. Raises PdctlError (USAGE) for what it can't say."""
-    said = env.get(NAME, "").strip()
-    word = said.lower()
-    if not word:
-        return OutsideSetting()
-    if word in _OFF:
-        return OFF
-    if word == "all":
-        return OutsideSetting("all")
-    parts = [part.strip() for part in said.split(",") if part.strip()]
-    if parts and all(_is_pid(part) for part in parts):
-        return OutsideSetting("pids", tuple(dict.fromkeys(map(int, parts))))
-    raise PdctlError(
-        f"{NAME}={said[:80]!r} is none of: all, off, pids with commas between them",
-        f"Unset {NAME} to have it as usual: docs/attach.md.",
-        Exit.USAGE,
-    )
-
-
-def _is_pid(part: str) -> bool:
-    return part.isascii() and part.isdecimal() and len(part) <= _LONGEST_PID and int(part) > 0
-
-
-def select_processes(asked: OutsideSetting, ranks: Sequence[FoundRank], *, run_dir: bool) -> Agentless:
+def select_processes(places: Places, ranks: Sequence[FoundRank]) -> Agentless:
     """Return the processes without an agent among ``ranks``. Reads /proc only.
 
-    run_dir: whether one was given. Then the default is: only processes started by the same servers as ranks with an
-    agent there; others are not of this cluster. Named pids are always selected, even if there is no such process.
+    Where a run directory is named, the default is: only processes started by the same servers as ranks with an agent
+    there; others are not of this cluster. Named pids are always selected, even if there is no such process.
     """
+    asked = places.outside
     if asked.how == "off":
         return Agentless()
     from pdctl.introspect.find import candidate, candidates
@@ -102,7 +63,7 @@ def select_processes(asked: OutsideSetting, ranks: Sequence[FoundRank], *, run_d
             for one in named
             if (one.pid, one.process.start) not in known and (one.process.state or one.pid not in told)
         ]
-    elif run_dir and asked.how != "all":
+    elif places.run_dir_named and asked.how != "all":
         chosen = [one for one in agentless if one.parent in parents]
     else:
         chosen = agentless

@@ -22,20 +22,17 @@ from pathlib import Path
 import msgspec
 
 from pdctl.protocol import paths
-from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.files import names, open_folder, read_regular, status
 from pdctl.protocol.processes import NO_PROCESS, Process, look
 from pdctl.protocol.rank import FoundRank
 from pdctl.targets import registration
 from pdctl.targets.registration import Claim
 
-NAME = "PDCTL_CONTAINERS"
 _RUN = "tmp"
 _RUN_DIR = re.compile(r"pdctl-[0-9]{1,10}", re.ASCII)
 MAX_NAMES = 65_536
 MAX_FOLDERS = 64
 """Run directories of one container that are looked at."""
-_SAYS = {"": True, "on": True, "yes": True, "1": True, "off": False, "no": False, "0": False, "none": False}
 
 
 @dataclass(frozen=True)
@@ -56,27 +53,12 @@ class Container:
         return (here, process) if process.runs_since(start) else (pid, NO_PROCESS)
 
 
-def parse_setting(env: Mapping[str, str]) -> bool:
-    """Return whether PDCTL_CONTAINERS allows reading containers. Raises PdctlError (USAGE) for an invalid value."""
-    said = env.get(NAME, "").strip()
-    if said.lower() not in _SAYS:
-        raise PdctlError(
-            f"{NAME}={said[:80]!r} is none of: on, off", f"Unset {NAME} to have it as usual, which is on.", Exit.USAGE
-        )
-    return _SAYS[said.lower()]
-
-
-def find(
-    env: Mapping[str, str], problems: list[str], others: list[str], claims: list[Claim], until: float = math.inf
-) -> Iterable[FoundRank]:
+def find(problems: list[str], others: list[str], claims: list[Claim], until: float = math.inf) -> Iterable[FoundRank]:
     """Yield the ranks that registered in the usual directories of containers whose processes this one can see.
 
-    Yields nothing if ``PDCTL_RUN_DIR`` names a directory, or with ``PDCTL_CONTAINERS=off``. problems: gets a line if the time
-    or a limit was exceeded. others: gets unused files, with the reason. claims: gets the servers that unused registrations
-    name. until: monotonic time at which to stop.
+    problems: gets a line if the time or a limit was exceeded. others: gets unused files, with the reason. claims: gets the
+    servers that unused registrations name. until: monotonic time at which to stop.
     """
-    if not parse_setting(env) or env.get("PDCTL_RUN_DIR"):
-        return
     for container in _containers():
         if time.monotonic() >= until:
             problems.append("there was no time to look into all containers")

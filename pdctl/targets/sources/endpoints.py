@@ -1,100 +1,64 @@
 """Ranks on other hosts, over TCP. Each is verified by its agent's key, and asked for its identity before any other question.
 
-PDCTL_ENDPOINT (``--endpoint``, a context's ``endpoints``) names addresses. PDCTL_STORE names a job's store with the addresses
-that agents published. PDCTL_SERVER_KEY is the agents' key. A command uses the key pair that PDCTL_KEY names, or the only one
-(:mod:`pdctl.protocol.keys`).
+Endpoints (``--endpoint``, a context's ``endpoints``) are addresses. A job's store has the addresses that agents published. The
+server key is the agents'. A command uses the key pair of its user that is named, or the only one (:mod:`pdctl.protocol.keys`).
 """
 
 from __future__ import annotations
 
 import errno
+import functools
 import ipaddress
-import re
 import select
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pdctl.protocol import keys
-from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.model import Identity
 from pdctl.protocol.rank import Access, FoundRank, Silence
 from pdctl.targets import endpoint_cache, registration
+from pdctl.targets.places import Places
 from pdctl.targets.resolve import host_of, unresolved
 
 if TYPE_CHECKING:
     from pdctl.protocol.store_schema import Beat
 
-_ENDPOINT = re.compile(r"(tcp://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})", re.ASCII)
-MAX_ENDPOINTS = 8192
 REFUSED_S = 0.3
 """How long hosts of ranks that did not answer have to say that nobody listens there."""
 
 
-@dataclass(frozen=True)
-class Endpoint:
-    """One place to look for a rank. endpoint: ``tcp://HOST:PORT``. server_key: the key its agent must have, "" for none."""
-
-    endpoint: str
-    server_key: str = ""
-
-
-def targets(env: Mapping[str, str]) -> list[Endpoint]:
-    """Return the places that the environment names. Raises PdctlError (USAGE) for one that makes no sense."""
-    words = env.get("PDCTL_ENDPOINT", "").replace(",", " ").split()
-    if len(words) > MAX_ENDPOINTS:
-        raise PdctlError(f"{len(words)} endpoints: at most {MAX_ENDPOINTS}", code=Exit.USAGE)
-    server_key = keys.parse_public(env["PDCTL_SERVER_KEY"]) if env.get("PDCTL_SERVER_KEY") else ""
-    return [Endpoint(endpoint(word), server_key) for word in dict.fromkeys(words)]
-
-
-def endpoint(text: str) -> str:
-    """Return ``tcp://HOST:PORT`` from that, or from ``HOST:PORT``. Raises PdctlError (USAGE)."""
-    match = _ENDPOINT.fullmatch(text.strip())
-    if match is None or not 0 < int(match["port"]) < 65536:
-        raise PdctlError(f"{text[:80]!r} is no endpoint of a rank", "write tcp://HOST:PORT", Exit.USAGE)
-    return f"tcp://{match['host']}:{match['port']}"
-
-
-def access(target: Endpoint, env: Mapping[str, str]) -> Access:
-    """Return the keys for ``target``. Raises PdctlError if it needs a key and this user has none."""
-    if not target.server_key:
-        return Access()
-    own = keys.load_own(env)
-    return Access(target.server_key, own.public, own.secret)
-
-
-def find(env: Mapping[str, str], timeout_s: float, rank_timeout_s: float, problems: list[str]) -> list[FoundRank]:
-    """Return the ranks at the endpoints and in the stores that the environment names, each asked who it is.
+def find(places: Places, timeout_s: float, rank_timeout_s: float, problems: list[str]) -> list[FoundRank]:
+    """Return the ranks at the endpoints and in the stores of ``places``, each asked who it is.
 
     Silent ranks are included, with the reason. Stores get at most half of ``timeout_s``. All ranks together get rank_timeout_s,
     at most a quarter of ``timeout_s``. The rest is for the command's own questions. An unreadable store is one of
-    ``problems``. Raises PdctlError for an invalid variable, and if a rank needs a key and this user has none.
+    ``problems``. Raises PdctlError if a rank needs a key and this user has none.
     """
-    ranks = [unknown_rank(target.endpoint, access(target, env)) for target in targets(env)]
+    own = functools.cache(places.own_keys)
+
+    def access(server_key: str) -> Access:
+        return Access(server_key, own().public, own().secret) if server_key else Access()
+
+    ranks = [unknown_rank(endpoint, access(places.server_key)) for endpoint in places.endpoints]
     beats: list[Beat | None] = [None] * len(ranks)
     published = 0
-    if env.get("PDCTL_STORE"):
+    if places.stores:
         from pdctl.targets.sources import stores
 
-        wanted, pinned = stores.stores(env), stores.server_key(env)
-        for store, answer in zip(wanted, stores.read(wanted, timeout_s / 2), strict=True):
+        for store, answer in zip(places.stores, stores.read(places.stores, timeout_s / 2), strict=True):
             if answer.error:
                 problems.append(f"store {store}: {answer.error}")
             elif not answer.entries:
                 problems.append(f"store {store}: no agent has published itself there")
             for entry, beat in stores.entries(answer.entries, problems):
-                rank = stores.rank_of_entry(entry, beat, pinned)
-                if not rank.silent:
-                    target = Endpoint(rank.endpoint, entry.registration.server_key)
-                    rank = replace(rank, access=access(target, env))
-                ranks.append(rank if rank.access is not None else replace(rank, access=Access()))
+                rank = stores.rank_of_entry(entry, beat, places.server_key)
+                ranks.append(replace(rank, access=access("" if rank.silent else entry.registration.server_key)))
                 beats.append(beat)
                 published += 1
     found = _asked(ranks, beats, min(rank_timeout_s, timeout_s / 4), len(ranks) - published)
-    return endpoint_cache.apply_identities(env, found)
+    return endpoint_cache.apply_identities(places, found)
 
 
 def _asked(ranks: Sequence[FoundRank], beats: Sequence[Beat | None], timeout_s: float, unnamed: int) -> list[FoundRank]:
@@ -197,4 +161,4 @@ def unknown_rank(where: str, how: Access) -> FoundRank:
     return FoundRank(registration.nameless(where), "live", endpoint=where, access=how)
 
 
-__all__ = ["Endpoint", "access", "endpoint", "find", "refused", "targets", "unknown_rank"]
+__all__ = ["find", "refused", "unknown_rank"]

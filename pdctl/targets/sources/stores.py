@@ -8,60 +8,26 @@ identity, over CURVE, before any other question. Anybody who can write into the 
 from __future__ import annotations
 
 import os
-import re
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 import pdctl
-from pdctl.protocol import extras, keys, structs
-from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol import extras, structs
 from pdctl.protocol.rank import FoundRank, Silence
 from pdctl.protocol.store_schema import STALE_S, Beat, Entry, RawEntry, Read
 from pdctl.targets import registration
+from pdctl.targets.places import Store
 from pdctl.targets.resolve import unresolved
 
-_ADDRESS = re.compile(r"(tcp://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})", re.ASCII)
-
 _LOOK_S = 0.02
-
-
-@dataclass(frozen=True)
-class Store:
-    """The address of a TCPStore."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
-
-
-def stores(env: Mapping[str, str]) -> list[Store]:
-    """Return the stores that PDCTL_STORE names; ``env``: torchrun's MASTER_ADDR and MASTER_PORT. Raises PdctlError (USAGE)."""
-    found: list[Store] = []
-    for word in env.get("PDCTL_STORE", "").replace(",", " ").split():
-        if word.lower() == "off":  # what an agent understands: publish nothing
-            continue
-        text = word
-        if word == "env":
-            if not (env.get("MASTER_ADDR") and env.get("MASTER_PORT")):
-                raise PdctlError(
-                    "--store env needs MASTER_ADDR and MASTER_PORT", "torchrun sets them in its workers", Exit.USAGE
-                )
-            text = f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
-        match = _ADDRESS.fullmatch(text)
-        if match is None or not 0 < int(match["port"]) < 65536:
-            raise PdctlError(f"{text[:80]!r} is no address of a store", "write HOST:PORT, or env", Exit.USAGE)
-        found.append(Store(match["host"].strip("[]"), int(match["port"])))
-    return list(dict.fromkeys(found))
 
 
 def read(wanted: Sequence[Store], timeout_s: float) -> list[Read]:
@@ -200,9 +166,4 @@ def silent_rank(rank: FoundRank, beat: Beat | None, *, refused: bool, now_ns: in
     return replace(rank, state=state, silent_why=f"{rank.silent_why}; {said}")
 
 
-def server_key(env: Mapping[str, str]) -> str:
-    """Return the only server key to accept, "" for any key that the store names."""
-    return keys.parse_public(env["PDCTL_SERVER_KEY"]) if env.get("PDCTL_SERVER_KEY") else ""
-
-
-__all__ = ["Store", "entries", "rank_of_entry", "read", "server_key", "silent_rank", "stores"]
+__all__ = ["entries", "rank_of_entry", "read", "silent_rank"]

@@ -18,6 +18,7 @@ from typing import Any
 
 from pdctl.recording.reader import BadRecording, Recording, read
 from pdctl.targets.find import FoundRank, discover
+from pdctl.targets.places import parse_places
 from tests.engine.env import EngineEnv, Namespace
 from tests.support.patience import patience
 
@@ -50,7 +51,7 @@ class LightRun:
 
     def ranks(self) -> list[FoundRank]:
         """Return the ranks pdctl finds."""
-        return [rank for rank in discover(self.environ).ranks if rank.state != "no agent"]
+        return [rank for rank in discover(parse_places(self.environ)).ranks if rank.state != "no agent"]
 
     def recordings(self) -> dict[str, Recording]:
         """Return ``tp0`` → recording, from the files."""

@@ -84,7 +84,7 @@ def test_no_file_of_the_host_is_read_as_a_recording(tmp_path: Path, way: str) ->
         (folder / "5-5.json").write_text(json.dumps({
             "protocol": PROTOCOL, "identity": who, "endpoint": "", "recording": path, "recording_size": f.MIN_SIZE,
         }))  # fmt: skip
-        [rank] = [one for one in containers.find({}, [], [], []) if one.identity.service == who["service"]]
+        [rank] = [one for one in containers.find([], [], []) if one.identity.service == who["service"]]
         assert rank.recording is None
         assert rank.recording_off
         assert (host / "5-5.pdrec").exists(), "and it is there to be read, from here"
@@ -103,7 +103,7 @@ def test_no_socket_of_the_host_is_connected_to(tmp_path: Path) -> None:
             "protocol": PROTOCOL, "identity": who, "endpoint": f"ipc:///tmp/{folder.name}/out/5-5.sock",
         }))  # fmt: skip
         assert (folder / "out/5-5.sock").exists(), "the link leads there, from here"
-        [rank] = [one for one in containers.find({}, [], [], []) if one.identity.service == who["service"]]
+        [rank] = [one for one in containers.find([], [], []) if one.identity.service == who["service"]]
         assert rank.endpoint == ""
         assert "out/5-5.sock is gone" in rank.endpoint_off
 

@@ -22,7 +22,7 @@ import pdctl
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.recording import format as f
 from pdctl.recording.reader import read
-from pdctl.targets.find import discover
+from pdctl.targets.find import load_source
 from pdctl.trace import container, manifest
 from pdctl.trace.container import Member, member_of, opened, read_manifest, unpacked, write_trace
 from pdctl.trace.redact import Names, redact
@@ -84,7 +84,7 @@ def test_what_was_put_in_comes_out(trace: Path, recording: bytes, temporary: Pat
 
 
 def test_discover_has_every_rank_of_the_manifest(trace: Path) -> None:
-    found = discover({}, source=trace)
+    found = load_source(trace)
     there, missing = found.ranks
     assert there.recording is not None
     assert there.recording_name == f"{trace}:recordings/decode-dp0-pp0-tp0-{there.identity.pid}.pdrec"
@@ -269,7 +269,7 @@ def test_the_same_member_twice_is_refused(trace: Path, recording: bytes) -> None
 
 
 def test_a_trace_of_version_1_stays_readable() -> None:
-    found = discover({}, source=SAMPLES / "version-1.pdtrace")
+    found = load_source(SAMPLES / "version-1.pdtrace")
     assert [rank.identity.label for rank in found.ranks] == [
         "prefill dp0 pp0 tp0",
         "decode dp0 pp0 tp0",
@@ -297,7 +297,7 @@ def test_a_directory_of_traces_is_read_as_one(tmp_path: Path, recording: bytes) 
         data = redact(_of(recording, host, tp), Names(salt))
         made = msgspec.structs.replace(manifest.new("test"), redacted=True, salt=salt)
         write_trace(folder / f"{host}.pdtrace", [member_of(data, state="live")], made)
-    found = discover({}, source=folder)
+    found = load_source(folder)
     assert [(rank.identity.tp, rank.state) for rank in found.ranks] == [
         (0, "recorded"),
         (1, "recorded"),

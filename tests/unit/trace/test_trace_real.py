@@ -9,7 +9,7 @@ from pdctl.probes.queues.collect import collect
 from pdctl.probes.queues.judge import judge
 from pdctl.probes.view import View
 from pdctl.targets.client import Client
-from pdctl.targets.find import discover
+from pdctl.targets.find import load_source
 
 FILE = Path(__file__).parents[2] / "data" / "sglang-0.5.12.post1-c1.pdtrace"
 ROOM = 16851422098683615
@@ -17,7 +17,7 @@ ROOM = 16851422098683615
 
 def test_the_divergence_is_told_as_it_was_when_it_was_recorded() -> None:
     with Client() as client:
-        document = judge(collect(View(discover({}, source=FILE), client), sockets=False), stalled_s=5.0, confirmed=True)
+        document = judge(collect(View(load_source(FILE), client), sockets=False), stalled_s=5.0, confirmed=True)
     [finding] = document.findings
     assert (finding.code, finding.rooms) == ("PD101", (ROOM,))
     [group] = [group for group in document.groups if group.verdict == "DIVERGED"]

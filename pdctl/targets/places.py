@@ -1,0 +1,191 @@
+"""Where ranks are looked for, and with which keys: one value, parsed once from the environment.
+
+Nothing is opened or connected here. :meth:`pdctl.targets.reach.Reach.places` makes it for a command.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pdctl.protocol import keys, paths
+from pdctl.protocol.errors import Exit, PdctlError
+
+MAX_ENDPOINTS = 8192
+_ADDRESS = re.compile(r"(tcp://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})", re.ASCII)
+_OFF = ("off", "no", "0", "none")
+_SWITCH = {"": True, "on": True, "yes": True, "1": True, **dict.fromkeys(_OFF, False)}
+_LONGEST_PID = 7  # Linux gives none over 2^22
+
+
+@dataclass(frozen=True)
+class Store:
+    """The address of a TCPStore."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class OutsideSetting:
+    """The parsed PDCTL_OUTSIDE. how: ``near``, ``all``, ``off`` or ``pids``; pids has the pids then."""
+
+    how: str = "near"
+    pids: tuple[int, ...] = ()
+
+    def means(self, pid: int) -> bool:
+        """Return whether a process known as a rank of this cluster may be read from outside."""
+        return pid in self.pids if self.how == "pids" else self.how != "off"
+
+
+OFF = OutsideSetting("off")
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where ranks are looked for. run_dirs: in order of preference. run_dir_named, record_dir_named: not the default ones.
+
+    endpoints: ``tcp://HOST:PORT``. server_key: the only key to accept of agents elsewhere, "" for any that a store names.
+    key: the name of this user's key pair in ``keys_dir``, "" for the only one. cache: the file of endpoints that answered.
+    keys_dir, cache: None where this user has no home. containers: whether those of this host are searched.
+    """
+
+    run_dirs: tuple[Path, ...]
+    record_dir: Path
+    run_dir_named: bool = False
+    record_dir_named: bool = False
+    endpoints: tuple[str, ...] = ()
+    stores: tuple[Store, ...] = ()
+    server_key: str = ""
+    key: str = ""
+    keys_dir: Path | None = None
+    cache: Path | None = None
+    outside: OutsideSetting = OutsideSetting()
+    containers: bool = True
+
+    @property
+    def elsewhere(self) -> tuple[str, ...]:
+        """The endpoints and stores, in words."""
+        return (*self.endpoints, *(f"store {store}" for store in self.stores))
+
+    def here(self) -> Places:
+        """Return the places on this host: no endpoint, no store."""
+        return replace(self, endpoints=(), stores=())
+
+    def named(self, folder: Path) -> bool:
+        """Return whether the user named ``folder``. Any other is a default, which another user could have made first."""
+        return (self.run_dir_named and folder in self.run_dirs) or (self.record_dir_named and folder == self.record_dir)
+
+    def own_keys(self) -> keys.Pair:
+        """Return the key pair of this user's commands. Raises PdctlError as :func:`pdctl.protocol.keys.load_own`."""
+        if self.keys_dir is None:
+            raise PdctlError("no directory of keys: this user has no home", "set PDCTL_KEYS to one")
+        return keys.load_own(self.keys_dir, self.key)
+
+
+def parse_places(env: Mapping[str, str]) -> Places:
+    """Return what the variables of ``env`` say. Raises PdctlError (USAGE) for one with an invalid value."""
+    outside, containers = (
+        parse_outside(env.get("PDCTL_OUTSIDE", "")),
+        _parse_containers(env.get("PDCTL_CONTAINERS", "")),
+    )
+    endpoints = _words(env.get("PDCTL_ENDPOINT", ""))
+    if len(endpoints) > MAX_ENDPOINTS:
+        raise PdctlError(f"{len(endpoints)} endpoints: at most {MAX_ENDPOINTS}", code=Exit.USAGE)
+    stores = parse_stores(env.get("PDCTL_STORE", ""), env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", ""))
+    server_key = env.get("PDCTL_SERVER_KEY", "") if endpoints or stores else ""
+    return Places(
+        run_dirs=tuple(paths.run_dirs(env)),
+        record_dir=paths.record_dir(env),
+        run_dir_named=bool(env.get("PDCTL_RUN_DIR")),
+        record_dir_named=bool(env.get("PDCTL_RECORD_DIR")),
+        endpoints=tuple(dict.fromkeys(map(parse_endpoint, endpoints))),
+        stores=stores,
+        server_key=keys.parse_public(server_key) if server_key else "",
+        key=env.get("PDCTL_KEY", ""),
+        keys_dir=_of_home(keys.folder, env),
+        cache=_of_home(_cache, env),
+        outside=outside,
+        containers=containers,
+    )
+
+
+def parse_endpoint(text: str) -> str:
+    """Return ``tcp://HOST:PORT`` from that, or from ``HOST:PORT``. Raises PdctlError (USAGE)."""
+    match = _ADDRESS.fullmatch(text.strip())
+    if match is None or not 0 < int(match["port"]) < 65536:
+        raise PdctlError(f"{text[:80]!r} is no endpoint of a rank", "write tcp://HOST:PORT", Exit.USAGE)
+    return f"tcp://{match['host']}:{match['port']}"
+
+
+def parse_stores(text: str, master_addr: str = "", master_port: str = "") -> tuple[Store, ...]:
+    """Return the stores that the words of ``text`` name; ``env`` means torchrun's own. Raises PdctlError (USAGE)."""
+    found: list[Store] = []
+    for word in _words(text):
+        if word.lower() == "off":  # what an agent understands: publish nothing
+            continue
+        if word == "env" and not (master_addr and master_port):
+            raise PdctlError(
+                "--store env needs MASTER_ADDR and MASTER_PORT", "torchrun sets them in its workers", Exit.USAGE
+            )
+        address = f"{master_addr}:{master_port}" if word == "env" else word
+        match = _ADDRESS.fullmatch(address)
+        if match is None or not 0 < int(match["port"]) < 65536:
+            raise PdctlError(f"{address[:80]!r} is no address of a store", "write HOST:PORT, or env", Exit.USAGE)
+        found.append(Store(match["host"].strip("[]"), int(match["port"])))
+    return tuple(dict.fromkeys(found))
+
+
+def parse_outside(text: str) -> OutsideSetting:
+    """Return what a value of PDCTL_OUTSIDE says. Raises PdctlError (USAGE) for what it can't say."""
+    said = text.strip()
+    word = said.lower()
+    if not word:
+        return OutsideSetting()
+    if word in _OFF:
+        return OFF
+    if word == "all":
+        return OutsideSetting("all")
+    parts = [part.strip() for part in said.split(",") if part.strip()]
+    if parts and all(_is_pid(part) for part in parts):
+        return OutsideSetting("pids", tuple(dict.fromkeys(map(int, parts))))
+    raise PdctlError(
+        f"PDCTL_OUTSIDE={said[:80]!r} is none of: all, off, pids with commas between them",
+        "Unset PDCTL_OUTSIDE to have it as usual: docs/attach.md.",
+        Exit.USAGE,
+    )
+
+
+def _parse_containers(text: str) -> bool:
+    said = text.strip()
+    if said.lower() not in _SWITCH:
+        raise PdctlError(
+            f"PDCTL_CONTAINERS={said[:80]!r} is none of: on, off",
+            "Unset PDCTL_CONTAINERS to have it as usual, which is on.",
+            Exit.USAGE,
+        )
+    return _SWITCH[said.lower()]
+
+
+def _words(text: str) -> list[str]:
+    return text.replace(",", " ").split()
+
+
+def _is_pid(part: str) -> bool:
+    return part.isascii() and part.isdecimal() and len(part) <= _LONGEST_PID and int(part) > 0
+
+
+def _cache(env: Mapping[str, str]) -> Path:
+    return paths.user_dir(env, "XDG_CACHE_HOME") / "reached.json"
+
+
+def _of_home(folder: Callable[[Mapping[str, str]], Path], env: Mapping[str, str]) -> Path | None:
+    try:
+        return folder(env)
+    except RuntimeError:  # nobody's home: a container's user may have none
+        return None
