@@ -20,7 +20,7 @@ from pdctl.commands.examples import Given
 from pdctl.commands.examples import add as add_examples
 from pdctl.probes.registry import abouts
 from pdctl.protocol.errors import Exit, PdctlError
-from pdctl.report.escaping import shown
+from pdctl.report.escaping import escape
 from pdctl.report.output import Output, hang_up, settle_streams
 from pdctl.targets.reach import Reach
 
@@ -255,7 +255,7 @@ def _wrong_usage(error: Any) -> int:
     """Say what Typer says of it: how the command is used, and what was wrong with this use; returns the exit code."""
     said = io.StringIO()
     if type(error).__name__ != "NoArgsIsHelpError":  # its message is the help
-        error.message = shown(error.message)
+        error.message = escape(error.message)
     error.show(file=said)
     text = said.getvalue() or getattr(error, "message", "")
     Output().note_lines(text.rstrip("\n"))

@@ -21,7 +21,7 @@ from pdctl.commands.options import (
 )
 from pdctl.protocol.documents import Rows
 from pdctl.protocol.errors import Exit
-from pdctl.report.escaping import shown
+from pdctl.report.escaping import escape
 from pdctl.report.output import Document, Format, Output
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def command(
             console.print(f"ended: {', '.join(whose(name, ended[name]) for name in sorted(ended))}")
         elif code in (Exit.CLEAN, Exit.PARTIAL):
             console.print(
-                f"no {f'fault {shown(fault)}' if fault else 'fault'} is in place on the {asked} live ranks found"
+                f"no {f'fault {escape(fault)}' if fault else 'fault'} is in place on the {asked} live ranks found"
             )
 
     for line in healing.lines(results):

@@ -52,7 +52,7 @@ def one_rank(
     except (KeyError, ValueError):
         raise PdctlError(
             "RANK and WORLD_SIZE are not set: torchrun sets them",
-            "torchrun --nproc-per-node 2 -m pdctl.replay TRACE, or pdctl replay TRACE without torchrun.",
+            "torchrun --nproc-per-node 2 -m pdctl.commands.replay_torchrun TRACE, or pdctl replay TRACE without torchrun.",
             Exit.USAGE,
         ) from None
     if gate not in ("on", "off"):
@@ -127,7 +127,7 @@ def _work(trace: Path, plan: Plan, rank: int, options: Options, out: Output, pro
 
 
 def main() -> None:
-    """Run as ``python -m pdctl.replay`` does; exits the process."""
+    """Run as ``torchrun -m pdctl.commands.replay_torchrun`` does; exits the process."""
     settle_streams()
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.command()(one_rank)
@@ -136,3 +136,7 @@ def main() -> None:
     except PdctlError as error:
         Output().error(error.message, error.next_step, error.details)
         sys.exit(int(error.code))
+
+
+if __name__ == "__main__":
+    main()

@@ -13,13 +13,13 @@ from pdctl.faults.kinds import DELAY_METADATA, KINDS, SEAM_PREFIX, Kind, Way
 from pdctl.faults.limits import DEFAULT_TTL_S, LEASE_S, MAX_TTL_S
 from pdctl.protocol.model import FaultStatus
 
-__all__ = ["DEFAULT_TTL_S", "DELAY_METADATA", "LEASE_S", "MAX_TTL_S", "SEAM_PREFIX", "Fault", "Held", "Target"]
+__all__ = ["DEFAULT_TTL_S", "DELAY_METADATA", "LEASE_S", "MAX_TTL_S", "SEAM_PREFIX", "AimedRank", "Fault", "Held"]
 
 MAX_SEEN = 4096
 """Rooms whose visits a fault counts; of more, the oldest are forgotten."""
 
 
-class Target(msgspec.Struct, frozen=True):
+class AimedRank(msgspec.Struct, frozen=True):
     """A decode rank that a fault aims at.
 
     address: its address for transfers (Mooncake: the session id). Only the address distinguishes two decode servers, so it
@@ -66,7 +66,7 @@ class Fault:
     expires: float
     lease_expires: float | None
     target: str
-    targets: tuple[Target, ...]
+    targets: tuple[AimedRank, ...]
     room: int = 0
     hits: int = 0
     owner: str = ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from pdctl.faults.fault import Target
+from pdctl.faults.fault import AimedRank
 from pdctl.faults.limits import DEFAULT_TTL_S, LEASE_S
 from pdctl.protocol.model import FaultStatus, Seam
 
@@ -26,7 +26,7 @@ class InjectArgs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     kind: str
     target: str
-    targets: tuple[Target, ...]
+    targets: tuple[AimedRank, ...]
     delay_s: float = 0.0
     value: int = 0
     ttl_s: float = DEFAULT_TTL_S

@@ -158,7 +158,7 @@ class FaultTable:
     ) -> Fault | None:
         """Return the fault of one of ``kinds`` that may take this visit of ``room``, None to let it pass.
 
-        dp -1 and address "" mean that the site doesn't know them (:meth:`Target.is_at`). Only a following :meth:`hold` or
+        dp -1 and address "" mean that the site doesn't know them (:meth:`AimedRank.is_at`). Only a following :meth:`hold` or
         :meth:`fire` takes the visit. ``place``: destination of a row. If another room writes to the same place, the held
         write is dropped: the row has a new owner.
         """

@@ -242,7 +242,7 @@ class Service:
     def _not_stopped(self) -> None:
         """Raise PdctlError if the rank is still stopped, after a question to it was given up for that reason."""
         if self._link.fileno() < 0 and (process := look(self._pid)).state in _STOPPED:
-            raise PdctlError(f"not reachable: {process.words}")
+            raise PdctlError(f"not reachable: {process.why_silent}")
 
     def _answer(self, now: float) -> None:
         """Read the rank's answer, if it has arrived, or answer with the reason why there is none."""
@@ -254,7 +254,7 @@ class Service:
         if answer is None:
             process = look(self._pid)
             if waited > ASK_S or (waited > STOPPED_S and process.state in _STOPPED):
-                answer = _error(f"not reachable: no answer within {waited:.0f} s: {process.words}", self._number)
+                answer = _error(f"not reachable: no answer within {waited:.0f} s: {process.why_silent}", self._number)
                 self._link.drop()
         if answer is None:
             return

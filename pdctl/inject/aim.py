@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdctl.faults.fault import NOBODY, Target
+from pdctl.faults.fault import NOBODY, AimedRank
 from pdctl.inject.wish import Known, Wish, name
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.model import Identity
 
 
-def aims(ranks: Sequence[Known], targets: Sequence[Known]) -> tuple[Target, ...]:
+def aims(ranks: Sequence[Known], targets: Sequence[Known]) -> tuple[AimedRank, ...]:
     """Return the targets as a site identifies them.
 
     Raises PdctlError (REFUSED) if a site would confuse another rank with one of them.
@@ -36,7 +36,7 @@ def aims(ranks: Sequence[Known], targets: Sequence[Known]) -> tuple[Target, ...]
                 f"the fault would hit {len(twins) + 1} ranks",
                 Exit.REFUSED,
             )
-        found.append(Target(one.dp, NOBODY if twins else one.tp, address))
+        found.append(AimedRank(one.dp, NOBODY if twins else one.tp, address))
     return tuple(found)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pdctl.faults.capabilities import check_site
-from pdctl.faults.fault import Target
+from pdctl.faults.fault import AimedRank
 from pdctl.faults.kinds import KINDS, Aim, Kind, Way
 from pdctl.faults.messages import InjectArgs
 from pdctl.inject import aim
@@ -57,7 +57,7 @@ def plan(ranks: Sequence[Known], wish: Wish) -> Plan:
             Exit.REFUSED,
         )
     notes: list[str] = []
-    aims: tuple[Target, ...] = (Target(),)
+    aims: tuple[AimedRank, ...] = (AimedRank(),)
     on, streams = targets, 1
     if kind.aim is Aim.AIMED_AT:
         on, streams, notes = aim.writers(ranks, targets, wish)

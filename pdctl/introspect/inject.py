@@ -160,7 +160,7 @@ def _unfit(pid: int, needed: Sequence[Path]) -> tuple[str, str]:
         return unsupported, "pdctl attach without --inject-agent reads it from outside."
     process = look(pid)
     if not process.state or process.state in "ZX":
-        return process.words, ""
+        return process.why_silent, ""
     try:
         owner = Path(f"/proc/{pid}").stat().st_uid
         elsewhere = [path for path in needed if not _same(path, Path(f"/proc/{pid}/root{path}"))]
@@ -243,7 +243,7 @@ def _why_not_yet(pid: int) -> str:
     """Describe what an agent waits for."""
     process = look(pid)
     if process.state in ("T", "t"):
-        return f"{process.words}: it must go on"
+        return f"{process.why_silent}: it must go on"
     try:
         stack = pyspy.main_thread(pyspy.find(pid), pid, 2.0)
     except pyspy.PySpyError:

@@ -151,7 +151,7 @@ def _answer(rank: FoundRank, args: dict[str, Any], op: str, end: float) -> Answe
         )
     finally:
         lock.release()
-    return Answer(rank, body, round_trip_s=time.monotonic() - begun)
+    return Answer(rank, body)
 
 
 _OPS: dict[str, Callable[[OutsideRank, dict[str, Any], float], Any]] = {

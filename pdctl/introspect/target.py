@@ -201,7 +201,7 @@ class OpenProcess:
     def _failed(self, error: Exception, next_step: str = "") -> UnreadableError:
         now = look(self.pid)
         if not now.runs_since(self.process.start):
-            return UnreadableError(now.words if now.state == "Z" else "process has ended", "", Silence.DEAD)
+            return UnreadableError(now.why_silent if now.state == "Z" else "process has ended", "", Silence.DEAD)
         return UnreadableError(str(error) or type(error).__name__, next_step)
 
 
@@ -210,7 +210,7 @@ def _running(pid: int) -> Process:
     if process == NO_PROCESS:
         raise UnreadableError("no such process", "pdctl attach --all lists the schedulers of this host.", Silence.DEAD)
     if process.state in ("Z", "X"):
-        raise UnreadableError(process.words, "", Silence.DEAD)
+        raise UnreadableError(process.why_silent, "", Silence.DEAD)
     return process
 
 

@@ -18,7 +18,7 @@ class Process:
         return self.state not in ("", "Z", "X") and self.start == start
 
     @property
-    def words(self) -> str:
+    def why_silent(self) -> str:
         """Describe the state, for a user who waits for this process's answer."""
         return {
             "": "no such process",

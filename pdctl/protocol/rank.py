@@ -101,7 +101,7 @@ class FoundRank:
 class Answer(Generic[T]):
     """What one rank answered: ``body``, or None with ``silence`` and ``reason`` (one sentence) saying why.
 
-    next_step and code are the agent's own where it answered with an error. round_trip_s: from question to answer.
+    next_step and code are the agent's own where it answered with an error.
     """
 
     rank: FoundRank
@@ -110,4 +110,3 @@ class Answer(Generic[T]):
     reason: str = ""
     next_step: str = ""
     code: int = 0
-    round_trip_s: float = 0.0

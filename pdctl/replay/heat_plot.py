@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pdctl.replay.heat import HELD, NEVER, NONE, OTHER, PARTS, STATES, STEP, Heat
-from pdctl.report.escaping import shown_copy
+from pdctl.report.escaping import escape_copy
 
 _COLORS = {STEP: "#cfe3ee", HELD: "#c8b6e2", PARTS: "#d62828", OTHER: "#f4a259", NEVER: "#4a4a4a", NONE: "#ffffff"}
 _DARK = (PARTS, NEVER)
@@ -22,7 +22,7 @@ def draw(heats: Sequence[Heat], form: str) -> bytes:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    heats = shown_copy(heats)
+    heats = escape_copy(heats)
     heights = [1.1 + _ROW * len(heat.ranks) for heat in heats]
     with mpl.rc_context({"svg.fonttype": "none", "font.size": 9.0, "svg.hashsalt": "pdctl", "text.parse_math": False}):
         figure = Figure(figsize=(12.0, sum(heights) + 0.6), layout="constrained")

@@ -32,7 +32,7 @@ _WORDS = {
 T = TypeVar("T")
 
 
-def shown(text: str, *, most: int = MOST_SHOWN) -> str:
+def escape(text: str, *, most: int = MOST_SHOWN) -> str:
     """Return ``text`` as one line without effect on a terminal: invisible characters become escapes.
 
     These are control characters, line ends, characters that change the writing direction, and characters without a width.
@@ -45,17 +45,17 @@ def shown(text: str, *, most: int = MOST_SHOWN) -> str:
     return "".join(char if _visible(char) else _escape(char) for char in text)
 
 
-def shown_lines(text: str) -> str:
-    """Return ``text`` as :func:`shown`, with its line ends, and of any length. For multi-line text: a file, a help."""
-    return "\n".join(shown(line, most=max(1, len(line))) for line in text.split("\n"))
+def escape_lines(text: str) -> str:
+    """Return ``text`` as :func:`escape`, with its line ends, and of any length. For multi-line text: a file, a help."""
+    return "\n".join(escape(line, most=max(1, len(line))) for line in text.split("\n"))
 
 
-def shown_copy(value: T) -> T:
-    """Return a document, or a part of one, with every text as :func:`shown`; ``value`` itself if nothing changes."""
+def escape_copy(value: T) -> T:
+    """Return a document, or a part of one, with every text as :func:`escape`; ``value`` itself if nothing changes."""
     encoded = _json(value)
     if _all_visible(encoded) and max(map(len, encoded.split('"'))) <= MOST_SHOWN:
         return value  # the usual case: a large document is not walked through
-    changed: T = _changed(value, shown)
+    changed: T = _changed(value, escape)
     return changed
 
 
@@ -67,19 +67,19 @@ def json_text(text: str, *, ascii_only: bool = False) -> str:
 
 
 def json_encoded(value: Any, *, ascii_only: bool = False) -> str:
-    """Return ``value`` as JSON on one line, as :func:`json_text`; lone surrogates are escaped as in :func:`shown`."""
+    """Return ``value`` as JSON on one line, as :func:`json_text`; lone surrogates are escaped as in :func:`escape`."""
     return json_text(_json(value), ascii_only=ascii_only)
 
 
 def cell(text: str) -> str:
     """Return ``text`` for a cell of a spreadsheet: one line, and never a formula."""
-    text = shown(text, most=max(1, len(text)))
+    text = escape(text, most=max(1, len(text)))
     return f"'{text}" if len(text) > 1 and text[0] in "=+-@＝＋－＠" else text
 
 
 def argument(text: object) -> str:
     """Return ``text`` as one quoted word, for a shell command that pdctl suggests."""
-    return shlex.quote(shown(str(text)))
+    return shlex.quote(escape(str(text)))
 
 
 def in_source(text: str, *, most: int = MOST_IN_SOURCE) -> str:
@@ -89,7 +89,7 @@ def in_source(text: str, *, most: int = MOST_IN_SOURCE) -> str:
 
 
 def all_visible(value: Any) -> bool:
-    """Return whether :func:`shown` would change no text in ``value``, apart from its length."""
+    """Return whether :func:`escape` would change no text in ``value``, apart from its length."""
     return _all_visible(_json(value))
 
 

@@ -132,22 +132,22 @@ class Output:
 
     def lines(self, text: str, *, end: str = "\n") -> None:
         """Write lines to stdout that are no document, as those of a help. Raises PdctlError as :meth:`document`."""
-        self._write(f"{escaping.shown_lines(text)}{end}", Exit.PARTIAL)
+        self._write(f"{escaping.escape_lines(text)}{end}", Exit.PARTIAL)
 
     def note(self, text: str) -> None:
         """Write one line to stderr: information for the user that is not the result.
 
         If stderr can't be written (its reader is gone, its disk is full) the command goes on: it may have to heal.
         """
-        self._say(f"{escaping.shown(text)}\n")
+        self._say(f"{escaping.escape(text)}\n")
 
     def note_lines(self, text: str) -> None:
         """Write lines to stderr, as :meth:`note` one."""
-        self._say(f"{escaping.shown_lines(text)}\n")
+        self._say(f"{escaping.escape_lines(text)}\n")
 
     def live(self, text: str) -> None:
         """Write a line to stderr, a terminal, in place of the line before. :meth:`note` of "" keeps the last line."""
-        self._say(f"\r\x1b[K{escaping.shown(text)}")
+        self._say(f"\r\x1b[K{escaping.escape(text)}")
 
     def error(self, text: str, next_step: str = "", details: Sequence[str] = ()) -> None:
         """Write an error, a line for each of its details, and what to do about it to stderr."""
@@ -202,7 +202,7 @@ class Output:
             legacy_windows=False,
             _environ={name: value for name, value in self.env.items() if name not in ("COLUMNS", "LINES")},
         )
-        draw(escaping.shown_copy(document), console)
+        draw(escaping.escape_copy(document), console)
         lines = text.getvalue().removesuffix("\n").split("\n") if text.getvalue() else []
         return "".join(f"{_harmless(line.rstrip(), color=self.color)}\n" for line in lines)
 
@@ -252,9 +252,9 @@ def _harmless(line: str, *, color: bool) -> str:
     if not _NOT_PLAIN.search(line):
         return line
     if not color:
-        return escaping.shown(line, most=len(line))
+        return escaping.escape(line, most=len(line))
     parts = _COLOR.split(line)
-    return "".join(part if n % 2 else escaping.shown(part, most=max(1, len(part))) for n, part in enumerate(parts))
+    return "".join(part if n % 2 else escaping.escape(part, most=max(1, len(part))) for n, part in enumerate(parts))
 
 
 def _closed() -> TextIO:

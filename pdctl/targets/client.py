@@ -64,14 +64,13 @@ class Deadline:
 
 @dataclass
 class _Question:
-    """One question to one rank. sent: when, on the monotonic clock."""
+    """One question to one rank."""
 
     index: int
     rank: FoundRank
     op: str
     args: dict[str, Any]
     number: int = 0
-    sent: float = 0.0
     line: Line = field(init=False)
 
     @property
@@ -177,7 +176,7 @@ class Client:
     def _begin(self, question: _Question) -> tuple[Silence, str] | None:
         """Send a question; returns why it can't be, None where it is on its way."""
         rank = question.rank
-        question.number, question.sent = next(self._numbers), time.monotonic()
+        question.number = next(self._numbers)
         payload = wire.encode(wire.Request(question.op, id=question.number, args=question.args))
         try:
             question.line = self._line(rank)
@@ -396,7 +395,9 @@ class Client:
         ended = _ended(rank, process)
         if ended:
             return Answer(rank, None, Silence.DEAD, ended)
-        return self._without_answer(rank, process.words if process.state else "its process can't be seen from here")
+        return self._without_answer(
+            rank, process.why_silent if process.state else "its process can't be seen from here"
+        )
 
     def _without_answer(self, rank: FoundRank, why: str, not_through: str = "") -> Answer[Any]:
         silence = Silence.NOT_AUTHORISED if not_through else Silence.TIMED_OUT
@@ -475,7 +476,7 @@ def _not_asked(rank: FoundRank) -> tuple[Silence, str] | None:
     if rank.state == "no agent":
         return Silence.NO_AGENT, rank.endpoint_off
     if rank.state == "dead":
-        return Silence.DEAD, rank.process.words if rank.process.state == "Z" else "process has ended"
+        return Silence.DEAD, rank.process.why_silent if rank.process.state == "Z" else "process has ended"
     if rank.state == "recorded":
         return Silence.RECORDED, ""
     if rank.state == "outside":
@@ -509,7 +510,7 @@ def _ended(rank: FoundRank, process: Process) -> str:
     """Return a sentence if the rank's process has ended; "" if it runs, or if it is in another pid namespace."""
     if process.runs_since(rank.identity.proc_start) or not (process.state or rank.process.state):
         return ""
-    return process.words if process.state == "Z" else "process has ended"
+    return process.why_silent if process.state == "Z" else "process has ended"
 
 
 def _read(payload: bytes, question: _Question, kind: type[T]) -> Answer[T] | None:
@@ -533,7 +534,7 @@ def _read(payload: bytes, question: _Question, kind: type[T]) -> Answer[T] | Non
         )
     except (ValueError, TypeError) as error:
         return Answer(rank, None, Silence.GARBAGE, f"its answer can't be read: {error}"[:200])
-    return Answer(rank, body, round_trip_s=time.monotonic() - question.sent)
+    return Answer(rank, body)
 
 
 def _cut(text: str) -> str:

@@ -149,28 +149,18 @@ def _name(rank: TraceRank, taken: set[str]) -> str:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Return the manifest of the trace at ``path``. The recordings are not read. Raises as :func:`opened`."""
+    """Return the manifest of the trace at ``path``. The recordings are not read. Raises as :func:`open_trace`."""
     with _archive(path) as archive:
         return _manifest(path, archive)
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Path]:
-    """Unpack the trace at ``path`` and yield the directory of its recordings (``*.pdrec``), which is removed at the end.
+def open_trace(path: Path, *, timeout_s: float | None = None, spent_s: float = 0.0) -> Iterator[Trace]:
+    """Unpack the trace at ``path`` and yield it; the directory of its recordings (``*.pdrec``) is removed at the end.
 
-    A recording whose checksum is wrong is left out: :func:`unpacked` says which. Raises PdctlError (UNREACHABLE) for a
-    file that can't be read, is no trace, is cut off, of a later version, or not to be trusted.
-    """
-    with unpacked(path) as trace:
-        yield trace.folder
-
-
-@contextmanager
-def unpacked(path: Path, *, timeout_s: float | None = None, spent_s: float = 0.0) -> Iterator[Trace]:
-    """As :func:`opened`, with the manifest.
-
-    timeout_s: time limit of the command in seconds, None for none. Recordings not unpacked in time are left out too. spent_s:
-    the part of that time used before.
+    A recording whose checksum is wrong is left out; the manifest says which. timeout_s: time limit of the command in seconds,
+    None for none. Recordings not unpacked in time are left out too. spent_s: the part of that time used before. Raises
+    PdctlError (UNREACHABLE) for a file that can't be read, is no trace, is cut off, of a later version, or not to be trusted.
     """
     with _private_folder() as folder:
         with _archive(path) as archive:
@@ -189,7 +179,7 @@ atexit.register(_held.close)
 def open_cached(path: Path, *, timeout_s: float | None = None, spent_s: float = 0.0) -> Trace:
     """Return the unpacked trace at ``path``. It is kept until this process ends; the same file is unpacked once.
 
-    timeout_s, spent_s and errors: as in :func:`unpacked`.
+    timeout_s, spent_s and errors: as in :func:`open_trace`.
     """
     try:
         found = path.stat()
@@ -198,7 +188,7 @@ def open_cached(path: Path, *, timeout_s: float | None = None, spent_s: float = 
         raise _bad(f"{shown(path)}: {said}", "Give a trace that pdctl record made, or a directory.") from None
     key = (os.fspath(path.absolute()), found.st_ino, found.st_mtime_ns)
     if key not in _traces:
-        _traces[key] = _held.enter_context(unpacked(path, timeout_s=timeout_s, spent_s=spent_s))
+        _traces[key] = _held.enter_context(open_trace(path, timeout_s=timeout_s, spent_s=spent_s))
     return _traces[key]
 
 
@@ -456,8 +446,7 @@ __all__ = [
     "Trace",
     "member_of",
     "open_cached",
-    "opened",
+    "open_trace",
     "read_manifest",
-    "unpacked",
     "write_trace",
 ]

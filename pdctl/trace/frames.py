@@ -134,7 +134,7 @@ def _load(path: Path, *, follow: bool = False) -> _Loaded:
 
 
 def _load_trace(path: Path) -> tuple[Manifest, list[_Loaded]]:
-    with container.unpacked(path) as trace:
+    with container.open_trace(path) as trace:
         return trace.manifest, [_of_trace(rank, trace.folder) for rank in trace.manifest.ranks]
 
 

@@ -31,7 +31,7 @@ from typing import Any
 
 import psutil
 
-from pdctl.faults.fault import Target
+from pdctl.faults.fault import AimedRank
 from pdctl.faults.messages import HealBody, InjectArgs, InjectBody
 from pdctl.protocol.model import Snapshot
 from pdctl.recording.reader import Recording, read
@@ -371,7 +371,7 @@ class Pair:
                 kind="delay-metadata",
                 delay_s=seconds,
                 target=f"decode:tp{tp}",
-                targets=(Target(dp=-1, tp=tp),),
+                targets=(AimedRank(dp=-1, tp=tp),),
                 ttl_s=ttl_s,
                 lease_s=ttl_s,
                 room=room,

@@ -11,7 +11,7 @@ from pdctl.recording.requests import last_sign_ns, rooms_of
 from pdctl.recording.source import Source
 from pdctl.trace import columns
 from pdctl.trace.carry import Carried
-from pdctl.trace.container import opened
+from pdctl.trace.container import open_trace
 from pdctl.trace.redact import Names, redact
 
 ROOMS = {5, 6, 7203441}
@@ -59,5 +59,6 @@ def without_names(data: bytes) -> bytes | None:
 
 def read_trace(path: Path) -> int:
     """Unpack a trace and return how many recordings it had. Raises PdctlError where it is none."""
-    with opened(path) as folder:
+    with open_trace(path) as there:
+        folder = there.folder
         return len(list(folder.iterdir()))

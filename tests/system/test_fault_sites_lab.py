@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from pdctl.faults import kinds
-from pdctl.faults.fault import Target
+from pdctl.faults.fault import AimedRank
 from pdctl.faults.messages import FaultsBody, HealArgs, HealBody, InjectArgs, InjectBody, RenewArgs, RenewBody
 from pdctl.lab.client import Client, Load
 from pdctl.protocol.model import Action, EventKind, FaultStatus, KVPoll
@@ -35,7 +35,7 @@ class Placed:
 
     def __init__(self, lab: Lab, label: str, kind: str, *, aimed_at: int | None = None, **more: Any) -> None:
         self._lab, self._label, self.id = lab, label, f"test-{next(rooms)}"
-        targets = (Target() if aimed_at is None else Target(dp=0, tp=aimed_at),)
+        targets = (AimedRank() if aimed_at is None else AimedRank(dp=0, tp=aimed_at),)
         args = InjectArgs(id=self.id, kind=kind, target="test", targets=targets, ttl_s=600, **more)
         self._ask("inject", InjectBody, args)
         self._ask("renew", RenewBody, RenewArgs(self.id, 0))

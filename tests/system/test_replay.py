@@ -26,7 +26,7 @@ from pdctl.replay.judge import judge
 from pdctl.replay.plan import plan
 from pdctl.replay.run import Workers
 from pdctl.replay.worker_log import Options
-from pdctl.trace.container import opened
+from pdctl.trace.container import open_trace
 from tests.support.labs import Labs
 from tests.support.patience import patience, until
 
@@ -180,7 +180,8 @@ def test_c8_a_slot_with_its_former_owners_room(labs: Labs) -> None:
 
 
 def planned() -> Any:
-    with opened(REAL) as folder:
+    with open_trace(REAL) as there:
+        folder = there.folder
         found = sorted((read(path) for path in folder.glob("*.pdrec")), key=lambda r: r.identity.tp)
         return plan([r for r in found if r.identity.role == "decode"], "decode.transfer", "decode", repeats=10**6)
 
@@ -226,7 +227,8 @@ def test_what_ends_the_command_ends_its_workers(how: signal.Signals, tmp_path: P
 
 
 def test_a_rank_is_missing(tmp_path: Path) -> None:
-    with opened(REAL) as folder:
+    with open_trace(REAL) as there:
+        folder = there.folder
         for path in folder.glob("*.pdrec"):
             identity = read(path).identity
             if not (identity.role == "decode" and identity.tp == 1):
@@ -276,7 +278,7 @@ def test_torchrun_starts_the_ranks() -> None:
     for gate, code, said in (("off", 1, "DIVERGES at round 247"), ("on", 0, "the ranks stay in step")):
         done = subprocess.run(
             [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1",
-             "--master-port", "29517", "-m", "pdctl.replay", str(REAL), "--gate", gate],
+             "--master-port", "29517", "-m", "pdctl.commands.replay_torchrun", str(REAL), "--gate", gate],
             env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "COLUMNS": "200"},
             capture_output=True,
             text=True,
@@ -286,7 +288,7 @@ def test_torchrun_starts_the_ranks() -> None:
         assert said in done.stdout, done.stdout + done.stderr
         assert (done.returncode == 0) == (code == 0)
     alone = subprocess.run(
-        [sys.executable, "-m", "pdctl.replay", str(REAL)],
+        [sys.executable, "-m", "pdctl.commands.replay_torchrun", str(REAL)],
         capture_output=True,
         text=True,
         timeout=patience(300),

@@ -29,7 +29,7 @@ from pdctl.targets import registration
 from pdctl.targets.find import load_source
 from pdctl.targets.nodeset import Place, fold, unfold
 from pdctl.trace import container, manifest
-from pdctl.trace.container import read_manifest, unpacked
+from pdctl.trace.container import open_trace, read_manifest
 from tests.support import crafted
 from tests.support.identities import identity
 from tests.support.read_all import carry, read_all, without_names
@@ -298,7 +298,7 @@ def test_members_that_are_packed_in_another_way_are_refused(
         for name, data in pair.items():
             archive.writestr(f"recordings/{name}", bytes(data), compress_type=method)
         archive.writestr("manifest.json", json.dumps(crafted.manifest_of(pair)))
-    with unpacked(path) as trace:
+    with open_trace(path) as trace:
         assert all(f"packed by method {method}" in rank.reason for rank in trace.manifest.ranks)
 
 
@@ -314,7 +314,7 @@ def test_a_long_list_of_members_is_not_read(pair: dict[str, bytearray], tmp_path
 
 def test_unpacking_heeds_the_time_it_has(pair: dict[str, bytearray], tmp_path: Path) -> None:
     path = crafted.write(tmp_path / "t.pdtrace", pair)
-    with unpacked(path, timeout_s=0) as trace:
+    with open_trace(path, timeout_s=0) as trace:
         assert [rank.kept for rank in trace.manifest.ranks] == ["missing", "missing"]
         assert all("no time left of 0 s (--timeout)" in rank.reason for rank in trace.manifest.ranks)
     found = load_source(path, timeout_s=0)
@@ -346,7 +346,7 @@ def test_a_bomb_is_left_out_before_it_fills_the_disk(
 ) -> None:
     monkeypatch.setattr(container, "FREE_BYTES", 1 << 20)
     bomb = {"4001-1.pdrec": pair["4001-1.pdrec"], "4002-1.pdrec": pair["4002-1.pdrec"] + b"\1" * (16 << 20)}
-    with unpacked(crafted.write(tmp_path / "t.pdtrace", bomb)) as trace:
+    with open_trace(crafted.write(tmp_path / "t.pdtrace", bomb)) as trace:
         first, second = trace.manifest.ranks
         assert first.kept == "whole"
         assert "would unpack to more" in second.reason
@@ -357,7 +357,7 @@ def test_a_member_is_not_unpacked_where_the_manifest_says_another_size(
 ) -> None:
     made = crafted.manifest_of(pair)
     made["ranks"][0]["size"] = 5
-    with unpacked(crafted.write(tmp_path / "t.pdtrace", pair, made)) as trace:
+    with open_trace(crafted.write(tmp_path / "t.pdtrace", pair, made)) as trace:
         assert "its manifest says 5" in trace.manifest.ranks[0].reason
 
 

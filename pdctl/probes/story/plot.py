@@ -14,7 +14,7 @@ from typing import Any
 from pdctl.probes.story.model import RoomStory
 from pdctl.probes.story.perfetto import arrows, uncertainty
 from pdctl.probes.story.timescale import scale
-from pdctl.report.escaping import shown_copy
+from pdctl.report.escaping import escape_copy
 
 _QUEUE_COLORS = {
     "prefill.bootstrap": "#8ecae6",
@@ -49,7 +49,7 @@ def draw(stories: Sequence[RoomStory], form: str) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    stories = shown_copy(stories)
+    stories = escape_copy(stories)
     lanes = [max(1, sum(line.saw for line in story.ranks)) for story in stories]
     said = [min(len(story.gaps) + len(story.notes), 6) for story in stories]
     heights = [1.5 + 0.62 * n + 0.2 * more for n, more in zip(lanes, said, strict=True)]

@@ -25,7 +25,7 @@ from sglang.srt.disaggregation.mooncake.conn import MooncakeKVManager
 
 from pdctl.engines.base import Hooks
 from pdctl.engines.sglang import faults
-from pdctl.faults.fault import Fault, Target
+from pdctl.faults.fault import AimedRank, Fault
 from pdctl.faults.table import FaultTable
 
 LIMIT_S = 60.0
@@ -99,7 +99,7 @@ def run() -> dict[str, Any]:
     more_heartbeats(3)
     quiet = int(manager.request_status[room])
     now = time.monotonic()
-    table.arm(Fault("f", "silence-heartbeat", 500.0, now + 500, None, "test", (Target(),)))
+    table.arm(Fault("f", "silence-heartbeat", 500.0, now + 500, None, "test", (AimedRank(),)))
     until("the room fails", lambda: manager.request_status[room] == KVPoll.Failed)
     until("the server is forgotten", lambda: address not in manager.prefill_info_table)
     asked = Health.asked

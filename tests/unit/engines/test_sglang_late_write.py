@@ -12,7 +12,7 @@ import pytest
 
 from pdctl.engines.base import Hooks
 from pdctl.engines.sglang import late, seams
-from pdctl.faults.fault import Fault, Target
+from pdctl.faults.fault import AimedRank, Fault
 from pdctl.faults.table import FaultTable
 from pdctl.protocol.model import EventKind
 from pdctl.recording.null import NullRecorder
@@ -100,7 +100,7 @@ def send(parts: Any, tp: int) -> int:
 
 
 def arm(parts: Any, tp: int) -> None:
-    fault = Fault("f", "delay-metadata", 600.0, float("inf"), None, f"decode:tp{tp}", targets=(Target(tp=tp),))
+    fault = Fault("f", "delay-metadata", 600.0, float("inf"), None, f"decode:tp{tp}", targets=(AimedRank(tp=tp),))
     assert parts.table.arm(fault) == ""
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdctl.faults.choose import selects
-from pdctl.faults.fault import Fault, Target
+from pdctl.faults.fault import AimedRank, Fault
 from pdctl.faults.kinds import FAIL_TRANSFER
 from pdctl.faults.table import FaultTable
 
@@ -49,7 +49,7 @@ def taken(order: list[tuple[int, int]]) -> set[tuple[int, int]]:
     """Which (room, n-th visit) a table's fault takes when visits come in this order; n counts a room's own visits."""
     table = FaultTable(armed=True)
     end = time.monotonic() + 500
-    table.arm(Fault("f", FAIL_TRANSFER, 0.0, end, None, "tp1", (Target(tp=1),), seed=3, share=0.5, hits=10**6))
+    table.arm(Fault("f", FAIL_TRANSFER, 0.0, end, None, "tp1", (AimedRank(tp=1),), seed=3, share=0.5, hits=10**6))
     found = set()
     for room, visit in order:
         if table.decide(FAIL_TRANSFER, room, tp=1) is not None:

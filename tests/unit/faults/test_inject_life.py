@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdctl.faults.fault import Fault, Target
+from pdctl.faults.fault import AimedRank, Fault
 from pdctl.faults.kinds import KINDS, Parameter, Way
 from pdctl.faults.table import FaultTable
 from tests.support.patience import until
 
 FAR = 500.0
-ANYWHERE = (Target(),)
+ANYWHERE = (AimedRank(),)
 kind_names = st.sampled_from(sorted(KINDS))
 few_rooms = st.integers(1, 4)
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from pdctl.faults import ops
-from pdctl.faults.fault import Target
+from pdctl.faults.fault import AimedRank
 from pdctl.faults.messages import FaultsBody, HealBody, InjectArgs, InjectBody, RenewBody
 from pdctl.faults.table import FaultTable
 from pdctl.protocol.errors import Exit, PdctlError
@@ -30,7 +30,7 @@ def table():
 
 
 def args(**changed) -> dict:
-    fields = {"id": "f", "kind": "delay-metadata", "delay_s": 5.0, "target": "tp1", "targets": (Target(tp=1),)}
+    fields = {"id": "f", "kind": "delay-metadata", "delay_s": 5.0, "target": "tp1", "targets": (AimedRank(tp=1),)}
     return msgspec.to_builtins(InjectArgs(**{**fields, **changed}))
 
 

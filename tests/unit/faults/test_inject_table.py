@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdctl.faults import table as table_module
-from pdctl.faults.fault import Fault, Target
+from pdctl.faults.fault import AimedRank, Fault
 from pdctl.faults.kinds import HELD_METADATA
 from pdctl.faults.table import FaultTable
 from pdctl.protocol.model import FaultStatus
 from tests.support.patience import until
 
 FAR = 500.0
-TP1 = (Target(tp=1),)
+TP1 = (AimedRank(tp=1),)
 
 
 def fault(name: str = "f", *, delay: float = FAR, ttl: float = FAR, lease: float | None = None, **more) -> Fault:
@@ -111,7 +111,7 @@ def test_a_delay_that_is_over_releases_and_the_fault_takes_the_next_room(table):
 
 def test_one_room_at_a_time_and_every_rank_of_it(table):
     writes = Writes(table)
-    table.arm(fault(targets=(Target(tp=1), Target(tp=3))))
+    table.arm(fault(targets=(AimedRank(tp=1), AimedRank(tp=3))))
     assert writes.write(7, tp=1)
     assert not writes.write(8, tp=1)
     assert writes.write(7, tp=3, key=73)
@@ -131,7 +131,7 @@ def test_only_the_named_room_and_only_so_many(table):
 
 def test_hits_count_rooms_and_end_the_fault_after_the_last_release(table):
     writes = Writes(table)
-    table.arm(fault(hits=1, targets=(Target(tp=1), Target(tp=3))))
+    table.arm(fault(hits=1, targets=(AimedRank(tp=1), AimedRank(tp=3))))
     assert writes.write(7, tp=1)
     assert writes.write(7, tp=3, key=73)
     assert table.status()[0].pending == 2
@@ -176,15 +176,15 @@ def test_a_fault_that_ended_meanwhile_takes_nothing(table):
 @pytest.mark.parametrize(
     ("target", "site", "hit"),
     [
-        (Target(tp=1), (-1, 1, ""), True),
-        (Target(tp=1), (-1, 0, ""), False),
-        (Target(dp=1, tp=1), (-1, 1, ""), False),
-        (Target(dp=1, tp=1), (1, 1, ""), True),
-        (Target(dp=0, tp=1), (-1, 1, ""), True),
-        (Target(dp=0, tp=1, address="h:1"), (-1, 1, "h:2"), False),
-        (Target(dp=5, tp=5, address="h:1"), (0, 0, "h:1"), True),
-        (Target(dp=0, tp=1, address="h:1"), (-1, 1, ""), True),
-        (Target(tp=-2, address="h:1"), (-1, 1, ""), False),
+        (AimedRank(tp=1), (-1, 1, ""), True),
+        (AimedRank(tp=1), (-1, 0, ""), False),
+        (AimedRank(dp=1, tp=1), (-1, 1, ""), False),
+        (AimedRank(dp=1, tp=1), (1, 1, ""), True),
+        (AimedRank(dp=0, tp=1), (-1, 1, ""), True),
+        (AimedRank(dp=0, tp=1, address="h:1"), (-1, 1, "h:2"), False),
+        (AimedRank(dp=5, tp=5, address="h:1"), (0, 0, "h:1"), True),
+        (AimedRank(dp=0, tp=1, address="h:1"), (-1, 1, ""), True),
+        (AimedRank(tp=-2, address="h:1"), (-1, 1, ""), False),
     ],
 )
 def test_an_address_decides_where_both_sides_know_it(target, site, hit):
@@ -272,7 +272,7 @@ def test_a_row_that_hangs_does_not_keep_the_new_owner_waiting(table, monkeypatch
 
 def test_the_new_owner_is_seen_even_after_the_fault_has_ended(table):
     stuck, writes = threading.Event(), Writes(table)
-    table.arm(fault(targets=(Target(tp=1), Target(tp=3))))
+    table.arm(fault(targets=(AimedRank(tp=1), AimedRank(tp=3))))
     assert table.hold(table.offer(HELD_METADATA, 7, tp=1), stuck.wait, room=7)
     table.heal()
     assert table.metadata, "a site that no longer asks would not see who comes next"

@@ -11,7 +11,7 @@ import zmq
 
 from pdctl.engines.base import Hooks
 from pdctl.engines.sglang import seams, slot_owner
-from pdctl.faults.fault import Fault, Target
+from pdctl.faults.fault import AimedRank, Fault
 from pdctl.faults.kinds import HELD_METADATA
 from pdctl.faults.table import FaultTable
 
@@ -71,7 +71,7 @@ def sockets():
 
 def holding(room: int) -> FaultTable:
     table = FaultTable(True)
-    table.arm(Fault("f", "delay-metadata", 500.0, float("inf"), None, "decode tp1", (Target(tp=1),)))
+    table.arm(Fault("f", "delay-metadata", 500.0, float("inf"), None, "decode tp1", (AimedRank(tp=1),)))
     taken = table.offer(HELD_METADATA, room, tp=1)
     assert taken is not None
     assert table.hold(taken, lambda: None, room=room)

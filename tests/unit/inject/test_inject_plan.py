@@ -7,7 +7,7 @@ import itertools
 import msgspec
 import pytest
 
-from pdctl.faults.fault import NOBODY, Target
+from pdctl.faults.fault import NOBODY, AimedRank
 from pdctl.faults.messages import FaultsBody
 from pdctl.inject.plan import Plan, plan
 from pdctl.inject.wish import Known, Wish
@@ -52,7 +52,7 @@ def test_a_prefill_rank_is_told_of_a_decode_rank():
     planned = plan([*DECODE, PREFILL], wish(room=7, hits=2))
     assert [target.tp for target in planned.targets] == [1]
     assert pids(planned) == {PREFILL.identity.pid}
-    assert planned.args.targets == (Target(0, 1, "h:1"),)
+    assert planned.args.targets == (AimedRank(0, 1, "h:1"),)
     assert (planned.args.target, planned.args.room, planned.args.hits) == ("decode:dp0:pp0:tp1", 7, 2)
     assert planned.notes == ()
 
@@ -95,7 +95,7 @@ def test_two_decode_servers_are_told_apart_by_address_or_not_at_all():
     refused(Exit.REFUSED, "--allow-ranks 2", [*DECODE, twin, PREFILL])
     dp = [rank("decode", tp=1, dp=dp, address=f"h:{dp}") for dp in range(2)]
     (only,) = plan([*dp, PREFILL], wish("decode:dp1:tp1")).args.targets
-    assert only == Target(1, NOBODY, "h:1")
+    assert only == AimedRank(1, NOBODY, "h:1")
     assert not only.is_at(1, 1, "")
     silent = [dp[0], rank("decode", tp=1, dp=1)]
     refused(Exit.REFUSED, "can't be told from", [*silent, PREFILL], wish("decode:dp1:tp1"))
@@ -103,7 +103,7 @@ def test_two_decode_servers_are_told_apart_by_address_or_not_at_all():
 
 def test_a_decode_rank_without_an_agent_can_be_aimed_at():
     mute = Known(msgspec.structs.replace(DECODE[1].identity, pid=0), "no agent", None, "no agent")
-    assert plan([DECODE[0], mute, PREFILL], wish()).args.targets == (Target(0, 1, ""),)
+    assert plan([DECODE[0], mute, PREFILL], wish()).args.targets == (AimedRank(0, 1, ""),)
 
 
 def test_a_dead_rank_is_no_rank():

@@ -10,14 +10,15 @@ import pytest
 from pdctl.recording.reader import read
 from pdctl.replay.groups import GroupQueue
 from pdctl.replay.heat import NONE, PARTS, STEP, Heat, heat
-from pdctl.trace.container import opened
+from pdctl.trace.container import open_trace
 
 REAL = Path(__file__).parents[2] / "data" / "sglang-0.5.12.post1-c1.pdtrace"
 
 
 @pytest.fixture(scope="module")
 def real() -> Heat:
-    with opened(REAL) as folder:
+    with open_trace(REAL) as there:
+        folder = there.folder
         found = sorted((read(path) for path in folder.glob("*.pdrec")), key=lambda r: r.identity.tp)
         ranks = tuple(r for r in found if r.identity.role == "decode")
         return heat(GroupQueue("decode.transfer", "decode", ranks, ()))
@@ -32,7 +33,8 @@ def test_the_round_in_which_ranks_part(real: Heat) -> None:
 
 
 def test_ranks_in_step_and_one_without_the_newest_rounds() -> None:
-    with opened(REAL) as folder:
+    with open_trace(REAL) as there:
+        folder = there.folder
         found = sorted((read(path) for path in folder.glob("*.pdrec")), key=lambda r: r.identity.tp)
         ranks = tuple(r for r in found if r.identity.role == "decode")
         steady = heat(GroupQueue("decode.prealloc", "decode", ranks, ()))

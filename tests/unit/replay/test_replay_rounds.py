@@ -19,7 +19,7 @@ from pdctl.replay.plan import NotReplayable, Plan, RankPlan, Request, Step, plan
 from pdctl.replay.position import Position, Where
 from pdctl.replay.simulate import parting
 from pdctl.replay.worker_log import Line, Options
-from pdctl.trace.container import opened
+from pdctl.trace.container import open_trace
 
 REAL = Path(__file__).parents[2] / "data" / "sglang-0.5.12.post1-c1.pdtrace"
 ROOM = 16851422098683615
@@ -29,7 +29,8 @@ COMMITTED = int(Action.COMMITTED)
 
 @pytest.fixture(scope="module")
 def real() -> Plan:
-    with opened(REAL) as folder:
+    with open_trace(REAL) as there:
+        folder = there.folder
         found = [read(path) for path in folder.glob("*.pdrec")]
         ranks = sorted((r for r in found if r.identity.role == "decode"), key=lambda r: r.identity.tp)
         return plan(ranks, "decode.transfer", "decode")
@@ -46,7 +47,8 @@ def test_a_trace_of_real_sglang(real: Plan) -> None:
 
 
 def test_equal_rounds_can_be_left_out_and_nothing_else_changes() -> None:
-    with opened(REAL) as folder:
+    with open_trace(REAL) as there:
+        folder = there.folder
         found = sorted((read(path) for path in folder.glob("*.pdrec")), key=lambda r: r.identity.tp)
         ranks = [r for r in found if r.identity.role == "decode"]
         whole = plan(ranks, "decode.transfer", "decode")

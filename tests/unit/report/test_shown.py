@@ -63,7 +63,7 @@ HOSTILE = st.text(
     "text", ["plain", "größer ± 3 × 10⁶ …", "日本語", "עברית", "عربي", "emoji 🎉", "a\\b", "[red]x[/red]"]
 )
 def test_ordinary_text_of_all_scripts_stays(text: str) -> None:
-    assert escaping.shown(text) == text
+    assert escaping.escape(text) == text
 
 
 @pytest.mark.parametrize(
@@ -80,15 +80,15 @@ def test_ordinary_text_of_all_scripts_stays(text: str) -> None:
     ],
 )
 def test_what_is_not_visible_is_shown_as_an_escape(text: str, seen: str) -> None:
-    assert escaping.shown(text) == seen
+    assert escaping.escape(text) == seen
 
 
 @settings(deadline=None)
 @given(HOSTILE)
 def test_one_line_that_does_nothing(text: str) -> None:
-    assert harmless(escaping.shown(text))
-    assert "\n" not in escaping.shown(text)
-    assert escaping.shown_lines(text).count("\n") == text.count("\n")
+    assert harmless(escaping.escape(text))
+    assert "\n" not in escaping.escape(text)
+    assert escaping.escape_lines(text).count("\n") == text.count("\n")
 
 
 @settings(deadline=None)
@@ -103,7 +103,7 @@ def test_source_code_keeps_its_shape(text: str) -> None:
 @settings(deadline=None)
 @given(HOSTILE)
 def test_a_shell_sees_one_word(text: str) -> None:
-    assert shlex.split(escaping.argument(text)) == [escaping.shown(text)]
+    assert shlex.split(escaping.argument(text)) == [escaping.escape(text)]
 
 
 @settings(deadline=None, max_examples=50)

@@ -87,7 +87,7 @@ def test_a_killed_process_that_nobody_reaped_is_dead(host: Host) -> None:
     os.waitid(os.P_PID, who.pid, os.WEXITED | os.WNOWAIT)
     [rank] = discover(parse_places(host.env)).ranks
     assert (rank.state, rank.process.state) == ("dead", "Z")
-    assert "zombie" in rank.process.words
+    assert "zombie" in rank.process.why_silent
 
 
 def test_a_recording_alone_makes_a_rank(host: Host) -> None:

@@ -24,7 +24,7 @@ from pdctl.recording import format as f
 from pdctl.recording.reader import read
 from pdctl.targets.find import load_source
 from pdctl.trace import container, manifest
-from pdctl.trace.container import Member, member_of, opened, read_manifest, unpacked, write_trace
+from pdctl.trace.container import Member, member_of, open_trace, read_manifest, write_trace
 from pdctl.trace.redact import Names, redact
 from tests.unit.agent.test_tap_recording import Engine, Request
 
@@ -69,7 +69,8 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 def test_what_was_put_in_comes_out(trace: Path, recording: bytes, temporary: Path) -> None:
     assert stat.S_IMODE(trace.stat().st_mode) == 0o600
-    with opened(trace) as folder:
+    with open_trace(trace) as there:
+        folder = there.folder
         [path] = folder.iterdir()
         assert path.suffix == ".pdrec"
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -92,7 +93,7 @@ def test_discover_has_every_rank_of_the_manifest(trace: Path) -> None:
 
 
 def test_the_unpacked_directory_goes_when_its_user_fails(trace: Path, temporary: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), opened(trace):
+    with pytest.raises(KeyboardInterrupt), open_trace(trace):
         raise KeyboardInterrupt
     assert not list(temporary.iterdir())
 
@@ -110,7 +111,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert done.returncode == -9
     [left] = temporary.iterdir()
     (temporary / "pdctl-trace-of-somebody-else").mkdir()
-    with opened(trace):
+    with open_trace(trace):
         assert not left.exists()
     (temporary / "pdctl-trace-of-somebody-else").rmdir()  # not ours by its name: left alone
 
@@ -171,7 +172,7 @@ def rewritten(
 
 
 def refused(path: Path) -> str:
-    with pytest.raises(PdctlError) as error, opened(path):
+    with pytest.raises(PdctlError) as error, open_trace(path):
         pass
     assert error.value.code == Exit.UNREACHABLE
     assert error.value.next_step
@@ -208,12 +209,12 @@ def test_a_future_version_says_so(trace: Path) -> None:
 
 
 def test_unknown_fields_of_a_later_pdctl_are_ignored(trace: Path) -> None:
-    with unpacked(rewritten(trace, later="field", rank={"later": 1})) as there:
+    with open_trace(rewritten(trace, later="field", rank={"later": 1})) as there:
         assert there.manifest.ranks[0].kept == "whole"
 
 
 def test_a_wrong_checksum_costs_one_rank_only(trace: Path) -> None:
-    with unpacked(rewritten(trace, rank={"sha256": "0" * 64})) as there:
+    with open_trace(rewritten(trace, rank={"sha256": "0" * 64})) as there:
         assert list(there.folder.iterdir()) == []
         rank = there.manifest.ranks[0]
         assert rank.kept == "missing"
@@ -226,7 +227,7 @@ def test_damaged_bytes_cost_one_rank_only(trace: Path) -> None:
         info = archive.infolist()[0]
     data[info.header_offset + 200] ^= 0xFF
     trace.write_bytes(data)
-    with unpacked(trace) as there:
+    with open_trace(trace) as there:
         assert "is damaged" in there.manifest.ranks[0].reason
         assert list(there.folder.iterdir()) == []
 
@@ -254,7 +255,7 @@ def test_sizes_are_bounded(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_member_larger_than_the_manifest_says_is_left_out(trace: Path) -> None:
-    with unpacked(rewritten(trace, rank={"size": 5})) as there:
+    with open_trace(rewritten(trace, rank={"size": 5})) as there:
         assert "its manifest says 5" in there.manifest.ranks[0].reason
 
 
