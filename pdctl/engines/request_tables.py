@@ -48,10 +48,9 @@ WAITING_TIMEOUT = "SGLANG_DISAGGREGATION_WAITING_TIMEOUT"
 
 @dataclass(frozen=True)
 class Places:
-    """Locations in an engine. queues: name → the engine's list. manager: the KV manager. running: requests being computed.
+    """Locations in an engine. queues: name → the engine's list. manager: the KV manager.
 
     known: whether pdctl knows this transfer backend's polls, and so the time-outs that end a request.
-    client: whether somebody waits for a request's answer, as ``RoomEntry.client`` has it.
     """
 
     role: str
@@ -59,8 +58,6 @@ class Places:
     queues: Mapping[str, Callable[[], list[Any]]]
     space: Callable[[], Space]
     known: bool
-    running: Callable[[], list[Any]]
-    client: Callable[[Any], int]
 
 
 def read(places: Places, queues: dict[str, list[QueueEntry]], missing: dict[str, str], ticks: int) -> Rooms:
@@ -78,10 +75,7 @@ def read(places: Places, queues: dict[str, list[QueueEntry]], missing: dict[str,
                 time.sleep(_PAUSE_S)
             rooms += [_entry(places, name, entry, by_rid, now) for entry in entries[start : start + _AT_A_STRETCH]]
     for name in queues.keys() - places.queues.keys():  # running: what is computed is in no queue
-        clients = {req.rid: places.client(req) for req in places.running()}
-        rooms += [
-            RoomEntry(name, e.room, e.rid, e.slot, e.state, e.age, client=clients.get(e.rid, -1)) for e in queues[name]
-        ]
+        rooms += [RoomEntry(name, e.room, e.rid, e.slot, e.state, e.age) for e in queues[name]]
     manager = places.manager
     return Rooms(
         mono_ns=time.monotonic_ns(),
@@ -126,7 +120,6 @@ def _entry(
         bootstrap=_bootstrap(places, transfer),
         pinned=_pinned(req),
         locked=_locked(places.role, queue, req),
-        client=places.client(req),
     )
 
 

@@ -126,6 +126,10 @@ class Probe(Generic[O, E, D]):
         """Return whether ranks are asked: where they are not, none has to be read from outside in its agent's place."""
         return True
 
+    def rests_on_loops(self, options: O) -> bool:
+        """Return whether what it says rests on scheduler loops that turn: its document then tells of those that don't."""
+        return False
+
     def deepen(self, view: View, evidence: E, document: D) -> E | None:
         """Return more evidence where the first judgement calls for it: it is judged again. None: it stands."""
         return None

@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pdctl.protocol.model import Call, Frame, Status
+from pdctl.protocol.model import NEXT_STAGE, STAGE_BEFORE, Call, Frame, Identity, Status
 
 RECENT_S = 1.0
 """A loop whose last turn began less than this ago turns."""
+STOOD_S, OUTSIDE_S = 2.0, 5.0
+"""For how long several looks must find a loop at one place before it stands; read from outside, where its age is not known."""
 RUNNING, STOPPED, ENDED, UNSEEN = "running", "stopped", "ended", ""
 """States of a rank's process. UNSEEN: it can't be seen from here, and it has not answered."""
 
-COMPUTES = ("model forward", "process_batch_result", "process_input_requests")
-"""Steps of a turn that take as long as their work does. ``process_batch_result`` waits for the device under overlap;
-``process_input_requests`` carries out control requests, such as new weights."""
+COMPUTES = ("model forward", "sampling", "process_batch_result", "process_input_requests", "scheduler loop")
+"""Steps of a turn that take as long as their work does. In ``process_batch_result``, and with pipeline stages in the loop
+itself, the main thread waits for its device. ``process_input_requests`` carries out control requests, such as new weights."""
+_STAGES = (NEXT_STAGE, STAGE_BEFORE)
 IDLE = "idle"
 
 
@@ -36,13 +39,14 @@ class Looked:
     """What was seen of a rank's loop: its answers and the pulses of its recording, oldest first.
 
     outside: the answers were read from outside, where ``ticks`` counts how often the main thread was given a processor.
-    process: RUNNING, STOPPED, ENDED or UNSEEN.
+    process: RUNNING, STOPPED, ENDED or UNSEEN. stopped_s: over how many seconds several looks found it stopped.
     """
 
     statuses: tuple[Status, ...] = ()
     pulses: tuple[Pulse, ...] = ()
     outside: bool = False
     process: str = UNSEEN
+    stopped_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Turn:
     age_s: seconds since the last turn began, None unknown. doing: where the main thread is, in words, "" unknown.
     computing: it works in a step that takes as long as its work; it waits for nobody. idle: it is in the engine's idle step.
     state: of the process: RUNNING, STOPPED, ENDED or UNSEEN. stood_s: seconds over which several looks found it at one place,
-    without a turn, a round or a collective in between. call: the call it is in, as it said last.
+    without a turn, a round or a collective in between, or stopped. call: the call it is in, as it said last.
     """
 
     turned: bool | None = None
@@ -67,15 +71,23 @@ class Turn:
 
     @property
     def waiting(self) -> bool:
-        """Whether its main thread is known to do something else than to compute, so that it can't turn by its own work."""
-        return bool(self.doing) and not self.computing and not self.idle
+        """Whether its main thread is in a collective, or waits for another pipeline stage."""
+        return bool(self.call.op) or self.call.inside in _STAGES
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A rank and what is known of its scheduler loop."""
+
+    identity: Identity
+    turn: Turn = field(default_factory=Turn)
 
 
 def judge(looked: Looked) -> Turn:
     """Return what these looks at one rank tell of its loop."""
     last = looked.statuses[-1] if looked.statuses else None
     age_s = _age_s(looked)
-    common = Turn(turned=_turned(looked, age_s), age_s=age_s, state=looked.process)
+    common = Turn(turned=_turned(looked, age_s), age_s=age_s, state=looked.process, stood_s=looked.stopped_s)
     if last is None:
         return common
     works = not last.call.op and last.call.inside in COMPUTES
@@ -140,5 +152,6 @@ def call_words(call: Call, stack: Sequence[Frame] = ()) -> str:
 
 
 __all__ = [
-    "COMPUTES", "ENDED", "RECENT_S", "RUNNING", "STOPPED", "UNSEEN", "Looked", "Pulse", "Turn", "call_words", "judge",
+    "COMPUTES", "ENDED", "OUTSIDE_S", "RECENT_S", "RUNNING", "STOOD_S", "STOPPED", "UNSEEN",
+    "Looked", "Loop", "Pulse", "Turn", "call_words", "judge",
 ]  # fmt: skip

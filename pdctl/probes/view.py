@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from pdctl.probes import turns
-from pdctl.probes.turns import Looked, Pulse, Turn
+from pdctl.probes.turns import OUTSIDE_S, STOOD_S, Looked, Loop, Pulse, Turn
 from pdctl.protocol.metadata import Metadata
 from pdctl.protocol.model import FlightEntry, Frame, Snapshot, Status
 from pdctl.protocol.processes import look
-from pdctl.protocol.rank import Answer, FoundRank
+from pdctl.protocol.rank import Answer, FoundRank, Silence
 from pdctl.protocol.requests import Rooms, Settings
 from pdctl.recording.header import read_header
 from pdctl.targets.client import Client, recording_file
@@ -35,9 +35,8 @@ MOST_KEPT = 16
 _PY_SPY_S = 2.0
 _SAME_BOOT_NS = 60_000_000_000
 _TURN_S = 0.5
-_STOOD_S = 2.0
-_MOST_LOOKS = 12
-"""Looks at a loop that may stand: so far apart, until it has stood for so long, and no more than so many."""
+_MOST_LOOKS = 14
+"""Looks at a loop that may stand: so far apart, and no more than so many."""
 
 
 class View:
@@ -187,23 +186,40 @@ class View:
             self._turns = self._watch_turns()
         return self._turns
 
+    def loops(self) -> list[Loop]:
+        """Return the loop of each rank that was found: first of those looked at, then of others, of which nothing is known."""
+        judged = [Loop(rank.identity, turn) for rank, turn in zip(self.ranks, self.turns(), strict=True)]
+        return [*judged, *(Loop(rank.identity) for rank in self.others)]
+
     def _watch_turns(self) -> list[Turn]:
         answers: list[Answer[Status] | None] = [None] * len(self.ranks)
         if not self.recorded:
-            answers = [*self.status()]
-        looked = [_looked(Looked(outside=rank.state == "outside"), rank, a) for rank, a in self._pairs(answers)]
+            now = {id(answer.rank): answer for answer in self.status([r for r in self.ranks if not self._timed_out(r)])}
+            answers = [now.get(id(rank)) for rank in self.ranks]
+        begun = time.monotonic()
+        looked = [_looked(Looked(outside=rank.state == "outside"), rank, a, 0.0) for rank, a in self._pairs(answers)]
         judged = [turns.judge(one) for one in looked]
-        for _ in range(_MOST_LOOKS):
-            if self.recorded or not any(map(_unsettled, judged)) or self.left(_TURN_S) < _TURN_S:
+        for number in range(_MOST_LOOKS):
+            if self.recorded or not any(_unsettled(one, first=not number) for one in judged):
+                break
+            if self.left(_TURN_S) < _TURN_S:
                 break
             self.pause(_TURN_S)
-            again = self.again()
             asked = [rank for rank, answer in self._pairs(answers) if answer is not None and answer.body is not None]
-            now = {id(answer.rank): answer for answer in again.status(asked)}
+            now = {id(answer.rank): answer for answer in self.again().status(asked)}
             answers = [now.get(id(rank)) for rank in self.ranks]
-            looked = [_looked(one, rank, a) for one, (rank, a) in zip(looked, self._pairs(answers), strict=True)]
+            after_s = time.monotonic() - begun
+            looked = [
+                _looked(one, rank, answer, after_s)
+                for one, (rank, answer) in zip(looked, self._pairs(answers), strict=True)
+            ]
             judged = [turns.judge(one) for one in looked]
         return judged
+
+    def _timed_out(self, rank: FoundRank) -> bool:
+        """Return whether a rank has let a question of this view pass, so that it is not worth to wait for it again."""
+        answers = (known.get(id(rank)) for known in self._answers.values())
+        return any(answer is not None and answer.silence is Silence.TIMED_OUT for answer in answers)
 
     def _pairs(self, answers: Sequence[Answer[Status] | None]) -> list[tuple[FoundRank, Answer[Status] | None]]:
         return list(zip(self.ranks, answers, strict=True))
@@ -264,24 +280,28 @@ class View:
             return ()
 
 
-def _unsettled(turn: Turn) -> bool:
+def _unsettled(turn: Turn, *, first: bool) -> bool:
     """Return whether another look at a loop tells more: it may stand, and has not been seen to stand for long."""
     if turn.turned or turn.state == turns.ENDED:
         return False
-    if turn.computing or turn.idle or not turn.doing:
-        return turn.turned is None
-    return turn.stood_s < _STOOD_S
+    if turn.state == turns.STOPPED:
+        return turn.stood_s < STOOD_S
+    if not turn.doing or turn.computing or turn.idle:
+        return first
+    return turn.stood_s < (STOOD_S if turn.age_s is not None else OUTSIDE_S)
 
 
-def _looked(one: Looked, rank: FoundRank, answer: Answer[Status] | None) -> Looked:
-    """Return the looks at a rank's loop with one more, now."""
+def _looked(one: Looked, rank: FoundRank, answer: Answer[Status] | None, after_s: float) -> Looked:
+    """Return the looks at a rank's loop with one more, now: ``after_s`` seconds after the first."""
     statuses = () if answer is None or answer.body is None else (answer.body,)
     pulses = () if statuses and not one.outside else _pulses(rank)
+    process = _process(rank, answered=bool(statuses))
     return replace(
         one,
         statuses=(*one.statuses, *statuses),
         pulses=(*one.pulses, *pulses),
-        process=_process(rank, answered=bool(statuses)),
+        process=process,
+        stopped_s=after_s if process == turns.STOPPED else 0.0,
     )
 
 
@@ -300,7 +320,7 @@ def _process(rank: FoundRank, *, answered: bool) -> str:
     """Return the state of a rank's process now; in a trace, as it was when that was made."""
     if rank.state == "dead" or (rank.seen_ns and not rank.seen_live):
         return turns.ENDED
-    if answered or rank.seen_live:
+    if rank.seen_live or (answered and rank.state != "outside"):
         return turns.RUNNING
     if not rank.live:
         return turns.UNSEEN
@@ -308,7 +328,9 @@ def _process(rank: FoundRank, *, answered: bool) -> str:
     if now.state == "dead":
         return turns.ENDED
     state = now.process.state if rank.access is None else ""
-    return turns.STOPPED if state in ("T", "t") else turns.RUNNING if state else turns.UNSEEN
+    if state in ("T", "t"):
+        return turns.STOPPED
+    return turns.RUNNING if state or answered else turns.UNSEEN
 
 
 def now_ns(rank: FoundRank, start_wall_ns: int, start_mono_ns: int) -> int | None:

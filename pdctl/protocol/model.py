@@ -241,6 +241,10 @@ class Frame(msgspec.Struct, array_like=True, frozen=True, gc=False):
     line: int
 
 
+NEXT_STAGE, STAGE_BEFORE = "send to the next stage", "receive from the previous stage"
+"""Steps in which a rank waits for another stage (``Call.inside``). The operation itself may have no frame of its own."""
+
+
 class Call(msgspec.Struct, frozen=True):
     """The call that a rank's main thread is in.
 

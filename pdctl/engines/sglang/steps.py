@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pdctl.engines.sglang.seams import POLL_FUNCTIONS
-from pdctl.protocol.model import Frame
+from pdctl.protocol.model import NEXT_STAGE, STAGE_BEFORE, Frame
 
 _QUEUE_METHODS = {
     "pop_transferred": "decode.transfer",
@@ -36,14 +36,14 @@ STEPS = {
     "launch_batch_sample_if_needed": "sampling",
     "send_kv_chunk": "send_kv_chunk",
     # Pipeline stages. They wait for the work of an isend or irecv, so that the stack shows no collective.
-    "_pp_commit_comm_work": "send to the next stage",
-    "_pp_send_pyobj_to_next_stage": "send to the next stage",
-    "_pp_send_dict_to_next_stage": "send to the next stage",
-    "_pp_send_output_to_next_stage": "send to the next stage",
-    "_pp_recv_pyobj_from_prev_stage": "receive from the previous stage",
-    "_pp_recv_typed_dict": "receive from the previous stage",
-    "_pp_recv_proxy_tensors": "receive from the previous stage",
-    "_pp_recv_dict_from_prev_stage": "receive from the previous stage",
+    "_pp_commit_comm_work": NEXT_STAGE,
+    "_pp_send_pyobj_to_next_stage": NEXT_STAGE,
+    "_pp_send_dict_to_next_stage": NEXT_STAGE,
+    "_pp_send_output_to_next_stage": NEXT_STAGE,
+    "_pp_recv_pyobj_from_prev_stage": STAGE_BEFORE,
+    "_pp_recv_typed_dict": STAGE_BEFORE,
+    "_pp_recv_proxy_tensors": STAGE_BEFORE,
+    "_pp_recv_dict_from_prev_stage": STAGE_BEFORE,
     # Decode asks by HTTP on its main thread, one address after the other, 5 s each.
     "try_ensure_parallel_info": "question to a bootstrap server",
     "query_prefill_dp_ranks": "question to a bootstrap server",

@@ -44,17 +44,9 @@ def wanted(finding: Finding, suppressed: Suppressed) -> Finding | None:
 
 
 def judge(
-    outcomes: Sequence[Outcome],
-    *,
-    suppressed: Suppressed,
-    fail_on: str,
-    others: tuple[str, ...] = (),
-    not_recorded: tuple[str, ...] = (),
+    outcomes: Sequence[Outcome], *, suppressed: Suppressed, fail_on: str, others: tuple[str, ...] = ()
 ) -> CheckDocument:
-    """Return the document of these stages. fail_on: one of FAIL_ON, the lowest level that fails.
-
-    others, not_recorded: as the document has them.
-    """
+    """Return the document of these stages. fail_on: one of FAIL_ON, the lowest level that fails. others: as it has them."""
     wants = [[left for one in outcome.findings if (left := wanted(one, suppressed))] for outcome in outcomes]
     findings = connect([found for kept in wants for found in kept])
     follows = {_said(found): found.follows for found in findings}
@@ -74,7 +66,6 @@ def judge(
         partial=bool(problems),
         problems=tuple(problems),
         others=others,
-        not_recorded=not_recorded,
     )
 
 
@@ -95,9 +86,9 @@ def _row(outcome: Outcome, found: Sequence[tuple[Finding, str]]) -> StageRow:
         summary = f"{one.code} {after}{one.summary}{more}"
     elif worst == UNKNOWN:
         more = f" (and {len(outcome.problems) - 1} more)" if len(outcome.problems) > 1 else ""
-        summary = f"not looked at: {outcome.problems[0]}{more}{outcome.said and f'; otherwise {outcome.said}'}"
+        summary = f"{outcome.said}; not looked at: {outcome.problems[0]}{more}"
     else:
-        summary = outcome.said or "there is nothing to judge"
+        summary = outcome.said
     codes = tuple(dict.fromkeys(one.code for one, _ in found))
     return StageRow(outcome.name, worst, summary, codes, len(outcome.findings) - len(found), outcome.seconds)
 

@@ -84,9 +84,7 @@ class MetadataSlots(Probe["MetadataOptions", "Seen", "MetadataDocument"]):
         return Rows(SlotReport, document.slots)
 
     def summary(self, document: MetadataDocument) -> str:
-        """Return how many slots are in use, on the ranks that answered."""
-        if all(rank.silence for rank in document.ranks):
-            return ""
+        """Return how many slots are in use."""
         return f"{sum(rank.taken for rank in document.ranks)} slots in use, each its owner's"
 
 

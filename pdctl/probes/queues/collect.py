@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pdctl.probes.queues.judge import unconfirmed
 from pdctl.probes.queues.model import RankView
+from pdctl.probes.standing import standing
 from pdctl.probes.view import now_ns
 from pdctl.protocol.model import Status
 from pdctl.protocol.rank import FoundRank
@@ -31,6 +32,8 @@ class Seen:
 def look(view: View, *, confirm: int, sockets: bool = True, files: bool = True) -> Seen:
     """Return one whole look: what has no rounds is looked at ``confirm`` times. sockets, files: as :func:`collect` has them."""
     views, confirmed = collect(view, sockets=sockets, files=files), True
+    stand = standing(view.loops()) if sockets else frozenset()
+    views = [replace(one, stands=n in stand) for n, one in enumerate(views)]
     if unconfirmed(views):
         for _ in range(confirm - 1):
             later = again(view, views)

@@ -281,15 +281,20 @@ def _verdict(
     if first is not None:
         return "DIVERGED"
     codes = {f.code for f in findings}
-    if "PD110" in codes:
+    if "PD110" in codes or any(view.stands for view in group.known):
         return "WAITING"
     if "PD111" in codes:
         return "SKEWED"
     if any(h.now for hs in held.values() for h in hs):
         return "HELD"
-    if group.info.size > 1 and len(group.judged) < 2:
+    if (group.info.size > 1 and len(group.judged) < 2) or _unheard(group):
         return "UNKNOWN"
     return "AGREE"
+
+
+def _unheard(group: Group) -> list[str]:
+    """Return the members that were not heard: what they have done since nobody knows."""
+    return [group.place(n) for n, view in enumerate(group.members) if view is None or not view.answers]
 
 
 def _rows(
@@ -320,7 +325,10 @@ def _rows(
             text = "" if group.info.size > 1 else "one rank"
             if past:
                 text = f"the gate held {formatting.held_past(past)}"
-            yield QueueRow(queue, lengths, "agree", text, comparison.last)
+            unheard = [] if group.info.size == 1 else _unheard(group)
+            if unheard:
+                text = f"recorded rounds agree; {' and '.join(unheard)} {formatting.has(unheard)} not answered"
+            yield QueueRow(queue, lengths, "unknown" if unheard else "agree", text, comparison.last)
 
 
 def _length(view: RankView | None, queue: str) -> int | None:

@@ -21,6 +21,7 @@ class RankView:
 
     ended: its process has, as far as can be seen. recording_off: why there are no rounds. now_ns: this moment on the clock of
     its recording, None where unknown. flight: PyTorch's flight recorder of it, where that is on and was asked.
+    stands: its scheduler loop has not turned and can't.
     """
 
     identity: Identity
@@ -33,6 +34,12 @@ class RankView:
     recording_off: str = ""
     now_ns: int | None = None
     flight: tuple[FlightEntry, ...] = ()
+    stands: bool = False
+
+    @property
+    def answers(self) -> bool:
+        """Whether it is heard itself, now or when its recording was made: neither silent nor ended."""
+        return not self.silence and not self.ended
 
     @property
     def place(self) -> str:
@@ -89,7 +96,8 @@ class RankNow(msgspec.Struct, frozen=True):
 class GroupReport(msgspec.Struct, frozen=True, kw_only=True):
     """One group of ranks that reduce their polls together.
 
-    verdict: AGREE, DIVERGED, HELD, WAITING, SKEWED or UNKNOWN. round / queue / age_s: of the first round that differs.
+    verdict: AGREE (every member was heard), DIVERGED, HELD, WAITING, SKEWED or UNKNOWN. round / queue / age_s: of the first
+    round that differs.
     compared: per queue, how many rounds were compared. pairing: what the ranks' collectives of this group say, in words.
     leaders and stragglers: ranks ahead and behind, when they differ.
     """

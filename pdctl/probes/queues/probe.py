@@ -80,6 +80,10 @@ class Queues(Probe["QueuesOptions", "Seen", "QueuesDocument"]):
             return None
         return replace(evidence, views=flights(view, evidence.views))
 
+    def rests_on_loops(self, options: QueuesOptions) -> bool:
+        """Return whether ranks are asked."""
+        return self.asks(options)
+
     def render(self, document: QueuesDocument, *, wide: bool) -> Iterable[RenderableType]:
         """Yield group by group."""
         from pdctl.probes.queues.render import render
@@ -101,7 +105,7 @@ class Queues(Probe["QueuesOptions", "Seen", "QueuesDocument"]):
         compared = sum(sum(group.compared.values()) for group in document.groups)
         several = [group for group in document.groups if len(group.ranks) > 1]
         groups = "1 group" if len(several) == 1 else f"{len(several)} groups"
-        return f"{groups} of several ranks, {f'{compared:,} rounds compared, in step' if compared else 'no rounds yet'}"
+        return f"{groups} of several ranks, {compared:,} rounds compared, in step"
 
 
 PROBE = Queues()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pdctl.probes.turns import Loop
 from pdctl.protocol.model import Status
 from pdctl.protocol.rank import Answer
 
@@ -15,13 +16,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Seen:
-    """Every rank's answer, and the recording of each whose agent gives none. The rest is as the ranks were found."""
+    """Every rank's answer, and the recording of each whose agent gives none. loops: of all ranks, those looked at first.
+
+    The rest is as the ranks were found.
+    """
 
     answers: list[Answer[Status]]
     recordings: list[Recording | None]
     earlier: int = 0
     problems: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
+    loops: tuple[Loop, ...] = ()
 
 
 def collect(view: View) -> Seen:
@@ -34,4 +39,4 @@ def collect(view: View) -> Seen:
         for answer in answers
     ]
     found = view.found
-    return Seen(answers, recordings, found.earlier, found.problems, found.others)
+    return Seen(answers, recordings, found.earlier, found.problems, found.others, tuple(view.loops()))

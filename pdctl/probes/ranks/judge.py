@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pdctl.probes.turns import call_words
+from pdctl.probes.standing import standing
+from pdctl.probes.turns import Loop, call_words
 from pdctl.protocol.documents import Document
 from pdctl.protocol.model import Call, Phase, Seam, Status
 from pdctl.protocol.rank import Answer, FoundRank
+from pdctl.report.findings import Finding
 
 if TYPE_CHECKING:
     from pdctl.recording.reader import Recording
@@ -32,7 +34,8 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True):
     recording: its path, "" when recording_off says why there is none; size in bytes.
     agent_cpu_s: CPU seconds the agent used so far, agent_cpu_share of the time since it started. tcp: where it listens for
     other hosts, "" where it was not asked to, or tcp_off says why it does not. store: HOST:PORT of its job's TCPStore, as it
-    reaches that, "" where it has none. dp, pp, cp and tp are -1 where nothing is known of it but how it is reached.
+    reaches that, "" where it has none. stands: its scheduler loop has not turned and can't.
+    dp, pp, cp and tp are -1 where nothing is known of it but how it is reached.
     """
 
     rank: str
@@ -74,6 +77,7 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True):
     tcp: str = ""
     tcp_off: str = ""
     store: str = ""
+    stands: bool = False
 
 
 class RanksDocument(Document, frozen=True, kw_only=True, tag="pdctl.ranks"):
@@ -86,6 +90,7 @@ class RanksDocument(Document, frozen=True, kw_only=True, tag="pdctl.ranks"):
     earlier: int = 0
     problems: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
     partial: bool = False
 
 
@@ -96,11 +101,20 @@ def judge(
     earlier: int = 0,
     problems: tuple[str, ...] = (),
     others: tuple[str, ...] = (),
+    loops: Sequence[Loop] = (),
     now_wall_ns: int | None = None,
 ) -> RanksDocument:
-    """Return the document of these answers. now_wall_ns: what ages of dead ranks are counted to (default: now)."""
+    """Return the document of these answers.
+
+    loops: of these ranks in the same order, and of others after them. now_wall_ns: what ages of dead ranks are counted to
+    (default: now).
+    """
     now = time.time_ns() if now_wall_ns is None else now_wall_ns
-    rows = tuple(row(answer, recording, now) for answer, recording in zip(answers, recordings, strict=True))
+    stand = standing(loops)
+    rows = tuple(
+        msgspec.structs.replace(row(answer, recording, now), stands=n in stand)
+        for n, (answer, recording) in enumerate(zip(answers, recordings, strict=True))
+    )
     torn = [
         f"{answer.rank.identity.label}: recording: {problem}"
         for answer, recording in zip(answers, recordings, strict=True)

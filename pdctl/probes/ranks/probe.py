@@ -48,7 +48,12 @@ class Ranks(Probe["NoOptions", "Seen", "RanksDocument"]):
             earlier=evidence.earlier,
             problems=evidence.problems,
             others=evidence.others,
+            loops=evidence.loops,
         )
+
+    def rests_on_loops(self, options: NoOptions) -> bool:
+        """Return that it does."""
+        return True
 
     def render(self, document: RanksDocument, *, wide: bool) -> Iterable[RenderableType]:
         """Yield the ranks, server by server."""
@@ -78,12 +83,13 @@ class Ranks(Probe["NoOptions", "Seen", "RanksDocument"]):
             for row in document.ranks
             if row.state not in ("live", "recorded") and not row.state == row.source == "outside"
         ]
+        gone = (finding("PD112", f"{row.rank}: {row.reason or row.state}.", ranks=(row.rank,)) for row in silent)
         failed = [row for row in document.ranks if row.hook_errors or row.hooks_removed]
         answer = "have a recording" if recorded else "answer"
         return Outcome(
             self.name,
             f"{len(document.ranks) - len(silent)} of {len(document.ranks)} ranks {answer}",
-            tuple(finding("PD112", f"{row.rank}: {row.reason or row.state}.", ranks=(row.rank,)) for row in silent),
+            (*document.findings, *gone),
             (*document.problems, *(f"{row.rank}: pdctl's hooks failed there" for row in failed)),
         )
 

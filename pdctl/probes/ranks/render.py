@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.padding import Padding
 from rich.text import Text
 
-from pdctl.report.drawing import table
+from pdctl.report.drawing import findings, headline, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -18,16 +18,29 @@ if TYPE_CHECKING:
     from pdctl.probes.ranks.judge import RankRow, RanksDocument
 
 _INDENT = (0, 0, 0, 2)
+_WELL = ("live", "outside", "recorded")
 _STYLE = {"live": "green", "silent": "yellow", "dead": "red", "outside": "cyan", "no agent": "yellow"}
 
 
 def render(document: RanksDocument, *, wide: bool) -> Iterable[RenderableType]:
-    """Yield the ranks, server by server; wide adds what explains an odd row."""
+    """Yield what is wrong, then the ranks, server by server; wide adds what explains an odd row.
+
+    What is not well comes first: servers as well as the ranks of each.
+    """
+    yield from headline(document.findings)
     blocks = groupby(document.ranks, key=lambda row: (row.cluster, row.role, row.service, row.instance))
-    for number, (_, members) in enumerate(blocks):
+    servers = [sorted(members, key=_order) for _, members in blocks]
+    for number, members in enumerate(sorted(servers, key=lambda rows: _order(rows[0]))):
         if number:
             yield ""
-        yield from _server(list(members), wide=wide)
+        yield from _server(members, wide=wide)
+    if len(document.findings) > 1:  # else all of it stands above
+        yield from findings(document.findings, headed=True)
+
+
+def _order(row: RankRow) -> int:
+    """Return the place of a rank among others, those with trouble first."""
+    return 0 if row.stands else 1 if row.state not in _WELL else 2
 
 
 def _server(rows: list[RankRow], *, wide: bool) -> Iterable[RenderableType]:
@@ -38,7 +51,9 @@ def _server(rows: list[RankRow], *, wide: bool) -> Iterable[RenderableType]:
         drawn.add_row(
             place,
             str(row.pid or "-"),
-            Text(row.state, style=_STYLE.get(row.state, "")),
+            Text(f"{row.state}, stands", style="red")
+            if row.stands
+            else Text(row.state, style=_STYLE.get(row.state, "")),
             _age(row.tick_age_s),
             "\n".join(_rounds(row.rounds)) or "-",
             row.where or "-",

@@ -86,6 +86,10 @@ class Stacks(Probe["StacksOptions", "list[RankLooks]", "StacksDocument"]):
 
         return judge(evidence, with_collectives=options.collectives is not False)
 
+    def rests_on_loops(self, options: StacksOptions) -> bool:
+        """Return that it does."""
+        return True
+
     def render(self, document: StacksDocument, *, wide: bool) -> Iterable[RenderableType]:
         """Yield outliers, collectives, stacks."""
         from pdctl.probes.stacks.render import render
@@ -99,8 +103,8 @@ class Stacks(Probe["StacksOptions", "list[RankLooks]", "StacksDocument"]):
         return Rows(RankStack, document.ranks)
 
     def summary(self, document: StacksDocument) -> str:
-        """Return that all stand together, where somebody was seen."""
-        return self.about if document.looks else ""
+        """Return that all stand together."""
+        return self.about
 
     def notes(self, document: StacksDocument) -> Iterable[str]:
         """Yield what is less than it could be."""

@@ -371,6 +371,26 @@ def test_a_healthy_group_read_at_any_moments_has_no_finding(
     assert [f for f in document.findings if f.level is not Level.INFO] == []
 
 
+@pytest.mark.parametrize(
+    ("how", "verdict"),
+    [({"silence": "process has ended", "ended": True}, "UNKNOWN"), ({"silence": "no answer within 2 s"}, "UNKNOWN"),
+     ({"stands": True}, "WAITING")],
+)  # fmt: skip
+def test_ranks_agree_only_where_every_one_was_heard_and_turns(
+    ranks: Callable[..., list[Rank]], how: dict[str, Any], verdict: str
+) -> None:
+    a, b = group = ranks()
+    for rank in group:
+        rank.arrive(5)
+    assert turn(group)
+    assert judged(group).groups[0].verdict == "AGREE"
+    [report] = judge([a.view(), b.view(**how)]).groups
+    assert report.verdict == verdict
+    [row] = report.queues
+    if "silence" in how:
+        assert (row.verdict, row.text) == ("unknown", "recorded rounds agree; tp1 has not answered")
+
+
 def test_without_rounds_a_difference_counts_only_once_it_has_lasted(ranks: Callable[..., list[Rank]]) -> None:
     a, b = ranks()
 

@@ -1,0 +1,139 @@
+"""Finds scheduler loops that have not turned and can't: of stopped processes, and of ranks that wait for good. Pure.
+
+A rank that waits may wait for a long forward of another. So it stands only where nobody whom it may wait for works, or is
+not seen: those are the ranks of its torch world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pdctl.probes.turns import ENDED, OUTSIDE_S, STOOD_S, STOPPED, Loop, Turn
+from pdctl.protocol.durations import seconds
+from pdctl.report.findings import Finding, finding
+from pdctl.targets import nodeset
+
+STANDS_S = 10.0
+"""How long a loop must not have turned."""
+LONG_S = 120.0
+"""The same where its main thread is in no collective, or all ranks are in the same one of a forward."""
+MOST_EVIDENCE = 16
+
+
+def standing(loops: Sequence[Loop]) -> frozenset[int]:
+    """Return the numbers of the ranks whose loops stand, among ``loops``: all ranks that were found."""
+    return frozenset(n for members in _worlds(loops) for n in _standing(loops, members))
+
+
+def judge(loops: Sequence[Loop]) -> tuple[Finding, ...]:
+    """Return a finding for each data-parallel rank of a server in which a loop stands. loops: as for :func:`standing`."""
+    stand = standing(loops)
+    units: dict[str, list[int]] = {}
+    for n in sorted(stand):
+        units.setdefault(loops[n].identity.unit, []).append(n)
+    return tuple(_finding(loops, members) for members in units.values())
+
+
+def _worlds(loops: Sequence[Loop]) -> Iterable[list[int]]:
+    """Return the ranks that may wait for each other: those of one torch world of a server."""
+    worlds: dict[tuple[object, ...], list[int]] = {}
+    for n, loop in enumerate(loops):
+        worlds.setdefault((*nodeset.server(loop.identity), loop.identity.world), []).append(n)
+    return worlds.values()
+
+
+def _standing(loops: Sequence[Loop], members: Sequence[int]) -> list[int]:
+    stopped = [n for n in members if _is_stopped(loops[n].turn)]
+    waiting = [n for n in members if _waits(loops[n].turn)]
+    free = [n for n in members if loops[n].turn.turned or loops[n].turn.state == ENDED]
+    if len({*stopped, *waiting, *free}) < len(members):
+        return stopped  # the others may wait for one that works
+    least_s = LONG_S if _in_one_forward(loops, members) else STANDS_S
+    return sorted({*stopped, *(n for n in waiting if _old(loops[n].turn, least_s))})
+
+
+def _is_stopped(turn: Turn) -> bool:
+    return turn.state == STOPPED and not turn.turned and turn.stood_s >= STOOD_S
+
+
+def _waits(turn: Turn) -> bool:
+    """Return whether a rank waits: in a collective, for another stage, or for long where nothing takes long."""
+    if turn.turned or turn.stood_s < STOOD_S:
+        return False
+    blocked = not turn.computing and not turn.idle and bool(turn.doing) and _old(turn, LONG_S)
+    return turn.waiting or (blocked and turn.age_s is not None)
+
+
+def _old(turn: Turn, least_s: float) -> bool:
+    return turn.age_s >= least_s if turn.age_s is not None else turn.stood_s >= OUTSIDE_S
+
+
+def _in_one_forward(loops: Sequence[Loop], members: Sequence[int]) -> bool:
+    """Return whether all these ranks are in the same collective of a forward, which may take long on a busy machine."""
+    calls = {(c.op, c.group, c.seq, c.elements) for c in (loops[n].turn.call for n in members)}
+    inside = {loops[n].turn.call.inside for n in members}
+    return inside == {"model forward"} and len(calls) == 1
+
+
+def _finding(loops: Sequence[Loop], members: Sequence[int]) -> Finding:
+    identities = [loop.identity for loop in loops]
+    names, axes = nodeset.server_names(identities), nodeset.shown_axes(identities)
+
+    def fold(ranks: Iterable[int]) -> str:
+        return nodeset.fold((nodeset.place(loops[n].identity, names) for n in ranks), axes)
+
+    stopped = [n for n in members if loops[n].turn.state == STOPPED]
+    waiting = [n for n in members if n not in stopped]
+    places: dict[str, list[int]] = {}
+    for n in waiting:
+        places.setdefault(loops[n].turn.doing, []).append(n)
+    about = stopped or waiting
+    summary = (
+        f"the scheduler loop{'s'[: len(about) != 1]} of {fold(about)} {_have(about)} not turned {_since(loops, about)}"
+    )
+    next_step = ""
+    if stopped:
+        summary += f": {'its process is' if len(stopped) == 1 else 'their processes are'} stopped (SIGSTOP)"
+        next_step = " ; ".join(f"kill -CONT {loops[n].identity.pid}" for n in stopped[:4]) + (
+            " lets it go on, on its host. What waits for it goes on then: nothing has to be aborted or restarted."
+        )
+        if waiting:
+            waits = [f"{fold(ranks)}, in {doing}" for doing, ranks in places.items()]
+            summary += f". For it {'wait' if len(waiting) > 1 else 'waits'} {'; '.join(waits)}"
+    else:
+        each = [f"{fold(ranks)} {'are' if len(ranks) > 1 else 'is'} in {doing}" for doing, ranks in places.items()]
+        summary += f": {'; '.join(each)}"
+    return finding(
+        "PD114",
+        f"{summary[0].upper()}{summary[1:]}.",
+        group=fold(members),
+        ranks=tuple(loops[n].identity.label for n in members),
+        units=(loops[n].identity.unit for n in members),
+        evidence=tuple(_evidence(loops[n]) for n in members[:MOST_EVIDENCE]),
+        next_step=next_step,
+    )
+
+
+def _have(ranks: Sequence[int]) -> str:
+    return "have" if len(ranks) > 1 else "has"
+
+
+def _since(loops: Sequence[Loop], ranks: Sequence[int]) -> str:
+    """Return for how long none of these has turned, in words."""
+    ages = [loops[n].turn.age_s for n in ranks]
+    known = [age for age in ages if age is not None]
+    if known:
+        return f"for {seconds(min(known))}"
+    return f"while pdctl looked, for {seconds(min(loops[n].turn.stood_s for n in ranks))}"
+
+
+def _evidence(loop: Loop) -> str:
+    turn = loop.turn
+    parts = [
+        f"last turn began {seconds(turn.age_s)} ago" if turn.age_s is not None else "when it last turned is not known"
+    ]
+    parts.append("its process is stopped (state T)" if turn.state == STOPPED else f"in {turn.doing}")
+    return f"{loop.identity.label}: {', '.join(parts)}, the same in all looks over {seconds(turn.stood_s)}"
+
+
+__all__ = ["STANDS_S", "judge", "standing"]

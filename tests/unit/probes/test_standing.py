@@ -1,0 +1,128 @@
+"""Loops that stand, and all that looks like it and is well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pdctl.probes.standing import judge, standing
+from pdctl.probes.turns import ENDED, RUNNING, STOPPED, UNSEEN, Loop, Turn
+from pdctl.protocol.model import NEXT_STAGE, STAGE_BEFORE, Call
+from tests.support.identities import identity
+
+POLL = Call("all_reduce", "attn-tp", 1, "poll of decode.transfer", seq=7, pg="5")
+RECV = Call("broadcast", "attn-tp", 1, "recv_requests", seq=8, pg="5")
+MODEL = Call("all_reduce", "tp", 64, "model forward", seq=18, pg="7")
+
+
+def turn(call: Call, age_s: float | None = 30.0, stood_s: float = 2.0, **changes: Any) -> Turn:
+    fields: dict[str, Any] = {
+        "turned": False if age_s is not None else None, "age_s": age_s, "doing": f"{call.inside}: {call.op}",
+        "state": RUNNING, "stood_s": stood_s, "call": call,
+    }  # fmt: skip
+    return Turn(**fields | changes)
+
+
+TURNS = Turn(turned=True, age_s=0.1, doing="recv_requests", state=RUNNING)
+FORWARD = turn(Call(inside="model forward"), computing=True)
+IDLE = turn(Call(inside="idle"), age_s=1.5, idle=True)
+HTTP = turn(Call(), doing="recv_into (python3.12/socket.py:707)")
+STOP = Turn(turned=False, age_s=34.0, state=STOPPED, stood_s=2.0)
+DIED = Turn(age_s=34.0, state=ENDED)
+
+
+def group(*turns: Turn, **changes: Any) -> list[Loop]:
+    return [Loop(identity(tp=n, tp_size=len(turns), pid=70 + n, **changes), one) for n, one in enumerate(turns)]
+
+
+def stages(*turns: Turn) -> list[Loop]:
+    return [
+        Loop(identity(role="prefill", pp=n, pp_size=len(turns), service="prefill"), one) for n, one in enumerate(turns)
+    ]
+
+
+def test_ranks_in_different_collectives_stand() -> None:
+    loops = group(turn(POLL), turn(RECV, age_s=31.0))
+    assert standing(loops) == {0, 1}
+    [found] = judge(loops)
+    assert (found.code, found.level.value) == ("PD114", "error")
+    assert found.summary == (
+        "The scheduler loops of decode dp0 tp0,1 have not turned for 30.0 s: decode dp0 tp0 is in poll of decode.transfer: "
+        "all_reduce; decode dp0 tp1 is in recv_requests: broadcast."
+    )
+    assert "restart this server" in found.next_step
+    assert found.ranks == ("decode dp0 pp0 tp0", "decode dp0 pp0 tp1")
+    assert found.evidence[0] == (
+        "decode dp0 pp0 tp0: last turn began 30.0 s ago, in poll of decode.transfer: all_reduce, the same in all looks"
+        " over 2.0 s"
+    )
+
+
+def test_stages_that_wait_for_each_other_stand() -> None:
+    loops = stages(turn(Call(inside=STAGE_BEFORE), age_s=129.0), turn(Call(inside=NEXT_STAGE), age_s=129.0))
+    [found] = judge(loops)
+    assert (
+        "of prefill dp0 pp0,1 tp0 have not turned for 129.0 s: prefill dp0 pp0 tp0 is in receive from" in found.summary
+    )
+
+
+def test_a_stopped_process_is_the_cause_and_others_wait_for_it() -> None:
+    [found] = judge(group(turn(POLL, age_s=29.0), STOP))
+    assert found.summary == (
+        "The scheduler loop of decode dp0 tp1 has not turned for 34.0 s: its process is stopped (SIGSTOP). "
+        "For it waits decode dp0 tp0, in poll of decode.transfer: all_reduce."
+    )
+    assert "kill -CONT 71" in found.next_step
+    assert "restart this" not in found.next_step
+    assert standing(group(turn(POLL, age_s=3.0), STOP)) == {1}, "the other has not waited for long yet"
+    assert standing(group(FORWARD, STOP)) == {1}, "one that computes does not wait for it, and is not said to"
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        (TURNS, TURNS),
+        (FORWARD, turn(MODEL)),  # a long forward, and the rank that waits for it
+        (FORWARD, FORWARD),
+        (turn(Call(inside="scheduler loop"), computing=True), turn(Call(inside=STAGE_BEFORE))),
+        (IDLE, turn(RECV, age_s=12.0)),  # an idle server whose first rank sleeps, on a busy machine
+        (HTTP, turn(POLL)),  # it asks a bootstrap server that is slow, within its turn
+        (turn(POLL, age_s=9.0), turn(RECV, age_s=9.0)),  # not for long enough
+        (turn(POLL, stood_s=1.0), turn(RECV)),  # one gets on
+        (turn(MODEL), turn(MODEL)),  # the same collective of a forward: it is done, however slowly
+        (Turn(state=UNSEEN), turn(POLL)),  # who knows what the silent one does
+        (Turn(state=RUNNING, turned=False, age_s=40.0), turn(POLL)),
+        (turn(POLL, turned=True, age_s=0.2), turn(POLL, turned=True, age_s=0.3)),
+        (turn(POLL, age_s=None, stood_s=4.0), turn(RECV, age_s=None, stood_s=4.0)),  # from outside, too short
+        (Turn(state=STOPPED, turned=False, age_s=5.0, stood_s=0.5), turn(POLL, age_s=5.0)),  # a debugger's moment
+        (DIED, DIED),  # nobody is left to stand
+    ],
+)
+def test_what_is_well_or_not_known_is_no_finding(turns: tuple[Turn, ...]) -> None:
+    assert judge(group(*turns)) == ()
+
+
+def test_a_long_turn_in_no_collective_counts_after_two_minutes() -> None:
+    blocked = turn(Call(inside="send_kv_chunk"), age_s=130.0, doing="send_kv_chunk")
+    assert len(judge(group(blocked))) == 1
+    assert judge(group(turn(Call(inside="send_kv_chunk"), age_s=60.0))) == ()
+    assert judge(group(turn(Call(inside="model forward"), age_s=130.0, computing=True))) == ()
+    assert len(judge(group(turn(MODEL, age_s=130.0), turn(MODEL, age_s=130.0)))) == 1
+
+
+def test_from_outside_standing_is_what_was_seen() -> None:
+    loops = group(turn(POLL, age_s=None, stood_s=5.5), turn(RECV, age_s=None, stood_s=5.5))
+    [found] = judge(loops)
+    assert "have not turned while pdctl looked, for 5.5 s" in found.summary
+
+
+def test_worlds_are_judged_by_themselves() -> None:
+    other = [Loop(identity(dp=1, world="w1", instance="first"), FORWARD)]
+    assert standing([*group(turn(POLL), turn(RECV)), *other]) == {0, 1}
+    restarted = [Loop(identity(instance="second"), FORWARD)]
+    assert standing([*group(turn(POLL), turn(RECV)), *restarted]) == {0, 1}
+
+
+def test_who_waits_for_one_that_has_ended_stands() -> None:
+    assert standing(group(turn(POLL), DIED)) == {0}
