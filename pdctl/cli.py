@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import gc
-import io
 import os
 import sys
 from importlib import import_module
@@ -16,11 +15,12 @@ from typer.core import TyperGroup
 
 import pdctl
 from pdctl import commands
+from pdctl.commands.completing import values
 from pdctl.commands.examples import Given
 from pdctl.commands.examples import add as add_examples
+from pdctl.commands.usage import explain
 from pdctl.probes.registry import abouts
 from pdctl.protocol.errors import Exit, PdctlError
-from pdctl.report.escaping import escape
 from pdctl.report.output import Output, hang_up, settle_streams
 from pdctl.targets.reach import Reach
 
@@ -60,6 +60,12 @@ _BROKEN_PIPE = 141  # as a shell shows a process that SIGPIPE ended
 
 class Commands(TyperGroup):
     """Finds commands by name, late, and turns what they raise into a line on stderr and an exit code."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Return the arguments that are left. ``help COMMAND`` is ``COMMAND --help``."""
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         """Return the names of the commands that this installation has."""
@@ -179,7 +185,10 @@ def _options(
         bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)
     ] = False,
     context: Annotated[
-        str, typer.Option("--context", metavar="NAME", help="Use this saved target [PDCTL_CONTEXT].")
+        str,
+        typer.Option(
+            "--context", metavar="NAME", autocompletion=values("context"), help="Use this saved target [PDCTL_CONTEXT]."
+        ),
     ] = "",
     endpoint: Annotated[
         Optional[list[str]],  # noqa: UP045  # typer evaluates annotations
@@ -197,7 +206,10 @@ def _options(
         str, typer.Option("--server-key", metavar="KEY", help="Public key of those ranks [PDCTL_SERVER_KEY].")
     ] = "",
     key: Annotated[
-        str, typer.Option("--key", metavar="NAME", help="Use this client key of pdctl keys [PDCTL_KEY].")
+        str,
+        typer.Option(
+            "--key", metavar="NAME", autocompletion=values("key"), help="Use this client key of pdctl keys [PDCTL_KEY]."
+        ),
     ] = "",
 ) -> None:
     for name, words in (("--endpoint", endpoint), ("--store", store)):
@@ -240,9 +252,9 @@ def _run() -> int:
     except BrokenPipeError:
         Output().hang_up()
         return _BROKEN_PIPE
-    except typer.Abort:
-        Output().note("Aborted!")
-        return 1
+    except (typer.Abort, KeyboardInterrupt):
+        Output().note("interrupted")
+        return int(Exit.INTERRUPTED)
     except Exception as error:
         if _unwritable(error):
             return _lost(error)
@@ -252,13 +264,12 @@ def _run() -> int:
 
 
 def _wrong_usage(error: Any) -> int:
-    """Say what Typer says of it: how the command is used, and what was wrong with this use; returns the exit code."""
-    said = io.StringIO()
-    if type(error).__name__ != "NoArgsIsHelpError":  # its message is the help
-        error.message = escape(error.message)
-    error.show(file=said)
-    text = said.getvalue() or getattr(error, "message", "")
-    Output().note_lines(text.rstrip("\n"))
+    """Say what is wrong with the command line and what to write instead; returns the exit code."""
+    out = Output()
+    if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
+        out.note_lines(str(error.message).rstrip("\n"))
+    else:
+        out.error(*explain(error))
     return int(error.exit_code)
 
 

@@ -66,7 +66,7 @@ def command(
     ctx: typer.Context,
     pids: Annotated[
         Optional[list[int]],  # noqa: UP045  # typer evaluates annotations
-        typer.Argument(metavar="[PID]...", help="Processes to read, under any process title."),
+        typer.Argument(metavar="PID", help="Processes to read, under any process title."),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Read all scheduler processes of this host.")] = False,
     inject_agent: Annotated[
@@ -92,12 +92,14 @@ def command(
     """
     from pdctl.introspect.find import candidate, candidates
 
-    if bool(pids) == every:
-        raise typer.BadParameter("name processes, or --all")
+    if pids and every:
+        raise typer.BadParameter("--all means every scheduler process: give PIDs or --all, not both")
+    if not pids and not every:
+        raise typer.BadParameter("no process is named: give PIDs, or --all for every scheduler process")
     if arm and not inject_agent:
-        raise typer.BadParameter("it says what an agent that is put in may do: --inject-agent", param_hint="--arm")
+        raise typer.BadParameter("only an agent that --inject-agent starts can be armed", param_hint="--arm")
     if inject_agent and remove_agent:
-        raise typer.BadParameter("--inject-agent puts one in", param_hint="--remove-agent")
+        raise typer.BadParameter("--inject-agent and --remove-agent exclude each other")
     chosen = candidates() if every else [candidate(pid) for pid in dict.fromkeys(pids or ())]
     if not chosen:
         raise PdctlError(

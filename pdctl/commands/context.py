@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import msgspec
 import typer
 
+from pdctl.commands.completing import values
 from pdctl.commands.options import OutputOption, place, reach_of
 from pdctl.protocol.documents import Rows
-from pdctl.protocol.errors import Exit
+from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Document, Format, Output
 from pdctl.targets import contexts
 
@@ -24,6 +26,8 @@ EXAMPLES = {
         "pdctl context add prod --endpoint tcp://10.0.0.7:7000 --inject never",
     ),
     "use": ("pdctl context use staging", "pdctl context use"),
+    "remove": ("pdctl context remove staging", "pdctl context remove prod"),
+    "show": ("pdctl context show", "pdctl context show prod -o json"),
     "list": ("pdctl context list", "pdctl context list -o json"),
 }
 
@@ -57,6 +61,13 @@ class ContextsDocument(Document, frozen=True, kw_only=True, tag="pdctl.contexts"
 
     file: str
     contexts: list[ContextRow]
+
+
+class ContextDocument(Document, frozen=True, kw_only=True, tag="pdctl.context"):
+    """One saved target, and the file it is in."""
+
+    file: str
+    context: ContextRow
 
 
 @app.command("add")
@@ -107,7 +118,12 @@ def add(
 @app.command("use")
 def use(
     name: Annotated[
-        str, typer.Argument(metavar="[NAME]", help="The target. Without it: the usual directories again.")
+        str,
+        typer.Argument(
+            metavar="NAME",
+            autocompletion=values("context"),
+            help="The target. Without it: the usual directories again.",
+        ),
     ] = "",
 ) -> int:
     """Use a target for every command that names none."""
@@ -115,42 +131,106 @@ def use(
     return Exit.CLEAN
 
 
-@app.command("list")
-def show(ctx: typer.Context, output: OutputOption = Format.TABLE) -> int:
-    """Show the saved targets."""
-    out = Output(output)
-    known = contexts.load()
-    used = reach_of(ctx).over(os.environ).get("PDCTL_CONTEXT") or known.current
-    rows = [
-        ContextRow(
-            context=name,
-            used=name == used,
-            run_dir=one.run_dir,
-            record_dir=one.record_dir,
-            inject=one.inject,
-            endpoints=one.endpoints,
-            store=one.store,
-            server_key=one.server_key,
-            key=one.key,
-        )
-        for name, one in sorted(known.context.items())
-    ]
+@app.command("remove")
+def remove(
+    name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=values("context"), help="The target.")],
+) -> int:
+    """Forget a saved target. Where it was in use, the usual directories are again.
 
-    def draw(document: ContextsDocument, console: Console) -> None:
-        if not document.contexts:
-            console.print("no contexts are saved: pdctl context add NAME")
-            return
-        from rich.table import Table
-
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for title in ("", "CONTEXT", "INJECT", "RUN DIR", "RECORD DIR", "ENDPOINTS", "KEY"):
-            table.add_column(title, overflow="fold")
-        for row in document.contexts:
-            where = "\n".join([*row.endpoints, *(f"store {one}" for one in row.store.split())])
-            table.add_row(
-                "used" if row.used else "", row.context, row.inject, row.run_dir, row.record_dir, where, row.key
-            )
-        console.print(table)
-
-    out.document(ContextsDocument(file=os.fspath(contexts.path()), contexts=rows), Rows(ContextRow, rows), draw)
+    Exit code: 0, or 2 where it is not saved.
+    """
+    contexts.remove(name)
     return Exit.CLEAN
+
+
+@app.command("show")
+def show(
+    ctx: typer.Context,
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", autocompletion=values("context"), help="The target. Default: the one in use."),
+    ] = "",
+    output: OutputOption = Format.TABLE,
+) -> int:
+    """Show one saved target, all of it.
+
+    Exit code: 0, or 2 where it is not saved, or none is in use.
+    """
+    env = reach_of(ctx).over(os.environ)
+    chosen, context = contexts.select_context({**env, "PDCTL_CONTEXT": name} if name else env)
+    if not chosen:
+        raise PdctlError(
+            "no context is in use: commands look in the usual directories",
+            "pdctl context show NAME; pdctl context list names those saved.",
+            Exit.USAGE,
+        )
+    document = ContextDocument(file=os.fspath(contexts.path()), context=_row(chosen, context, _used(env)))
+    Output(output).document(document, Rows(ContextRow, (document.context,)), _draw_one)
+    return Exit.CLEAN
+
+
+@app.command("list")
+def list_contexts(ctx: typer.Context, output: OutputOption = Format.TABLE) -> int:
+    """Show the saved targets."""
+    used = _used(reach_of(ctx).over(os.environ))
+    rows = [_row(name, one, used) for name, one in sorted(contexts.load().context.items())]
+    document = ContextsDocument(file=os.fspath(contexts.path()), contexts=rows)
+    Output(output).document(document, Rows(ContextRow, rows), _draw)
+    return Exit.CLEAN
+
+
+def _used(env: Mapping[str, str]) -> str:
+    return env.get("PDCTL_CONTEXT") or contexts.load().current
+
+
+def _row(name: str, one: contexts.Context, used: str) -> ContextRow:
+    return ContextRow(
+        context=name,
+        used=name == used,
+        run_dir=one.run_dir,
+        record_dir=one.record_dir,
+        inject=one.inject,
+        endpoints=one.endpoints,
+        store=one.store,
+        server_key=one.server_key,
+        key=one.key,
+    )
+
+
+def _draw(document: ContextsDocument, console: Console) -> None:
+    from pdctl.report import drawing
+
+    if not document.contexts:
+        console.print("no contexts are saved: pdctl context add NAME")
+        return
+    places = ("run dir", "record dir", "endpoints", "key")
+    table = drawing.table("", "context", "inject", *places, wraps=places)
+    for row in document.contexts:
+        where = "\n".join([*row.endpoints, *(f"store {one}" for one in row.store.split())])
+        table.add_row(
+            "used" if row.used else "",
+            row.context,
+            row.inject,
+            *(text or "-" for text in (row.run_dir, row.record_dir, where, row.key)),
+        )
+    console.print(table)
+
+
+def _draw_one(document: ContextDocument, console: Console) -> None:
+    from pdctl.report import drawing
+
+    row = document.context
+    console.print(f"{row.context}{', in use' if row.used else ''}", style="bold")
+    grid = drawing.grid(False, True)
+    for title, text in (
+        ("inject", row.inject),
+        ("run dir", row.run_dir),
+        ("record dir", row.record_dir),
+        ("endpoints", "\n".join(row.endpoints)),
+        ("store", "\n".join(row.store.split())),
+        ("server key", row.server_key),
+        ("key", row.key),
+    ):
+        if text:
+            grid.add_row(f"  {title}", text)
+    console.print(grid)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from pdctl.commands.completing import values
 from pdctl.commands.options import (
     RANK_TIMEOUT_S,
     OutputOption,
@@ -52,8 +53,14 @@ app = typer.Typer(
     help="Inject a fault, heal it, and judge whether the engine held: HOLDS, BROKEN or INCONCLUSIVE.",
 )
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A drill of pdctl, or a drill file (YAML).")]
+NameArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME|FILE", autocompletion=values("drill"), help="A drill of pdctl, or a drill file (YAML)."
+    ),
+]
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+EXPECTED = {"holds": HOLDS, "broken": BROKEN}
 _STYLE = {HOLDS: "bold green", BROKEN: "bold red"}
 
 
@@ -144,6 +151,14 @@ def run(
             help="Run on an engine without the fix. The drill must be BROKEN there, else it proves nothing.",
         ),
     ] = False,
+    expect: Annotated[
+        str,
+        typer.Option(
+            "--expect",
+            metavar="VERDICT",
+            help="holds or broken: exit with 0 where the drill comes out so, with 1 where it comes out the other way.",
+        ),
+    ] = "",
     load: Annotated[
         str, typer.Option("--load", metavar="WHAT", help="Replace the drill's load: none (your own traffic), lab.")
     ] = "",
@@ -196,8 +211,8 @@ def run(
 
     It injects nothing where there is no steady state.
 
-    Exit code: 0 HOLDS, 1 BROKEN, 2 the drill file has an error, 3 INCONCLUSIVE, also where the fault never fired, 6 a fault
-    may still be active, 130 interrupted and healed.
+    Exit code: 0 HOLDS, 1 BROKEN (with --expect: 0 as expected, 1 the other way), 2 the drill file has an error, 3
+    INCONCLUSIVE, also where the fault never fired, 6 a fault may still be active, 130 interrupted and healed.
     """
     import time
 
@@ -205,6 +220,8 @@ def run(
     from pdctl.inject.drill.journal import Journal, default_path
     from pdctl.inject.drill.servers import Address
 
+    if expect not in ("", *EXPECTED):
+        raise typer.BadParameter(" or ".join(EXPECTED), param_hint="--expect")
     out = Output(output)
     reach = reach_of(ctx, run_dir, record_dir)
     if lab:
@@ -224,7 +241,7 @@ def run(
             raise
         finally:
             kept.close()
-    return _show(out, kept.records, verdict, kept.path, recorded=verdict.verdict)
+    return _show(out, kept.records, verdict, kept.path, recorded=verdict.verdict, expect=expect)
 
 
 @app.command()
@@ -234,8 +251,8 @@ def judge(
 ) -> int:
     """Judge a drill again, from its journal alone.
 
-    Exit code: 0 HOLDS, 1 BROKEN, 2 the file is no journal, 3 INCONCLUSIVE, also where the journal is cut off, or a newer
-    pdctl wrote it.
+    Exit code: 0 HOLDS, 1 BROKEN, 3 INCONCLUSIVE, also where the journal is cut off, or a newer pdctl wrote it, 4 the file is
+    not there, or no journal.
     """
     from pdctl.inject.drill.journal import read
     from pdctl.inject.drill.judge import judge as judge_records
@@ -333,7 +350,7 @@ def _one_cluster(found: Found, cluster: str) -> Found:
 
     names = sorted({rank.identity.cluster for rank in found.ranks})
     if cluster and cluster not in names:
-        raise PdctlError(f"no rank of a cluster {cluster!r}", f"there are: {', '.join(map(repr, names))}", Exit.PARTIAL)
+        raise PdctlError(f"no rank of a cluster {cluster!r}", f"there are: {', '.join(map(repr, names))}", Exit.USAGE)
     if not cluster and len(names) > 1:
         raise PdctlError(
             f"there are {len(names)} clusters: {', '.join(map(repr, names))}", "choose one with --cluster", Exit.USAGE
@@ -371,14 +388,21 @@ def _interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def exit_code(verdict: Verdict, records: list[Record]) -> Exit:
-    """Return what the command exits with; a fault that may still be active goes before everything."""
+def exit_code(verdict: Verdict, records: list[Record], expect: str = "") -> Exit:
+    """Return what the command exits with; a fault that may still be active goes before everything.
+
+    expect: of EXPECTED, the verdict that is a success; "" for HOLDS.
+    """
     if any(isinstance(record, Problem) and record.code == Exit.FAULT_ACTIVE for record in records):
         return Exit.FAULT_ACTIVE
-    return {HOLDS: Exit.CLEAN, BROKEN: Exit.FINDING}.get(verdict.verdict, Exit.PARTIAL)
+    if verdict.verdict not in (HOLDS, BROKEN):
+        return Exit.PARTIAL
+    return Exit.CLEAN if verdict.verdict == EXPECTED.get(expect, HOLDS) else Exit.FINDING
 
 
-def _show(out: Output, records: list[Record], verdict: Verdict, path: Path | None, *, recorded: str) -> int:
+def _show(
+    out: Output, records: list[Record], verdict: Verdict, path: Path | None, *, recorded: str, expect: str = ""
+) -> int:
     manifest = records[0]
     assert isinstance(manifest, Manifest)
     document = DrillVerdict(
@@ -391,7 +415,7 @@ def _show(out: Output, records: list[Record], verdict: Verdict, path: Path | Non
         journal=str(path or ""),
         recorded=recorded,
     )
-    code = exit_code(verdict, records)
+    code = exit_code(verdict, records, expect)
     out.document(document, draw=_draw_verdict, code=code)
     for problem in records:
         if isinstance(problem, Problem) and problem.next_step and not out.format.whole:

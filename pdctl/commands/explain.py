@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from pdctl.commands.completing import values
 from pdctl.commands.options import OutputOption
 from pdctl.protocol.documents import Document, Rows
 from pdctl.protocol.errors import Exit, PdctlError
@@ -29,7 +30,11 @@ class FindingsDocument(Document, frozen=True, kw_only=True, tag="pdctl.explain")
 def command(
     code: Annotated[
         Optional[str],  # noqa: UP045  # typer evaluates annotations; 3.10's own | is fine, older typer's is not
-        typer.Argument(metavar="CODE", help="The code of a finding: PD101. Without it: a list of all findings."),
+        typer.Argument(
+            metavar="CODE",
+            autocompletion=values("finding"),
+            help="The code of a finding: PD101. Without it: a list of all findings.",
+        ),
     ] = None,
     output: OutputOption = Format.TABLE,
 ) -> int:

@@ -7,6 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
+from pdctl.commands.completing import values
 from pdctl.commands.ending import tidy_end
 from pdctl.commands.options import OutputOption, find, seconds, source_place, target_place
 from pdctl.protocol.documents import Rows
@@ -33,7 +34,12 @@ def command(
     ] = 1,
     policy: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option("--policy", metavar="NAME", help="Search only this policy; repeatable. Default: all that apply."),
+        typer.Option(
+            "--policy",
+            metavar="NAME",
+            autocompletion=values("policy"),
+            help="Search only this policy; repeatable. Default: all that apply.",
+        ),
     ] = None,
     schedules: Annotated[
         Optional[int],  # noqa: UP045

@@ -56,7 +56,7 @@ class HealedDocument(Document, frozen=True, kw_only=True, tag="pdctl.heal"):
 def command(
     ctx: typer.Context,
     fault: Annotated[
-        str, typer.Argument(metavar="[ID]", help="The fault's id, as pdctl inject and pdctl faults print it.")
+        str, typer.Argument(metavar="ID", help="The fault's id, as pdctl inject and pdctl faults print it.")
     ] = "",
     every: Annotated[bool, typer.Option("--all", help="End every fault on every rank, whoever placed it.")] = False,
     output: OutputOption = Format.TABLE,

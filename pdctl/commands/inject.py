@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from pdctl.commands import inject_options
+from pdctl.commands.completing import values
 from pdctl.commands.options import (
     RANK_TIMEOUT_S,
     TIMEOUT_S,
@@ -47,7 +48,12 @@ def command(
     ctx: typer.Context,
     rank: Annotated[
         list[str],
-        typer.Option("--rank", metavar="PATTERN", help="Rank to hit: decode:dp0:pp0:tp1, decode:tp1; repeatable."),
+        typer.Option(
+            "--rank",
+            metavar="PATTERN",
+            autocompletion=values("rank"),
+            help="Rank to hit: decode:dp0:pp0:tp1, decode:tp1; repeatable.",
+        ),
     ],
     faults: inject_options.Given,
     room: Annotated[
@@ -172,20 +178,20 @@ def command(
 
 def _planned(everything: Found, client: Client, wish: Wish, reach: Reach) -> Plan:
     """Return the plan. Raises PdctlError, which also tells of ranks without an agent where no other one is meant."""
-    from pdctl.inject.plan import plan
+    from pdctl.inject.plan import NoSuchRankError, plan
     from pdctl.inject.session import load_known
     from pdctl.targets.sources import agentless
 
     try:
         return plan(load_known(client, everything.ranks), _with_room(wish, client, everything))
-    except PdctlError as error:
-        if error.code is not Exit.PARTIAL or everything.elsewhere:
+    except NoSuchRankError as error:
+        if everything.elsewhere:
             raise
         there = agentless.select_processes(reach.places(), everything.ranks)
         if not there.living:
             raise
         pids = ", ".join(str(one.pid) for one in there.living[:8])
-        step = f"{error.next_step}; without an agent: pid {pids}. {agentless.attach_hint(there.attach)}"
+        step = f"{error.next_step} Without an agent: pid {pids}. {agentless.attach_hint(there.attach)}"
         raise PdctlError(error.message, step, error.code) from None
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from pdctl.commands.completing import values
 from pdctl.commands.options import OutputOption
 from pdctl.protocol import keys
 from pdctl.protocol.documents import Rows
@@ -138,7 +139,12 @@ def show(output: OutputOption = Format.TABLE) -> int:
 @app.command("authorize")
 def authorize(
     public: Annotated[
-        str, typer.Argument(metavar="PUBLIC_KEY|NAME", help="A public key, or the name of a key in this directory.")
+        str,
+        typer.Argument(
+            metavar="PUBLIC_KEY|NAME",
+            autocompletion=values("key"),
+            help="A public key, or the name of a key in this directory.",
+        ),
     ],
     role: Annotated[
         str,
@@ -165,7 +171,12 @@ def authorize(
 
 @app.command("revoke")
 def revoke(
-    public: Annotated[str, typer.Argument(metavar="PUBLIC_KEY|NAME", help="The client, as pdctl keys list shows it.")],
+    public: Annotated[
+        str,
+        typer.Argument(
+            metavar="PUBLIC_KEY|NAME", autocompletion=values("key"), help="The client, as pdctl keys list shows it."
+        ),
+    ],
 ) -> int:
     """Revoke the authorisation of a client. Agents refuse its next request, also on an open connection.
 

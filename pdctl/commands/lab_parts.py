@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from pdctl.lab.state import Process
 
 NameOption = Annotated[
-    str, typer.Option("--name", metavar="NAME", help="Name of the lab. Several labs need different names.")
+    str,
+    typer.Option(
+        "--name",
+        metavar="NAME",
+        autocompletion=values("lab"),
+        help="Name of the lab. Several labs need different names.",
+    ),
 ]
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Optional, Union, get_args, get_origin, get_ty
 
 import typer
 
+from pdctl.commands.completing import values
 from pdctl.commands.examples import Given
 from pdctl.commands.options import (
     AllStartsOption,
@@ -108,6 +109,8 @@ def _own(probe: AnyProbe) -> dict[str, inspect.Parameter]:
 def _parameter(option: Option) -> Any:
     words: dict[str, Any] = {"help": option.help, "metavar": option.metavar, "min": option.least, "max": option.most}
     words = {name: value for name, value in words.items() if value is not None}
+    if option.values:
+        words["autocompletion"] = values(option.values)
     if option.kind:
         words["parser"] = _PARSERS[option.kind]
     return typer.Option(option.name, **words) if option.name else typer.Argument(**words)

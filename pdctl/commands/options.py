@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from pdctl.commands.completing import values
 from pdctl.probes import base
 from pdctl.protocol import durations
 from pdctl.protocol.errors import Exit, PdctlError
@@ -105,7 +106,12 @@ FromOption = Annotated[
 ]
 RankOption = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Option("--rank", metavar="PATTERN", help="Only these ranks (decode:dp0, *:tp[01]); repeatable."),
+    typer.Option(
+        "--rank",
+        metavar="PATTERN",
+        autocompletion=values("rank"),
+        help="Only these ranks (decode:dp0, *:tp[01]); repeatable.",
+    ),
 ]
 FindingsOption = Annotated[
     bool, typer.Option("--findings", help="With -o jsonl or csv: write the findings, and no other rows.")

@@ -3,45 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Optional
 
 import typer
-from typer.core import TyperCommand
 
+from pdctl.commands.completing import values
 from pdctl.commands.ending import tidy_end
 from pdctl.commands.options import OutputOption, seconds, source_place, target_place
-from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Format
 
 EXAMPLES = ("pdctl replay incident.pdtrace", "pdctl replay incident.pdtrace --gate on --queue decode.transfer")
 
-EXPLORES = (
-    "--explore", "--model", "--policy", "--schedules", "--exhaustive", "--seed", "--for", "--near", "--write",
-)  # fmt: skip
-"""Options that this command had while it also searched."""
-
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-class Replay(TyperCommand):
-    """Names the command that searches where one of its options is given."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Return the arguments that are left. Raises PdctlError (USAGE) for an option of ``pdctl explore``."""
-        try:
-            return super().parse_args(ctx, args)
-        except Exception as error:
-            option = getattr(error, "option_name", "")  # of an option that there is not
-            if option not in EXPLORES:
-                raise
-            raise PdctlError(
-                f"{option} is an option of pdctl explore; replay only executes what was recorded",
-                "pdctl explore TRACE, or pdctl explore --model ranks=2,requests=3.",
-                Exit.USAGE,
-            ) from None
-
-
-@app.command(cls=Replay)
+@app.command()
 def command(
     trace: Annotated[
         Path, typer.Argument(parser=source_place, metavar="TRACE", help="A .pdtrace, or a directory of recordings.")
@@ -52,7 +28,10 @@ def command(
     queue: Annotated[
         Optional[list[str]],  # noqa: UP045  # as in options.py
         typer.Option(
-            "--queue", metavar="QUEUE", help="Replay only this queue; repeatable. Default: all queues with rounds."
+            "--queue",
+            metavar="QUEUE",
+            autocompletion=values("queue"),
+            help="Replay only this queue; repeatable. Default: all queues with rounds.",
         ),
     ] = None,
     engine: Annotated[

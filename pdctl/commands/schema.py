@@ -6,6 +6,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from pdctl.commands.completing import values
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import FINDING, Output
 
@@ -16,7 +17,11 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 def command(
     name: Annotated[
         Optional[str],  # noqa: UP045  # typer evaluates annotations
-        typer.Argument(metavar="NAME", help="Name of the schema: pdctl.ranks. Without it: a list of all schemas."),
+        typer.Argument(
+            metavar="NAME",
+            autocompletion=values("schema"),
+            help="Name of the schema: pdctl.ranks. Without it: a list of all schemas.",
+        ),
     ] = None,
 ) -> int:
     """Print the JSON Schema (2020-12) of a document.

@@ -34,11 +34,15 @@ class Plan:
     others: tuple[tuple[Identity, FaultStatus], ...] = field(default=())
 
 
+class NoSuchRankError(PdctlError):
+    """A pattern means no rank that could be told."""
+
+
 def plan(ranks: Sequence[Known], wish: Wish) -> Plan:
     """Return the plan: which ranks get which message.
 
-    Raises PdctlError: PARTIAL when a pattern means no rank, REFUSED when a safety rule says no, UNREACHABLE when a rank
-    that must be told does not answer, USAGE when the wish contradicts itself.
+    Raises PdctlError: REFUSED when a safety rule says no, UNREACHABLE when a rank that must be told is dead or does not
+    answer, USAGE when a pattern means no rank (NoSuchRankError), or the wish contradicts itself.
     """
     kind = KINDS[wish.kind]
     if not kind.per_room and (wish.room or wish.rid):
@@ -103,7 +107,12 @@ def _targets(ranks: Sequence[Known], wish: Wish, kind: Kind) -> list[Known]:
         meant = [rank for rank in there if pattern.matches(rank.identity)]
         if not meant:
             names = ", ".join(rank.identity.selector for rank in there[:8]) or "none"
-            raise PdctlError(f"no {role}rank matches {pattern.text}", f"{role}ranks here: {names}", Exit.PARTIAL)
+            dead = any(rank.state == "dead" and pattern.matches(rank.identity) for rank in ranks)
+            raise NoSuchRankError(
+                f"no {'live ' * dead}{role}rank matches {pattern.text}",
+                f"Live {role}ranks here: {names}.",
+                Exit.UNREACHABLE if dead else Exit.USAGE,
+            )
         found += [rank for rank in meant if rank not in found]
     if len(found) > wish.allow_ranks:
         names = ", ".join(name(rank.identity, found) for rank in found[:8]) + (" …" if len(found) > 8 else "")

@@ -49,6 +49,7 @@ class Option:
     """How a field of a probe's options looks on a command line: metadata of its annotation. A field without is none.
 
     name: ``--by``, or "" for an argument. kind: SECONDS, TARGET, or "" where the type tells. least, most: of numbers.
+    values: what a shell completes it with, a kind of :mod:`pdctl.commands.completing`, "" for nothing.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Option:
     kind: str = ""
     least: int | None = None
     most: int | None = None
+    values: str = ""
 
 
 @dataclass(frozen=True)

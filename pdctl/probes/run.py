@@ -158,6 +158,12 @@ def find(asked: Asked, out: Output, *, outside: bool = True) -> Found:
     )
     if found.ranks and found.others:
         out.note(found.left_alone)
+    if asked.source is not None and not found.ranks:
+        raise PdctlError(
+            f"{asked.source} has no recordings",
+            "Give a trace that pdctl record made, or the directory of the ranks' recordings (PDCTL_RECORD_DIR).",
+            details=found.problems,
+        )
     return found.require()
 
 
@@ -169,11 +175,13 @@ def choose(found: Found, patterns: Sequence[str]) -> tuple[Found, tuple[FoundRan
         return found, ()
     chosen: set[int] = set()
     for text in patterns:
-        try:
-            selector = selectors.parse(text)
-        except ValueError as error:
-            raise PdctlError(str(error), code=Exit.USAGE) from None
-        matched = [n for n, one in enumerate(found.ranks) if selector.matches(one.identity)]
+        matched = [n for n, one in enumerate(found.ranks) if one.identity.label == text.strip()]
+        if not matched:
+            try:
+                selector = selectors.parse(text)
+            except ValueError as error:
+                raise PdctlError(str(error), code=Exit.USAGE) from None
+            matched = [n for n, one in enumerate(found.ranks) if selector.matches(one.identity)]
         if not matched:
             raise PdctlError(
                 f"no rank matches {text!r}", f"There are: {_names(found)}. pdctl ranks shows all.", Exit.USAGE

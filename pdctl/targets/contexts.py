@@ -149,6 +149,14 @@ def use(name: str, environ: Mapping[str, str] = os.environ) -> None:
     _write(Contexts(name, known.context), environ)
 
 
+def remove(name: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Forget ``name``; none is used afterwards where it was. Raises PdctlError (USAGE) if it is not saved."""
+    select_context({**environ, "PDCTL_CONTEXT": name})
+    known = load(environ)
+    left = {one: context for one, context in known.context.items() if one != name}
+    _write(Contexts("" if known.current == name else known.current, left), environ)
+
+
 def _write(contexts: Contexts, environ: Mapping[str, str]) -> None:
     lines = [f"current = {_quoted(contexts.current)}"]
     for name, context in sorted(contexts.context.items()):

@@ -1,7 +1,8 @@
 """Select ranks by patterns: ``decode:dp0:pp0:tp1``. Parts come in any order and may be left out; shell globs are allowed.
 
-``decode:tp1`` is tp1 of every dp and pp of every decode server; ``decode`` every decode rank; ``*:tp[01]`` tp0 and tp1
-of both roles. A name after ``host=`` or ``cluster=`` narrows to hosts or clusters.
+``decode:tp1`` is tp1 of every dp and pp of every decode server; ``decode`` every decode rank; ``*:tp[01]`` and ``tp0-1``
+tp0 and tp1 of both roles. A name after ``host=`` or ``cluster=`` narrows to hosts or clusters. Parts may also stand as
+labels have them, with blanks between: ``decode dp0 tp0,1``.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from pdctl.protocol.model import Identity
 AXES = ("dp", "pp", "cp", "tp")
 NAMES = ("host", "cluster")
 _AXIS = re.compile(r"(dp|pp|cp|tp)(.*)", re.ASCII)
-_NUMBERS = re.compile(r"[0-9*?\[\]!-]+", re.ASCII)
+_NUMBERS = re.compile(r"[0-9*?\[\]!,-]+", re.ASCII)
+_RANGE = re.compile(r"([0-9]+)-([0-9]+)", re.ASCII)
 _ROLE = re.compile(r"[a-z*?\[\]!-]+", re.ASCII)
+_BETWEEN = re.compile(r":| +")
 ROLES = ("prefill", "decode")
 
 
@@ -32,14 +35,14 @@ class Selector(msgspec.Struct, frozen=True):
     def matches(self, identity: Identity) -> bool:
         """Return whether the rank is meant."""
         return fnmatchcase(identity.role, self.role) and all(
-            fnmatchcase(str(getattr(identity, name)), glob) for name, glob in self.parts
+            _fits(getattr(identity, name), glob) for name, glob in self.parts
         )
 
 
 def parse(text: str) -> Selector:
     """Return the selector written as ``text``. Raises ValueError with a sentence for the user."""
     role, parts = "", {}
-    for part in text.strip().split(":"):
+    for part in _BETWEEN.split(text.strip()):
         name, glob, problem = _part(part)
         if problem:
             raise ValueError(f"rank pattern {text!r}: {problem}; write it like decode:dp0:pp0:tp1 or decode:tp*")
@@ -74,6 +77,17 @@ def _part(part: str) -> tuple[str, str, str]:
     if _ROLE.fullmatch(part) and any(fnmatchcase(role, part) for role in ROLES):
         return "role", part, ""
     return "", "", f"{part!r} is neither a role ({', '.join(ROLES)}) nor one of {', '.join(AXES)} with a number"
+
+
+def _fits(value: object, glob: str) -> bool:
+    """Return whether a value fits: any of numbers and ranges (``0-6,8``), or a glob."""
+    if isinstance(value, str) or "[" in glob:
+        return fnmatchcase(str(value), glob)
+    ranges = [(one, _RANGE.fullmatch(one)) for one in glob.split(",")]
+    return any(
+        int(found[1]) <= int(str(value)) <= int(found[2]) if found else fnmatchcase(str(value), one)
+        for one, found in ranges
+    )
 
 
 def select(selectors: Iterable[Selector], identities: Iterable[Identity]) -> list[Identity]:

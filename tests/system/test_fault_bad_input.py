@@ -64,7 +64,7 @@ WRONG = [
     (f"{DELAY} 1s --stop-when failed:0", 2, "failed:N"),
     ("pdctl inject --rank tp1 --no-such-fault", 2, "No such option"),
     ("pdctl inject --rank tp1 --flip-poll Success", 5, "no seam fault.flip-poll"),
-    ("pdctl inject --rank tp9 --delay-metadata 1s", 3, "no decode rank matches tp9"),
+    ("pdctl inject --rank tp9 --delay-metadata 1s", 2, "no decode rank matches tp9"),
     ("pdctl inject --rank '' --delay-metadata 1s", 2, "a part is empty"),
     ("pdctl inject --rank prefill --misroute abc", 2, "no dp rank"),
     ("pdctl faults --wait-for-hit nope", 3, "no rank knows fault nope"),
@@ -78,10 +78,10 @@ WRONG = [
     ("pdctl drill show @/none.yaml", 2, "No such file"),
     ("pdctl drill run @/typo.yaml", 2, "line 5: fault.rnk"),
     ("pdctl drill run @/wrong.yaml", 2, "line 3: for"),
-    ("pdctl drill judge @/empty", 2, "is empty"),
-    ("pdctl drill judge @/binary", 2, "no journal"),
-    ("pdctl drill judge @", 2, "is a directory, not a regular file"),
-    ("pdctl drill run metadata-gate --cluster nope", 3, "no rank of a cluster"),
+    ("pdctl drill judge @/empty", 4, "is empty"),
+    ("pdctl drill judge @/binary", 4, "no journal"),
+    ("pdctl drill judge @", 4, "is a directory, not a regular file"),
+    ("pdctl drill run metadata-gate --cluster nope", 2, "no rank of a cluster"),
     ("pdctl drill run metadata-gate --journal @", 2, "can't be made"),
 ]
 

@@ -135,7 +135,7 @@ def test_a_dry_run_changes_nothing(cluster):
 @pytest.mark.parametrize(
     ("args", "code", "says"),
     [
-        (("--rank", "decode:tp9", "--delay-metadata", "1s"), 3, "no decode rank matches decode:tp9"),
+        (("--rank", "decode:tp9", "--delay-metadata", "1s"), 2, "no decode rank matches decode:tp9"),
         (("--rank", "decode", "--delay-metadata", "1s"), 5, "--allow-ranks 2"),
         (("--rank", "prefill", "--delay-metadata", "1s"), 2, "name the decode rank that shall feel it"),
         (("--rank", "tp1", "--rank", "decode:x1", "--delay-metadata", "1s"), 2, "neither a role"),

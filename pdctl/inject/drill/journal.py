@@ -20,9 +20,9 @@ MOST_BYTES = 256 << 20
 
 
 def default_path(name: str, env: Mapping[str, str], now: float) -> Path:
-    """Return where a drill's journal goes: beside the audit log, named after the drill and the time."""
+    """Return where a drill's journal goes: beside the audit log, named after the drill and the time, never twice the same."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
-    return user_dir(env, "XDG_STATE_HOME") / "drills" / f"{name}-{stamp}-{os.getpid()}.jsonl"
+    return user_dir(env, "XDG_STATE_HOME") / "drills" / f"{name}-{stamp}-{os.urandom(2).hex()}.jsonl"
 
 
 class Journal:
@@ -40,7 +40,7 @@ class Journal:
                 self._handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             except OSError as error:
                 raise PdctlError(
-                    f"journal {path} can't be made: {error.strerror}", "choose another with --journal", Exit.USAGE
+                    f"journal {path} can't be made: {error.strerror}", "Choose another with --journal.", Exit.USAGE
                 ) from None
 
     @property
@@ -67,27 +67,33 @@ class Journal:
 def read(path: Path) -> list[Record]:
     """Return the records of a journal. A last line that was cut off is left out, as if it had not been written.
 
-    Raises PdctlError: USAGE for a file that is no journal or is damaged, naming the line; PARTIAL for one that a newer
-    pdctl wrote.
+    Raises PdctlError: UNREACHABLE for a file that is not there, no journal or damaged, naming the line; PARTIAL for one
+    that a newer pdctl wrote.
     """
     try:
         data = read_regular(path, MOST_BYTES, follow=True)
     except OSError as error:
-        raise PdctlError(f"{path} can't be read: {error.strerror}", code=Exit.USAGE) from None
+        raise PdctlError(f"{path} can't be read: {error.strerror}", code=Exit.UNREACHABLE) from None
     lines = data.split(b"\n")
     cut = lines.pop()  # "" after a whole last line
     if not lines:
         text = "is empty" if not cut else "is no journal of a drill, or not even its first line is whole"
-        raise PdctlError(f"{path} {text}", "pdctl drill run writes one", Exit.USAGE)
+        raise PdctlError(
+            f"{path} {text}", "Give the journal of a drill: pdctl drill run says where it is.", Exit.UNREACHABLE
+        )
     _check_manifest(path, lines[0])
     records: list[Record] = []
     for number, line in enumerate(lines, 1):
         try:
             record: Record = structs.from_json(line, Record)  # type: ignore[arg-type]  # a union
         except msgspec.MsgspecError as error:
-            raise PdctlError(f"{path}, line {number}: {error}", "the journal is damaged", Exit.USAGE) from None
+            raise PdctlError(
+                f"{path}, line {number}: {error}", "The journal is damaged. Run the drill again.", Exit.UNREACHABLE
+            ) from None
         if isinstance(record, Manifest) != (number == 1):
-            raise PdctlError(f"{path}, line {number}: a journal has one manifest, its first line", code=Exit.USAGE)
+            raise PdctlError(
+                f"{path}, line {number}: a journal has one manifest, its first line", code=Exit.UNREACHABLE
+            )
         records.append(record)
     return records
 
@@ -103,10 +109,10 @@ def _check_manifest(path: Path, line: bytes) -> None:
     except msgspec.MsgspecError:
         head = _Head()
     if head.record != "manifest":
-        raise PdctlError(f"{path} is no journal of a drill: it does not begin with a manifest", code=Exit.USAGE)
+        raise PdctlError(f"{path} is no journal of a drill: it does not begin with a manifest", code=Exit.UNREACHABLE)
     if head.version > VERSION:
         raise PdctlError(
             f"{path} was written in version {head.version} of the journal, this pdctl reads up to {VERSION}",
-            "judge it with the pdctl that wrote it, or a newer one",
+            "Judge it with the pdctl that wrote it, or a newer one.",
             Exit.PARTIAL,
         )

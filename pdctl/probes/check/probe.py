@@ -24,14 +24,21 @@ class CheckOptions:
     """What ``check`` takes."""
 
     only: Annotated[
-        tuple[str, ...], Option("--only", "Run only this stage; repeatable. -o wide says what each one does.", "STAGE")
+        tuple[str, ...],
+        Option("--only", "Run only this stage; repeatable. -o wide says what each one does.", "STAGE", values="stage"),
     ] = ()
-    skip: Annotated[tuple[str, ...], Option("--skip", "Leave out this stage; repeatable.", "STAGE")] = ()
+    skip: Annotated[
+        tuple[str, ...], Option("--skip", "Leave out this stage; repeatable.", "STAGE", values="stage")
+    ] = ()
     fail_on: Annotated[
-        str, Option("--fail-on", "Lowest level of a finding that exits with 1: info, warning, error.", "LEVEL")
+        str,
+        Option(
+            "--fail-on", "Lowest level of a finding that exits with 1: info, warning, error.", "LEVEL", values="level"
+        ),
     ] = "warning"
     suppress: Annotated[
-        tuple[str, ...], Option("--suppress", "Leave out this finding, for all rooms or for one.", "PDnnn[=ROOM]")
+        tuple[str, ...],
+        Option("--suppress", "Leave out this finding, for all rooms or for one.", "PDnnn[=ROOM]", values="finding"),
     ] = ()
     watch: Annotated[float, Option("--watch", "Pause of the stages that look twice.", "TIME", SECONDS)] = WATCH_S
 

@@ -24,7 +24,7 @@ MAX_ROOM = (1 << 64) - 1
 class RoutingOptions:
     """What ``verify-routing`` takes."""
 
-    rooms: Annotated[tuple[str, ...], Option("", "Rooms to look at. Default: the rooms that wait.", "[ROOM]...")] = ()
+    rooms: Annotated[tuple[str, ...], Option("", "Rooms to look at. Default: the rooms that wait.", "ROOM")] = ()
     bootstrap: Annotated[
         tuple[str, ...],
         Option("--bootstrap", "Ask this bootstrap server instead of those that the ranks name.", "HOST:PORT"),

@@ -61,7 +61,7 @@ def test_cut_off_at_any_byte(path: Path, tmp_path: Path) -> None:
         assert judge(read(cut)).verdict == INCONCLUSIVE
     for size in (0, 1, first - 1):
         cut.write_bytes(data[:size])
-        assert refused(cut).code == Exit.USAGE
+        assert refused(cut).code == Exit.UNREACHABLE
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_foreign_files(tmp_path: Path, text: bytes, says: str) -> None:
     (tmp_path / "f").write_bytes(text)
     error = refused(tmp_path / "f")
     assert says in error.message
-    assert error.code == Exit.USAGE
+    assert error.code == Exit.UNREACHABLE
 
 
 def test_a_journal_of_the_future_is_not_judged(path: Path) -> None:

@@ -108,14 +108,14 @@ def test_a_decode_rank_without_an_agent_can_be_aimed_at():
 
 def test_a_dead_rank_is_no_rank():
     dead = Known(DECODE[1].identity, "dead", None, "process has ended")
-    refused(Exit.PARTIAL, "no decode rank matches", [DECODE[0], dead, PREFILL])
+    refused(Exit.UNREACHABLE, "no live decode rank matches", [DECODE[0], dead, PREFILL])
     gone = Known(PREFILL.identity, "dead", None, "process has ended")
     refused(Exit.PARTIAL, "no prefill rank", [*DECODE, gone])
 
 
 def test_every_safety_rule_says_why():
     fault = FaultStatus("g", "delay-metadata", "tp0", 1, 1, 0, 0, 0, 0, owner="bob")
-    refused(Exit.PARTIAL, "decode:dp0:pp0:tp0", [*DECODE, PREFILL], wish("decode:tp7"))
+    refused(Exit.USAGE, "decode:dp0:pp0:tp0", [*DECODE, PREFILL], wish("decode:tp7"))
     refused(Exit.REFUSED, "--allow-ranks 2", [*DECODE, PREFILL], wish("decode"))
     refused(Exit.REFUSED, "not armed", [*DECODE, rank("prefill", armed=False)])
     refused(Exit.REFUSED, "not armed", [*DECODE, PREFILL, rank("prefill", tp=1, armed=False)])

@@ -175,6 +175,22 @@ def test_a_pattern_that_means_no_rank_is_wrong_usage_and_names_those_there_are(e
     assert (code, "is neither a role" in said) == (2, True)
 
 
+def test_a_rank_is_chosen_by_its_label_as_every_command_prints_it() -> None:
+    unknown = identity(tp=-1, service="tcp://10.0.0.7:7000")
+    ranks = tuple(FoundRank(one, "live") for one in (identity(tp=0), identity(tp=1), unknown))
+    for rank in ranks:
+        assert choose(Found(ranks), [rank.identity.label])[0].ranks == (rank,)
+        assert choose(Found(ranks), [rank.identity.selector])[0].ranks == (rank,)
+
+
+@pytest.mark.parametrize("entry", [e for e in PROBES if e.load().offline], ids=lambda entry: entry.command)
+def test_a_directory_without_recordings_gives_no_hint_for_live_ranks(entry: Entry, tmp_path: Path) -> None:
+    code, text, said = invoke(*words_of(entry), "--from", str(tmp_path))
+    assert (code, text) == (4, "")
+    assert "has no recordings" in said
+    assert "PDCTL_RUN_DIR" not in said
+
+
 def test_ranks_are_chosen_by_any_pattern_and_the_others_are_kept() -> None:
     ranks = tuple(FoundRank(identity(role=role, tp=tp), "live") for role in ("prefill", "decode") for tp in (0, 1))
     found, others = choose(Found(ranks), ["decode:tp1", "prefill"])

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdctl.protocol.model import Identity
+from pdctl.targets import nodeset
+from pdctl.targets.nodeset import server_names
 from pdctl.targets.selectors import parse, select
 
 BASE = Identity(
@@ -43,6 +45,11 @@ RANKS = [
         ("decode:tp99", 0),
         ("host=node-*:decode:tp1", 4),
         ("cluster=other", 0),
+        ("decode dp0 pp0 tp1", 1),
+        ("decode dp0  tp1", 2),
+        ("decode dp0 tp0,1", 4),
+        ("decode:dp0:tp0-2,8-63", 14),
+        ("decode:tp3-1", 0),
     ],
 )
 def test_means(text, count):
@@ -60,6 +67,18 @@ def test_a_ranks_own_selector_means_it_alone_in_any_order(identity, random):
     parts = identity.selector.split(":")
     random.shuffle(parts)
     assert select([parse(":".join(parts))], RANKS) == [identity]
+
+
+@given(st.sampled_from(RANKS))
+def test_a_ranks_own_label_means_it_alone(identity):
+    assert select([parse(identity.label)], RANKS) == [identity]
+
+
+@given(st.sets(st.sampled_from(RANKS), min_size=1, max_size=9))
+def test_what_is_folded_for_people_can_be_typed(identities):
+    names = server_names(identities)
+    terms = nodeset.terms(nodeset.place(one, names) for one in identities)
+    assert set(select(map(parse, terms), RANKS)) == set(identities)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +104,7 @@ def test_refuses_with_a_sentence(text, says):
     assert says in str(refused.value)
 
 
-@given(st.text(alphabet="decodprfil:tp0123*?[]!-=ghos ", max_size=30))
+@given(st.text(alphabet="decodprfil:tp0123*?[]!,-=ghos ", max_size=30))
 def test_any_text_is_read_or_refused(text):
     try:
         selector = parse(text)

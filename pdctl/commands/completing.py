@@ -1,0 +1,110 @@
+"""Completes values in a shell. Nothing here asks a rank, writes a line or fails: without values nothing is completed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+
+import typer
+
+MOST_RANKS = 1_000
+
+
+def values(kind: str) -> Callable[[typer.Context, str], list[str]]:
+    """Return a completion with the values of a kind: a key of KINDS."""
+
+    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+        try:
+            found = dict.fromkeys(KINDS[kind](ctx))
+        except Exception:  # noqa: BLE001  # a file that can't be read, a context that is not there
+            return []
+        return [value for value in found if value.startswith(incomplete)]
+
+    return complete
+
+
+def _ranks(ctx: typer.Context) -> Iterable[str]:
+    """Return the patterns of this host's ranks, by their registrations."""
+    from pdctl.commands.options import reach_of
+    from pdctl.protocol import paths
+
+    given = [ctx.params.get(name) for name in ("run_dir", "record_dir")]
+    env = reach_of(ctx, *given).environment()
+    files = [file for folder in paths.run_dirs(env) for file in sorted(folder.glob("*.json"))]
+    found = []
+    for file in files[:MOST_RANKS]:
+        try:
+            found.append(paths.read_registration(file).identity.selector)
+        except (OSError, ValueError):
+            continue
+    return [*dict.fromkeys(one.partition(":")[0] for one in found), *sorted(found)]
+
+
+def _labs(_: typer.Context) -> Iterable[str]:
+    from pdctl.protocol import paths
+
+    folders = paths.run_dirs(os.environ)
+    return sorted(file.parent.name.removeprefix("lab-") for one in folders for file in one.glob("lab-*/lab.json"))
+
+
+def _contexts(_: typer.Context) -> Iterable[str]:
+    from pdctl.targets import contexts
+
+    return sorted(contexts.load().context)
+
+
+def _keys(_: typer.Context) -> Iterable[str]:
+    from pdctl.protocol import keys
+
+    return keys.names(keys.folder(os.environ))
+
+
+def _explained(_: typer.Context) -> Iterable[str]:
+    from pdctl.report.findings import catalogue
+
+    return catalogue()
+
+
+def _drills(_: typer.Context) -> Iterable[str]:
+    from pdctl.inject.drill import files
+
+    return files.built_in()
+
+
+def _stages(_: typer.Context) -> Iterable[str]:
+    from pdctl.probes.registry import stages
+
+    return [stage.name for stage in stages()]
+
+
+def _queues(_: typer.Context) -> Iterable[str]:
+    from pdctl.protocol.model import POLLED_QUEUES
+
+    return POLLED_QUEUES
+
+
+def _schemas(_: typer.Context) -> Iterable[str]:
+    from pdctl.commands.schema import load_kinds
+
+    return load_kinds()
+
+
+def _policies(_: typer.Context) -> Iterable[str]:
+    from pdctl.explore.policies import POLICIES
+
+    return POLICIES
+
+
+KINDS: dict[str, Callable[[typer.Context], Iterable[str]]] = {
+    "rank": _ranks,
+    "lab": _labs,
+    "context": _contexts,
+    "key": _keys,
+    "finding": _explained,
+    "drill": _drills,
+    "stage": _stages,
+    "level": lambda _: ("info", "warning", "error"),
+    "queue": _queues,
+    "schema": _schemas,
+    "policy": _policies,
+}
