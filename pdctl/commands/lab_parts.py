@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pdctl.commands.completing import values
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.targets.reach import Reach
 
