@@ -148,7 +148,14 @@ def find(asked: Asked, out: Output, *, outside: bool = True) -> Found:
     from pdctl.targets.find import discover, load_source
 
     if asked.source is not None:
-        return load_source(asked.source, every_start=asked.every_start, timeout_s=asked.timeout_s).require()
+        there = load_source(asked.source, every_start=asked.every_start, timeout_s=asked.timeout_s)
+        if not there.ranks:
+            raise PdctlError(
+                f"{asked.source} has no recordings",
+                "Give a trace that pdctl record made, or the directory of the ranks' recordings (PDCTL_RECORD_DIR).",
+                details=there.problems,
+            )
+        return there
     found = discover(
         asked.reach.places(),
         every_start=asked.every_start,
@@ -158,12 +165,6 @@ def find(asked: Asked, out: Output, *, outside: bool = True) -> Found:
     )
     if found.ranks and found.others:
         out.note(found.left_alone)
-    if asked.source is not None and not found.ranks:
-        raise PdctlError(
-            f"{asked.source} has no recordings",
-            "Give a trace that pdctl record made, or the directory of the ranks' recordings (PDCTL_RECORD_DIR).",
-            details=found.problems,
-        )
     return found.require()
 
 
