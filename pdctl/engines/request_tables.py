@@ -9,8 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+from pdctl.engines import peers
 from pdctl.engines.sites import transfer_of
 from pdctl.protocol.model import UNKNOWN, KVPoll, QueueEntry
 from pdctl.protocol.requests import (
@@ -25,6 +26,8 @@ from pdctl.protocol.requests import (
     RoomTable,
     Space,
 )
+
+T = TypeVar("T")
 
 TABLES = (
     "request_status",
@@ -50,7 +53,8 @@ WAITING_TIMEOUT = "SGLANG_DISAGGREGATION_WAITING_TIMEOUT"
 class Places:
     """Locations in an engine. queues: name → the engine's list. manager: the KV manager.
 
-    known: whether pdctl knows this transfer backend's polls, and so the time-outs that end a request.
+    known: whether pdctl knows this transfer backend's polls, and so the time-outs that end a request. prealloc: a decode rank's
+    queue that asks bootstrap servers, None on prefill.
     """
 
     role: str
@@ -58,6 +62,7 @@ class Places:
     queues: Mapping[str, Callable[[], list[Any]]]
     space: Callable[[], Space]
     known: bool
+    prealloc: Any = None
 
 
 def read(places: Places, queues: dict[str, list[QueueEntry]], missing: dict[str, str], ticks: int) -> Rooms:
@@ -65,6 +70,7 @@ def read(places: Places, queues: dict[str, list[QueueEntry]], missing: dict[str,
     by_rid = {(name, entry.rid): entry for name, entries in queues.items() for entry in entries}
     now = time.time()
     rooms: list[RoomEntry] = []
+    receivers: list[tuple[int, Any]] = []
     for name, get in places.queues.items():
         try:
             entries = list(get())
@@ -73,7 +79,13 @@ def read(places: Places, queues: dict[str, list[QueueEntry]], missing: dict[str,
         for start in range(0, len(entries), _AT_A_STRETCH):
             if start:
                 time.sleep(_PAUSE_S)
-            rooms += [_entry(places, name, entry, by_rid, now) for entry in entries[start : start + _AT_A_STRETCH]]
+            stretch = entries[start : start + _AT_A_STRETCH]
+            rooms += [_entry(places, name, entry, by_rid, now) for entry in stretch]
+            receivers += [
+                (rooms[-len(stretch) + at].room, entry.kv_receiver)
+                for at, entry in enumerate(stretch)
+                if hasattr(entry, "kv_receiver")
+            ]
     for name in queues.keys() - places.queues.keys():  # running: what is computed is in no queue
         rooms += [RoomEntry(name, e.room, e.rid, e.slot, e.state, e.age) for e in queues[name]]
     manager = places.manager
@@ -91,7 +103,17 @@ def read(places: Places, queues: dict[str, list[QueueEntry]], missing: dict[str,
         missing=missing,
         prefills=_prefills(manager),
         lingers={_TRACKER: _HEARTBEATS * _beat(manager)} if hasattr(manager, _TRACKER) else {},
+        peers=_guarded(lambda: peers.peers(manager, receivers), None),
+        lookups=_guarded(lambda: peers.lookups(manager, places.prealloc), {}),
     )
+
+
+def _guarded(read: Callable[[], T], otherwise: T) -> T:
+    """Return what is read of tables that the engine's threads change meanwhile, ``otherwise`` where that goes wrong."""
+    try:
+        return read()
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
+        return otherwise
 
 
 def _beat(manager: Any) -> float:

@@ -247,9 +247,9 @@ class View:
         return answer
 
     def events(
-        self, rank: FoundRank, rooms: Collection[int], kinds: Collection[EventKind]
+        self, rank: FoundRank, rooms: Collection[int] | None, kinds: Collection[EventKind]
     ) -> tuple[tuple[Event, ...], str]:
-        """Return the events of these rooms and kinds in a rank's recording, and why they can't be read, "" if they can."""
+        """Return the events of these rooms (None: of all) and kinds in a recording, and why there are none, "" if there are."""
         if rank.recording is None:
             return (), rank.recording_off or "it has no recording"
         from pdctl.recording.reader import BadRecording, read_events  # loads numpy

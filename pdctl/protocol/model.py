@@ -106,8 +106,18 @@ class EventKind(IntEnum):
     META_SENT = 14  # prefill wrote the metadata row of a room; a = decode tp rank, b = return code
     NOTE = 15  # text says it
     FAILURE = 16  # the engine noted why a room failed; text = its reason
+    LOOKUP = 17  # decode asked a bootstrap server for its prefill server; a = times in a row without an answer; text = address
 
 
+ABORTED = "Aborted by AbortReq"
+"""How the engine's reason for a request begins that a client aborted, or that decode itself gave up on."""
+LOST = (
+    "Lost connection with prefill", "Losing connection with prefill", "Could not fetch bootstrap info",
+    "Prefill server with bootstrap_addr",
+)  # fmt: skip
+"""How the engine's reasons begin for requests whose prefill server decode could not reach."""
+EVERY_REQUEST = "all requests"
+"""Text of an ABORT event that means all of them."""
 AGENT_ENDED = "agent ended"
 """How the NOTE begins that the agent's thread leaves in the recording when it ends before its process does."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +45,15 @@ def look(pid: int) -> Process:
     # The name in parentheses may hold anything, so fields are counted from its end.
     fields = stat.rpartition(b")")[2].split()
     return Process(fields[0].decode(), int(fields[19])) if len(fields) > 19 else NO_PROCESS
+
+
+def age_s(start: int) -> float | None:
+    """Return how many seconds ago a process started that /proc says started ``start`` ticks after boot, None if unknown."""
+    try:
+        up_s = float(Path("/proc/uptime").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+    return max(0.0, up_s - start / os.sysconf("SC_CLK_TCK"))
 
 
 def network_of(pid: int) -> str:

@@ -171,6 +171,41 @@ class Space(msgspec.Struct, frozen=True):
     countable: bool = False
 
 
+class Peer(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One rank of the other side, as this rank would reach it. "" and -1: unknown.
+
+    host, port: where it takes messages. session: on prefill, its name as the destination of transfers. bootstrap: on decode,
+    the address of the bootstrap server that told of it. dp, cp, tp, pp: its place in its server. rooms: of the requests in
+    queues that go by it (the first MAX_PEER_ROOMS). used: how many those are.
+    """
+
+    host: str
+    port: int
+    session: str = ""
+    bootstrap: str = ""
+    dp: int = -1
+    cp: int = -1
+    tp: int = -1
+    pp: int = -1
+    rooms: tuple[int, ...] = ()
+    used: int = 0
+
+
+class Lookup(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How far a decode rank is with asking one bootstrap server for its prefill server. -1: unknown.
+
+    attempts: in a row without an answer, most: with so many it gives up. every_s: seconds between two. last_s: since the last.
+    missed: heartbeats in a row without an answer, most_missed: with so many it gives the prefill server up.
+    """
+
+    attempts: int = 0
+    most: int = -1
+    every_s: float = -1.0
+    last_s: float = -1.0
+    missed: int = 0
+    most_missed: int = -1
+
+
 class Rooms(msgspec.Struct, frozen=True):
     """A live rank's answer to ``rooms``.
 
@@ -179,6 +214,8 @@ class Rooms(msgspec.Struct, frozen=True):
     prefills: on decode, the answer of each prefill server to the rank's first query: address of its bootstrap server → sizes
     and other facts by the engine's names (PREFILL_FACTS), as text.
     lingers: table → seconds that the engine keeps a room in it after the request has ended; a table not listed: 0.
+    peers: the ranks of the other side that this rank sends to (the first MAX_PEERS), None where it does not tell of them.
+    lookups: on decode, address of a bootstrap server → how far asking it is, of those that have not answered lately.
     """
 
     mono_ns: int
@@ -191,6 +228,8 @@ class Rooms(msgspec.Struct, frozen=True):
     missing: dict[str, str]
     prefills: dict[str, dict[str, str]] = {}
     lingers: dict[str, float] = {}
+    peers: tuple[Peer, ...] | None = None
+    lookups: dict[str, Lookup] = {}
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -220,4 +259,7 @@ with FORCE_QUERY it registers every room, not only those; a decode rank heeds FO
 its code could not be made out."""
 
 MAX_TABLE = 20_000
+MAX_PEERS = 512
+MAX_PEER_ROOMS = 200
+MAX_LOOKUPS = 256
 MAX_REASON = 200

@@ -103,8 +103,8 @@ class Recording:
         return _events_of(self.source, self.rings[4:], rooms, kinds)
 
 
-def read_events(path: Path, rooms: Collection[int], kinds: Collection[EventKind]) -> list[Event]:
-    """Return the events of these kinds about these rooms in the recording at ``path``, oldest first.
+def read_events(path: Path, rooms: Collection[int] | None, kinds: Collection[EventKind]) -> list[Event]:
+    """Return the events of these kinds about these rooms (None: about any) in the recording at ``path``, oldest first.
 
     The rounds are not read, so this is cheap for many ranks. Raises as :func:`read`.
     """
@@ -114,12 +114,13 @@ def read_events(path: Path, rooms: Collection[int], kinds: Collection[EventKind]
 
 
 def _events_of(
-    source: Source, place: tuple[int, int], rooms: Collection[int], kinds: Collection[EventKind]
+    source: Source, place: tuple[int, int], rooms: Collection[int] | None, kinds: Collection[EventKind]
 ) -> list[Event]:
     codes = np.fromiter(map(int, kinds), np.uint8, len(kinds))
 
     def wanted(table: NDArray[Any]) -> NDArray[np.bool_]:
-        return among(table["room"], rooms) & np.isin(table["kind"], codes)
+        meant = np.isin(table["kind"], codes)
+        return meant if rooms is None else among(table["room"], rooms) & meant
 
     return as_events(_of_known_kinds(events(source, *place, wanted)))
 

@@ -16,17 +16,17 @@ from zlib import crc32
 import msgspec
 
 from pdctl.protocol import structs
-from pdctl.protocol.model import EventKind, Identity
+from pdctl.protocol.model import ABORTED, EVERY_REQUEST, LOST, EventKind, Identity
 from pdctl.recording import format as f
 from pdctl.recording.header import parse_header
 from pdctl.recording.source import Source
 
 TEXT_MAX = 72
 """Bytes of an event's text that a recording keeps."""
-EVERY_REQUEST = "all requests"
-"""The text of an ABORT that names no request."""
 CONFLICT = "follow_bootstrap_room conflict"
 """How the reason of a FAILURE begins that verify-routing looks for (SGLang from 0.5.11 on)."""
+_REASONS = (CONFLICT, ABORTED, *LOST)
+"""How reasons of the engine begin that pdctl goes by."""
 _PLAIN = frozenset(
     {EventKind.FAULT_ARMED, EventKind.FAULT_FIRED, EventKind.FAULT_ENDED, EventKind.STATE, EventKind.DEQUEUE}
 )
@@ -93,11 +93,13 @@ class Names:
             return text
         if kind in (EventKind.ENQUEUE, EventKind.ABORT):
             return self.rid(text)
-        if kind == EventKind.DP_QUERY:
+        if kind in (EventKind.DP_QUERY, EventKind.LOOKUP):
             return self.address(text)
         kept = ""
-        if kind == EventKind.FAILURE and text.startswith(CONFLICT):
-            kept = f"{CONFLICT} "
+        if kind == EventKind.FAILURE and text == f"{ABORTED}.":
+            return text
+        if kind == EventKind.FAILURE:
+            kept = next((f"{head} " for head in _REASONS if text.startswith(head)), "")
         elif kind == EventKind.NOTE and (head := _HEAD.match(text)):
             kept = head[0]
         elif kind == EventKind.NOTE and re.fullmatch(r"[a-z]+-[a-z-]+ [a-z]+", text):

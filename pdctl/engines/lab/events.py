@@ -40,6 +40,8 @@ class Events:
             self._entering("decode.transfer", transfer, "extend", "queue")
             hooks.wrap(transfer, "pop_transferred", "events.leave", self._leaving)
         manager = type(kv_manager(scheduler))
+        if scheduler.role != "prefill":
+            hooks.wrap(manager, "try_ensure_parallel_info", "events.lookup", events.lookups(self._event))
         hooks.wrap(manager, "update_status", "events.state", events.states(self._event))
         hooks.wrap(manager, "record_failure", "events.failure", failure(self._event))
         hooks.wrap(scheduler, "abort_request", "events.abort", self._aborts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from pdctl.engines import peers
 from pdctl.engines.lab.reader import QueueReader
 from pdctl.engines.request_tables import BOOTSTRAP_TIMEOUT, WAITING_TIMEOUT, Places
 from pdctl.engines.sglang import request_tables
@@ -64,8 +65,10 @@ def settings(scheduler: Any) -> Settings:
         "num_hidden_layers": str(config.layers),
         "page_size": "1",
         "pp_size": str(shape.pp),
+        "rank_ip": kv_manager(scheduler).local_ip,
         "rank_port": str(kv_manager(scheduler).rank_port),
         "tp_size": str(shape.tp),
+        "transfer_session": peers.session(kv_manager(scheduler)),
     }
     env = {
         ENTRY_CLEANUP: f"{config.entry_cleanup_s:g}",

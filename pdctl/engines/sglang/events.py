@@ -159,3 +159,31 @@ def queries(event: Event) -> Maker:
         return queries
 
     return make
+
+
+def lookups(event: Event) -> Maker:
+    """Return a maker of the hook at a decode KV manager's ``try_ensure_parallel_info``: at most one call a second."""
+    missed: dict[str, int] = {}
+
+    def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+        def looks_up(self_: Any, bootstrap_addr: str, *args: Any, **kwargs: Any) -> Any:
+            known = bootstrap_addr in getattr(self_, "prefill_info_table", ())
+            result = original(self_, bootstrap_addr, *args, **kwargs)
+            if site.on and not known:
+                try:
+                    if len(missed) > _MAX_ANSWERS:
+                        missed.clear()
+                    if result:
+                        missed.pop(bootstrap_addr, None)
+                        event(EventKind.LOOKUP, a=0, text=str(bootstrap_addr))
+                    else:
+                        times = missed[bootstrap_addr] = missed.get(bootstrap_addr, 0) + 1
+                        if times == 1 or times % 5 == 0:  # the engine gives up after 15, and begins anew
+                            event(EventKind.LOOKUP, a=times, text=str(bootstrap_addr))
+                except Exception as error:
+                    site.failed(error)
+            return result
+
+        return looks_up
+
+    return make

@@ -64,7 +64,7 @@ class SchedulerHooks:
             self._entering("prefill.bootstrap", owners["PrefillBootstrapQueue"], "add", "queue")
         self._states()
         self._aborts(owners["Scheduler"])
-        self._routing()
+        self._routing(role)
 
     def _say(self, name: str, present: bool, detail: str) -> None:
         self.seams.append(Seam(name, present, detail))
@@ -179,7 +179,7 @@ class SchedulerHooks:
             "events.abort", self._hooks.wrap(owner, "abort_request", "events.abort", make), "Scheduler.abort_request"
         )
 
-    def _routing(self) -> None:
+    def _routing(self, role: str) -> None:
         event = self._recorder.event
         common = seams.module(seams.COMMON)
         sender, receiver = getattr(common, "CommonKVSender", None), getattr(common, "CommonKVReceiver", None)
@@ -191,3 +191,9 @@ class SchedulerHooks:
             receiver, "query_prefill_dp_ranks", "events.routing", events.queries(event)
         )
         self._say("events.query", there, "CommonKVReceiver.query_prefill_dp_ranks")
+        if role == "decode":
+            manager = getattr(common, "CommonKVManager", None)
+            there = manager is not None and self._hooks.wrap(
+                manager, "try_ensure_parallel_info", "events.lookup", events.lookups(event)
+            )
+            self._say("events.lookup", there, "CommonKVManager.try_ensure_parallel_info")

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pdctl.engines import peers
 from pdctl.engines.request_tables import Places
 from pdctl.engines.sglang import routing, seams
 from pdctl.engines.sglang.queues import QueueReader
@@ -44,6 +45,7 @@ def places(scheduler: Any, role: str, reader: QueueReader) -> Places:
         queues={name: _getter(reader, name) for name in names},
         space=lambda: space(scheduler),
         known=backend in KNOWN_BACKENDS,
+        prealloc=getattr(scheduler, "disagg_decode_prealloc_queue", None),
     )
 
 
@@ -105,7 +107,9 @@ def settings(scheduler: Any, environ: Mapping[str, str] = os.environ) -> Setting
     values["num_hidden_layers"] = _text(getattr(model, "num_hidden_layers", None))
     manager = seams.kv_manager(scheduler)
     values["custom_mem_pool_type"] = _text(getattr(manager, "custom_mem_pool_type", None))
+    values["rank_ip"] = _text(getattr(manager, "local_ip", None))
     values["rank_port"] = _text(getattr(manager, "rank_port", None))
+    values["transfer_session"] = peers.session(manager)
     values["kv_item_lens"] = _lengths(seams.follow(manager, ("kv_args", "kv_item_lens")))
     values["aux_item_lens"] = _lengths(seams.follow(manager, ("kv_args", "aux_item_lens")))
     values["kv_page_size"] = _text(seams.follow(manager, ("kv_args", "page_size")))

@@ -6,7 +6,9 @@ it first (as ``nsenter -n`` does), so that 127.0.0.1 is the rank's and not ours.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import http.client
 import json
 import os
@@ -18,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from pdctl.probes.routing.model import Place, ServerView
+from pdctl.probes.routing.model import Fault, Place, ServerView
 from pdctl.protocol.requests import PREFILL_FACTS
 
 BATCH = 1000
@@ -50,7 +52,11 @@ class _Asking:
 
 
 class _NoAnswer(Exception):  # noqa: N818  # it is an answer of its own
-    """Why a server did not answer, as a sentence."""
+    """Why a server did not answer, as a sentence, and of what kind that is."""
+
+    def __init__(self, why: str, fault: Fault = Fault.OTHER) -> None:
+        super().__init__(why)
+        self.fault = fault
 
 
 def ask(questions: Sequence[Question], deadline_s: float) -> list[ServerView]:
@@ -61,7 +67,8 @@ def ask(questions: Sequence[Question], deadline_s: float) -> list[ServerView]:
     end = time.monotonic() + deadline_s
     askings = []
     for question in questions:
-        start = ServerView(question.address, question.network, silence=f"no answer within {deadline_s:g} s")
+        slow = f"no answer within {deadline_s:g} s"
+        start = ServerView(question.address, question.network, silence=slow, fault=Fault.SILENT)
         asking = _Asking(question, start)
         threading.Thread(target=_run, args=(asking, end), name="bootstrap-question", daemon=True).start()
         askings.append(asking)
@@ -93,7 +100,7 @@ def _run(asking: _Asking, end: float) -> None:
         _converse(asking, end)
     except _NoAnswer as error:
         if asking.view.silence:
-            asking.view = replace(asking.view, silence=str(error))
+            asking.view = replace(asking.view, silence=str(error), fault=error.fault)
         else:
             asking.view = replace(asking.view, asked_off=str(error))
     finally:
@@ -131,14 +138,15 @@ def _converse(asking: _Asking, end: float) -> None:
         if status == 200:
             info = _mapping(body, "/route")
             facts = {name: str(info[name])[:200] for name in PREFILL_FACTS if info.get(name) is not None}
-            asking.view = replace(asking.view, silence="", info=facts)
+            asking.view = replace(asking.view, silence="", fault=Fault.NONE, info=facts)
         elif status == 503:  # not all of its ranks have registered
-            asking.view = replace(asking.view, silence="", info_off=f"{status}: {body.strip()[:200]}")
+            asking.view = replace(asking.view, silence="", fault=Fault.NONE, info_off=f"{status}: {body.strip()[:200]}")
         else:
             raise _NoAnswer(f"GET /route is answered with status {status}: it is no bootstrap server")
         _rooms(connection, asking, end)
         if status == 200:
-            _places(connection, asking, end)
+            with contextlib.suppress(_NoAnswer):  # the rest of the answer stands without
+                _places(connection, asking, end)
     finally:
         connection.close()
 
@@ -197,10 +205,11 @@ def _call(
         data = response.read(MAX_ANSWER + 1)
     except TimeoutError:
         if connection.sock is None:
-            raise _NoAnswer("it can't be connected to in time") from None
-        raise _NoAnswer(f"it accepts a connection and does not answer {method} {path.partition('?')[0]}") from None
+            raise _NoAnswer("it can't be connected to in time", Fault.UNREACHABLE) from None
+        silent = f"it accepts a connection and does not answer {method} {path.partition('?')[0]}"
+        raise _NoAnswer(silent, Fault.SILENT) from None
     except OSError as error:
-        raise _NoAnswer(f"{error.strerror or error}".lower()) from None
+        raise _NoAnswer(f"{error.strerror or error}".lower(), _fault(error)) from None
     except (http.client.HTTPException, ValueError) as error:
         raise _NoAnswer(f"it does not speak HTTP: {type(error).__name__}") from None
     if len(data) > MAX_ANSWER:
@@ -214,6 +223,13 @@ def _call(
         raise _NoAnswer(
             f"{method} {path.partition('?')[0]} is not answered with JSON: it is no bootstrap server"
         ) from None
+
+
+def _fault(error: OSError) -> Fault:
+    if isinstance(error, ConnectionRefusedError):
+        return Fault.REFUSES
+    unreachable = isinstance(error, socket.gaierror) or error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH)
+    return Fault.UNREACHABLE if unreachable else Fault.OTHER
 
 
 def _mapping(body: Any, path: str) -> dict[str, Any]:

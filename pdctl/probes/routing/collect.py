@@ -12,17 +12,21 @@ from typing import TYPE_CHECKING
 
 from pdctl.probes.routing.bootstrap import Question, ask, split
 from pdctl.probes.routing.judge import pause_s
+from pdctl.probes.routing.lookups import missed
 from pdctl.probes.routing.model import FAKE_HOST, Look, Place, RankView, ServerView, waits
-from pdctl.protocol.model import EventKind
-from pdctl.protocol.processes import network_of
+from pdctl.probes.routing.peers import own_address
+from pdctl.protocol.model import ATTACHED, EventKind, Identity
+from pdctl.protocol.processes import age_s, network_of
 from pdctl.protocol.rank import FoundRank
-from pdctl.protocol.requests import NOTES_CONFLICTS, QUERY_FORCED, REGISTERS_EVERY_ROOM, RoomEntry
+from pdctl.protocol.requests import NOTES_CONFLICTS, QUERY_FORCED, REGISTERS_EVERY_ROOM, RoomEntry, Rooms
 from pdctl.recording.requests import alive_ns, doubts, moments, rooms_of, seen_until_ns
 
 if TYPE_CHECKING:
     from pdctl.probes.view import View
 
 MAX_PLACES = 256
+DECODE_WAITS_S = 5.0
+"""So long a decode rank waits for a bootstrap server: one that is slower than that is of no use to it."""
 EVENTS = (
     EventKind.DP_REGISTER,
     EventKind.DP_QUERY,
@@ -31,6 +35,7 @@ EVENTS = (
     EventKind.STATE,
     EventKind.ENQUEUE,
     EventKind.DEQUEUE,
+    EventKind.LOOKUP,
 )
 _SEAMS = (NOTES_CONFLICTS, REGISTERS_EVERY_ROOM, QUERY_FORCED)
 
@@ -60,14 +65,17 @@ def collect(view: View, *, rooms: Sequence[int] = (), instead: Sequence[str] = (
     """Return one look at every rank and at the bootstrap servers they name.
 
     rooms: look at these as well as at those that wait, wherever they are. instead: addresses to ask in place of those
-    the ranks name. One server may take as long as one rank; all are asked at the same time.
+    the ranks name. One server may take as long as one rank, or as decode would wait; all are asked at the same time.
     """
     ranks = [rank for rank in view.ranks if rank.identity.role in ("prefill", "decode")]
     views = (_recorded if view.recorded else _views)(ranks, view)
     wanted = {entry.room for one in views for entry in waiting(one)} | set(rooms)
     views = [_with_events(rank, one, wanted, view) for rank, one in zip(ranks, views, strict=True)]
     # After the ranks: what prefill holds by now has been registered by now, if it ever is.
-    servers = _servers(views, wanted, tuple(instead), view.left(view.client.rank_timeout_s))
+    servers: dict[tuple[str, str], ServerView] = {}
+    if instead or not view.recorded:  # who is at an address now is not who was there then
+        servers = _servers(views, wanted, tuple(instead), view.left(max(view.client.rank_timeout_s, DECODE_WAITS_S)))
+    views = [_with_failures(rank, one, servers, view) for rank, one in zip(ranks, views, strict=True)]
     return Look(tuple(views), servers, tuple(dict.fromkeys(rooms)), tuple(instead), time.monotonic())
 
 
@@ -99,6 +107,7 @@ def _views(ranks: Sequence[FoundRank], view: View) -> list[RankView]:
                 seams=seams,
                 events_off="pdctl's hook of registrations and queries failed in this rank" if broken else "",
                 network=_network(rank),
+                up_s=_up_s(rank, identity, answer.body),
             )
         )
     return views
@@ -117,8 +126,19 @@ def _recorded(ranks: Sequence[FoundRank], view: View) -> list[RankView]:
         end_ns = ends[id(recording)]
         seen_ns = seen_until_ns(recording, end_ns, alive_ns(rank))
         problems = doubts(recording, (end_ns - seen_ns) / 1e9)
-        views.append(RankView(rank.identity, rank.state, rooms=rooms_of(recording, seen_ns), problems=problems))
+        up_s = max(0.0, (seen_ns - recording.start_mono_ns) / 1e9) if rank.identity.loaded_by != ATTACHED else None
+        rooms = rooms_of(recording, seen_ns)
+        views.append(RankView(rank.identity, rank.state, rooms=rooms, problems=problems, up_s=up_s))
     return views
+
+
+def _up_s(rank: FoundRank, identity: Identity, rooms: Rooms | None) -> float | None:
+    """Return how many seconds ago a rank's process began. None: unknown, as where its agent came later."""
+    if rank.access is None and rank.process.runs_since(identity.proc_start):
+        return age_s(identity.proc_start)
+    if rooms is None or not identity.started_mono_ns or identity.loaded_by == ATTACHED:
+        return None
+    return max(0.0, (rooms.mono_ns - identity.started_mono_ns) / 1e9)
 
 
 def _network(rank: FoundRank) -> str:
@@ -127,10 +147,26 @@ def _network(rank: FoundRank) -> str:
 
 
 def _with_events(rank: FoundRank, one: RankView, rooms: Collection[int], view: View) -> RankView:
-    if not rooms or one.events_off:
+    decode = one.identity.role == "decode" and one.rooms is not None  # its lookups are of no room
+    if one.events_off or not (rooms or decode):
         return one
-    events, why = view.events(rank, rooms, EVENTS)
-    return replace(one, events=events, events_off=why)
+    events, why = view.events(rank, {*rooms, *((0,) if decode else ())}, EVENTS)
+    return replace(one, events=events, events_off=why if rooms else "")
+
+
+def _with_failures(
+    rank: FoundRank, one: RankView, servers: Mapping[tuple[str, str], ServerView], view: View
+) -> RankView:
+    """Return the rank with why its engine failed rooms, where a bootstrap server that it asks does not answer."""
+    silent = [
+        server for a in addresses_of(one) for server in [servers.get((one.network, a))] if server and server.silence
+    ]
+    if one.identity.role != "decode" or not (silent or (view.recorded and missed(one))):
+        return one
+    failures, _ = view.events(rank, None, (EventKind.FAILURE, EventKind.ABORT))
+    rooms = {event.room for event in failures if event.kind == EventKind.FAILURE}
+    entered, _ = view.events(rank, rooms, (EventKind.ENQUEUE,)) if rooms else ((), "")
+    return replace(one, failures=(*entered, *failures))
 
 
 # ---- bootstrap servers -----------------------------------------------------------------------------------------------
@@ -181,20 +217,8 @@ def addresses_of(view: RankView) -> list[str]:
     """Return the addresses of the bootstrap servers that the rank uses, without those of warm-ups."""
     if view.rooms is None:
         return []
-    named = dict.fromkeys([*view.rooms.rooms.distinct("bootstrap"), *view.rooms.prefills])
+    named = dict.fromkeys([*view.rooms.rooms.distinct("bootstrap"), *view.rooms.prefills, *missed(view)])
     return [address for address in named if address and not address.startswith(f"{FAKE_HOST}:")]
-
-
-def own_address(view: RankView) -> str:
-    """Return where a prefill rank's own bootstrap server should be by its settings, "" where they do not tell."""
-    if view.settings is None or view.identity.role != "prefill":
-        return ""
-    values: Mapping[str, str] = view.settings.values
-    host, port = values.get("host", ""), values.get("disaggregation_bootstrap_port", "")
-    if not port.isdecimal() or not int(port):
-        return ""
-    host = "127.0.0.1" if host in ("", "0.0.0.0", "localhost", "::") else host
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _unsafe(network: str, address: str, view: RankView) -> str:
@@ -228,6 +252,9 @@ def _places(views: Sequence[RankView], key: tuple[str, str]) -> tuple[Place, ...
     network, address = key
     found: dict[Place, None] = {}
     for view in views:
+        for peer in (view.rooms.peers or ()) if view.rooms is not None and view.network == network else ():
+            if peer.bootstrap == address and peer.pp >= 0:  # where decode takes it to listen
+                found[peer.dp, peer.cp, peer.tp, peer.pp] = None
         own = own_address(view)
         same = own.rpartition(":")[2] == address.rpartition(":")[2] if own else False
         if view.identity.role == "prefill" and view.network == network and (same or address in addresses_of(view)):

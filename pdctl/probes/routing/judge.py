@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from pdctl.probes.queues.formatting import names
 from pdctl.probes.routing import GRACE_S
 from pdctl.probes.routing.facts import FOLLOW, Decoding, RoomFacts, asks, balance, gather
+from pdctl.probes.routing.lookups import suspects_of_lookups
 from pdctl.probes.routing.model import (
     Asker,
     Holder,
@@ -24,6 +25,7 @@ from pdctl.probes.routing.model import (
     UnknownRoom,
     waits,
 )
+from pdctl.probes.routing.peers import suspects_of_peers
 from pdctl.probes.routing.sides import sides_of, suspects_of_sides
 from pdctl.probes.routing.suspects import Suspect, suspects_of
 from pdctl.protocol.durations import seconds
@@ -43,6 +45,9 @@ _VERDICTS = {
     "PD125": "CONFLICT",
     "PD126": "EXPIRES",
     "PD127": "DUPLICATE",
+    "PD137": "SHARED",
+    "PD144": "REPLACED",
+    "PD145": "UNHEARD",
 }
 
 
@@ -88,7 +93,7 @@ def pause_s(look: Look, grace_s: float) -> float | None:
 def _suspects(look: Look, rooms: Sequence[RoomFacts]) -> list[Suspect]:
     named = set(look.named)
     found = [suspect for facts in rooms for suspect in suspects_of(facts, named=facts.room in named)]
-    return [*suspects_of_sides(look), *found]
+    return [*suspects_of_lookups(look), *suspects_of_peers(look), *suspects_of_sides(look), *found]
 
 
 def _sure(suspects: Sequence[Suspect], look: Look, before: Look | None, grace_s: float) -> list[Suspect]:
@@ -118,7 +123,18 @@ def _findings(suspects: Sequence[Suspect]) -> list[Finding]:
             summary = f"{summary} So it is with {len(members) - 1} more rank{'s'[: len(members) != 2]}."
         ranks = tuple(dict.fromkeys(rank for suspect in members for rank in suspect.ranks))
         evidence = tuple(dict.fromkeys((*members[0].evidence, *about.evidence)))
-        found.append(finding(code, summary, group=bundle, rooms=rooms, ranks=ranks, evidence=evidence))
+        found.append(
+            finding(
+                code,
+                summary,
+                group=bundle,
+                rooms=rooms,
+                ranks=ranks,
+                evidence=evidence,
+                next_step=about.next_step,
+                units=(unit for suspect in members for unit in suspect.units),
+            )
+        )
     return found
 
 

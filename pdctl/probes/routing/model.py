@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,6 +23,17 @@ FAKE_HOST = "2.2.2.2"
 WAITING = frozenset(("prefill.bootstrap", "decode.pending", "decode.prealloc"))
 """Queues of requests for which routing still matters."""
 
+
+class Fault(str, Enum):
+    """What a bootstrap server does that does not answer. OTHER: it could not be asked, or it is something else."""
+
+    NONE = ""
+    REFUSES = "refuses connections"
+    UNREACHABLE = "can't be reached"
+    SILENT = "does not answer"
+    OTHER = "other"
+
+
 Place = tuple[int, int, int, int]
 """dp, cp, tp, pp of a prefill rank, in the order in which ``/route`` takes them."""
 
@@ -32,7 +44,8 @@ class RankView:
 
     seams: name → present, of the seams of routing. events: of the rooms that are looked at; events_off: why there are
     none. network: name of the network namespace its process is in, "" where that can't be seen from here.
-    problems: what in its recording can't be trusted, where that is all there is of it.
+    problems: what in its recording can't be trusted, where that is all there is of it. up_s: seconds since its process began;
+    None unknown. failures: why and when its engine failed rooms, and aborts, where a bootstrap server is silent.
     """
 
     identity: Identity
@@ -45,6 +58,8 @@ class RankView:
     events_off: str = ""
     network: str = ""
     problems: tuple[str, ...] = ()
+    up_s: float | None = None
+    failures: tuple[Event, ...] = ()
 
     def age_s(self, mono_ns: int) -> float | None:
         """Return how long ago a moment on this rank's clock was, None where it does not answer."""
@@ -53,7 +68,7 @@ class RankView:
 
 @dataclass(frozen=True)
 class ServerView:
-    """What one bootstrap server said. silence: why it said nothing, "" when it answered.
+    """What one bootstrap server said. silence: why it said nothing, "" when it answered. fault: of what kind that is.
 
     info: facts of its prefill server (:data:`pdctl.protocol.requests.PREFILL_FACTS`), as text; None, and why in
     info_off. dp_ranks: registered dp rank of each room in ``asked`` that has one; asked_off: why rooms are not in it.
@@ -64,6 +79,7 @@ class ServerView:
     address: str
     network: str = ""
     silence: str = ""
+    fault: Fault = Fault.NONE
     info: Mapping[str, str] | None = None
     info_off: str = ""
     dp_ranks: Mapping[int, int] = field(default_factory=dict)
@@ -127,7 +143,8 @@ class RoomRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     formula: ``room % dp_size`` where the decode ranks follow it, formula_note says why they do not; implied: the number
     whether they do or not. bootstrap: as registered, bootstrap_note: ``not registered``, ``missing: reason``, "". address:
     of the bootstrap server. registered_s: since prefill registered it. prefill, decode: ranks that have it.
-    verdict: AGREE, WAITS, CONFLICT, UNREGISTERED, SPLIT, REFUSED, DUPLICATE, EXPIRES, DONE, GONE or UNKNOWN; text says more.
+    verdict: AGREE, WAITS, CONFLICT, UNREGISTERED, SPLIT, REFUSED, DUPLICATE, EXPIRES, REPLACED, SHARED, UNHEARD, DONE, GONE or
+    UNKNOWN; text says more.
     """
 
     room: int
@@ -201,6 +218,12 @@ class RoutingDocument(Document, frozen=True, kw_only=True, tag="pdctl.routing"):
     young: int = 0
     partial: bool = False
     problems: tuple[str, ...] = ()
+
+
+def place_of(view: RankView) -> Place:
+    """Return the place of a rank in its server."""
+    i = view.identity
+    return i.dp, i.cp, i.tp, i.pp
 
 
 def waits(entry: RoomEntry) -> bool:

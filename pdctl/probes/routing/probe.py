@@ -37,9 +37,10 @@ class RoutingOptions:
 class Routing(Probe["RoutingOptions", "Seen", "RoutingDocument"]):
     """Show the prefill dp rank of each room, as formula, bootstrap server, prefill and decode say.
 
-    pdctl asks a bootstrap server over HTTP, within --rank-timeout. Where the server is in another network namespace, pdctl
-    asks from inside that namespace and needs root. A difference must last longer than --grace. --from reads registrations,
-    queries and queues from recordings. They have neither settings nor the answers of bootstrap servers.
+    pdctl asks a bootstrap server over HTTP and waits for --rank-timeout, at least the 5 s that decode waits. Where the server
+    is in another network namespace, pdctl asks from inside that namespace and needs root. A difference must last longer than
+    --grace. pdctl also compares the ports and sessions that each side uses of the other with those that are there. --from
+    reads registrations, queries and queues from recordings. They have neither settings nor the answers of bootstrap servers.
     """
 
     name = "routing"

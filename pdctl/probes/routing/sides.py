@@ -18,7 +18,8 @@ from pdctl.probes.routing.facts import (
     number,
     registers,
 )
-from pdctl.probes.routing.model import Look, RankView, ServerView, Side
+from pdctl.probes.routing.model import Look, RankView, Side, place_of
+from pdctl.probes.routing.peers import listens_on, near, shared
 from pdctl.probes.routing.suspects import Suspect
 from pdctl.protocol.requests import FORCE_QUERY
 
@@ -164,15 +165,15 @@ def _stale(decode: Sequence[RankView], look: Look) -> Iterator[Suspect]:
 
 
 def _ports(prefill: Sequence[RankView], look: Look) -> Iterator[Suspect]:
-    """The bootstrap server sends decode to a port that the prefill rank does not listen on, or to nobody."""
+    """The bootstrap server sends decode to a port where no prefill rank listens, or to nobody."""
+    doubled = {id(view) for view, _, _ in shared(look)}
     for view in prefill:
-        i = view.identity
-        port = view.settings.values.get("rank_port", "") if view.settings is not None else ""
-        if not port.isdecimal() or i.cp_size > 1:  # with a shared CP and TP group, places are registered under others
-            continue
-        for server in _near(view, look):
-            given = server.routes.get((i.dp, i.cp, i.tp, i.pp))
-            if given is None or given == int(port):
+        i, port = view.identity, listens_on(view)
+        if not port or i.cp_size > 1 or id(view) in doubled:
+            continue  # with a shared CP and TP group, places are registered under others
+        for server in near(view, look):
+            given = server.routes.get(place_of(view))
+            if given is None or given == port:
                 continue
             sends = f"sends decode to port {given} for it" if given >= 0 else "does not know it"
             yield Suspect(
@@ -186,14 +187,3 @@ def _ports(prefill: Sequence[RankView], look: Look) -> Iterator[Suspect]:
                 cluster=i.cluster,
                 detail=i.label,
             )
-
-
-def _near(view: RankView, look: Look) -> list[ServerView]:
-    if look.instead:
-        return list(look.servers.values())
-    port = view.settings.values.get("disaggregation_bootstrap_port", "") if view.settings is not None else ""
-    return [
-        server
-        for (network, address), server in look.servers.items()
-        if network == view.network and address.rpartition(":")[2] == port
-    ]

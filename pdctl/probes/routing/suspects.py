@@ -33,7 +33,8 @@ LAST_QUARTER = 0.75
 @dataclass(frozen=True)
 class Suspect:
     """A difference. bundle: suspects of one code and bundle are one finding. age_s: for how long what differs has been as it
-    is, at least; None where that can't be told. detail: what else tells two suspects of a room apart.
+    is, at least; None where that can't be told. detail: what else tells two suspects of a room apart. passing: its rooms come
+    and go while it lasts. units, next_step: as in :class:`~pdctl.report.findings.Finding`, "" for the catalogue's.
     """
 
     code: str
@@ -46,11 +47,14 @@ class Suspect:
     age_s: float | None = None
     cluster: str = ""
     detail: str = ""
+    passing: bool = False
+    units: tuple[str, ...] = ()
+    next_step: str = field(default="", compare=False)
 
     @property
     def key(self) -> tuple[object, ...]:
         """Equal for the same difference in two looks."""
-        return (self.code, self.cluster, self.bundle, self.rooms, self.detail)
+        return (self.code, self.cluster, self.bundle, () if self.passing else self.rooms, self.detail)
 
 
 def suspects_of(facts: RoomFacts, *, named: bool) -> Iterator[Suspect]:

@@ -1,0 +1,255 @@
+"""Bootstrap servers that decode asks in vain: live counts, and what recordings keep of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from pdctl.probes.queues.formatting import names
+from pdctl.probes.routing.model import FAKE_HOST, Fault, Look, RankView, ServerView
+from pdctl.probes.routing.peers import addresses, serves
+from pdctl.probes.routing.suspects import Suspect
+from pdctl.protocol.durations import seconds
+from pdctl.protocol.model import ABORTED, EVERY_REQUEST, LOST, EventKind, KVPoll
+from pdctl.protocol.requests import Lookup
+
+RECENT_S = 600.0
+"""So long what decode gave up on is told of, after its last attempt."""
+_SURELY = 2
+"""Attempts without an answer, from which on a server that accepts connections is more than slow."""
+_AFTER_NS = 2_000_000_000
+
+
+_WITHOUT = "{service} runs without its bootstrap server: restart it as a whole."
+
+
+@dataclass
+class Misses:
+    """What a decode rank's recording has of asking a server in vain. times: in a row. since_s, last_s: ago, None: unknown."""
+
+    times: int
+    since_s: float | None
+    last_s: float | None
+    last_ns: int
+
+
+def missed(view: RankView) -> dict[str, Misses]:
+    """Return address → what the recording of a decode rank has of bootstrap servers whose last answer is still awaited."""
+    found: dict[str, Misses] = {}
+    for event in view.events:
+        if event.kind != EventKind.LOOKUP or not event.text or event.text.startswith(f"{FAKE_HOST}:"):
+            continue
+        if event.a <= 0:
+            found.pop(event.text, None)
+            continue
+        ago = view.age_s(event.mono_ns)
+        known = found.get(event.text)
+        since = known.since_s if known is not None else ago if event.a == 1 else None
+        found[event.text] = Misses(event.a, since, ago, event.mono_ns)
+    return {address: one for address, one in found.items() if one.last_s is not None and one.last_s <= RECENT_S}
+
+
+@dataclass
+class _Address:
+    """One bootstrap server, as the decode ranks of one cluster that need it know it."""
+
+    views: list[RankView] = field(default_factory=list)
+    lookups: list[Lookup] = field(default_factory=list)
+    misses: list[Misses] = field(default_factory=list)
+    waiting: dict[int, float] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+
+
+def suspects_of_lookups(look: Look) -> Iterator[Suspect]:
+    """Yield the bootstrap servers that decode needs and that do not answer."""
+    for (cluster, network, address), one in _addresses(look).items():
+        server = look.servers.get((network, address)) if not look.instead else None
+        if look.instead or (server is not None and not server.silence):
+            continue
+        attempts = max((found.attempts for found in one.lookups), default=0)
+        times = max((found.times for found in one.misses), default=0)
+        fault = server.fault if server is not None else Fault.OTHER
+        if not (one.waiting or attempts or one.failed or times):
+            continue  # nobody needs it now
+        if not (fault in (Fault.REFUSES, Fault.UNREACHABLE) and network) and max(attempts, times) < _SURELY:
+            continue  # it may be slow, or is only out of reach from here
+        prefill = [v for v in look.views if (v.identity.cluster, v.identity.role) == (cluster, "prefill")]
+        yield _suspect(cluster, address, one, server, fault, prefill)
+    if not look.instead:
+        yield from _missing(look)
+
+
+def _missing(look: Look) -> Iterator[Suspect]:
+    """Yield the bootstrap servers of prefill servers that run, and that nobody has needed since they ended."""
+    needed = {(network, address) for _, network, address in _addresses(look)}
+    for view in look.views:
+        i = view.identity
+        if i.role != "prefill" or i.world_rank != 0 or i.dp > 0 or view.rooms is None or not view.network:
+            continue  # the bootstrap server is on the host of its server's first rank
+        for (network, address), server in look.servers.items():
+            if network != view.network or server.fault is not Fault.REFUSES or (network, address) in needed:
+                continue
+            if serves(view, view, address):
+                yield Suspect(
+                    "PD145",
+                    f"The bootstrap server {address} of {i.service} refuses connections, and its ranks run; since when is not "
+                    "known. No request waits for it now; the next one of a decode rank that does not know this server fails.",
+                    address,
+                    ranks=(i.label,),
+                    evidence=(f"asked from the network of {i.label}: {server.silence}",),
+                    cluster=i.cluster,
+                    units=(i.unit,),
+                    next_step=_WITHOUT.format(service=i.service),
+                )
+
+
+def _addresses(look: Look) -> dict[tuple[str, str, str], _Address]:
+    found: dict[tuple[str, str, str], _Address] = {}
+    for view in look.views:
+        if view.identity.role != "decode" or view.rooms is None:
+            continue
+        here: dict[str, _Address] = {}
+
+        def at(address: str, view: RankView = view, here: dict[str, _Address] = here) -> _Address:
+            one = found.setdefault((view.identity.cluster, view.network, address), _Address())
+            if address not in here:
+                here[address] = one
+                one.views.append(view)
+            return one
+
+        for queue, room, address, state, age_s in view.rooms.rooms.rows("queue", "room", "bootstrap", "state", "age_s"):
+            asks = queue == "decode.pending" or (queue == "decode.prealloc" and state == KVPoll.BOOTSTRAPPING)
+            if asks and room and address and not address.startswith(f"{FAKE_HOST}:"):
+                at(address).waiting[room] = max(age_s, at(address).waiting.get(room, -1.0))
+        for address, lookup in view.rooms.lookups.items():
+            at(address).lookups.append(lookup)
+        for address, misses in missed(view).items():
+            one = at(address)
+            one.misses.append(misses)
+            one.failed.update(_failed(view, misses))
+        for event in view.failures:
+            lost = event.kind == EventKind.FAILURE and event.text.startswith(LOST)
+            ago = view.age_s(event.mono_ns) if lost else None
+            for address, one in here.items() if ago is not None and ago <= RECENT_S else ():
+                if f"bootstrap_addr: {address}"[:_SHOWN] in event.text:
+                    one.failed[event.room] = event.text
+    return found
+
+
+_SHOWN = 30
+"""Of a reason a recording keeps the beginning only, which may end within the address."""
+
+
+def _failed(view: RankView, misses: Misses) -> dict[int, str]:
+    """Return the requests that the engine failed as it gave up, after its last attempt, and which no client aborted."""
+    rids = {event.room: event.text for event in view.failures if event.kind == EventKind.ENQUEUE and event.text}
+    aborted = tuple(event.text for event in view.failures if event.kind == EventKind.ABORT and event.text)
+    if EVERY_REQUEST in aborted:
+        return {}
+    return {
+        event.room: event.text
+        for event in view.failures
+        if event.kind == EventKind.FAILURE
+        and event.text.startswith(ABORTED)
+        and 0 <= event.mono_ns - misses.last_ns <= _AFTER_NS
+        and not rids.get(event.room, "?").startswith(aborted)  # the engine aborts what begins so
+    }
+
+
+def _suspect(
+    cluster: str,
+    address: str,
+    one: _Address,
+    server: ServerView | None,
+    fault: Fault,
+    prefill: Sequence[RankView],
+) -> Suspect:
+    places = names(f"tp{view.identity.tp}" for view in one.views)
+    service = one.views[0].identity.service
+    plural = len(one.views) != 1
+    since_s = max((m.since_s for m in one.misses if m.since_s is not None), default=None)
+    at_least = max((_lasted_s(found) for found in one.lookups if found.attempts), default=None)
+    does = fault.value if fault is not Fault.OTHER else "does not answer decode"
+    if since_s is not None:
+        when = f"; decode has had no answer for {seconds(since_s)}"
+    elif at_least is not None:
+        when = f"; decode has had no answer for {seconds(at_least)} at least"
+    else:
+        when = "; since when is not known"
+    said = [f"The bootstrap server {address} {does}{when}."]
+    tried = max(one.lookups, key=lambda found: found.attempts, default=Lookup())
+    rooms = tuple(dict.fromkeys([*one.waiting, *one.failed]))
+    if one.waiting:
+        many = len(one.waiting)
+        of = f"attempt {tried.attempts} of {tried.most}" if tried.attempts and tried.most > 0 else ""
+        retry = (
+            f"; {places} {'are' if plural else 'is'} at {of}, then fail{'s'[: not plural]} {'it' if many == 1 else 'them'}"
+            if of
+            else ""
+        )
+        wait = f"{many} request{'s'[: many != 1]} of {service} wait{'s'[: many == 1]} for it"
+        said.append(f"{wait}{retry}.")
+    elif tried.attempts and tried.most > 0:
+        said.append(f"{service} {places}: attempt {tried.attempts} of {tried.most}.")
+    if one.failed:
+        many = len(one.failed)
+        ago = min((m.last_s for m in one.misses if m.last_s is not None), default=None)
+        when = f" {seconds(ago)} ago" if ago is not None else ""
+        reasons = ", ".join(dict.fromkeys(_reason(text) for text in one.failed.values()))
+        said.append(
+            f"Decode gave up{when} and failed {many} request{'s'[: many != 1]} ({reasons}): no client aborted "
+            f"{'them' if many != 1 else 'it'}."
+        )
+    behind, next_step = _behind(address, one, prefill)
+    heard = f"asked from here: {server.silence}" if server is not None else "it can't be asked: this is a recording"
+    evidence = [heard]
+    for view in one.views:
+        lookup = view.rooms.lookups.get(address) if view.rooms is not None else None
+        if lookup is not None and lookup.attempts:
+            evidence.append(f"{view.identity.label}: {lookup.attempts} attempts in a row without an answer")
+        if lookup is not None and lookup.missed:
+            evidence.append(f"{view.identity.label}: {lookup.missed} heartbeats in a row without an answer")
+        kept = missed(view).get(address)
+        if kept is not None:
+            evidence.append(f"{view.identity.label}: {kept.times} attempts in a row without an answer, as recorded")
+    return Suspect(
+        "PD145",
+        " ".join(said),
+        address,
+        rooms=rooms,
+        ranks=tuple(view.identity.label for view in one.views),
+        evidence=tuple(evidence),
+        age_s=max((age for age in (since_s, at_least) if age is not None), default=None),
+        cluster=cluster,
+        passing=True,
+        units=(*(view.identity.unit for view in one.views), *(view.identity.unit for view in behind)),
+        next_step=next_step,
+    )
+
+
+def _behind(address: str, one: _Address, prefill: Sequence[RankView]) -> tuple[list[RankView], str]:
+    """Return the prefill ranks whose bootstrap server this is, and what to do then, "" where that is not known."""
+    behind = [view for view in prefill if serves(view, one.views[0], address)]
+    if behind:
+        service = behind[0].identity.service
+        return behind, _WITHOUT.format(service=service)
+    known = [sorted(filter(None, addresses(view))) for view in prefill if view.settings is not None]
+    if len({view.identity.service for view in prefill}) == 1 and len(known) < len(prefill):
+        return list(prefill), ""  # it does not answer either, and there is no other
+    if known and all(known):
+        there = names(dict.fromkeys(found[0] for found in known))
+        return [], (
+            f"Look at the bootstrap host and port that the router sends: no prefill server here has {address}; "
+            f"there is {there}."
+        )
+    return [], ""
+
+
+def _reason(text: str) -> str:
+    return next((known for known in (ABORTED, *LOST) if text.startswith(known)), text)
+
+
+def _lasted_s(lookup: Lookup) -> float:
+    """Return for how long, at least, a rank has asked in vain."""
+    between = max(lookup.every_s, 0.0) * (lookup.attempts - 1)
+    return between + max(lookup.last_s, 0.0)

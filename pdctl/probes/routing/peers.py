@@ -1,0 +1,388 @@
+"""What each side uses of the other, against who is there now: a server replaced behind its address, two behind one. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from pdctl.probes.queues.formatting import names
+from pdctl.probes.routing.model import Look, Place, RankView, ServerView, place_of
+from pdctl.probes.routing.suspects import Suspect
+from pdctl.protocol.durations import seconds
+from pdctl.protocol.model import EventKind, KVPoll
+from pdctl.protocol.requests import Peer, RoomEntry
+
+SENT = (KVPoll.WAITING_FOR_INPUT, KVPoll.TRANSFERRING)
+"""States of a room whose addresses decode has sent to the prefill process that was there then."""
+
+
+_GIVES_UP = "decode's heartbeat takes to give it up (two misses, 10 s, by default)"
+
+
+def setting(view: RankView, name: str) -> str:
+    """Return a setting of the rank, "" unknown."""
+    return view.settings.values.get(name, "") if view.settings is not None else ""
+
+
+def listens_on(view: RankView) -> int:
+    """Return the port on which a rank takes messages of the other side, 0 unknown."""
+    port = setting(view, "rank_port")
+    return int(port) if port.isdecimal() else 0
+
+
+def suspects_of_peers(look: Look) -> Iterator[Suspect]:
+    """Yield servers that were replaced while the other side goes on using what was there before, and two that share a name."""
+    replaced = [*_prefill_replaced(look), *_decode_replaced(look)]
+    yield from replaced
+    seen = {(suspect.cluster, room) for suspect in replaced for room in suspect.rooms}
+    for role, other in (("decode", "prefill"), ("prefill", "decode")):
+        yield from _started_after(look, role, other, seen)
+    yield from _shared(look)
+
+
+# ---- prefill was replaced, and decode uses the process before ----------------------------------------------------------
+
+
+@dataclass
+class _Stale:
+    """Decode ranks that use one port of a prefill rank that is elsewhere now. rank: the one that is there, where it is seen."""
+
+    now: int
+    rank: RankView | None
+    views: list[RankView] = field(default_factory=list)
+    rooms: dict[int, None] = field(default_factory=dict)
+    used: int = 0
+
+
+def _prefill_replaced(look: Look) -> Iterator[Suspect]:
+    prefill = [view for view in look.views if view.identity.role == "prefill" and view.rooms is not None]
+    found: dict[tuple[str, str, str, int, Place], _Stale] = {}
+    for view in look.views:
+        if view.identity.role != "decode" or view.rooms is None:
+            continue
+        for peer in view.rooms.peers or ():
+            if peer.pp < 0 or not peer.bootstrap:
+                continue
+            place = (peer.dp, peer.cp, peer.tp, peer.pp)
+            now, rank = _there_now(look, view, peer, place, prefill)
+            if now in (0, peer.port) or any(_is(peer, one, view) for one in prefill):
+                continue
+            key = (view.identity.cluster, view.identity.service, peer.bootstrap, peer.port, place)
+            stale = found.setdefault(key, _Stale(now, rank))
+            stale.views.append(view)
+            stale.rooms.update(dict.fromkeys(peer.rooms))
+            stale.used = max(stale.used, peer.used)
+    for (cluster, service, address, port, place), stale in found.items():
+        yield _replaced(cluster, service, address, port, place, stale)
+
+
+def _there_now(
+    look: Look, view: RankView, peer: Peer, place: Place, prefill: Sequence[RankView]
+) -> tuple[int, RankView | None]:
+    """Return where the prefill rank of a place listens now, by the bootstrap server or by itself, and the rank. 0: unknown."""
+    server = look.server(view, peer.bootstrap)
+    registered = server.routes.get(place, 0) if server is not None else 0
+    there = [
+        one
+        for one in prefill
+        if place_of(one) == place
+        and listens_on(one)
+        and (serves(one, view, peer.bootstrap) or listens_on(one) == registered)
+    ]
+    rank = there[0] if len(there) == 1 else None
+    if registered > 0:
+        return registered, rank if rank is not None and listens_on(rank) == registered else None
+    return (listens_on(rank), rank) if rank is not None else (0, None)
+
+
+def serves(prefill: RankView, decode: RankView, address: str) -> bool:
+    """Return whether ``address``, as this decode rank uses it, is surely the bootstrap server of this prefill rank's server."""
+    used = {address for address in addresses(prefill) if address}
+    if address not in used:
+        return False
+    if not _loopback(address):
+        return True
+    return prefill.identity.host == decode.identity.host and prefill.network == decode.network
+
+
+def own_address(view: RankView) -> str:
+    """Return where a prefill rank's own bootstrap server should be by its settings, "" where they do not tell."""
+    if view.settings is None or view.identity.role != "prefill":
+        return ""
+    values = view.settings.values
+    host, port = values.get("host", ""), values.get("disaggregation_bootstrap_port", "")
+    if not port.isdecimal() or not int(port):
+        return ""
+    host = "127.0.0.1" if host in ("", "0.0.0.0", "localhost", "::") else host
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def addresses(view: RankView) -> set[str]:
+    """Return the addresses of a prefill rank's own bootstrap server, as its requests and its settings have them."""
+    found = set(view.rooms.rooms.distinct("bootstrap")) if view.rooms is not None else set()
+    own = own_address(view)
+    return {*found, own} if own else found
+
+
+def _loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is(peer: Peer, prefill: RankView, decode: RankView) -> bool:
+    """Return whether a rank that answers may be the one that a decode rank sends to."""
+    if listens_on(prefill) != peer.port:
+        return False
+    own = setting(prefill, "rank_ip")
+    if own and peer.host and own != peer.host:
+        return False
+    return not _loopback(f"{peer.host}:0") or prefill.identity.host == decode.identity.host
+
+
+def _replaced(cluster: str, service: str, address: str, port: int, place: Place, stale: _Stale) -> Suspect:
+    dp, _, tp, pp = place
+    label = stale.rank.identity.label if stale.rank is not None else f"prefill dp{dp} pp{pp} tp{tp}"
+    places = names(f"tp{view.identity.tp}" for view in stale.views)
+    one = len(stale.views) == 1
+    if stale.rank is not None:
+        up_s, pid = stale.rank.up_s, stale.rank.identity.pid
+        began = (
+            f"was started {seconds(up_s)} ago (pid {pid})" if up_s is not None else f"is another process (pid {pid})"
+        )
+        now = f"{label} {began} and listens on port {stale.now}"
+    else:
+        now = f"{label} is registered at port {stale.now} of another process now"
+    summary = f"{now}; {places} of {service} still send{'s' * one} to port {port}, where the process before listened."
+    if stale.used:
+        many, verb = f"{stale.used} request{'s'[: stale.used != 1]}", f"wait{'s'[: stale.used == 1]}"
+        summary += f" {many} {verb} for its answer, which will not come, and so will each new one."
+    else:
+        summary += " The next request will wait for an answer that can't come."
+    return Suspect(
+        "PD144",
+        summary,
+        f"{address} > {service}",
+        rooms=tuple(stale.rooms),
+        ranks=(*(view.identity.label for view in stale.views), *((label,) if stale.rank is not None else ())),
+        evidence=(
+            *(
+                f"{view.identity.label} uses port {port} for {label}, from its first query of {address}"
+                for view in stale.views
+            ),
+            f"{label} listens on port {stale.now} now, "
+            + ("as it says itself" if stale.rank is not None else f"as {address} has it registered"),
+            f"no rank that answers listens on port {port}",
+        ),
+        cluster=cluster,
+        detail=f"{label} {port} {stale.now}",
+        passing=True,
+        units=tuple(view.identity.unit for view in (*stale.views, *((stale.rank,) if stale.rank is not None else ()))),
+        next_step=f"Restart {service}, or stop prefill for longer than {_GIVES_UP}, so that decode asks {address} again.",
+    )
+
+
+# ---- decode was replaced, and prefill has what the process before sent -------------------------------------------------
+
+
+def _decode_replaced(look: Look) -> Iterator[Suspect]:
+    clusters = dict.fromkeys(view.identity.cluster for view in look.views)
+    for cluster in clusters:
+        decode = [v for v in look.views if (v.identity.cluster, v.identity.role) == (cluster, "decode")]
+        sessions = {setting(view, "transfer_session") for view in decode if view.rooms is not None}
+        if not decode or "" in sessions or any(view.rooms is None or view.up_s is None for view in decode):
+            continue  # who does not tell may be the one
+        there = {
+            (view.identity.cluster, room) for view in decode if view.rooms for room in view.rooms.rooms.column("room")
+        }
+        for view in look.views:
+            i = view.identity
+            if (i.cluster, i.role) != (cluster, "prefill") or view.rooms is None or view.up_s is None:
+                continue
+            yield from _held_for_ended(view, decode, sessions, {room for _, room in there})
+
+
+def _held_for_ended(
+    view: RankView, decode: Sequence[RankView], sessions: set[str], there: set[int]
+) -> Iterator[Suspect]:
+    """A prefill rank holds requests for decode processes that are gone, and others run in their place that began later."""
+    assert view.rooms is not None
+    gone = [peer for peer in view.rooms.peers or () if peer.session and peer.session not in sessions]
+    after = max(one.up_s for one in decode if one.up_s is not None)
+    ages: dict[int, float] = {}
+    for room, age_s, queue in view.rooms.rooms.rows("room", "age_s", "queue"):
+        if room and room not in there and queue.startswith("prefill") and age_s > after:
+            ages[room] = max(age_s, ages.get(room, 0.0))
+    if not gone or not ages:
+        return
+    held = [room for peer in gone for room in peer.rooms if room in ages]
+    service = names(dict.fromkeys(one.identity.service for one in decode))
+    many = f"{len(ages)} request{'s'[: len(ages) != 1]}"
+    yield Suspect(
+        "PD144",
+        f"{view.identity.label} holds {many} from before {service} started {seconds(after)} ago: the decode process that had "
+        f"{'it' if len(ages) == 1 else 'them'} has ended, and {'its' if len(ages) == 1 else 'their'} time-out alone ends "
+        f"{'it' if len(ages) == 1 else 'them'} here.",
+        f"{view.identity.service} > {service}",
+        rooms=tuple(ages),
+        ranks=(view.identity.label, *(one.identity.label for one in decode)),
+        evidence=(
+            f"{view.identity.label} knows {len(gone)} decode rank{'s'[: len(gone) != 1]} that no decode rank here is: "
+            + ", ".join(dict.fromkeys(peer.session for peer in gone[:4])),
+            *(
+                [f"{len(held)} of these requests are to be written to {'that' if len(gone) == 1 else 'those'}"]
+                if held
+                else []
+            ),
+            f"the oldest has been in its queue for {seconds(max(ages.values()))}",
+        ),
+        age_s=min(ages.values()) - after,
+        cluster=view.identity.cluster,
+        passing=True,
+        units=(view.identity.unit, *(one.identity.unit for one in decode)),
+        next_step="Send these requests again. Their time-outs end them here (pdctl stuck says when).",
+    )
+
+
+# ---- by times alone: where ranks do not tell what they use -------------------------------------------------------------
+
+
+def _started_after(look: Look, role: str, other: str, seen: set[tuple[str, int]]) -> Iterator[Suspect]:
+    """Addresses were exchanged before any rank of the other side that is there began: by the events of recordings."""
+    for cluster in dict.fromkeys(view.identity.cluster for view in look.views):
+        peers = [v for v in look.views if (v.identity.cluster, v.identity.role) == (cluster, other)]
+        if not peers or any(view.up_s is None for view in peers):
+            continue
+        up_s = max(view.up_s for view in peers if view.up_s is not None)
+        for view in look.views:
+            if (view.identity.cluster, view.identity.role) != (cluster, role) or view.rooms is None:
+                continue
+            waiting = {e.room for e in view.rooms.rooms if _sent(e) and (cluster, e.room) not in seen}
+            sent: dict[int, float] = {}
+            for event in view.events:
+                if event.kind == EventKind.STATE and event.a == KVPoll.WAITING_FOR_INPUT and event.room in waiting:
+                    sent[event.room] = view.age_s(event.mono_ns) or 0.0
+            late = {room: age for room, age in sent.items() if age > up_s + _SLACK_S}
+            if late:
+                yield _before(view, peers, late, up_s)
+
+
+_SLACK_S = 1.0
+"""Two times of one moment may differ by so much: they come from different ranks' looks."""
+
+
+def _sent(entry: RoomEntry) -> bool:
+    return entry.room != 0 and entry.state in SENT
+
+
+def _before(view: RankView, peers: Sequence[RankView], late: dict[int, float], up_s: float) -> Suspect:
+    service = names(dict.fromkeys(one.identity.service for one in peers))
+    i, one = view.identity, len(late) == 1
+    what = "sent its addresses" if i.role == "decode" else "was told decode's addresses"
+    return Suspect(
+        "PD144",
+        f"{i.label} {what} for {len(late)} request{'s' * (not one)} before {service} started, {seconds(up_s)} ago: "
+        f"{'it goes' if one else 'they go'} by a process that has ended.",
+        f"{view.identity.service} > {service}",
+        rooms=tuple(late),
+        ranks=(i.label, *(peer.identity.label for peer in peers)),
+        evidence=tuple(f"room {room}: {seconds(age)} ago" for room, age in list(late.items())[:8]),
+        age_s=min(late.values()) - up_s,
+        cluster=i.cluster,
+        passing=True,
+        units=(i.unit, *(peer.identity.unit for peer in peers)),
+    )
+
+
+# ---- two servers and one registration ----------------------------------------------------------------------------------
+
+
+def _shared(look: Look) -> Iterator[Suspect]:
+    """A bootstrap server sends decode to one prefill rank, and another that runs has registered there for the same place."""
+    for loser, winner, server in shared(look):
+        place = loser.identity.label
+        users = {id(one): _users(look, one) for one in (loser, winner)}
+        before = users[id(loser)]
+        used = [one for one in (loser, winner) if users[id(one)]] or [winner]
+        left = [one for one in (loser, winner) if one not in used]
+        rooms = [room for one in left or used for room in _bootstrapping(one)]
+        lost, won = _name(loser, winner), _name(winner, loser)
+        summary = f"{lost} and {won} share the bootstrap server {server.address}: the second registered last."
+        if before:
+            summary += f" {names(before)} asked before and send{'s' * (len(before) == 1)} to the first."
+        else:
+            summary += f" It is the one to which decode is sent for {place}."
+        if left:
+            wait = f": {len(rooms)} request{'s'[: len(rooms) != 1]} wait{'s'[: len(rooms) == 1]} there" if rooms else ""
+            summary += (
+                f" What the router gives to the {'first' if left[0] is loser else 'second'} gets no addresses{wait}."
+            )
+        yield Suspect(
+            "PD137",
+            summary,
+            f"{server.address}: {loser.identity.cluster}",
+            rooms=tuple(rooms),
+            ranks=(place,),
+            evidence=(
+                f"{won}: {winner.identity.who} listens on port {listens_on(winner)}, which is registered",
+                f"{lost}: {loser.identity.who} listens on port {listens_on(loser)}, which is registered no more",
+                *(f"{label} sends to port {listens_on(one)}" for one in (winner, loser) for label in users[id(one)]),
+            ),
+            cluster=loser.identity.cluster,
+            detail=f"{loser.identity.pid} {winner.identity.pid}",
+            passing=True,
+            units=(loser.identity.unit, winner.identity.unit),
+        )
+
+
+def _users(look: Look, prefill: RankView) -> list[str]:
+    """Return the decode ranks that send to a prefill rank."""
+    return [
+        view.identity.label
+        for view in look.views
+        if view.identity.role == "decode" and view.rooms is not None
+        if any(_is(peer, prefill, view) for peer in view.rooms.peers or ())
+    ]
+
+
+def _bootstrapping(view: RankView) -> list[int]:
+    rows = view.rooms.rooms.rows("room", "queue") if view.rooms is not None else ()
+    return [room for room, queue in rows if room and queue == "prefill.bootstrap"]
+
+
+def shared(look: Look) -> list[tuple[RankView, RankView, ServerView]]:
+    """Return (rank that is not registered, rank that is, bootstrap server) where two have one place there."""
+    prefill = [v for v in look.views if v.identity.role == "prefill" and v.rooms is not None and listens_on(v)]
+    found = []
+    for view in prefill:
+        for server in near(view, look):
+            given = server.routes.get(place_of(view), 0)
+            if given <= 0 or given == listens_on(view):
+                continue
+            for other in prefill:
+                one_place = place_of(other) == place_of(view) and other.identity.cluster == view.identity.cluster
+                if one_place and listens_on(other) == given and other.network == view.network:
+                    found.append((view, other, server))
+    return found
+
+
+def near(view: RankView, look: Look) -> list[ServerView]:
+    """Return the bootstrap servers that may be this prefill rank's: at its port, in its network."""
+    if look.instead:
+        return list(look.servers.values())
+    port = setting(view, "disaggregation_bootstrap_port")
+    return [
+        server
+        for (network, address), server in look.servers.items()
+        if network == view.network and address.rpartition(":")[2] == port
+    ]
+
+
+def _name(view: RankView, other: RankView) -> str:
+    """Return a name of a rank's server that the other one does not have."""
+    if view.identity.service != other.identity.service:
+        return view.identity.service
+    return f"{view.identity.service} (pid {view.identity.pid})"

@@ -1,0 +1,353 @@
+"""What each side uses of the other, against who is there: servers replaced, bootstrap servers shared or silent, and twins."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from pdctl.probes.routing.bootstrap import Question, ask
+from pdctl.probes.routing.judge import judge, pause_s
+from pdctl.probes.routing.model import Fault, Look, RankView, RoutingDocument, ServerView
+from pdctl.protocol.model import EventKind, KVPoll
+from pdctl.protocol.requests import Lookup, Peer, RoomEntry, Rooms, RoomTable, Settings, Space
+from pdctl.recording.reader import Event
+from tests.support.identities import identity
+
+HOST = "10.0.0.1"
+ADDRESS = f"{HOST}:8998"
+NET = "net:[1]"
+NOW_NS = 10**12
+
+
+def event(kind: EventKind, ago_s: float, a: int = 0, text: str = "", room: int = 7) -> Event:
+    return Event(1, NOW_NS - int(ago_s * 1e9), kind, "", -1, room, a, 0, text)
+
+
+def entry(queue: str, room: int = 7, state: int = KVPoll.BOOTSTRAPPING, age_s: float = 20.0) -> RoomEntry:
+    return RoomEntry(queue, room, f"r{room}", state=state, age_s=age_s, dp=0, bootstrap=ADDRESS)
+
+
+def view(
+    role: str, values: dict[str, str], entries: tuple[RoomEntry, ...], up_s: float | None, **more: Any
+) -> RankView:
+    who = {"service": f"{role} here", "host": HOST, **{k: more.pop(k) for k in ("tp", "pid", "service") if k in more}}
+    rooms = Rooms(NOW_NS, 0, RoomTable.of(entries), (), Space(), {}, {}, {})
+    rooms = msgspec.structs.replace(rooms, **{k: more.pop(k) for k in ("peers", "lookups") if k in more})
+    return RankView(
+        identity(role=role, tp_size=2 if role == "decode" else 1, **who), "live", rooms=rooms,
+        settings=Settings(values, {}), network=NET, up_s=up_s, **more,
+    )  # fmt: skip
+
+
+def prefill(*entries: RoomEntry, port: int = 5001, up_s: float = 30.0, **more: Any) -> RankView:
+    values = {
+        "host": HOST,
+        "disaggregation_bootstrap_port": "8998",
+        "rank_ip": HOST,
+        "rank_port": str(port),
+        "dp_size": "1",
+    }
+    return view("prefill", values, entries, up_s, **more)
+
+
+def decode(tp: int, *entries: RoomEntry, to: int = 5001, rooms: tuple[int, ...] = (), **more: Any) -> RankView:
+    given = {"peers": (Peer(HOST, to, "", ADDRESS, 0, 0, 0, 0, rooms, len(rooms)),), **more}
+    values = {"rank_ip": HOST, "rank_port": str(6000 + tp), "transfer_session": f"{HOST}:{7000 + tp}"}
+    return view("decode", values, entries, given.pop("up_s", 900.0), tp=tp, **given)
+
+
+def server(port: int = 5001, **more: Any) -> ServerView:
+    return ServerView(
+        ADDRESS, NET, **{"info": {"dp_size": "1"}, "routes": {(0, 0, 0, 0): port}, "asked": frozenset((7,)), **more}
+    )
+
+
+def silent(fault: Fault = Fault.REFUSES) -> ServerView:
+    return ServerView(ADDRESS, NET, silence="connection refused", fault=fault)
+
+
+def look(*views: RankView, at: ServerView | None = None, taken_s: float = 0.0) -> Look:
+    return Look(views, {} if at is None else {(NET, ADDRESS): at}, taken_s=taken_s)
+
+
+def twice(*views: RankView, at: ServerView | None = None) -> RoutingDocument:
+    """Return what two looks that show the same, far enough apart, come to."""
+    return judge(look(*views, at=at, taken_s=10.0), look(*views, at=at))
+
+
+def codes(document: RoutingDocument) -> list[str]:
+    return [found.code for found in document.findings]
+
+
+SENT = entry("decode.transfer", state=KVPoll.WAITING_FOR_INPUT)
+WAITS = entry("prefill.bootstrap")
+
+# ---- prefill was replaced ----------------------------------------------------------------------------------------------
+
+
+def test_prefill_was_replaced_and_decode_sends_to_the_process_before() -> None:
+    views = prefill(WAITS, port=5002, pid=44), decode(0, SENT, rooms=(7,)), decode(1, SENT, rooms=(7,))
+    document = twice(*views, at=server(5002))
+    [found] = document.findings
+    assert found.code == "PD144"
+    assert found.summary == (
+        "prefill dp0 pp0 tp0 was started 30.0 s ago (pid 44) and listens on port 5002; tp0 and tp1 of decode here still send "
+        "to port 5001, where the process before listened. 1 request waits for its answer, which will not come, and so will "
+        "each new one."
+    )
+    assert found.rooms == (7,)
+    assert found.ranks == ("decode dp0 pp0 tp0", "decode dp0 pp0 tp1", "prefill dp0 pp0 tp0")
+    assert "Restart decode here" in found.next_step
+    assert [row.verdict for row in document.rooms] == ["REPLACED"]
+
+
+def test_it_is_found_while_nothing_waits_and_without_the_bootstrap_server() -> None:
+    for at in (server(5002), None):
+        [found] = twice(prefill(port=5002), decode(0), at=at).findings
+        assert found.code == "PD144"
+        assert "The next request" in found.summary
+
+
+def test_it_is_found_where_only_the_bootstrap_server_tells() -> None:
+    [found] = twice(decode(0), at=server(5002)).findings
+    assert found.summary.startswith(
+        "prefill dp0 pp0 tp0 is registered at port 5002 of another process now; tp0 of decode here"
+    )
+
+
+def test_it_has_to_last() -> None:
+    views = prefill(port=5002), decode(0)
+    assert pause_s(look(*views, at=server(5002)), 2.0) == 2.0
+    assert codes(judge(look(*views, at=server(5002)))) == []
+    noticed = look(prefill(port=5002), decode(0, to=5002), at=server(5002), taken_s=10.0)
+    assert codes(judge(noticed, look(*views, at=server(5002)))) == []
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        decode(0, to=5002),
+        decode(0, peers=()),  # the heartbeat has noticed
+        decode(0, peers=None),  # an older agent
+        decode(0, peers=(Peer(HOST, 5001, "", ADDRESS, 0),)),  # whose rank's port that is, is not known
+    ],
+)
+def test_decode_that_has_noticed_or_does_not_tell_is_clean(one: RankView) -> None:
+    document = twice(prefill(port=5002), one, at=server(5002))
+    assert codes(document) == []
+    assert document.young == 0
+
+
+def test_a_port_of_a_rank_that_answers_is_no_old_one() -> None:
+    """It is two servers with one registration."""
+    document = twice(
+        prefill(port=5001, pid=1), prefill(WAITS, port=5002, pid=2), decode(0, SENT, rooms=(7,)), at=server(5002)
+    )
+    assert codes(document) == ["PD137"]
+
+
+# ---- decode was replaced -----------------------------------------------------------------------------------------------
+
+
+def test_decode_was_replaced_and_prefill_holds_what_it_had() -> None:
+    gone = (Peer(HOST, 6000, f"{HOST}:9000", rooms=(8,), used=1),)
+    held = prefill(
+        entry("prefill.bootstrap", age_s=90.0), entry("prefill.inflight", 8, KVPoll.TRANSFERRING, 80.0), peers=gone
+    )
+    [found] = judge(look(held, decode(0, up_s=40.0), decode(1, up_s=41.0), at=server())).findings
+    assert found.code == "PD144"
+    assert found.rooms == (7, 8)
+    assert "holds 2 requests from before decode here started 41.0 s ago" in found.summary
+
+
+@pytest.mark.parametrize(
+    ("held", "others"),
+    [
+        (entry("prefill.bootstrap", age_s=30.0), (decode(0, up_s=40.0),)),  # came after decode
+        (entry("prefill.bootstrap", age_s=90.0), (decode(0, SENT, up_s=40.0),)),  # decode has it
+        (entry("prefill.bootstrap", age_s=90.0), (decode(0, up_s=40.0), decode(1, up_s=900.0))),  # tp1 was there
+        (entry("prefill.bootstrap", age_s=90.0), (decode(0, up_s=40.0), decode(1, up_s=None))),  # not known of tp1
+        (
+            entry("prefill.bootstrap", age_s=90.0),
+            (decode(0, up_s=40.0), replace(decode(1), rooms=None, silence="silent")),
+        ),
+    ],
+)
+def test_what_a_decode_rank_may_still_have_is_not_called_lost(held: RoomEntry, others: tuple[RankView, ...]) -> None:
+    gone = (Peer(HOST, 6000, f"{HOST}:9000"),)
+    assert codes(twice(prefill(held, peers=gone), *others, at=server())) == []
+
+
+def test_a_first_start_of_decode_replaced_nobody() -> None:
+    assert (
+        codes(twice(prefill(entry("prefill.bootstrap", age_s=90.0), peers=()), decode(0, up_s=40.0), at=server())) == []
+    )
+
+
+# ---- by the times of recordings ----------------------------------------------------------------------------------------
+
+
+def test_recordings_tell_that_addresses_were_sent_before_prefill_began() -> None:
+    told = event(EventKind.STATE, 50.0, KVPoll.WAITING_FOR_INPUT)
+    ranks = prefill(WAITS, up_s=30.0), decode(0, SENT, peers=None, events=(told,))
+    [found] = judge(look(*ranks)).findings
+    assert found.code == "PD144"
+    assert (
+        "decode dp0 pp0 tp0 sent its addresses for 1 request before prefill here started, 30.0 s ago" in found.summary
+    )
+    for since in (None, 49.5, 60.0):
+        assert codes(twice(replace(ranks[0], up_s=since), ranks[1])) == []
+
+
+# ---- two prefill servers -----------------------------------------------------------------------------------------------
+
+
+def test_two_prefill_servers_with_one_bootstrap_server() -> None:
+    first, second = prefill(service="prefill a"), prefill(WAITS, port=5002, service="prefill b")
+    [found] = twice(first, second, decode(0, SENT, rooms=(7,)), at=server(5002)).findings
+    assert found.code == "PD137"
+    assert found.summary == (
+        f"prefill a and prefill b share the bootstrap server {ADDRESS}: the second registered last. decode dp0 pp0 tp0 asked "
+        "before and sends to the first. What the router gives to the second gets no addresses: 1 request waits there."
+    )
+    assert found.rooms == (7,)
+
+
+def test_servers_of_one_name_are_told_apart_by_their_process() -> None:
+    [found] = twice(prefill(WAITS, port=5001, pid=11), prefill(port=5002, pid=12), at=server(5002)).findings
+    assert found.summary.startswith("prefill here (pid 11) and prefill here (pid 12) share")
+    assert "gives to the first gets no addresses: 1 request waits there" in found.summary
+
+
+def test_two_prefill_servers_with_a_bootstrap_server_each_are_clean() -> None:
+    other = prefill(port=5002, service="prefill b")
+    assert other.settings is not None
+    other = replace(other, settings=Settings({**other.settings.values, "disaggregation_bootstrap_port": "8999"}, {}))
+    both = {(NET, ADDRESS): server(5001), (NET, f"{HOST}:8999"): replace(server(5002), address=f"{HOST}:8999")}
+    assert codes(judge(Look((prefill(), other, decode(0)), both))) == []
+
+
+def test_a_registered_port_of_nobody_is_a_finding_of_its_own() -> None:
+    assert codes(twice(prefill(), decode(0, peers=()), at=server(5555))) == ["PD129"]
+
+
+# ---- bootstrap servers that do not answer ------------------------------------------------------------------------------
+
+PENDING = (entry("decode.pending"), entry("decode.prealloc"))
+TRYING = {ADDRESS: Lookup(attempts=4, most=15, every_s=1.0, last_s=0.5)}
+
+
+def test_a_bootstrap_server_refuses_while_decode_retries() -> None:
+    asks = decode(0, *PENDING, peers=(), lookups=TRYING)
+    document = judge(look(prefill(WAITS), asks, at=silent()))
+    [found] = document.findings
+    assert found.code == "PD145"
+    assert found.summary == (
+        f"The bootstrap server {ADDRESS} refuses connections; decode has had no answer for 3.5 s at least. 1 request of "
+        "decode here waits for it; tp0 is at attempt 4 of 15, then fails it."
+    )
+    assert found.rooms == (7,)
+    assert found.next_step == "prefill here runs without its bootstrap server: restart it as a whole."
+
+
+def test_an_address_where_nobody_listens_is_the_routers() -> None:
+    elsewhere = f"{HOST}:1"
+    rows = tuple(RoomEntry(*(elsewhere if value == ADDRESS else value for value in row_of(e))) for e in PENDING)
+    asks = decode(0, *rows, peers=(), lookups={elsewhere: TRYING[ADDRESS]})
+    away = ServerView(elsewhere, NET, silence="connection refused", fault=Fault.REFUSES)
+    given = Look((prefill(), asks), {(NET, elsewhere): away, (NET, ADDRESS): server()})
+    [found] = judge(given).findings
+    assert found.code == "PD145"
+    assert f"no prefill server here has {elsewhere}; there is {ADDRESS}" in found.next_step
+
+
+def row_of(one: RoomEntry) -> tuple[Any, ...]:
+    return tuple(getattr(one, name) for name in one.__struct_fields__)
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [(Fault.UNREACHABLE, "can't be reached"), (Fault.SILENT, "does not answer"), (Fault.OTHER, "does not answer")],
+)
+def test_other_silences_are_named_as_what_they_are(fault: Fault, says: str) -> None:
+    [found] = judge(look(prefill(WAITS), decode(0, *PENDING, peers=(), lookups=TRYING), at=silent(fault))).findings
+    assert found.code == "PD145"
+    assert f"{ADDRESS} {says}" in found.summary
+
+
+@pytest.mark.parametrize("fault", [Fault.SILENT, Fault.OTHER])
+def test_a_slow_bootstrap_server_is_clean(fault: Fault) -> None:
+    first = {ADDRESS: Lookup(attempts=1, most=15, every_s=1.0, last_s=0.2)}
+    for lookups in ({}, first):
+        assert codes(twice(prefill(WAITS), decode(0, *PENDING, peers=(), lookups=lookups), at=silent(fault))) == []
+    assert codes(twice(prefill(WAITS), decode(0, *PENDING, peers=(), lookups=TRYING), at=server())) == []
+
+
+def test_after_decode_gave_up_its_recording_tells() -> None:
+    asked = tuple(
+        event(EventKind.LOOKUP, ago, times, ADDRESS, room=0) for ago, times in ((40, 1), (36, 5), (31, 10), (26, 15))
+    )
+    failed = (
+        event(EventKind.ENQUEUE, 41.0, text="r7"),
+        event(EventKind.ENQUEUE, 41.0, text="r8", room=8),
+        event(EventKind.ABORT, 27.0, text="r8", room=0),
+        event(EventKind.FAILURE, 25.9, text="Aborted by AbortReq.", room=8),
+        event(EventKind.FAILURE, 25.9, text="Aborted by AbortReq."),
+        event(EventKind.FAILURE, 10.0, text="Aborted by AbortReq.", room=9),
+    )
+    gave_up = decode(0, peers=(), events=asked, failures=failed)
+    for at in (silent(), None):  # now, and from recordings alone
+        [found] = judge(look(prefill(WAITS), gave_up, at=at)).findings
+        assert found.code == "PD145"
+        assert (
+            "Decode gave up 26.0 s ago and failed 1 request (Aborted by AbortReq): no client aborted it."
+            in found.summary
+        )
+        assert "decode has had no answer for 40.0 s" in found.summary
+        assert found.rooms == (7,)
+    answered = replace(gave_up, events=(*asked, event(EventKind.LOOKUP, 20.0, 0, ADDRESS, room=0)))
+    assert codes(twice(prefill(WAITS), answered)) == []
+    assert codes(twice(prefill(WAITS), gave_up, at=server())) == []  # it answers again
+    assert (
+        codes(twice(prefill(WAITS), replace(gave_up, events=(event(EventKind.LOOKUP, 700.0, 15, ADDRESS, room=0),))))
+        == []
+    )
+
+
+def test_requests_that_lost_their_prefill_server_are_told_with_its_bootstrap_server() -> None:
+    lost = event(EventKind.FAILURE, 5.0, text=f"Lost connection with prefill instance (bootstrap_addr: {ADDRESS})"[:72])
+    asks = decode(0, entry("decode.pending", 9), peers=(), lookups=TRYING, failures=(lost,))
+    [found] = judge(look(prefill(), asks, at=silent())).findings
+    assert found.rooms == (9, 7)
+    assert "failed 1 request (Lost connection with prefill)" in found.summary
+
+
+def test_a_bootstrap_server_that_ended_is_found_before_anybody_needs_it() -> None:
+    [found] = twice(prefill(), decode(0, peers=()), at=silent()).findings
+    assert found.code == "PD145"
+    assert "No request waits for it now" in found.summary
+
+
+@pytest.mark.parametrize("rank", [1, -1])
+def test_a_rank_of_another_node_does_not_tell_of_the_bootstrap_server(rank: int) -> None:
+    other = prefill()
+    other = replace(other, identity=msgspec.structs.replace(other.identity, world_rank=rank))
+    assert codes(twice(other, decode(0, peers=()), at=silent())) == []
+
+
+def test_an_address_that_is_out_of_reach_from_here_only_is_clean() -> None:
+    far = replace(decode(0, *PENDING, peers=()), network="")
+    given = Look((replace(prefill(), network=""), far), {("", ADDRESS): replace(silent(), network="")})
+    assert codes(judge(replace(given, taken_s=10.0), given)) == []
+
+
+def test_who_is_asked_is_said_to_refuse_or_to_be_silent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as quiet, socket.create_server(("127.0.0.1", 0)) as gone:
+        addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in (quiet, gone)]
+        gone.close()
+        found = ask([Question(addresses[1])], 60.0) + ask([Question(addresses[0])], 0.5)
+    assert [one.fault for one in found] == [Fault.REFUSES, Fault.SILENT]
