@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pdctl.protocol.model import EventKind, KVPoll
+from pdctl.protocol.model import SCHEDULER_ENDED, EventKind, KVPoll
 
 if TYPE_CHECKING:
     from pdctl.engines.base import Maker, Site
@@ -53,3 +54,34 @@ def failure(event: Callable[..., None]) -> Maker:
         return records
 
     return make
+
+
+def ending(event: Callable[..., None]) -> Maker:
+    """Return the hook of what runs once when an exception ends the scheduler: ``sys.excepthook``, or a function that is called
+    while the exception is handled. It keeps the type and the place; the exception's text may hold what users asked.
+    """
+
+    def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+        def ends(*args: Any, **kwargs: Any) -> Any:
+            if site.on:
+                try:
+                    error = args[1] if len(args) > 1 else sys.exc_info()[1]
+                    if isinstance(error, Exception):
+                        event(EventKind.NOTE, text=f"{SCHEDULER_ENDED}: {type(error).__name__}{_raised_in(error)}")
+                except Exception as own:
+                    site.failed(own)
+            return original(*args, **kwargs)
+
+        return ends
+
+    return make
+
+
+def _raised_in(error: BaseException) -> str:
+    at = error.__traceback__
+    if at is None:
+        return ""
+    while at.tb_next is not None:
+        at = at.tb_next
+    code = at.tb_frame.f_code
+    return f" in {code.co_name}, {code.co_filename.rpartition('/')[2]}:{at.tb_lineno}"

@@ -120,6 +120,9 @@ EVERY_REQUEST = "all requests"
 """Text of an ABORT event that means all of them."""
 AGENT_ENDED = "agent ended"
 """How the NOTE begins that the agent's thread leaves in the recording when it ends before its process does."""
+SCHEDULER_ENDED = "scheduler ended"
+"""How the NOTE begins that a rank leaves when an exception ends its scheduler: ``scheduler ended: TypeError in poll, x.py:9``.
+A rank that was killed leaves none."""
 
 
 class GroupInfo(msgspec.Struct, frozen=True):

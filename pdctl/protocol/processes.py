@@ -16,7 +16,12 @@ class Process:
 
     def runs_since(self, start: int) -> bool:
         """Return whether this is the process that started at ``start`` and it has not ended (a zombie has)."""
-        return self.state not in ("", "Z", "X") and self.start == start
+        return not self.ended and self.start == start
+
+    @property
+    def ended(self) -> bool:
+        """Return whether the process has ended; a zombie has, and so has one that is not there."""
+        return self.state in ("", "Z", "X")
 
     @property
     def why_silent(self) -> str:

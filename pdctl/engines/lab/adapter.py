@@ -21,7 +21,7 @@ from pdctl.engines.polls import PollHooks
 from pdctl.engines.sglang import events as engine_events
 from pdctl.engines.sglang import steps
 from pdctl.engines.sglang.seams import kv_manager
-from pdctl.engines.shared import LEAVES
+from pdctl.engines.shared import LEAVES, ending
 from pdctl.engines.sites import PollSites
 from pdctl.faults.table import FaultTable
 from pdctl.protocol.metadata import Metadata, Wanted
@@ -117,6 +117,7 @@ class LabAdapter:
         events = Events(scheduler, self.hooks, self._reader, recorder)
         self._seams += [Seam(name, True, "lab") for name in events.install()]  # last: around the hooks of the rounds
         self._taken = events.taken
+        self.hooks.wrap(sys, "excepthook", "ending", ending(recorder.event))
         self._rows.prepare()
         self._routing(events, faults)
         self._stage(faults)

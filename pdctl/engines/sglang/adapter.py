@@ -16,6 +16,7 @@ from pdctl.engines.sglang import late, metadata_rows, request_tables, revert, ro
 from pdctl.engines.sglang.hooks import SchedulerHooks
 from pdctl.engines.sglang.identity import identify
 from pdctl.engines.sglang.queues import QueueReader
+from pdctl.engines.shared import ending
 from pdctl.engines.sites import PollSites
 from pdctl.engines.slots import SlotWatch
 from pdctl.faults.table import FaultTable
@@ -94,6 +95,8 @@ class SGLangAdapter:
 
         there = self.hooks.wrap(type(self._scheduler), "process_input_requests", "tick", make)
         self._more_seams.append(Seam("tick", there, "Scheduler.process_input_requests"))
+        there = self.hooks.wrap(seams.module(seams.SCHEDULER), seams.ENDING, "ending", ending(recorder.event))
+        self._more_seams.append(Seam("events.ending", there, seams.ENDING))
 
     def seams(self) -> tuple[Seam, ...]:
         """Return what was looked for in this rank's code, and whether it is there."""

@@ -32,6 +32,11 @@ def module(name: str, modules: Mapping[str, Any] | None = None) -> ModuleType | 
     return (sys.modules if modules is None else modules).get(name)
 
 
+SCHEDULER = "sglang.srt.managers.scheduler"
+ENDING = "get_exception_traceback"
+"""What the scheduler's module calls as it handles the exception that ended the loop, and nowhere else."""
+
+
 # ---- polls -----------------------------------------------------------------------------------------------------------
 
 

@@ -28,7 +28,7 @@ class Agentless:
     @property
     def living(self) -> list[Candidate]:
         """The selected processes that have not ended."""
-        return [one for one in self.selected if one.process.state not in ("", "Z", "X")]
+        return [one for one in self.selected if not one.process.ended]
 
     @property
     def attach(self) -> str:
@@ -43,14 +43,15 @@ def select_processes(places: Places, ranks: Sequence[FoundRank]) -> Agentless:
     """Return the processes without an agent among ``ranks``. Reads /proc only.
 
     Where a run directory is named, the default is: only processes started by the same servers as ranks with an agent
-    there; others are not of this cluster. Named pids are always selected, even if there is no such process.
+    there; others are not of this cluster. Named pids are always selected, even if there is no such process. A process that
+    has ended and is among ``ranks`` is left out: there is nothing more to read of it.
     """
     asked = places.outside
     if asked.how == "off":
         return Agentless()
     from pdctl.introspect.find import candidate, candidates
 
-    known = {(rank.identity.pid, rank.identity.proc_start) for rank in ranks if rank.live}
+    known = {(rank.identity.pid, rank.identity.proc_start) for rank in ranks if rank.live or rank.process.ended}
     every = candidates()
     parents = {one.parent for one in every if (one.pid, one.process.start) in known}
     agentless = [one for one in every if (one.pid, one.process.start) not in known]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pdctl.introspect.find import candidates
 from pdctl.probes.run import Asked, find
 from pdctl.protocol import paths
 from pdctl.protocol.errors import Exit, PdctlError
@@ -22,6 +24,7 @@ from pdctl.report.output import Output
 from pdctl.targets.find import Found, discover, load_source
 from pdctl.targets.places import parse_places
 from pdctl.targets.reach import Reach
+from pdctl.targets.sources.agentless import select_processes
 from tests.support.identities import identity
 
 GONE = 2**22 + 1
@@ -88,6 +91,20 @@ def test_a_killed_process_that_nobody_reaped_is_dead(host: Host) -> None:
     [rank] = discover(parse_places(host.env)).ranks
     assert (rank.state, rank.process.state) == ("dead", "Z")
     assert "zombie" in rank.process.why_silent
+
+
+def test_a_scheduler_that_nobody_reaped_is_no_second_rank_beside_its_recording(host: Host) -> None:
+    named = host.run.parent / "sglang::scheduler_TP0"  # a zombie has its short name alone
+    named.symlink_to(shutil.which("sleep") or "sleep")
+    child = subprocess.Popen([named, "1000"])
+    host.children.append(child)
+    host.dead(pid=child.pid, proc_start=process_start(child.pid))
+    places = parse_places({**host.env, "PDCTL_OUTSIDE": "all"})
+    os.kill(child.pid, 9)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert child.pid in [one.pid for one in candidates()]
+    ranks = discover(places).ranks
+    assert child.pid not in [one.pid for one in select_processes(places, ranks).selected]
 
 
 def test_a_recording_alone_makes_a_rank(host: Host) -> None:
