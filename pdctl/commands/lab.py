@@ -8,9 +8,10 @@ import typer
 
 from pdctl.commands.lab_load import load
 from pdctl.commands.lab_parts import NameOption, env_of, find_lab, one_of
+from pdctl.commands.lab_processes import crash, kill, restart
 from pdctl.commands.lab_show import LabDown, draw_down, show_lab
 from pdctl.commands.options import OutputOption, RecordDirOption, RunDirOption, seconds
-from pdctl.lab.config import DEVICES, FIXES, LOAD_BALANCE, SIDES, STEP_S, TRANSPORTS
+from pdctl.lab.config import DEVICES, FIXES, LOAD_BALANCE, MAX_PREFILLS, SIDES, STEP_S, TRANSPORTS
 from pdctl.protocol.errors import Exit
 from pdctl.report.output import Format, Output
 
@@ -18,6 +19,9 @@ EXAMPLES = {
     "up": ("pdctl lab up --step prefill=12s", "pdctl lab up --name two --decode tp=2,dp=2 --without gate"),
     "status": ("pdctl lab status", "pdctl lab status -o json"),
     "load": ("pdctl lab load --requests 4 --room 4711", "pdctl lab load -n 1 --rid a-request --to decode --give-up 3s"),
+    "restart": ("pdctl lab restart prefill", "pdctl lab restart bootstrap"),
+    "kill": ("pdctl lab kill decode:tp1", "pdctl lab kill prefill --signal STOP"),
+    "crash": ("pdctl lab crash decode:tp1", "pdctl lab crash 'prefill dp0 pp0 tp0' -o json"),
     "down": ("pdctl lab down", "pdctl lab down --name two"),
 }
 
@@ -41,6 +45,19 @@ def up(
         str, typer.Option(metavar="SIZES", help="Sizes of the prefill server: tp=1,dp=1,pp=1.")
     ] = "tp=1",
     decode: Annotated[str, typer.Option(metavar="SIZES", help="Sizes of the decode server: tp=2,dp=1,pp=1.")] = "tp=2",
+    prefills: Annotated[
+        int, typer.Option(min=1, max=MAX_PREFILLS, help="Prefill servers of these sizes, each with a bootstrap server.")
+    ] = 1,
+    shared_bootstrap: Annotated[
+        bool,
+        typer.Option("--shared-bootstrap", help="Register all prefill servers with the first one's bootstrap server."),
+    ] = False,
+    slow_bootstrap: Annotated[
+        Optional[float],  # noqa: UP045  # typer evaluates annotations
+        typer.Option(
+            parser=seconds, metavar="TIME", help="How long a bootstrap server thinks before it answers decode."
+        ),
+    ] = None,
     without: Annotated[
         list[str] | None, typer.Option(metavar="FIX[,FIX...]", help="Leave out fixes of the engine, to have the bugs.")
     ] = None,
@@ -122,6 +139,9 @@ def up(
             name=check_name(name),
             prefill=parse_shape(prefill),
             decode=parse_shape(decode),
+            prefills=prefills,
+            shared_bootstrap=shared_bootstrap,
+            slow_bootstrap_s=slow_bootstrap or 0.0,
             without=parse_names(without or [], tuple(FIXES), "fix"),
             metadata_device=one_of(metadata_device, DEVICES, "device"),
             transport=one_of(transport, TRANSPORTS, "transport"),
@@ -166,7 +186,8 @@ def status(
     return int(Exit.CLEAN if listen and there >= {"supervisor", *expected(config)} else Exit.PARTIAL)
 
 
-app.command()(load)
+for _command in (load, restart, kill, crash):
+    app.command()(_command)
 
 
 @app.command()

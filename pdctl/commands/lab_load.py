@@ -48,6 +48,9 @@ def load(
             help="Room of the first request; the next ones count up. Repeatable: one for each request. 0: random rooms.",
         ),
     ] = None,
+    prefill_server: Annotated[
+        int, typer.Option(min=-1, metavar="N", help="Prefill server that gets every request: 0, 1, …; -1: in turn.")
+    ] = -1,
     prefill_dp: Annotated[
         int, typer.Option(min=-1, help="Prefill dp rank that gets every request; -1: load balancing.")
     ] = -1,
@@ -91,6 +94,8 @@ def load(
     side = one_of(to, ("both", *SIDES), "side")
     if prefill_dp >= config.prefill.dp:
         raise PdctlError(f"there is no prefill dp {prefill_dp}", f"this lab has {config.prefill.dp}", Exit.USAGE)
+    if prefill_server >= config.prefills:
+        raise PdctlError(f"there is no prefill server {prefill_server}", f"this lab has {config.prefills}", Exit.USAGE)
     rids, rooms = tuple(rid or ()), tuple(room or ())
     if requests is None:
         named = max(len(rids), len(rooms))
@@ -115,6 +120,7 @@ def load(
             rids=rids,
             bootstrap=_address(bootstrap),
             give_up_s=give_up or 0.0,
+            prefill_server=prefill_server,
             prefill_dp=prefill_dp,
             to=side,
             abort_after_s=abort_after,

@@ -45,6 +45,14 @@ class LabStatus(Document, frozen=True, kw_only=True, tag="pdctl.lab.status"):
     processes: list[LabProcess]
 
 
+class LabKill(Document, frozen=True, kw_only=True, tag="pdctl.lab.kill"):
+    """Processes that got a signal, or an exception, and their state after it."""
+
+    name: str
+    sent: str
+    processes: list[LabProcess]
+
+
 class LabLoad(Document, frozen=True, kw_only=True, tag="pdctl.lab.load"):
     """What came of a load. Times in seconds. See :class:`pdctl.lab.client.Outcome`."""
 
@@ -78,7 +86,7 @@ def show_lab(config: LabConfig, processes: list[Process], out: Output) -> bool:
 
     by_label = {process.label: process for process in processes}
     supervisor, bootstrap = by_label.get("supervisor"), by_label.get("bootstrap")
-    rows = [_row(config, process) for process in sorted(processes, key=_order)]
+    rows = [row_of(config, process) for process in sorted(processes, key=_order)]
     document = LabStatus(
         name=config.name,
         prefill=str(config.prefill),
@@ -100,11 +108,12 @@ def show_lab(config: LabConfig, processes: list[Process], out: Output) -> bool:
 
 
 def _order(process: Process) -> tuple[int, str]:
-    roles = ("supervisor", "bootstrap", "prefill", "decode")
-    return roles.index(process.label.split()[0]), process.label
+    kinds = ("supervisor", "bootstrap", "prefill", "decode")
+    return kinds.index(process.label.split()[0].rstrip("0123456789")), process.label
 
 
-def _row(config: LabConfig, process: Process) -> LabProcess:
+def row_of(config: LabConfig, process: Process) -> LabProcess:
+    """Return the row of a process: what it said of itself, and what is seen of it."""
     from pdctl.lab.listening import listening
     from pdctl.protocol.processes import look
 
@@ -135,7 +144,7 @@ def _draw(document: LabStatus, console: Console) -> None:
     for column in ("process", "pid", "state", "KV moved by", *(("listens on",) if listen else ()), "detail"):
         table.add_column(column)
     for row in document.processes:
-        detail = f"http://{row.endpoint}" if row.process == "bootstrap" and not row.detail else row.detail
+        detail = f"http://{row.endpoint}" if row.process.startswith("bootstrap") and not row.detail else row.detail
         table.add_row(
             row.process,
             str(row.pid),
@@ -153,6 +162,12 @@ def draw_down(document: LabDown, console: Console) -> None:
     ended = f"{count} process{'es'[: 2 * (count != 1)]} ended"
     files = "not all its files could be deleted" if document.left else "its sockets and recordings are deleted"
     console.print(f"lab {document.name}: {ended}; {files}")
+
+
+def draw_kill(document: LabKill, console: Console) -> None:
+    """Draw what came of a signal."""
+    for row in document.processes:
+        console.print(f"{row.process} (pid {row.pid}) got {document.sent}: {row.detail or row.state}")
 
 
 def draw_outcome(outcome: LabLoad, console: Console) -> None:

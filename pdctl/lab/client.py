@@ -19,12 +19,15 @@ from pdctl.lab.rank import bootstrap_address, request_endpoint
 
 @dataclass
 class Request:
-    """One request on its way. Times are monotonic seconds. tag: the connection that answers come by; rids may be alike."""
+    """One request on its way. Times are monotonic seconds. tag: the connection that answers come by; rids may be alike.
+    prefill: name of its prefill server.
+    """
 
     rid: str
     room: int
     prompt: list[int]
     max_new_tokens: int
+    prefill: str
     prefill_dp: int
     decode_dp: int
     sent: float
@@ -65,9 +68,9 @@ class Outcome(msgspec.Struct, frozen=True):
 class Load:
     """How much to send and how. rate: requests a second, 0 for as fast as concurrency allows.
 
-    room, prefill_dp: fixed instead of chosen. to: ``both``, or one server only (the other never hears of the request).
-    rooms, rids: one for each request, in order; a single room counts up, and a single rid gets ``-N`` where there are more
-    requests. bootstrap: address that decode is told instead of the prefill server's.
+    room, prefill_server, prefill_dp: fixed instead of chosen. to: ``both``, or one side only: the other never hears of the
+    request. rooms, rids: one for each request, in order; a single room counts up, and a single rid gets ``-N`` where there
+    are more requests. bootstrap: address that decode is told instead of the prefill server's.
     abort_after_s: abort requests that are not finished by then, 0 for never. requests 0: until the time is over.
     give_up_s: stop listening to a request that is not finished by then, without an abort, 0 for never.
     lost_on: this decode tp rank loses every request right after it came (a rank-local time-out or abort), -1 for none.
@@ -82,6 +85,7 @@ class Load:
     room: int = 0
     rooms: tuple[int, ...] = ()
     rids: tuple[str, ...] = ()
+    prefill_server: int = -1
     prefill_dp: int = -1
     to: str = "both"
     bootstrap: str = ""
@@ -115,13 +119,13 @@ class Client:
         self._replies = self._context.socket(zmq.PULL)
         self._replies.bind(f"ipc://{self._reply_path}")
         self._servers: dict[tuple[str, int], Any] = {}
-        for role in ("prefill", "decode"):
-            for dp in range(self.config.shape(role).dp):
+        for name in self.config.servers:
+            for dp in range(self.config.shape(name).dp):
                 server = self._context.socket(zmq.PUSH)
                 server.setsockopt(zmq.LINGER, 0)
-                server.connect(request_endpoint(self.config, role, dp))
-                self._servers[role, dp] = server
-        self._outstanding: Counter[int] = Counter()
+                server.connect(request_endpoint(self.config, name, dp))
+                self._servers[name, dp] = server
+        self._outstanding: Counter[tuple[str, int]] = Counter()
         self._next_dp = self._next_decode_dp = 0
 
     def close(self) -> None:
@@ -162,13 +166,15 @@ class Client:
         """Send one request and return it."""
         config, load = self.config, self.load
         room, tag = self._room(), self.sent
-        prefill_dp = load.prefill_dp if load.prefill_dp >= 0 else self._balance(room)
+        number = load.prefill_server if load.prefill_server >= 0 else tag % config.prefills
+        prefill = config.servers[number]
+        prefill_dp = load.prefill_dp if load.prefill_dp >= 0 else self._balance(prefill, room)
         decode_dp = self._next_decode_dp % config.decode.dp
         self._next_decode_dp += 1
         prompt = [self._random.randrange(1, toymodel.VOCABULARY) for _ in range(load.prompt_tokens)]
         rid = self._rid(room)
-        request = Request(rid, room, prompt, load.new_tokens, prefill_dp, decode_dp, time.monotonic(), tag)
-        host, _, port = (load.bootstrap or bootstrap_address(config)).rpartition(":")
+        request = Request(rid, room, prompt, load.new_tokens, prefill, prefill_dp, decode_dp, time.monotonic(), tag)
+        host, _, port = (load.bootstrap or bootstrap_address(config, prefill)).rpartition(":")
         message = messages.encode(
             messages.Generate(
                 rid=rid,
@@ -182,10 +188,10 @@ class Client:
             )
         )
         self.waiting[tag] = request
-        self._outstanding[prefill_dp] += 1
+        self._outstanding[prefill, prefill_dp] += 1
         self.sent += 1
         if load.to in ("both", "prefill"):
-            self._servers["prefill", prefill_dp].send(message)
+            self._servers[prefill, prefill_dp].send(message)
         if load.to in ("both", "decode"):
             self._servers["decode", decode_dp].send(message)
             if load.lost_on >= 0:
@@ -204,12 +210,12 @@ class Client:
             return f"{load.rids[0]}-{n}"
         return load.rids[n % len(load.rids)] if load.rids else f"{room:016x}-{n}"
 
-    def _balance(self, room: int) -> int:
+    def _balance(self, prefill: str, room: int) -> int:
         size, method = self.config.prefill.dp, self.config.load_balance
         if method == "follow_bootstrap_room":
             return room % size
         if method == "total_requests":
-            return min(range(size), key=lambda dp: self._outstanding[dp])
+            return min(range(size), key=lambda dp: self._outstanding[prefill, dp])
         self._next_dp += 1
         return (self._next_dp - 1) % size
 
@@ -220,7 +226,7 @@ class Client:
         if answer["role"] == "prefill":
             if not request.prefill_ended:
                 request.prefill_ended = True
-                self._outstanding[request.prefill_dp] -= 1
+                self._outstanding[request.prefill, request.prefill_dp] -= 1
             if not answer["error"]:
                 return
             if self.load.to == "both" and not request.aborted:
@@ -257,8 +263,8 @@ class Client:
         """Tell servers to abort a request."""
         message = messages.encode(messages.Abort(request.rid))
         for role in roles:
-            dp = request.prefill_dp if role == "prefill" else request.decode_dp
-            self._servers[role, dp].send(message)
+            place = (request.prefill, request.prefill_dp) if role == "prefill" else ("decode", request.decode_dp)
+            self._servers[place].send(message)
 
     def lose(self, request: Request, tp: int) -> None:
         """Make decode rank ``tp`` lose a request, while the other ranks go on with it."""

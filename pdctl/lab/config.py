@@ -29,6 +29,7 @@ FIXES: dict[str, str] = {
 
 LOAD_BALANCE = ("round_robin", "follow_bootstrap_room", "total_requests")
 SIDES = ("prefill", "decode")
+MAX_PREFILLS = 8
 DEVICES = ("cpu", "cuda")
 TRANSPORTS = ("auto", "mooncake", "socket")
 MAX_RANKS = 64
@@ -62,12 +63,17 @@ class LabConfig(msgspec.Struct, frozen=True):
     ``…_HEARTBEAT_INTERVAL``, which the engine keeps at 2 s at least). heartbeat_failures: ``…_HEARTBEAT_MAX_FAILURE``.
     kv_tokens: token places in each rank's KV pool. slots: metadata slots of each rank. max_running: places in decode's running
     batch. prefill_step_s, decode_step_s: duration of a forward.
+    prefills: number of prefill servers, all of the same sizes; each has a bootstrap server, or all use the first one's
+    (shared_bootstrap). slow_bootstrap_s: how long a bootstrap server thinks before it answers anything but a registration.
     owner: process that the lab does not outlive, 0 for none. listen: PDCTL_LISTEN of its ranks, "" for none.
     """
 
     name: str
     prefill: Shape = Shape()
     decode: Shape = Shape(tp=2)
+    prefills: int = 1
+    shared_bootstrap: bool = False
+    slow_bootstrap_s: float = 0.0
     without: tuple[str, ...] = ()
     metadata_device: str = "cpu"
     transport: str = "auto"
@@ -99,13 +105,26 @@ class LabConfig(msgspec.Struct, frozen=True):
             raise KeyError(fix)
         return fix not in self.without
 
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """Names of the servers: ``prefill``, ``prefill1`` and so on, ``decode``."""
+        return (*(f"prefill{number or ''}" for number in range(self.prefills)), "decode")
+
+    @property
+    def bootstraps(self) -> dict[str, str]:
+        """Prefill server → the bootstrap server that it registers with: ``bootstrap``, ``bootstrap1`` and so on."""
+        prefills = self.servers[: self.prefills]
+        return {
+            name: "bootstrap" if self.shared_bootstrap else name.replace("prefill", "bootstrap") for name in prefills
+        }
+
     def step_s(self, role: str) -> float:
         """Return how long a forward of the server of ``role`` takes, in seconds."""
         return self.prefill_step_s if role == "prefill" else self.decode_step_s
 
-    def shape(self, role: str) -> Shape:
-        """Return the sizes of the server of ``role``."""
-        return self.prefill if role == "prefill" else self.decode
+    def shape(self, server: str) -> Shape:
+        """Return the sizes of a server, or of the servers of a role."""
+        return self.decode if server == "decode" else self.prefill
 
     @property
     def state_dir(self) -> Path:
@@ -180,6 +199,8 @@ def check(config: LabConfig) -> LabConfig:
         )
     if config.layers % config.prefill.pp:
         raise PdctlError(f"{config.layers} layers can't be split over pp={config.prefill.pp}", code=Exit.USAGE)
-    if config.prefill.ranks + config.decode.ranks > MAX_RANKS:
+    if config.shared_bootstrap and config.prefills < 2:
+        raise PdctlError("one prefill server shares its bootstrap server with nobody", "add --prefills 2", Exit.USAGE)
+    if config.prefills * config.prefill.ranks + config.decode.ranks > MAX_RANKS:
         raise PdctlError(f"a lab has at most {MAX_RANKS} ranks", "make it smaller", Exit.USAGE)
     return config

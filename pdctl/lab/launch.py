@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -34,15 +35,9 @@ def _one_at_a_time(run_dir: Path) -> Iterator[None]:
 
 def expected(config: LabConfig) -> list[str]:
     """Return the labels of the processes that a lab has besides its supervisor, in order."""
-    labels = ["bootstrap"]
-    for role in ("prefill", "decode"):
-        shape = config.shape(role)
-        labels += [
-            rank.label_of(role, dp, pp, tp)
-            for dp in range(shape.dp)
-            for pp in range(shape.pp)
-            for tp in range(shape.tp)
-        ]
+    labels = sorted(set(config.bootstraps.values()))
+    for server in config.servers:
+        labels += rank.labels_of(config, server)
     return labels
 
 
@@ -89,7 +84,7 @@ def up(config: LabConfig, timeout_s: float = START_TIMEOUT_S) -> list[state.Proc
     finally:
         os.close(log)
     try:
-        return _until_ready(config, supervisor, time.monotonic() + timeout_s)
+        return _until_ready(config, expected(config), time.monotonic() + timeout_s, supervisor)
     except BaseException:
         if supervisor.poll() is None:
             supervisor.kill()  # its ranks die with it
@@ -98,19 +93,21 @@ def up(config: LabConfig, timeout_s: float = START_TIMEOUT_S) -> list[state.Proc
         raise
 
 
-def _until_ready(config: LabConfig, supervisor: subprocess.Popen[bytes], deadline: float) -> list[state.Process]:
-    folder, labels = config.state_dir, expected(config)
+def _until_ready(
+    config: LabConfig, labels: list[str], deadline: float, supervisor: subprocess.Popen[bytes] | None = None
+) -> list[state.Process]:
+    folder = config.state_dir
     while True:
         found = state.processes(folder)
         by_label = {process.label: process for process in found}
         for process in found:
-            if process.state in (state.FAILED, state.ENDED):
+            if process.label in labels and process.state in (state.FAILED, state.ENDED):
                 raise PdctlError(
                     f"{process.label} did not start: {process.detail}", _tail(folder, process.label), Exit.UNREACHABLE
                 )
         if all(label in by_label and by_label[label].state == state.READY for label in labels):
             return found
-        if supervisor.poll() is not None:
+        if supervisor is not None and supervisor.poll() is not None:
             raise PdctlError("the lab's supervisor ended", _tail(folder, "supervisor"), Exit.UNREACHABLE)
         if time.monotonic() > deadline:
             missing = [label for label in labels if label not in by_label or by_label[label].state != state.READY]
@@ -156,4 +153,41 @@ def down(folder: Path) -> tuple[list[state.Process], list[str]]:
                 "they wait in the kernel; try again",
                 Exit.PARTIAL,
             )
-    return ended, state.remove_files(config, known.values())
+    return ended, state.remove_files(config, [*known.values(), *state.past(folder)])
+
+
+def restart(config: LabConfig, name: str, timeout_s: float = START_TIMEOUT_S) -> list[state.Process]:
+    """Restart a server or a bootstrap server of a lab that runs; returns all processes once the new ones are ready.
+
+    Raises PdctlError when there is none of that name, nobody is there to do it, or a process does not get ready in time.
+    """
+    folder = config.state_dir
+    deadline = time.monotonic() + timeout_s
+    known = (*config.servers, *sorted(set(config.bootstraps.values())))
+    if name not in known:
+        raise PdctlError(
+            f"{name[:80]!r} can't be restarted",
+            f"the ranks of a server start together; this lab has {', '.join(known)}",
+            Exit.USAGE,
+        )
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as control:
+            control.settimeout(timeout_s)
+            control.connect(str(state.control_socket(folder)))
+            control.send(name.encode())
+            said = control.recv(1000)
+    except TimeoutError:
+        raise PdctlError(
+            f"{name} was not restarted in time", "the machine may be busy: try again", Exit.DEADLINE
+        ) from None
+    except OSError as error:
+        raise PdctlError(
+            f"the supervisor of lab {config.name!r} does not answer: {error.strerror or error}",
+            f"pdctl lab down --name {config.name}, then up",
+            Exit.UNREACHABLE,
+        ) from None
+    if said != state.DONE:
+        why = said.decode("utf-8", "replace") or "the supervisor ended"
+        raise PdctlError(f"{name} was not restarted: {why}", f"pdctl lab status --name {config.name} shows what runs")
+    labels = [name] if name not in config.servers else rank.labels_of(config, name)
+    return _until_ready(config, labels, deadline)

@@ -1,11 +1,16 @@
-"""The main functions of a lab's forked processes: one rank, and the bootstrap server of the prefill server."""
+"""The main functions of a lab's forked processes: one rank, and the bootstrap server of a prefill server.
+
+A server is named as in :attr:`pdctl.lab.config.LabConfig.servers`.
+"""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import sys
 import time
+import traceback
 from pathlib import Path
 
 from pdctl.lab import state
@@ -15,20 +20,32 @@ from pdctl.protocol.errors import Exit, PdctlError
 START_TIMEOUT_S = 120.0
 
 
-def label_of(role: str, dp: int, pp: int, tp: int) -> str:
-    """Return the name of a rank as Identity.label writes it."""
-    return f"{role} dp{dp} pp{pp} tp{tp}"
+def label_of(server: str, dp: int, pp: int, tp: int) -> str:
+    """Return the name of a rank's process; of the first prefill server and of decode, as Identity.label writes it."""
+    return f"{server} dp{dp} pp{pp} tp{tp}"
 
 
-def request_endpoint(config: LabConfig, role: str, dp: int) -> str:
+def labels_of(config: LabConfig, server: str) -> list[str]:
+    """Return the names of a server's ranks, in order."""
+    shape = config.shape(server)
+    places = itertools.product(range(shape.dp), range(shape.pp), range(shape.tp))
+    return [label_of(server, dp, pp, tp) for dp, pp, tp in places]
+
+
+def request_endpoint(config: LabConfig, server: str, dp: int) -> str:
     """Return where a server's dp rank takes requests."""
-    return f"ipc://{config.state_dir}/{role}-dp{dp}.req"
+    return f"ipc://{config.state_dir}/{server}-dp{dp}.req"
 
 
-def bootstrap_address(config: LabConfig) -> str:
-    """Return where the prefill server's bootstrap server listens. Raises PdctlError where it has not said so yet."""
+def port_file(config: LabConfig, bootstrap: str) -> Path:
+    """Return the file that a bootstrap server's address is in. The address outlives its process, as a configured port does."""
+    return config.state_dir / f"{bootstrap}.port"
+
+
+def bootstrap_address(config: LabConfig, prefill: str) -> str:
+    """Return where the bootstrap server of a prefill server listens. Raises PdctlError where it has not said so yet."""
     try:
-        return (config.state_dir / "bootstrap.port").read_text()
+        return port_file(config, config.bootstraps[prefill]).read_text()
     except OSError as error:
         raise PdctlError(
             f"the bootstrap server of lab {config.name!r} has no address: {error.strerror}",
@@ -48,19 +65,23 @@ def logs_to(folder: Path, label: str) -> None:
     )
 
 
-def bootstrap_main(config: LabConfig) -> None:
-    """Serve the bootstrap routes for ever."""
+def bootstrap_main(config: LabConfig, label: str) -> None:
+    """Serve the bootstrap routes for ever, at the address of the process before it where there was one."""
     from pdctl.lab.engine.bootstrap import CommonKVBootstrapServer
 
-    server = CommonKVBootstrapServer(config.entry_cleanup_s)
+    file = port_file(config, label)
+    before = file.read_text() if file.exists() else ""
+    server = CommonKVBootstrapServer(
+        config.entry_cleanup_s, int(before.rpartition(":")[2] or 0), slow_s=config.slow_bootstrap_s
+    )
     address = f"127.0.0.1:{server.server_port}"
-    state.publish(config.state_dir / "bootstrap.port", address)
-    state.write(config.state_dir, state.me("bootstrap", state.READY, endpoint=address))
+    state.publish(file, address)
+    state.write(config.state_dir, state.me(label, state.READY, endpoint=address))
     server.serve_forever()
 
 
-def rank_main(config: LabConfig, role: str, dp: int, pp: int, tp: int) -> None:
-    """Be one rank for ever. ``instance`` is the same for all ranks of this start of the server."""
+def rank_main(config: LabConfig, server: str, place: tuple[int, int, int], start: str) -> None:
+    """Be one rank for ever, at ``place`` (dp, pp, tp). start: name of this start of the server, the same for all its ranks."""
     import torch
 
     from pdctl.agent.core import Agent
@@ -70,12 +91,36 @@ def rank_main(config: LabConfig, role: str, dp: int, pp: int, tp: int) -> None:
     from pdctl.lab.engine.transport import make_transport
 
     torch.set_num_threads(1)
-    label, shape, folder = label_of(role, dp, pp, tp), config.shape(role), config.state_dir
-    port_file = folder / f"world-{role}-dp{dp}.port"
-    mine = groups.make_groups(port_file, (tp, shape.tp), (pp, shape.pp), config.group_timeout_s, state.publish)
+    dp, pp, tp = place
+    label, shape, folder = label_of(server, dp, pp, tp), config.shape(server), config.state_dir
+    world = world_file(config, server, dp)
+    mine = groups.make_groups(world, (tp, shape.tp), (pp, shape.pp), config.group_timeout_s, state.publish)
     transport = make_transport(config.transport)
-    bootstrap = groups.wait_for_file(folder / "bootstrap.port", time.monotonic() + START_TIMEOUT_S)
-    scheduler = Scheduler(config, role, dp, mine, transport, bootstrap, request_endpoint(config, role, dp))
+    bootstrap = port_file(config, config.bootstraps.get(server, "bootstrap"))
+    address = groups.wait_for_file(bootstrap, time.monotonic() + START_TIMEOUT_S)
+    _wait_for_turn(config, server)
+    scheduler = Scheduler(config, server, dp, mine, transport, address, request_endpoint(config, server, dp), start)
     Agent.start(LabAdapter(scheduler), loaded_by="lab")
     state.write(folder, state.me(label, state.READY, transport=transport.name, endpoint=mine.store))
-    scheduler.run()
+    try:
+        scheduler.run()
+    except Exception:
+        logging.getLogger(__name__).error("Scheduler hit an exception: %s", traceback.format_exc())
+        raise
+
+
+def world_file(config: LabConfig, server: str, dp: int) -> Path:
+    """Return the file with the port of a torch world's store."""
+    return config.state_dir / f"world-{server}-dp{dp}.port"
+
+
+def _wait_for_turn(config: LabConfig, server: str) -> None:
+    """Let the server before this one register first, where both register with one bootstrap server: the last one stays."""
+    if not config.shared_bootstrap or server not in config.servers[1 : config.prefills]:
+        return
+    before = set(labels_of(config, config.servers[config.servers.index(server) - 1]))
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not before <= {p.label for p in state.processes(config.state_dir) if p.state != state.STARTING}:
+        if time.monotonic() > deadline:
+            raise TimeoutError("the server before this one did not register")
+        time.sleep(0.02)

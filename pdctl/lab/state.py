@@ -2,7 +2,9 @@
 
 <run dir>/lab-<name>/   lab.json           configuration
                         supervisor.json    Process of the supervisor
-                        proc-<label>.json  Process of each rank and of the bootstrap server
+                        proc-<label>.json  Process of each rank and of each bootstrap server
+                        past-<stem>.json   Process that another one with its label came after
+                        control.sock       socket of the supervisor
                         *.port *.req *.log ports, request sockets, logs
 """
 
@@ -25,6 +27,8 @@ from pdctl.protocol.files import read_regular
 from pdctl.recording.writer import process_start
 
 MAX_FILE = 1 << 20
+DONE = b"done"
+"""Answer of the supervisor to an order that it carried out."""
 STARTING, READY, FAILED, ENDED = "starting", "ready", "failed", "ended"
 
 
@@ -79,13 +83,34 @@ def _file(folder: Path, label: str) -> Path:
 
 def processes(folder: Path) -> list[Process]:
     """Return all processes of the lab that have told who they are, the supervisor first, ranks in order."""
+    return _read([folder / "supervisor.json", *sorted(folder.glob("proc-*.json"))])
+
+
+def past(folder: Path) -> list[Process]:
+    """Return the processes that ended before another one of the same label was started."""
+    return _read(sorted(folder.glob("past-*.json")))
+
+
+def retire(folder: Path, process: Process) -> None:
+    """Keep a process that has ended as one of the past, so that its label is free."""
+    name = f"past-{paths.stem(process.pid, process.start)}.json"
+    paths.write_private(folder / name, msgspec.json.encode(process))
+    _file(folder, process.label).unlink(missing_ok=True)
+
+
+def _read(files: Iterable[Path]) -> list[Process]:
     found = []
-    for path in [folder / "supervisor.json", *sorted(folder.glob("proc-*.json"))]:
+    for path in files:
         try:
             found.append(structs.from_json(read_regular(path, MAX_FILE), Process))
         except (OSError, ValueError, RecursionError):
             continue
     return found
+
+
+def control_socket(folder: Path) -> Path:
+    """Return the socket that the supervisor takes orders from."""
+    return folder / "control.sock"
 
 
 def read_config(folder: Path) -> LabConfig:

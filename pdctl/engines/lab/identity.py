@@ -18,9 +18,8 @@ def identify(scheduler: Any) -> tuple[Identity, dict[int, int]]:
     """Return the identity of the rank and the place in Identity.groups of each torch group by its ``id()``."""
     config, groups, role = scheduler.config, scheduler.groups, scheduler.role
     shape = config.shape(role)
-    parent = os.getppid()
-    service = f"{role}@lab:{config.name}"
-    instance = f"{service}/{parent}.{process_start(parent)}"
+    service = f"{scheduler.server}@lab:{config.name}"
+    instance = f"{service}/{scheduler.start}"
     world = f"{instance}/dp{scheduler.dp_rank}"  # a dp rank is a torch world of its own
     objects = (groups.attn_tp_cpu, groups.attn_cp_cpu, groups.tp, groups.pp, groups.world)
     infos = tuple(

@@ -82,6 +82,7 @@ class Directory:
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     directory: Directory
+    slow_s = 0.0
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         pass
@@ -103,6 +104,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Health and routes."""
+        time.sleep(self.slow_s)
         url = urlsplit(self.path)
         if url.path == "/health":
             self._answer(200, "OK")
@@ -131,6 +133,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Registration and query of dp ranks."""
+        time.sleep(self.slow_s)
         try:
             data = self._body()
             if self.path == "/register_dp_rank":
@@ -145,14 +148,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 class CommonKVBootstrapServer(http.server.ThreadingHTTPServer):
-    """The server; ``server_port`` is the free port it took. Call ``serve_forever``."""
+    """The server, on ``port`` or on a free one (0): ``server_port``. Call ``serve_forever``.
+
+    slow_s: seconds before an answer to anything but the registration of a rank. Raises OSError where the port can't be had.
+    """
 
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, entry_cleanup_s: float) -> None:
-        handler = type("Handler", (_Handler,), {"directory": Directory(entry_cleanup_s)})
-        super().__init__((HOST, 0), handler)
+    def __init__(self, entry_cleanup_s: float, port: int = 0, slow_s: float = 0.0) -> None:
+        handler = type("Handler", (_Handler,), {"directory": Directory(entry_cleanup_s), "slow_s": slow_s})
+        super().__init__((HOST, port), handler)
 
 
 def call(address: str, method: str, path: str, body: Any = None, timeout_s: float = 5.0) -> tuple[int, Any]:

@@ -15,19 +15,23 @@ from pdctl.lab.engine.transport import Transport
 
 
 class Scheduler(SchedulerPPMixin):
-    """A rank with the queues of its role."""
+    """A rank with the queues of its role. server, start: name of its server, and of this start of it."""
 
     def __init__(
         self,
         config: LabConfig,
-        role: str,
+        server: str,
         dp_rank: int,
         groups: Groups,
         transport: Transport,
         bootstrap_addr: str,
         request_endpoint: str,
+        start: str,
     ) -> None:
+        role = "decode" if server == "decode" else "prefill"
         super().__init__(config, role, dp_rank, groups, transport, request_endpoint)
+        self.server = server
+        self.start = start
         args = KVArgs(
             groups.tp_rank, groups.tp_size, groups.pp_rank, groups.pp_size, dp_rank, config.shape(role).dp, self.pool,
             self.disagg_metadata_buffers,

@@ -18,6 +18,8 @@ from pdctl.protocol.model import KVPoll
 
 log = logging.getLogger(__name__)
 
+REGISTER_S = 30.0
+
 
 @dataclass(frozen=True)
 class KVArgsRegisterInfo:
@@ -70,7 +72,10 @@ class PrefillKVManager(CommonKVManager):
             threading.Thread(target=self._late_worker, name="lab-late-metadata", daemon=True).start()
 
     def register_to_bootstrap(self) -> None:
-        """Tell the bootstrap server where this rank listens. Raises RuntimeError when it does not take it."""
+        """Tell the bootstrap server where this rank listens. Raises RuntimeError when it does not take it, OSError without one.
+
+        It may start at the same time as this rank, at an address that is known before.
+        """
         args = self.kv_args
         body = {
             "attn_tp_size": args.tp_size,
@@ -89,7 +94,15 @@ class PrefillKVManager(CommonKVManager):
             "kv_cache_dtype": "int32",
             "load_balance_method": self.config.load_balance,
         }
-        status, text = bootstrap.call(self.bootstrap_addr, "PUT", "/route", body)
+        deadline = time.monotonic() + REGISTER_S
+        while True:
+            try:
+                status, text = bootstrap.call(self.bootstrap_addr, "PUT", "/route", body)
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
         if status != 200:
             raise RuntimeError(f"the bootstrap server refused this rank: {status} {text}")
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from pdctl.lab.config import FIXES, LabConfig, Shape, check, check_name, parse_names, parse_shape, parse_steps
+from pdctl.lab.launch import expected
 from pdctl.protocol.errors import Exit, PdctlError
 
 
@@ -54,12 +55,24 @@ def test_a_fix_is_there_unless_left_out_and_must_exist() -> None:
         LabConfig("x", prefill=Shape(tp=3), decode=Shape(tp=2)),
         LabConfig("x", prefill=Shape(pp=3)),
         LabConfig("x", prefill=Shape(tp=16, dp=4), decode=Shape(tp=16)),
+        LabConfig("x", prefill=Shape(tp=16), decode=Shape(tp=16), prefills=4),
+        LabConfig("x", shared_bootstrap=True),
     ],
 )
 def test_what_does_not_go_together(config: LabConfig) -> None:
     with pytest.raises(PdctlError) as raised:
         check(config)
     assert raised.value.code == Exit.USAGE
+
+
+def test_each_prefill_server_has_a_bootstrap_server_unless_they_share_one() -> None:
+    assert LabConfig("x").servers == ("prefill", "decode")
+    apart, shared = LabConfig("x", prefills=2), LabConfig("x", prefills=2, shared_bootstrap=True)
+    assert apart.servers == ("prefill", "prefill1", "decode")
+    assert apart.bootstraps == {"prefill": "bootstrap", "prefill1": "bootstrap1"}
+    assert shared.bootstraps == {"prefill": "bootstrap", "prefill1": "bootstrap"}
+    assert expected(apart)[:4] == ["bootstrap", "bootstrap1", "prefill dp0 pp0 tp0", "prefill1 dp0 pp0 tp0"]
+    assert expected(shared)[:2] == ["bootstrap", "prefill dp0 pp0 tp0"]
 
 
 @pytest.mark.parametrize("name", ["", "A", "../x", "a b", "x" * 25, "-x"])

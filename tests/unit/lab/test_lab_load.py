@@ -65,6 +65,7 @@ def test_decode_is_told_the_address_of_the_bootstrap_server_or_another(config: L
         ("--give-up 3x", "not a duration"),
         ("--to gateway", "no side"),
         ("--prefill-dp 2", "no prefill dp 2"),
+        ("--prefill-server 1", "no prefill server 1"),
     ],
 )
 def test_what_is_refused_before_a_request_is_sent(

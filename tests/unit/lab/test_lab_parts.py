@@ -77,6 +77,27 @@ def test_routes_are_known_once_every_rank_has_registered(server: str) -> None:
     assert bootstrap.call(server, "GET", route(2, 0))[0] == 404
 
 
+def test_a_bootstrap_server_comes_back_at_its_address(server: str) -> None:
+    port = int(server.rpartition(":")[2])
+    with pytest.raises(OSError, match="in use"):
+        bootstrap.CommonKVBootstrapServer(entry_cleanup_s=60.0, port=port)
+    other = bootstrap.CommonKVBootstrapServer(entry_cleanup_s=60.0)
+    other.server_close()
+    bootstrap.CommonKVBootstrapServer(entry_cleanup_s=60.0, port=other.server_port).server_close()
+
+
+def test_a_slow_bootstrap_server_takes_registrations_at_once() -> None:
+    server = bootstrap.CommonKVBootstrapServer(entry_cleanup_s=60.0, slow_s=600.0)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"127.0.0.1:{server.server_port}"
+    assert bootstrap.call(address, "PUT", "/route", registration(0, 0, 0), timeout_s=60.0)[0] == 200
+    for method, path in (("GET", "/health"), ("POST", "/query_dp_ranks")):
+        with pytest.raises(TimeoutError):
+            bootstrap.call(address, method, path, {}, timeout_s=0.2)
+    server.shutdown()
+    server.server_close()
+
+
 def test_dp_ranks_of_rooms(server: str) -> None:
     assert bootstrap.call(server, "POST", "/register_dp_rank", {"bootstrap_room": 2**63, "dp_rank": 1})[0] == 200
     answer = bootstrap.call(server, "POST", "/query_dp_ranks", {"bootstrap_rooms": [2**63, 5]})

@@ -1,0 +1,52 @@
+"""Which processes of a lab a name means, and what a signal does to them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from pdctl.lab import processes, rank, state
+from pdctl.lab.config import LabConfig, Shape
+from pdctl.lab.launch import expected
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.recording.writer import process_start
+
+CONFIG = LabConfig("x", prefill=Shape(pp=2), decode=Shape(tp=2), prefills=2)
+ALL = [state.Process(label, 1, 1) for label in ("supervisor", *expected(CONFIG))]
+
+
+def labels(text: str, config: LabConfig = CONFIG) -> list[str]:
+    return [process.label for process in processes.select(config, ALL, text)]
+
+
+@pytest.mark.parametrize("text", ["decode dp0 pp0 tp1", "decode:tp1", "decode-dp0-pp0-tp1", "Decode:dp0,tp1"])
+def test_a_rank_has_many_ways_to_be_written(text: str) -> None:
+    assert labels(text) == ["decode dp0 pp0 tp1"]
+
+
+def test_a_server_has_its_own_bootstrap_server_with_it() -> None:
+    assert labels("prefill1") == ["bootstrap1", *rank.labels_of(CONFIG, "prefill1")]
+    assert labels("prefill1:tp0") == rank.labels_of(CONFIG, "prefill1")
+    assert labels("decode") == rank.labels_of(CONFIG, "decode")
+    assert labels("bootstrap") == ["bootstrap"]
+    assert labels("supervisor") == ["supervisor"]
+
+
+@pytest.mark.parametrize("text", ["", "gateway", "decode:tp2", "prefill2", "tp1", "decode tp1 tp0"])
+def test_what_names_no_process(text: str) -> None:
+    with pytest.raises(PdctlError, match="there is no process") as raised:
+        labels(text)
+    assert raised.value.code == Exit.USAGE
+
+
+def test_signals_reach_processes_that_are_there() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    start = process_start(child.pid)
+    there, stranger = state.Process("a", child.pid, start), state.Process("b", child.pid, start + 1)
+    assert processes.send_signal([there, stranger], "STOP") == [there]
+    assert not processes.wait_for_end([there], 0.0)
+    assert processes.send_signal([there, stranger], "KILL", wait_s=60.0) == [there]
+    assert child.wait() == -9
+    assert processes.send_signal([there], "TERM") == []
