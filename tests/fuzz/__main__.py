@@ -11,11 +11,14 @@ import resource
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MOST_MIB = 700
 """Resident memory a target may ever have, pdctl's modules and numpy included."""
+SLICE_S = 60
+"""How long a process fuzzes: atheris itself grows by some 28 KB an execution and slows down; the corpus is passed on."""
 
 
 def main() -> int:
@@ -24,10 +27,10 @@ def main() -> int:
     asked.add_argument("--seconds", type=int, default=600)
     asked.add_argument("--out", type=Path, default=ROOT / "build" / "fuzz", help="where inputs that crash are put")
     asked.add_argument("--replay", type=Path)
-    asked.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    asked.add_argument("--inside", type=Path, metavar="CORPUS", help=argparse.SUPPRESS)
     args = asked.parse_args()
     if args.inside:
-        return _fuzz(args.targets[0], args.out, args.seconds)
+        return _fuzz(args.targets[0], args.out, args.seconds, args.inside)
     from tests.fuzz.targets import TARGETS
 
     unknown = [name for name in args.targets if name not in TARGETS]
@@ -42,29 +45,36 @@ def main() -> int:
 
 
 def _outside(name: str, seconds: int, out: Path) -> bool:
-    """Run one target in a process of its own; returns whether nothing came of it."""
+    """Run one target in processes of its own, one after the other; returns whether nothing came of it."""
     out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="fuzz-") as scratch:
+    log, code, end = out / f"{name}.log", 0, time.monotonic() + seconds
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as scratch, log.open("wb") as stream:
+        corpus = Path(scratch, "corpus")
         env = {**os.environ, "TMPDIR": scratch}
-        command = [sys.executable, "-m", "tests.fuzz", "--inside", "--seconds", str(seconds), "--out", str(out), name]
-        log = out / f"{name}.log"
-        with log.open("wb") as stream:
+        while code == 0 and (left := end - time.monotonic()) > 1:
+            limit = str(min(SLICE_S, int(left)))
+            command = [sys.executable, "-m", "tests.fuzz", "--inside", str(corpus), "--seconds", limit]
+            command += ["--out", str(out), name]
             code = subprocess.run(command, cwd=ROOT, env=env, stdout=stream, stderr=stream, check=False).returncode
-    lines = log.read_text(errors="replace").splitlines()
-    said = [line.partition("::")[2] for line in lines if line.startswith("stat::") and "number" in line]
-    print(f"{name}: exit {code}, {'; '.join(said) or 'it did not get far'} ({log})", flush=True)
-    return code == 0
+    stats = [
+        line.partition("::")[2].split() for line in log.read_text(errors="replace").splitlines() if "stat::" in line
+    ]
+    runs = sum(int(value) for what, value in stats if what == "number_of_executed_units:")
+    peak = max((int(value) for what, value in stats if what == "peak_rss_mb:"), default=0)
+    print(f"{name}: exit {code}, {runs} executions, at most {peak} MiB ({log})", flush=True)
+    return code == 0 and runs > 0
 
 
-def _fuzz(name: str, out: Path, seconds: int) -> int:
+def _fuzz(name: str, out: Path, seconds: int, corpus: Path) -> int:
     resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
     import atheris
 
     with atheris.instrument_imports(include=["pdctl"]):
         from tests.fuzz.targets import TARGETS, seeds
-    corpus = Path(tempfile.mkdtemp(prefix="corpus-"))
-    for number, seed in enumerate(seeds(name)):
-        (corpus / f"{number}").write_bytes(seed)
+    if not corpus.exists():
+        corpus.mkdir()
+        for number, seed in enumerate(seeds(name)):
+            (corpus / f"{number}").write_bytes(seed)
     limits = [
         f"-max_total_time={seconds}",
         f"-rss_limit_mb={MOST_MIB}",
