@@ -13,12 +13,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.patience import until
+from tests.support.patience import patience, until
 from tests.support.tiny_ranks import ROOT, TinyRanks
 
-PATIENT = ("--timeout", "40", "--rank-timeout", "8")
-"""Three times as long as for one rank, and a quarter more."""
 SILENT, PEER = "decode dp0 pp0 tp1", "decode dp0 pp0 tp0"
+
+
+def patient_options() -> tuple[str, ...]:
+    """Return time enough for a silent rank to be read from outside after it was waited for, on this machine."""
+    return "--timeout", f"{patience(15):.1f}", "--rank-timeout", f"{patience(3):.1f}"
 
 
 class Pair(TinyRanks):
@@ -41,8 +44,8 @@ class Pair(TinyRanks):
         [found] = self.run_dir.glob(f"{child.pid}-*.sock")
         return found
 
-    def asked(self, *command: str, patient: tuple[str, ...] = PATIENT) -> tuple[int, dict[str, Any]]:
-        done = self.pdctl(*command, "-o", "json", *patient)
+    def asked(self, *command: str, patient: tuple[str, ...] | None = None) -> tuple[int, dict[str, Any]]:
+        done = self.pdctl(*command, "-o", "json", *(patient_options() if patient is None else patient))
         assert done.stdout, done.stderr
         return done.returncode, json.loads(done.stdout)
 

@@ -18,7 +18,7 @@ from pdctl.protocol.paths import Registration
 from pdctl.targets.client import Client, Silence
 from tests.support.cluster import Cluster
 from tests.support.curve import Curve, Keyring, endpoint_of, notes
-from tests.support.patience import until
+from tests.support.patience import patience, until
 from tests.support.tiny_ranks import PATIENT, TinyRanks, free_port
 
 pytestmark = pytest.mark.system
@@ -286,18 +286,21 @@ def test_a_fault_from_afar_takes_a_key_that_may_inject(tmp_path: Path, ring: Key
         for name in ("PDCTL_RUN_DIR", "PDCTL_RECORD_DIR"):
             del cluster.env[name]
         fault = ("--rank", "decode:tp1", "--delay-metadata", "10m", "--for", "15m", "--detach")
+        limits = ("--timeout", f"{patience(10):.0f}", "--rank-timeout", f"{patience(2):.0f}")
 
-        refused = cluster.run(*options(ring, *where), "inject", *fault)
+        refused = cluster.run(*options(ring, *where), "inject", *fault, *limits)
         assert refused.returncode == 4, refused
         assert "alice" in refused.stderr
         assert "role observe" in refused.stderr
         bob = options(ring, *where, key="bob")
-        assert cluster.run(*bob, "inject", *fault).returncode == 0
-        seen = cluster.run(*options(ring, *where), "faults", "-o", "json")
+        placed = cluster.run(*bob, "inject", *fault, *limits)
+        assert placed.returncode == 0, placed
+        seen = cluster.run(*options(ring, *where), "faults", "-o", "json", *limits)
         assert [row["kind"] for row in json.loads(seen.stdout)["faults"]] == ["delay-metadata"]
-        assert cluster.run(*options(ring, *where), "heal", "--all").returncode == 6, (
+        assert cluster.run(*options(ring, *where), "heal", "--all", *limits).returncode == 6, (
             "it may still be there, for all alice knows"
         )
-        assert cluster.run(*bob, "heal", "--all").returncode == 0
+        healed = cluster.run(*bob, "heal", "--all", *limits)
+        assert healed.returncode == 0, healed
     finally:
         cluster.close()

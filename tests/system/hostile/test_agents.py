@@ -22,6 +22,7 @@ from pdctl.protocol.stream import HEAD, framed
 from pdctl.recording import format as f
 from pdctl.recording.writer import RecordingWriter, process_start
 from tests.support import crafted
+from tests.support.patience import patience
 from tests.support.tiny_ranks import ROOT, TinyRanks
 
 pytestmark = pytest.mark.system
@@ -165,7 +166,8 @@ def test_a_far_rank_whose_message_never_ends_is_found_among_honest_ones(ranks: T
     far = Far(2, lambda: error("not today"))
     try:
         where = [endless[0].endpoint, *far.endpoints, endless[1].endpoint]
-        rows, _ = looked(ranks, "ranks", "--timeout", "60", "--rank-timeout", "15", PDCTL_ENDPOINT=" ".join(where))
+        limits = ("--timeout", f"{patience(60):.0f}", "--rank-timeout", f"{patience(15):.0f}")
+        rows, _ = looked(ranks, "ranks", *limits, PDCTL_ENDPOINT=" ".join(where))
     finally:
         far.close()
         for one in endless:

@@ -2,7 +2,8 @@
 
     busy.py FOLDER [gil]
 
-Each waiting thread counts its turns into FOLDER/NAME; with ``gil`` the main thread holds the GIL for 8 s first.
+Each waiting thread counts its turns into FOLDER/NAME; with ``gil`` the main thread first holds the GIL until
+standard input ends.
 """
 
 from __future__ import annotations
@@ -52,8 +53,7 @@ def main() -> None:
         threading.Thread(target=wait, daemon=True).start()
     (FOLDER / "up").write_text("")
     if "gil" in sys.argv:
-        ctypes.PyDLL(None).sleep(8)
-        (FOLDER / "free").write_text("")
+        ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(1), 1)
     junk: list[object] = []
     turns = 0
     while True:
