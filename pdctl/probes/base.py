@@ -162,6 +162,10 @@ class Probe(Generic[O, E, D]):
         """Return the lowest level of a finding that makes the exit code 1."""
         return "warning"
 
+    def fails_alone(self, options: O) -> bool:
+        """Return whether a finding alone may fail the command: what could not be judged is said, and exits with 0."""
+        return False
+
     def notes(self, document: D) -> Iterable[str]:
         """Yield what else people should know, a line each, on standard error."""
         notes: Iterable[str] = getattr(document, "notes", ())

@@ -55,6 +55,23 @@ def run(probe: AnyProbe, options: Any, asked: Asked, out: Output) -> Exit:
 
     Raises WrongOptionError for options that do not fit together, PdctlError where there is nothing to look at.
     """
+    if not probe.fails_alone(options):
+        return _run(probe, options, asked, out)
+    try:
+        return _run(probe, options, asked, out)
+    except PdctlError as error:
+        if error.code is Exit.USAGE:
+            raise
+        why = error.message
+    except WrongOptionError:
+        raise
+    except Exception as error:  # noqa: BLE001  # whoever restarts on any other code would restart for a defect of pdctl
+        why = f"{type(error).__name__}: {error}"
+    out.note(f"not judged: {why}")
+    return Exit.CLEAN
+
+
+def _run(probe: AnyProbe, options: Any, asked: Asked, out: Output) -> Exit:
     from pdctl.protocol.files import write_new
     from pdctl.report.findings import Finding
 
@@ -82,6 +99,7 @@ def run(probe: AnyProbe, options: Any, asked: Asked, out: Output) -> Exit:
         seen=probe.seen(document, view),
         partial=probe.partial(document) or bool(found.problems),
         level=probe.fails_on(options),
+        alone=probe.fails_alone(options),
     )
     out.document(
         document,
@@ -95,7 +113,7 @@ def run(probe: AnyProbe, options: Any, asked: Asked, out: Output) -> Exit:
         write_new(new.path, new.data, force=new.force)
         out.note(f"wrote {new.path}")
     problems = tuple(dict.fromkeys((*probe.problems(document), *found.problems)))
-    if not out.format.whole:
+    if not out.format.whole or probe.fails_alone(options):
         for problem in problems:
             out.note(f"not seen or in part: {problem}")
         if found.left_out:
@@ -129,11 +147,18 @@ def look(probe: AnyProbe, view: View, options: Any) -> Any:
     return document
 
 
-def exit_code(findings: Sequence[Finding], *, seen: bool, partial: bool, level: str = "warning") -> Exit:
-    """Return what a look exits with. level: the lowest one of a finding that counts. seen: something could be looked at."""
+def exit_code(
+    findings: Sequence[Finding], *, seen: bool, partial: bool, level: str = "warning", alone: bool = False
+) -> Exit:
+    """Return what a look exits with.
+
+    level: the lowest one of a finding that counts. seen: something could be looked at. alone: nothing but a finding counts.
+    """
     counting = LEVELS[LEVELS.index(level) :]
     if any(found.level.value in counting and (seen or found.code != NOBODY) for found in findings):
         return Exit.FINDING
+    if alone:
+        return Exit.CLEAN
     if not seen:
         return Exit.UNREACHABLE
     return Exit.PARTIAL if partial else Exit.CLEAN

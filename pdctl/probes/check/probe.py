@@ -40,6 +40,10 @@ class CheckOptions:
         tuple[str, ...],
         Option("--suppress", "Leave out this finding, for all rooms or for one.", "PDnnn[=ROOM]", values="finding"),
     ] = ()
+    probe: Annotated[
+        bool,
+        Option("--probe", "For liveness probes: exit with 1 for a finding of level error, else with 0."),
+    ] = False
     watch: Annotated[float, Option("--watch", "Pause of the stages that look twice.", "TIME", SECONDS)] = WATCH_S
 
 
@@ -56,12 +60,13 @@ class Check(Probe["CheckOptions", "Seen", "CheckDocument"]):
 
     --from runs the probes that recordings can answer. --timeout holds for all stages together. A stage that has no time
     left is not run and says so. pdctl waits once for a rank that does not answer, and asks each question once.
+    A kubelet restarts a container on any code but 0. --probe is for it: what could not be judged goes to standard error.
     """
 
     name = "check"
     about = "all of it"
     cost = "as much as several commands: some stages look more than once, with pauses between"
-    examples = ("pdctl check -o json", "pdctl check --only queues --fail-on error")
+    examples = ("pdctl check -o json", "pdctl check --probe --only ranks --only queues")
     offline = True
     timeout_s = 3 * TIMEOUT_S
     waits_once = True
@@ -74,6 +79,8 @@ class Check(Probe["CheckOptions", "Seen", "CheckDocument"]):
         chosen(options, recorded=recorded)
         if options.fail_on not in FAIL_ON:
             raise WrongOptionError(", ".join(FAIL_ON), "--fail-on")
+        if options.probe and options.fail_on != CheckOptions.fail_on:
+            raise WrongOptionError("--probe fails on errors alone", "--fail-on")
         try:
             parse_suppressed(options.suppress)
         except ValueError as error:
@@ -90,7 +97,7 @@ class Check(Probe["CheckOptions", "Seen", "CheckDocument"]):
         from pdctl.probes.check.judge import judge, parse_suppressed
 
         suppressed = parse_suppressed(options.suppress)
-        return judge(evidence.outcomes, suppressed=suppressed, fail_on=options.fail_on, others=evidence.others)
+        return judge(evidence.outcomes, suppressed=suppressed, fail_on=self.fails_on(options), others=evidence.others)
 
     def render(self, document: CheckDocument, *, wide: bool) -> Iterable[RenderableType]:
         """Yield a line for each stage."""
@@ -105,8 +112,12 @@ class Check(Probe["CheckOptions", "Seen", "CheckDocument"]):
         return Rows(StageRow, document.stages)
 
     def fails_on(self, options: CheckOptions) -> str:
-        """Return --fail-on."""
-        return options.fail_on
+        """Return --fail-on, and the level of a liveness probe."""
+        return "error" if options.probe else options.fail_on
+
+    def fails_alone(self, options: CheckOptions) -> bool:
+        """Return --probe."""
+        return options.probe
 
 
 def chosen(options: CheckOptions, *, recorded: bool) -> list[AnyProbe]:
