@@ -27,6 +27,10 @@ TIMEOUT_S = base.TIMEOUT_S
 RANK_TIMEOUT_S = base.RANK_TIMEOUT_S
 
 
+STREAM = "-"
+STDOUT = Path("/dev/stdout")
+
+
 def seconds(text: str) -> float:
     """Return ``10``, ``2.5``, ``500ms`` or ``1m`` in seconds; raises typer.BadParameter for anything else."""
     written = str(text).strip()
@@ -53,13 +57,27 @@ def place(text: str) -> Path:
 
 
 def source_place(text: str) -> Path:
-    """Return the path of what is to be read. Raises as :func:`place`, and PdctlError (UNREACHABLE) where that is forbidden."""
+    """Return the path of what is to be read; ``-`` is standard input, which is read into a file now.
+
+    Raises as :func:`place`, and PdctlError (UNREACHABLE) where that is forbidden.
+    """
+    if text == STREAM:
+        from pdctl.trace.pipes import from_stdin
+
+        return from_stdin()
     return _allowed(place(text), Exit.UNREACHABLE)
 
 
 def target_place(text: str) -> Path:
     """Return the path of what is to be written. Raises as :func:`place`, and PdctlError (USAGE) where that is forbidden."""
+    if text == STREAM:
+        raise typer.BadParameter("it is written to a file, not to standard output; a file that is called - is ./-")
     return _allowed(place(text), Exit.USAGE)
+
+
+def trace_place(text: str) -> Path:
+    """Return the path of a trace that is to be written, STDOUT for ``-``. Raises as :func:`target_place`."""
+    return STDOUT if text == STREAM else target_place(text)
 
 
 def _allowed(path: Path, code: Exit) -> Path:
@@ -101,7 +119,7 @@ FromOption = Annotated[
         "--from",
         parser=source_place,
         metavar="FILE|DIR",
-        help="Read this trace, or the traces and recordings in this directory, and ask no rank.",
+        help="Read this trace (- is standard input), or what is in this directory, and ask no rank.",
     ),
 ]
 RankOption = Annotated[

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -10,6 +12,7 @@ import typer
 
 from pdctl.commands.options import (
     RANK_TIMEOUT_S,
+    STDOUT,
     TIMEOUT_S,
     AllStartsOption,
     FromOption,
@@ -21,14 +24,16 @@ from pdctl.commands.options import (
     find,
     reach_of,
     seconds,
-    target_place,
+    trace_place,
 )
 from pdctl.protocol.documents import Document, Rows
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.files import check_target
 from pdctl.report.escaping import argument
 from pdctl.report.output import Format, Output
+from pdctl.trace.container import private_folder
 from pdctl.trace.manifest import Manifest, TraceRank
+from pdctl.trace.pipes import check_stdout, to_stdout
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,7 +76,12 @@ class RecordDocument(Document, frozen=True, kw_only=True, tag="pdctl.record"):
 
 def command(
     ctx: typer.Context,
-    file: Annotated[Path, typer.Argument(parser=target_place, metavar="FILE.pdtrace", help="The trace to write.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            parser=trace_place, metavar="FILE.pdtrace", help="The trace to write. - writes it to standard output."
+        ),
+    ],
     output: OutputOption = Format.TABLE,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE where it exists.")] = False,
     keep_names: Annotated[
@@ -129,7 +139,13 @@ def command(
     if source is not None and (lasting is not None or trigger):
         raise typer.BadParameter("recordings given with --from do not grow", param_hint="--for")
     limit = _bytes(max_size)
-    check_target(file, force=force)
+    out = Output(output, out=sys.stderr) if file == STDOUT else Output(output)
+    if file != STDOUT:
+        check_target(file, force=force)
+    elif output.drawn:
+        check_stdout()
+    else:
+        raise typer.BadParameter("standard output has the trace", param_hint="--output")
     started = time.time_ns()
     reach = reach_of(ctx)
     found = find(
@@ -147,9 +163,12 @@ def command(
             watch = _trigger(found) if trigger else None
             stopped, members = _followed(_allowed(found, through), client, names, lasting, limit, watch, through)
             seen = watch.seen if watch is not None else None
-    manifest = _written(found, file, members, names, salt, started, stopped, seen, force=force)
-    document = RecordDocument(path=str(file), size=file.stat().st_size, trace=manifest)
-    out = Output(output)
+    with ExitStack() as held:
+        made = held.enter_context(private_folder()) / "made.pdtrace" if file == STDOUT else file
+        manifest = _written(found, made, members, names, salt, started, stopped, seen, force=force)
+        document = RecordDocument(path="-" if file == STDOUT else str(file), size=made.stat().st_size, trace=manifest)
+        if file == STDOUT:
+            to_stdout(made)
     out.document(document, Rows(TraceRank, manifest.ranks), draw)
     if not output.whole:
         for problem in manifest.problems:
@@ -269,7 +288,7 @@ def draw(document: RecordDocument, console: Console) -> None:
         seen = trace.divergence
         rooms = ", ".join(map(str, seen.rooms[:5])) or "no room known"
         console.print(f"DIVERGED: {seen.group}, round {seen.round} of {seen.queue}: {rooms} ({', '.join(seen.ranks)})")
-    if not trace.partial:
+    if not trace.partial and document.path != "-":
         console.print(Text(f"Next: pdctl diff-queues --from {argument(document.path)}", style="dim"))
 
 

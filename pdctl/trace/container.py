@@ -33,6 +33,7 @@ from pdctl.recording import format as f
 from pdctl.recording.header import parse_header
 from pdctl.recording.source import Source
 from pdctl.trace.manifest import MISSING, WHOLE, Foreign, Manifest, TraceRank, decode
+from pdctl.trace.salvage import manifest_of, with_list
 
 SUFFIX = ".pdtrace"
 MANIFEST = "manifest.json"
@@ -150,8 +151,8 @@ def _name(rank: TraceRank, taken: set[str]) -> str:
 
 def read_manifest(path: Path) -> Manifest:
     """Return the manifest of the trace at ``path``. The recordings are not read. Raises as :func:`open_trace`."""
-    with _archive(path) as archive:
-        return _manifest(path, archive)
+    with _archive(path) as (archive, cut):
+        return _manifest(path, archive, cut=cut)
 
 
 @contextmanager
@@ -159,14 +160,15 @@ def open_trace(path: Path, *, timeout_s: float | None = None, spent_s: float = 0
     """Unpack the trace at ``path`` and yield it; the directory of its recordings (``*.pdrec``) is removed at the end.
 
     A recording whose checksum is wrong is left out; the manifest says which. timeout_s: time limit of the command in seconds,
-    None for none. Recordings not unpacked in time are left out too. spent_s: the part of that time used before. Raises
-    PdctlError (UNREACHABLE) for a file that can't be read, is no trace, is cut off, of a later version, or not to be trusted.
+    None for none. Recordings not unpacked in time are left out too. spent_s: the part of that time used before. Of a trace
+    that is cut off there is what is whole, and a line of the manifest's ``problems`` says so. Raises PdctlError (UNREACHABLE)
+    for a file that can't be read, is no trace, has nothing whole in it, is of a later version, or not to be trusted.
     """
-    with _private_folder() as folder:
-        with _archive(path) as archive:
-            manifest = _manifest(path, archive)
+    with private_folder() as folder:
+        with _archive(path) as (archive, cut):
+            manifest = _manifest(path, archive, cut=cut)
             members = _members(path, archive, manifest)
-            unpacking = _Unpacking(archive, members, path, folder, timeout_s, spent_s)
+            unpacking = _Unpacking(archive, members, path, folder, timeout_s, spent_s, cut=cut)
             ranks = tuple(unpacking.rank(rank) for rank in manifest.ranks)
         yield Trace(path, msgspec.structs.replace(manifest, ranks=ranks), folder)
 
@@ -216,7 +218,8 @@ class _Reader(io.BufferedReader):
 
 
 @contextmanager
-def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
+def _archive(path: Path) -> Iterator[tuple[zipfile.ZipFile, bool]]:
+    """Yield the archive, and whether it is cut off: it has its whole members then."""
     try:
         fd = open_regular(path, follow=True)
     except OSError as error:
@@ -235,18 +238,39 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
                 raise _bad(
                     f"{path} is not a trace", "Give a file that pdctl record made, or a directory of recordings."
                 )
+            cut = False
             try:
                 archive = zipfile.ZipFile(file)
             except (*_DAMAGE, ValueError, OverflowError) as error:
-                raise _bad(f"{path} is cut off or damaged: {error}") from None
+                left, cut = with_list(file, _Reader), True
+                if left is None:
+                    raise _bad(f"{path} is cut off or damaged: {error}") from None
+                archive = zipfile.ZipFile(left)
             with archive:
-                yield archive
+                yield archive, cut
     except OSError as error:
         raise _bad(f"{path} can't be read: {error.strerror or error}", "Is it yours to read?") from None
 
 
-def _manifest(path: Path, archive: zipfile.ZipFile) -> Manifest:
+def _manifest(path: Path, archive: zipfile.ZipFile, *, cut: bool) -> Manifest:
+    """Return the manifest. cut: the file is cut off, which becomes a problem, and without a manifest one is made."""
     infos = [info for info in archive.infolist() if info.filename == MANIFEST]
+    if cut:
+        recordings = [info for info in archive.infolist() if _MEMBER.fullmatch(info.filename)]
+        if not recordings:
+            raise _bad(f"{path} is cut off: no recording in it is whole")
+        many = f"{len(recordings)} recording{'s'[: len(recordings) != 1]}"
+        said = f"{path.name} is cut off: {many} whole"
+        if infos:
+            left = _read_manifest(path, archive, infos)
+        else:
+            left = manifest_of(archive, recordings)
+            said += "; without its manifest nothing is known of other ranks, nor of when it was made"
+        return msgspec.structs.replace(left, problems=(*left.problems, said))
+    return _read_manifest(path, archive, infos)
+
+
+def _read_manifest(path: Path, archive: zipfile.ZipFile, infos: list[zipfile.ZipInfo]) -> Manifest:
     if len(infos) != 1:
         foreign = "is a ZIP file, but no trace: it has no" if not infos else "has more than one"
         raise _bad(f"{path} {foreign} {MANIFEST}", "Give a file that pdctl record made.")
@@ -326,9 +350,11 @@ class _Unpacking:
         folder: Path,
         timeout_s: float | None,
         spent_s: float,
+        *,
+        cut: bool,
     ) -> None:
         self._archive, self._members, self._path, self._folder = archive, members, path, folder
-        self._timeout_s = timeout_s
+        self._timeout_s, self._cut = timeout_s, cut
         self._end = None if timeout_s is None else time.monotonic() + timeout_s - spent_s
         self._room = FREE_BYTES + MAX_RATIO * path.stat().st_size
 
@@ -381,6 +407,8 @@ class _Unpacking:
             os.close(fd)
         if size != rank.size:
             return f"has {size} bytes, its manifest says {rank.size}"
+        if self._cut and not rank.sha256:
+            return ""  # made without a manifest: zipfile has looked at its own sum
         return "" if sum_.hexdigest() == rank.sha256 else "is damaged: its checksum is not that of the manifest"
 
     def _pages(self, fd: int, view: memoryview, offset: int) -> None:
@@ -403,7 +431,7 @@ _FOLDER = "pdctl-trace"
 
 
 @contextmanager
-def _private_folder() -> Iterator[Path]:
+def private_folder() -> Iterator[Path]:
     """Yield a directory of mode 0700, which is removed at the end. Directories left by a killed pdctl are removed now."""
     _sweep(Path(tempfile.gettempdir()))
     me = os.getpid()
@@ -447,6 +475,7 @@ __all__ = [
     "member_of",
     "open_cached",
     "open_trace",
+    "private_folder",
     "read_manifest",
     "write_trace",
 ]

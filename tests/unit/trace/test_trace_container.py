@@ -196,11 +196,57 @@ def test_what_is_no_trace_is_named(tmp_path: Path, recording: bytes) -> None:
     assert "No such file" in refused(tmp_path / "nowhere")
 
 
-def test_a_truncated_one_is_refused_at_any_length(trace: Path) -> None:
+def test_a_truncated_one_has_what_is_whole_in_it_at_any_length(trace: Path, recording: bytes) -> None:
     whole = trace.read_bytes()
-    for length in (1, 30, len(whole) // 2, len(whole) - 1):
+    with zipfile.ZipFile(trace) as archive:
+        first, last = archive.infolist()
+    end = last.header_offset  # of the recording, the first member
+    listed = whole.index(b"PK\1\2", last.header_offset)
+    for length in (1, 30, end // 2, end - 1):
         trace.write_bytes(whole[:length])
         assert "cut off" in refused(trace) or "not a trace" in refused(trace)
+    for length in (end, end + 1, listed - 1, listed, len(whole) - 1):
+        trace.write_bytes(whole[:length])
+        with open_trace(trace) as there:
+            problems = there.manifest.problems
+            assert (there.folder / Path(first.filename).name).read_bytes() == recording
+            ranks = [(rank.rank, rank.kept) for rank in there.manifest.ranks]
+        assert "is cut off: 1 recording whole" in problems[-1]
+        assert ("without its manifest" in problems[-1]) is (length < listed)
+        assert ranks[0] == ("decode dp0 pp0 tp0", "whole")
+        assert len(ranks) == (1 if length < listed else 2)
+        assert load_source(trace).problems == problems
+
+
+def test_whole_members_of_a_truncated_one_are_checked_as_others(trace: Path) -> None:
+    data = bytearray(trace.read_bytes())
+    with zipfile.ZipFile(trace) as archive:
+        first, last = archive.infolist()
+    data[first.header_offset + 200] ^= 0xFF
+    trace.write_bytes(data[: last.header_offset])
+    try:
+        with open_trace(trace) as there:
+            assert list(there.folder.iterdir()) == []
+            assert all(rank.kept == "missing" for rank in there.manifest.ranks)
+            assert there.manifest.problems
+    except PdctlError:
+        pass
+
+
+def test_sizes_in_the_headers_of_a_truncated_one_are_not_trusted(trace: Path) -> None:
+    data = bytearray(trace.read_bytes())
+    with zipfile.ZipFile(trace) as archive:
+        _, last = archive.infolist()
+    for size in (0, 1, 0xFFFFFFFE, 0xFFFFFFFF):
+        for at in (18, 22):  # packed, unpacked
+            wrong = bytearray(data[: last.header_offset])
+            wrong[at : at + 4] = size.to_bytes(4, "little")
+            trace.write_bytes(wrong)
+            try:
+                with open_trace(trace) as there:
+                    assert all(rank.kept == "missing" for rank in there.manifest.ranks)
+            except PdctlError:
+                continue
 
 
 def test_a_future_version_says_so(trace: Path) -> None:
