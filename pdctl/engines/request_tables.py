@@ -51,9 +51,10 @@ WAITING_TIMEOUT = "SGLANG_DISAGGREGATION_WAITING_TIMEOUT"
 
 @dataclass(frozen=True)
 class Places:
-    """Locations in an engine. queues: name → the engine's list. manager: the KV manager.
+    """Locations in an engine. queues: name → the engine's list. manager: the KV manager. running: requests being computed.
 
-    known: whether pdctl knows this transfer backend's polls, and so the time-outs that end a request. prealloc: a decode rank's
+    known: whether pdctl knows this transfer backend's polls, and so the time-outs that end a request.
+    client: whether somebody waits for a request's answer, as ``RoomEntry.client`` has it. prealloc: a decode rank's
     queue that asks bootstrap servers, None on prefill.
     """
 
@@ -62,6 +63,8 @@ class Places:
     queues: Mapping[str, Callable[[], list[Any]]]
     space: Callable[[], Space]
     known: bool
+    running: Callable[[], list[Any]]
+    client: Callable[[Any], int]
     prealloc: Any = None
 
 
@@ -87,7 +90,10 @@ def read(places: Places, queues: dict[str, list[QueueEntry]], missing: dict[str,
                 if hasattr(entry, "kv_receiver")
             ]
     for name in queues.keys() - places.queues.keys():  # running: what is computed is in no queue
-        rooms += [RoomEntry(name, e.room, e.rid, e.slot, e.state, e.age) for e in queues[name]]
+        clients = {req.rid: places.client(req) for req in places.running()}
+        rooms += [
+            RoomEntry(name, e.room, e.rid, e.slot, e.state, e.age, client=clients.get(e.rid, -1)) for e in queues[name]
+        ]
     manager = places.manager
     return Rooms(
         mono_ns=time.monotonic_ns(),
@@ -142,6 +148,7 @@ def _entry(
         bootstrap=_bootstrap(places, transfer),
         pinned=_pinned(req),
         locked=_locked(places.role, queue, req),
+        client=places.client(req),
     )
 
 

@@ -26,7 +26,8 @@ class RoomEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     held, -1 unknown. dp: prefill dp rank of the request as this rank sees it (on prefill: its own), -1 not known yet.
     bootstrap: ``host:port`` of its bootstrap server, "" unknown. pinned: prefill dp rank given with the request, which no
     formula and no query overrules, -1 without one. locked: tokens of its prompt that it locks in the prefix cache (a lock on
-    their tree node), 0 for none, -1 unknown.
+    their tree node), 0 for none, -1 unknown. client: 1 where somebody waits for its answer, 0 where nobody does (it is aborted,
+    or its client is gone), -1 where the engine does not tell.
     """
 
     queue: str
@@ -42,13 +43,16 @@ class RoomEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     bootstrap: str = ""
     pinned: int = -1
     locked: int = -1
+    client: int = -1
 
 
 _TYPES = {
     "queue": "H", "room": "Q", "slot": "i", "state": "B", "age_s": "d", "clock_s": "d", "tokens": "q", "kv": "q", "dp": "h",
-    "bootstrap": "H", "pinned": "h", "locked": "q",
+    "bootstrap": "H", "pinned": "h", "locked": "q", "client": "b",
 }  # fmt: skip
 _NAMED = ("queue", "bootstrap")
+_LATER = {"client": -1}
+"""Columns that older agents do not send, and what they stand for then."""
 _rids = structs.msgpack_decoder(list[str])
 
 
@@ -74,10 +78,13 @@ class RoomTable(msgspec.Struct, array_like=True, frozen=True, gc=False):
     bootstrap: bytes = b""
     pinned: bytes = b""
     locked: bytes = b""
+    client: bytes = b""
 
     def __post_init__(self) -> None:
         """Raises ValueError for columns of different length."""
         for field, kind in _TYPES.items():
+            if field in _LATER and not getattr(self, field):
+                continue
             if len(getattr(self, field)) != len(self.state) * array(kind).itemsize:
                 raise ValueError(f"column {field} is of another length than the others")
 
@@ -119,6 +126,8 @@ class RoomTable(msgspec.Struct, array_like=True, frozen=True, gc=False):
         return [self.names[place] for place in dict.fromkeys(self._numbers(field))]
 
     def _numbers(self, field: str) -> array[Any]:
+        if field in _LATER and not getattr(self, field):
+            return array(_TYPES[field], [_LATER[field]]) * len(self)
         numbers: array[Any] = array(_TYPES[field])
         numbers.frombytes(getattr(self, field))
         return numbers
@@ -151,9 +160,10 @@ class Space(msgspec.Struct, frozen=True):
     """Memory of a rank. Counts; -1 where unknown.
 
     slots: metadata slots. kv: token places in the KV pool. evictable: places kept only for reuse. reserved: free places kept
-    back for earlier requests. requests: rows for running requests. head: room of the first request that waits for space, 0 for
-    none. needs: KV tokens it waits for. protected: places that the prefix cache keeps from eviction. countable: every place
-    that is not free, evictable or protected belongs to a request; if False the pool has parts outside these numbers.
+    back for earlier requests. requests: rows for running requests. batch: requests that decode runs at a time. head: room of
+    the first request that waits for space, 0 for none. needs: KV tokens it waits for. protected: places that the prefix cache
+    keeps from eviction. countable: every place that is not free, evictable or protected belongs to a request; if False the
+    pool has parts outside these numbers.
     """
 
     slots: int = -1
@@ -169,6 +179,7 @@ class Space(msgspec.Struct, frozen=True):
     page_size: int = 1
     protected: int = 0
     countable: bool = False
+    batch: int = -1
 
 
 class Peer(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -49,7 +49,7 @@ def headline(found: Sequence[Finding]) -> Iterable[RenderableType]:
 
     found: connected, as documents have them.
     """
-    if not _headed(found):
+    if not headed(found):
         return
     drawn = grid(False, True)
     drawn.add_row(Text(found[0].code, style="bold red"), found[0].summary)
@@ -58,11 +58,12 @@ def headline(found: Sequence[Finding]) -> Iterable[RenderableType]:
     yield ""
 
 
-def findings(found: Sequence[Finding], *, headed: bool = False) -> Iterable[RenderableType]:
+def findings(found: Sequence[Finding], *, below: bool = False) -> Iterable[RenderableType]:
     """Yield each cause after an empty line: code and summary, known versions, next step; a line for each consequence.
 
-    headed: the first one's next step stands above (:func:`headline`).
+    below: the first one's summary and next step stand above (:func:`headline`), and it has its title here.
     """
+    below = below and headed(found)
     drawn = grid(False, True)
     for number, finding in enumerate(found):
         if finding.follows:
@@ -72,16 +73,17 @@ def findings(found: Sequence[Finding], *, headed: bool = False) -> Iterable[Rend
             yield drawn
         yield ""
         drawn = grid(False, True)
-        drawn.add_row(Text(finding.code, style="bold"), finding.summary)
+        above = below and not number
+        drawn.add_row(Text(finding.code, style="bold"), finding.cause if above else finding.summary)
         if finding.versions:
             drawn.add_row("", finding.versions)
-        if finding.next_step and not (headed and not number and _headed(found)):
+        if finding.next_step and not above:
             drawn.add_row("", f"Next: {finding.next_step}")
     if found:
         yield drawn
 
 
-def _headed(found: Sequence[Finding]) -> bool:
+def headed(found: Sequence[Finding]) -> bool:
     """Return whether the first cause or what follows from it is more than information."""
     if not found:
         return False

@@ -14,7 +14,8 @@ class QueueReader(queues.QueueReader):
     def __init__(self, scheduler: Any) -> None:
         super().__init__(scheduler, scheduler.role)
 
-    def _running(self) -> list[Any]:
+    def running(self) -> list[Any]:
+        """Return the requests that are computed."""
         return list({id(req): req for req in (*self._scheduler.running_batch, *self._scheduler.cur_batch)}.values())
 
     @staticmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pdctl.engines import peers
@@ -25,7 +26,12 @@ from pdctl.protocol.requests import (
 def places(scheduler: Any, reader: QueueReader) -> Places:
     """Return where this rank keeps its rooms."""
     there = request_tables.places(scheduler, scheduler.role, reader)
-    return replace(there, space=lambda: space(scheduler), known=True)
+    return replace(there, space=lambda: space(scheduler), known=True, client=client)
+
+
+def client(req: Any) -> int:
+    """Return whether somebody waits for a request's answer: the socket of its client goes when the client does."""
+    return int(not req.is_aborted and Path(req.reply.removeprefix("ipc://")).exists())
 
 
 def space(scheduler: Any) -> Space:
@@ -45,6 +51,7 @@ def space(scheduler: Any) -> Space:
         head=head.req.bootstrap_room if head is not None else 0,
         needs=len(head.req.origin_input_ids) + head.req.max_new_tokens if head is not None else -1,
         countable=True,
+        batch=scheduler.config.max_running if decode else -1,
     )
 
 

@@ -79,7 +79,7 @@ class QueueReader:
                 missing[path.name] = f"this SGLang has no scheduler.{'.'.join(path.path)}"
                 continue
             copies.append((path.name, path.age, list(found)))
-        copies.append(("running", seams.RUNNING_AGE, self._running()))
+        copies.append(("running", seams.RUNNING_AGE, self.running()))
         for name, age, entries in copies:
             queues[name] = [entry for part in _in_parts(entries) for entry in self._entries(part, age, statuses, now)]
         return queues, missing
@@ -87,7 +87,8 @@ class QueueReader:
     def _statuses(self) -> Any:
         return getattr(self._manager, "request_status", None)
 
-    def _running(self) -> list[Any]:
+    def running(self) -> list[Any]:
+        """Return the requests that are computed: those of any batch that have not finished."""
         waiting = {id(req) for req in list(getattr(self._scheduler, "waiting_queue", None) or ())}
         found: dict[int, Any] = {}
         batches = [getattr(self._scheduler, name, None) for name in seams.BATCHES]

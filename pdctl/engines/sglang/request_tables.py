@@ -46,7 +46,15 @@ def places(scheduler: Any, role: str, reader: QueueReader) -> Places:
         space=lambda: space(scheduler),
         known=backend in KNOWN_BACKENDS,
         prealloc=getattr(scheduler, "disagg_decode_prealloc_queue", None),
+        running=reader.running,
+        client=client,
     )
+
+
+def client(req: Any) -> int:
+    """Return 0 for a request that is aborted, else -1: a scheduler is not told whether the client is still there."""
+    ends = (getattr(req, "to_finish", None), getattr(req, "finished_reason", None))
+    return 0 if any(end.__class__.__name__ == "FINISH_ABORT" for end in ends) else -1
 
 
 def _getter(reader: QueueReader, name: str) -> Callable[[], list[Any]]:
@@ -81,7 +89,15 @@ def space(scheduler: Any) -> Space:
         protected=max(0, _call(getattr(scheduler, "tree_cache", None), "protected_size")),
         countable=kv.__class__.__name__ in _PLAIN_POOLS
         and getattr(scheduler, "tree_cache", None).__class__.__name__ in _PLAIN_CACHES,
+        batch=_batch(scheduler) if prealloc is not None else -1,
     )
+
+
+def _batch(scheduler: Any) -> int:
+    """Return how many requests may run at a time, as ``get_new_prebuilt_batch`` counts them."""
+    rows = _int(getattr(getattr(scheduler, "req_to_token_pool", None), "size", None))
+    most = _int(getattr(scheduler, "max_running_requests", None))
+    return min(rows, most) if rows >= 0 else most
 
 
 def _int(value: Any) -> int:

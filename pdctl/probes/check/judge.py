@@ -44,9 +44,17 @@ def wanted(finding: Finding, suppressed: Suppressed) -> Finding | None:
 
 
 def judge(
-    outcomes: Sequence[Outcome], *, suppressed: Suppressed, fail_on: str, others: tuple[str, ...] = ()
+    outcomes: Sequence[Outcome],
+    *,
+    suppressed: Suppressed,
+    fail_on: str,
+    others: tuple[str, ...] = (),
+    not_recorded: tuple[str, ...] = (),
 ) -> CheckDocument:
-    """Return the document of these stages. fail_on: one of FAIL_ON, the lowest level that fails. others: as it has them."""
+    """Return the document of these stages. fail_on: one of FAIL_ON, the lowest level that fails.
+
+    others, not_recorded: as the document has them.
+    """
     wants = [[left for one in outcome.findings if (left := wanted(one, suppressed))] for outcome in outcomes]
     findings = connect([found for kept in wants for found in kept])
     follows = {_said(found): found.follows for found in findings}
@@ -66,6 +74,7 @@ def judge(
         partial=bool(problems),
         problems=tuple(problems),
         others=others,
+        not_recorded=not_recorded,
     )
 
 
@@ -86,9 +95,9 @@ def _row(outcome: Outcome, found: Sequence[tuple[Finding, str]]) -> StageRow:
         summary = f"{one.code} {after}{one.summary}{more}"
     elif worst == UNKNOWN:
         more = f" (and {len(outcome.problems) - 1} more)" if len(outcome.problems) > 1 else ""
-        summary = f"{outcome.said}; not looked at: {outcome.problems[0]}{more}"
+        summary = f"not looked at: {outcome.problems[0]}{more}{outcome.said and f'; otherwise {outcome.said}'}"
     else:
-        summary = outcome.said
+        summary = outcome.said or "there is nothing to judge"
     codes = tuple(dict.fromkeys(one.code for one, _ in found))
     return StageRow(outcome.name, worst, summary, codes, len(outcome.findings) - len(found), outcome.seconds)
 

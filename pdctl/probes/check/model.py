@@ -14,8 +14,8 @@ OK, INFO, WARNING, ERROR, UNKNOWN = "ok", "info", "warning", "error", "unknown"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a probe comes to as a stage of ``check``. said: a line for when nothing was found. problems: what could not be
-    looked at."""
+    """What a probe comes to as a stage of ``check``. said: a line for when nothing was found, "" where nothing was judged.
+    problems: what could not be looked at."""
 
     name: str
     said: str
@@ -39,7 +39,8 @@ class StageRow(msgspec.Struct, frozen=True):
 class CheckDocument(Document, frozen=True, kw_only=True, tag="pdctl.check"):
     """Answer of ``pdctl check``. level: the worst of the stages. failed: it is at or above what was asked for.
 
-    others: what belongs to other users and was left alone; it makes nothing partial.
+    others: what belongs to other users and was left alone; it makes nothing partial. not_recorded: stages that were not run
+    since recordings do not tell of what they look at.
     """
 
     level: str
@@ -50,3 +51,4 @@ class CheckDocument(Document, frozen=True, kw_only=True, tag="pdctl.check"):
     partial: bool = False
     problems: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
+    not_recorded: tuple[str, ...] = ()

@@ -49,10 +49,14 @@ class CheckOptions:
 
 @dataclass(frozen=True)
 class Seen:
-    """What each stage came to. others: what belongs to other users and was left alone."""
+    """What each stage came to. others: what belongs to other users and was left alone.
+
+    not_recorded: stages that recordings do not tell of, where recordings are all there is.
+    """
 
     outcomes: list[Outcome]
     others: tuple[str, ...] = ()
+    not_recorded: tuple[str, ...] = ()
 
 
 class Check(Probe["CheckOptions", "Seen", "CheckDocument"]):
@@ -90,14 +94,23 @@ class Check(Probe["CheckOptions", "Seen", "CheckDocument"]):
 
     def collect(self, view: View, options: CheckOptions) -> Seen:
         """Return what each stage came to."""
-        return Seen(list(run(view, chosen(options, recorded=view.recorded), options.watch)), view.found.others)
+        stages = chosen(options, recorded=view.recorded)
+        names = {stage.name for stage in stages}
+        live = tuple(name for stage in chosen(options, recorded=False) if (name := stage.name) not in names)
+        return Seen(list(run(view, stages, options.watch)), view.found.others, live)
 
     def judge(self, evidence: Seen, options: CheckOptions) -> CheckDocument:
         """Return the stages summed up."""
         from pdctl.probes.check.judge import judge, parse_suppressed
 
         suppressed = parse_suppressed(options.suppress)
-        return judge(evidence.outcomes, suppressed=suppressed, fail_on=self.fails_on(options), others=evidence.others)
+        return judge(
+            evidence.outcomes,
+            suppressed=suppressed,
+            fail_on=self.fails_on(options),
+            others=evidence.others,
+            not_recorded=evidence.not_recorded,
+        )
 
     def render(self, document: CheckDocument, *, wide: bool) -> Iterable[RenderableType]:
         """Yield a line for each stage."""

@@ -13,7 +13,7 @@ from pdctl.report import drawing
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from pdctl.probes.check.model import CheckDocument
+    from pdctl.probes.check.model import CheckDocument, StageRow
 
 _LEVELS = (ERROR, WARNING, UNKNOWN, INFO, OK)
 _STYLE = {"ok": "green", "info": "cyan", "unknown": "yellow", "warning": "yellow", "error": "red"}
@@ -24,13 +24,24 @@ def render(document: CheckDocument, *, wide: bool) -> Iterable[RenderableType]:
     yield from drawing.headline(document.findings)
     table = drawing.grid(False, False, True)
     for row in sorted(document.stages, key=lambda row: _LEVELS.index(row.level)):
-        table.add_row(Text(row.level, style=_STYLE[row.level]), row.stage, row.summary)
+        table.add_row(Text(row.level, style=_STYLE[row.level]), row.stage, _summary(row, document))
         if wide:
             table.add_row("", "", drawing.dim(_does(row.stage)))
     yield table
+    if document.not_recorded:
+        yield drawing.dim(f"not run, since recordings do not tell of it: {', '.join(document.not_recorded)}")
     if document.suppressed:
         yield drawing.dim(f"({document.suppressed} findings suppressed)")
-    yield from drawing.findings(document.findings, headed=True)
+    yield from drawing.findings(document.findings, below=True)
+
+
+def _summary(row: StageRow, document: CheckDocument) -> str:
+    """Return the summary of a stage; a finding that is told in full above has its title here."""
+    told = next(iter(document.findings), None)
+    full = f"{told.code} {told.summary}" if told is not None else ""
+    if told is None or not row.summary.startswith(full) or not drawing.headed(document.findings):
+        return row.summary
+    return f"{told.code} {told.cause}{row.summary.removeprefix(full)}"
 
 
 def _does(name: str) -> str:

@@ -53,9 +53,11 @@ class Config(Probe["NoOptions", "list[RankSettings]", "ConfigDocument"]):
         return Rows(Setting, document.settings)
 
     def summary(self, document: ConfigDocument) -> str:
-        """Return how many servers agree."""
-        servers = len(document.servers)
-        return f"{servers} server{'s'[: servers != 1]} agree on what they must agree on"
+        """Return how many servers agree, of those that answered."""
+        heard = sum(len(server.silent) < server.ranks for server in document.servers)
+        if heard < 2:
+            return "1 server, nothing to compare" if heard and not document.problems else ""
+        return f"{heard} servers agree on what they must agree on"
 
 
 PROBE = Config()

@@ -71,8 +71,11 @@ class Leaks(Probe["LeaksOptions", "list[RankWatch]", "LeaksDocument"]):
         return Rows(RankLeaks, document.ranks)
 
     def summary(self, document: LeaksDocument) -> str:
-        """Return that nothing leaks."""
-        return self.about
+        """Return that nothing leaks, on the ranks that could be judged."""
+        judged = sum(rank.judged for rank in document.ranks)
+        if judged == len(document.ranks):
+            return self.about
+        return f"{self.about} on {judged} of {len(document.ranks)} ranks" if judged else ""
 
 
 PROBE = Leaks()

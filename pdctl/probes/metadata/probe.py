@@ -84,7 +84,9 @@ class MetadataSlots(Probe["MetadataOptions", "Seen", "MetadataDocument"]):
         return Rows(SlotReport, document.slots)
 
     def summary(self, document: MetadataDocument) -> str:
-        """Return how many slots are in use."""
+        """Return how many slots are in use, on the ranks that answered."""
+        if all(rank.silence for rank in document.ranks):
+            return ""
         return f"{sum(rank.taken for rank in document.ranks)} slots in use, each its owner's"
 
 

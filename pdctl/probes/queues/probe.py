@@ -105,7 +105,7 @@ class Queues(Probe["QueuesOptions", "Seen", "QueuesDocument"]):
         compared = sum(sum(group.compared.values()) for group in document.groups)
         several = [group for group in document.groups if len(group.ranks) > 1]
         groups = "1 group" if len(several) == 1 else f"{len(several)} groups"
-        return f"{groups} of several ranks, {compared:,} rounds compared, in step"
+        return f"{groups} of several ranks, {f'{compared:,} rounds compared, in step' if compared else 'no rounds yet'}"
 
 
 PROBE = Queues()

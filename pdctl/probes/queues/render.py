@@ -26,7 +26,7 @@ def render(document: QueuesDocument) -> Iterable[RenderableType]:
         if number:
             yield ""
         yield from _group(group)
-    yield from drawing.findings(document.findings, headed=True)
+    yield from drawing.findings(document.findings, below=True)
 
 
 def _group(group: GroupReport) -> Iterable[RenderableType]:

@@ -35,7 +35,7 @@ def render(document: RanksDocument, *, wide: bool) -> Iterable[RenderableType]:
             yield ""
         yield from _server(members, wide=wide)
     if len(document.findings) > 1:  # else all of it stands above
-        yield from findings(document.findings, headed=True)
+        yield from findings(document.findings, below=True)
 
 
 def _order(row: RankRow) -> int:

@@ -103,8 +103,8 @@ class Stacks(Probe["StacksOptions", "list[RankLooks]", "StacksDocument"]):
         return Rows(RankStack, document.ranks)
 
     def summary(self, document: StacksDocument) -> str:
-        """Return that all stand together."""
-        return self.about
+        """Return that all stand together, where somebody was seen."""
+        return self.about if document.looks else ""
 
     def notes(self, document: StacksDocument) -> Iterable[str]:
         """Yield what is less than it could be."""

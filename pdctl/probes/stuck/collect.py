@@ -12,6 +12,7 @@ import msgspec
 from pdctl.probes.stuck.model import Last, RankLooks
 from pdctl.probes.stuck.sides import HEARD, OTHER, SAME_S, WAITING_IN
 from pdctl.probes.view import now_ns
+from pdctl.protocol.metadata import NOT_READ
 from pdctl.protocol.model import UNKNOWN, Action, EventKind, KVPoll, poll_name
 from pdctl.protocol.rank import FoundRank
 from pdctl.protocol.requests import Rooms, RoomTable
@@ -71,6 +72,24 @@ def _now_ns(rank: FoundRank, recording: Recording) -> int:
     wall_ns, mono_ns = recording.start_wall_ns, recording.start_mono_ns
     now = now_ns(rank, wall_ns, mono_ns)
     return time.time_ns() - wall_ns + mono_ns if now is None else now
+
+
+def with_landed(view: View, looks: Sequence[RankLooks], rooms: Sequence[int]) -> list[RankLooks]:
+    """Return the looks with whether the metadata of these rooms, at most MOST_LANDED of them, is in their slots now."""
+    wanted = tuple(rooms[:MOST_LANDED])
+    holders = [rank for rank in view.ranks if rank.identity.role == "decode"]
+    answers = {id(answer.rank): answer.body for answer in view.metadata(holders, rooms=wanted, sums=False)}
+    found = []
+    for rank, look in zip(view.ranks, looks, strict=True):
+        body = answers.get(id(rank))
+        rows = {} if body is None else {row.slot: row.found for row in body.rows if row.found != NOT_READ}
+        slots = {} if body is None else {one.room: one.slot for one in body.holders if one.room in wanted}
+        found.append(replace(look, landed={room: rows[s] == room for room, s in slots.items() if s in rows}))
+    return found
+
+
+MOST_LANDED = 20
+"""Rooms that ranks are asked about: those of one hang have one cause."""
 
 
 def collect_recorded(view: View, *, pause_s: float) -> list[RankLooks]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from pdctl.probes.queues.formatting import rooms as some_rooms
-from pdctl.probes.stuck import STUCK_S, UNHEARD_S
+from pdctl.probes.stuck import STUCK_S, UNHEARD_S, advice, place
+from pdctl.probes.stuck.advice import BEHIND, FIRST, Advice
 from pdctl.probes.stuck.model import Place, RankLooks, SideSpace, StuckDocument, Waiting
 from pdctl.probes.stuck.peer import ABSENT, GONE, NEVER, UNREAD, peer_of
 from pdctl.probes.stuck.sides import (
@@ -39,19 +41,20 @@ def judge(
     peers: dict[tuple[str, str], list[Side]] = defaultdict(list)
     for side in sides:
         peers[side.key].append(side)
-    space = [found for side in sides for found in [space_of(side)] if found is not None]
-    full = {found.side: found for found in space if found.full}
-    requests: list[Waiting] = []
+    space = [(side, found) for side in sides for found in [space_of(side)] if found is not None]
+    full = {id(side): found for side, found in space if found.full}
+    waiting: list[tuple[Side, Waiting]] = []
     for side in sides:
         other = peers[(side.cluster, OTHER.get(side.role, ""))]
-        requests += _waiting(side, other, pause_s, full.get(side.title))
+        waiting += [(side, request) for request in _waiting(side, other, pause_s, full.get(id(side)))]
+    requests = [request for _, request in waiting]
     shown = [request for request in requests if request.age_s >= older_s or (older_s and request.age_s < 0)]
     problems = [f"{look.identity.label}: {look.silence}" for look in looks if look.silence]
     problems += [f"{look.identity.label}: {problem}" for look in looks for problem in look.problems]
     return StuckDocument(
         requests=tuple(sorted(shown, key=_SORTS[by])),
-        space=tuple(space),
-        findings=tuple(_findings(requests, space, peers, pause_s, stuck_s)),
+        space=tuple(found for _, found in space),
+        findings=tuple(_findings(waiting, space, peers, pause_s, stuck_s)),
         pause_s=pause_s,
         hidden=len(requests) - len(shown),
         partial=bool(problems),
@@ -159,10 +162,7 @@ def _holds(entry: RoomEntry) -> str:
 def _behind(room: int, entry: RoomEntry, full: SideSpace) -> str:
     if entry.queue != "decode.prealloc" or entry.slot >= 0:
         return ""
-    return "first in line for space" if room == full.head else BEHIND
-
-
-BEHIND = "waits for space"
+    return FIRST if room == full.head else BEHIND
 
 
 # ---- what ends it ----------------------------------------------------------------------------------------------------
@@ -215,58 +215,82 @@ class _Covers:
 # ---- findings --------------------------------------------------------------------------------------------------------
 
 
+class _Group(NamedTuple):
+    """Requests of one finding have all of this in common. why: what kind of advice they get."""
+
+    code: str
+    side: Side
+    queue: str
+    state: str
+    why: str
+
+
 def _findings(
-    requests: Sequence[Waiting],
-    space: Sequence[SideSpace],
+    requests: Sequence[tuple[Side, Waiting]],
+    space: Sequence[tuple[Side, SideSpace]],
     peers: dict[tuple[str, str], list[Side]],
     pause_s: float,
     stuck_s: float,
-) -> list[Finding]:
-    units = {side.title: {side.unit: None} for sides in peers.values() for side in sides}
-    found = [
-        finding(
-            "PD140",
-            f"{one.side} is full: {one.full}.",
-            group=one.side,
-            rooms=_line(one, requests),
-            units=units[one.side],
-        )
-        for one in space
-        if one.full
-    ]
-    groups: dict[tuple[str, str, str, str], list[Waiting]] = defaultdict(list)
-    for request in requests:
+) -> Iterator[Finding]:
+    groups: dict[_Group, list[Waiting]] = defaultdict(list)
+    given_up: dict[int, dict[int, Waiting]] = defaultdict(dict)
+    for side, request in requests:
         code = _code(request, pause_s, stuck_s)
         if code:
-            groups[code, request.side, request.queue, request.state].append(request)
-    for (code, side, queue, state), ones in groups.items():
-        oldest = max(ones, key=lambda one: one.age_s)
-        many = f"{len(ones)} requests, the oldest room {oldest.room}," if len(ones) > 1 else f"Room {oldest.room}"
-        wait = "wait" if len(ones) > 1 else "waits"
-        found.append(
-            finding(
-                code,
-                f"{many} {wait} in {queue} of {side}, {state} for {seconds(oldest.age_s)}: {oldest.peer}."
-                f" {_end(oldest)}{_slots_held(ones, space)}",
-                group=side,
-                rooms=tuple(one.room for one in ones),
-                ranks=tuple(dict.fromkeys(rank for one in ones for place in one.ranks for rank in place.ranks)),
-                evidence=_evidence(ones, space),
-                units=(*units[side], *_waits_for(ones, peers)),
-            )
-        )
-    return found
+            why = _advice(code, request, side, peers)
+            groups[_Group(code, side, request.queue, request.state, why.kind)].append(request)
+            if why.kind == advice.GIVEN_UP:
+                given_up[id(side)][request.room] = request
+    for side, one in space:
+        if one.full:
+            yield place.full(one, side, [request for of, request in requests if of is side], given_up[id(side)])
+        if side.role == "decode" and (batch := place.batch(side)) is not None:
+            yield batch
+    for group, ones in groups.items():
+        of = next((one for side, one in space if side is group.side), None)
+        yield _finding(group, ones, of, peers)
 
 
-def _line(space: SideSpace, requests: Sequence[Waiting]) -> tuple[int, ...]:
-    """Return the rooms that wait for space, the first in line first."""
-    behind = (one.room for one in requests if one.side == space.side and one.note == BEHIND)
-    return tuple(dict.fromkeys((space.head, *behind)))
+def _advice(code: str, request: Waiting, side: Side, peers: dict[tuple[str, str], list[Side]]) -> Advice:
+    if code == "PD142":
+        return advice.lost(request, advice.ended_as(request, _other(request, peers)))
+    if code == "PD141" and _complete(request):
+        return advice.complete(request, side)
+    return Advice()
 
 
-def _waits_for(ones: Sequence[Waiting], peers: dict[tuple[str, str], list[Side]]) -> Iterable[str]:
+def _other(request: Waiting, peers: dict[tuple[str, str], list[Side]]) -> list[Side]:
+    return peers[(request.cluster, OTHER.get(request.role, ""))]
+
+
+def _finding(
+    group: _Group, ones: Sequence[Waiting], space: SideSpace | None, peers: dict[tuple[str, str], list[Side]]
+) -> Finding:
+    side, oldest = group.side, max(ones, key=lambda one: one.age_s)
+    why = _advice(group.code, oldest, side, peers)
+    many = f"{len(ones)} requests, the oldest room {oldest.room}," if len(ones) > 1 else f"Room {oldest.room}"
+    wait = "wait" if len(ones) > 1 else "waits"
+    words = [
+        f"{many} {wait} in {group.queue} of {side.title}, {group.state} for {seconds(oldest.age_s)}: {oldest.peer}.",
+        why.why,
+        "" if group.code == "PD141" and _complete(oldest) else _end(oldest),
+        _slots_held(ones, space),
+    ]
+    stands = advice.standing(side) if group.code in ("PD141", "PD142") else ""
+    return finding(
+        group.code,
+        " ".join(filter(None, words)),
+        group=side.title,
+        rooms=tuple(one.room for one in ones),
+        ranks=tuple(dict.fromkeys(rank for one in ones for place in one.ranks for rank in place.ranks)),
+        evidence=_evidence(ones, space),
+        next_step=stands or why.next_step,
+        units=(side.unit, *_waits_for(ones, _other(oldest, peers))),
+    )
+
+
+def _waits_for(ones: Sequence[Waiting], other: Sequence[Side]) -> Iterable[str]:
     """Yield the units of the other side that have these rooms; all of it where none has."""
-    other = peers[(ones[0].cluster, OTHER.get(ones[0].role, ""))]
     rooms = {one.room for one in ones}
     for side in [side for side in other if not rooms.isdisjoint(side.rooms)] or other:
         yield side.unit
@@ -280,7 +304,7 @@ def _code(request: Waiting, pause_s: float, stuck_s: float) -> str:
         return "PD142"
     if request.age_s < stuck_s or request.progress != "still":
         return ""
-    if request.queue == "decode.prealloc" and request.note and "space" in request.note:
+    if request.note in (FIRST, BEHIND):
         return ""  # full is not stuck
     if request.peer_is in (NEVER, ABSENT):
         return "PD143" if request.peer_without_s >= stuck_s else ""
@@ -309,33 +333,42 @@ def _being_computed(request: Waiting) -> bool:
     return any(f"has it in {name}" in request.peer for name in COMPUTED)
 
 
+def _complete(request: Waiting) -> bool:
+    """Return whether its transfer is complete on every rank that has it."""
+    return all(place.state == poll_name(KVPoll.SUCCESS) for place in _polled(request))
+
+
+def unfinished(document: StuckDocument) -> tuple[int, ...]:
+    """Return the rooms of findings whose transfer is complete, and which nevertheless wait on decode."""
+    found = {room for one in document.findings if one.code == "PD141" for room in one.rooms}
+    return tuple(r.room for r in document.requests if r.room in found and r.role == "decode" and _complete(r))
+
+
 def _end(request: Waiting) -> str:
-    if all(place.state == poll_name(KVPoll.SUCCESS) for place in _polled(request)):
-        return "Its transfer is complete here: it waits for its metadata, and no time-out covers that."
     if request.left_s is not None:
         return f"{request.cover} ends it in {seconds(max(0.0, request.left_s))}."
     if request.cover == "unknown":
         return "Which time-out covers this on this backend is not known."
+    if request.note in (FIRST, BEHIND):
+        return "No time-out runs while it waits for space."
     note = f" ({request.note})" if request.note else ""
     return f"No time-out covers this state on this backend and version{note}."
 
 
-def _slots_held(ones: Sequence[Waiting], space: Sequence[SideSpace]) -> str:
+def _slots_held(ones: Sequence[Waiting], space: SideSpace | None) -> str:
     held = sum(any(place.slot >= 0 for place in one.ranks) for one in ones)
-    side = next((one for one in space if one.side == ones[0].side), None)
-    return f" {held} of {side.slots} metadata slots are held this way." if held and side and side.slots > 0 else ""
+    return f"{held} of {space.slots} metadata slots are held this way." if held and space and space.slots > 0 else ""
 
 
-def _evidence(ones: Sequence[Waiting], space: Sequence[SideSpace]) -> tuple[str, ...]:
+def _evidence(ones: Sequence[Waiting], space: SideSpace | None) -> tuple[str, ...]:
     lines = [f"room {one.room}: {one.peer}" for one in ones[:5]]
     held = [one.room for one in ones if any(place.slot >= 0 for place in one.ranks)]
-    side = next((one for one in space if one.side == ones[0].side), None)
-    if held and side is not None and side.slots > 0:
-        lines.append(f"{len(held)} of {side.slots} metadata slots are held this way ({some_rooms(held)})")
+    if held and space is not None and space.slots > 0:
+        lines.append(f"{len(held)} of {space.slots} metadata slots are held this way ({some_rooms(held)})")
     kv = sum(max((place.kv for place in one.ranks), default=0) for one in ones)
     if kv > 0:
         lines.append(f"they hold {kv} KV tokens on each rank")
     return tuple(lines)
 
 
-__all__ = ["judge"]
+__all__ = ["judge", "unfinished"]

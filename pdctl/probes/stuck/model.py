@@ -38,6 +38,7 @@ class RankLooks:
     whole_s: for so long before the second look its recording has every request that came; None where it has no recording, or
     one that may lack some. whole_why: what limits that, in words. took_in_s: seconds since it last took in new requests, as
     its recording shows, None unknown. turn: whether and when its loop turned, None not asked.
+    landed: whether the metadata of a room is in its slot, of rooms that were asked about.
 
     Of recordings: unseen_s is how long before the end of them all the rank was last seen; ages in its looks count to then,
     those in ``last`` to the end. problems: what in its recording can't be trusted, in words.
@@ -55,6 +56,7 @@ class RankLooks:
     whole_why: str = ""
     took_in_s: float | None = None
     turn: Turn | None = None
+    landed: dict[int, bool] = field(default_factory=dict)
     unseen_s: float = 0.0
     problems: tuple[str, ...] = ()
 
@@ -122,6 +124,7 @@ class SideSpace(msgspec.Struct, frozen=True):
     slots: int
     slots_free: int
     full: str = ""
+    kv: int = -1
 
 
 class StuckDocument(Document, frozen=True, kw_only=True, tag="pdctl.stuck"):

@@ -70,6 +70,14 @@ class Stuck(Probe["StuckOptions", "list[RankLooks]", "StuckDocument"]):
             evidence, pause_s=options.watch, older_s=options.older or 0.0, stuck_s=options.stuck, by=options.by
         )
 
+    def deepen(self, view: View, evidence: list[RankLooks], document: StuckDocument) -> list[RankLooks] | None:
+        """Return the looks with whether the metadata of complete transfers that nobody takes on has landed."""
+        from pdctl.probes.stuck.collect import with_landed
+        from pdctl.probes.stuck.judge import unfinished
+
+        rooms = () if view.recorded else unfinished(document)
+        return with_landed(view, evidence, rooms) if rooms else None
+
     def rests_on_loops(self, options: StuckOptions) -> bool:
         """Return that it does."""
         return True
@@ -87,8 +95,11 @@ class Stuck(Probe["StuckOptions", "list[RankLooks]", "StuckDocument"]):
         return Rows(Waiting, document.requests)
 
     def summary(self, document: StuckDocument) -> str:
-        """Return how many wait."""
-        return f"{len(document.requests)} requests wait, none is stuck"
+        """Return how many requests wait, each counted once though both sides have it."""
+        if not document.space:
+            return ""
+        count = len({(one.cluster, one.room, one.rid) for one in document.requests})
+        return f"{count} request{'s' if count != 1 else ''} wait{'s'[: count == 1]}, none is stuck"
 
 
 PROBE = Stuck()

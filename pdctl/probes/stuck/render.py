@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from pdctl.probes.stuck.advice import BEHIND, FIRST
 from pdctl.probes.stuck.sides import folded
 from pdctl.protocol.durations import seconds as spoken
 from pdctl.report import drawing
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 SHOWN = 40
 _PREFIX = "SGLANG_DISAGGREGATION_"
+_UNTIL = {"decode.retracted": "until there is space again", "waiting": "until there is a place in a batch"}
+"""What ends the wait of requests that wait for nothing from the other side."""
 _PROGRESS = {"still": "bold", "moving": "green", "in line": "cyan", "new": "dim"}
 
 
@@ -36,7 +39,7 @@ def render(document: StuckDocument, *, wide: bool) -> Iterable[RenderableType]:
         yield drawing.dim(f"… and {len(rooms) - len(shown)} more rooms (-o wide or json shows all)")
     if document.hidden:
         yield drawing.dim(f"({document.hidden} younger requests not shown)")
-    yield from drawing.findings(document.findings, headed=True)
+    yield from drawing.findings(document.findings, below=True)
 
 
 def _room(requests: list[Waiting]) -> Iterable[RenderableType]:
@@ -72,6 +75,8 @@ def _short(queue: str, state: str) -> str:
 def _ends(request: Waiting) -> str:
     if request.left_s is not None:
         return f"{request.cover.removeprefix(_PREFIX)} in {spoken(max(0.0, request.left_s))}"
+    if request.queue in _UNTIL or request.note in (FIRST, BEHIND):
+        return _UNTIL.get(request.queue, request.note)
     if request.cover == "unknown":
         return "what ends it is not known for this backend"
     return f"nothing ends it{f': {request.note.removeprefix(_PREFIX)}' if request.note else ''}"

@@ -47,7 +47,7 @@ class Seen(msgspec.Struct, frozen=True, gc=False):
     entry: RoomEntry
 
 
-@dataclass
+@dataclass(eq=False)
 class Side:
     """The ranks of one group: those that have the same requests.
 
@@ -236,6 +236,7 @@ def space_of(side: Side) -> SideSpace | None:
         rank=f"tp{identity.tp}",
         head=space.head,
         needs=space.needs,
+        kv=space.kv,
         kv_free=space.kv_free + space.evictable,
         reserved=space.reserved,
         slots=space.slots,

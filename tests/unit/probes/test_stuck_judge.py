@@ -93,7 +93,7 @@ def test_who_has_heard_waits_for_its_metadata() -> None:
     prefill = replace(look("prefill"), last={7: Last("Success", 50.0, True)})
     [found] = result(prefill, look("decode", entry("decode.transfer", state=KVPoll.SUCCESS, clock_s=-1.0))).findings
     assert found.code == "PD141"
-    assert "waits for its metadata" in found.summary
+    assert "Its transfer is complete here, and it was not taken on." in found.summary
     assert "1 of 8 metadata slots are held this way" in " ".join(found.evidence)
     assert found.summary.endswith("1 of 8 metadata slots are held this way.")  # in the table, too
 
@@ -321,7 +321,8 @@ def test_what_one_rank_runs_and_another_has_heard_of() -> None:
     waits = look("decode", entry("decode.transfer", state=KVPoll.SUCCESS, clock_s=-1.0), tp=1)
     [found] = result(prefill, runs, waits).findings
     assert found.code == "PD141"
-    assert "waits for its metadata" in found.summary
+    assert "Its transfer is complete here: tp0 took it on and tp1 did not." in found.summary
+    assert "abort" not in found.next_step.lower()
 
 
 def test_ranks_of_one_group_in_different_states() -> None:

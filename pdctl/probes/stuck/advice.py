@@ -1,0 +1,152 @@
+"""Why a request waits for what will not come, and what to do about it: by how the other side ended it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pdctl.probes.queues.formatting import names
+from pdctl.probes.stuck.model import Last, Waiting
+from pdctl.probes.stuck.sides import COMPUTED, OTHER, Side
+from pdctl.protocol.durations import seconds
+
+BOOTSTRAP_TIMEOUT = "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT"
+GIVEN_UP = "given up"
+FIRST, BEHIND = "first in line for space", "waits for space"
+"""Notes of requests that wait until decode has space for them."""
+
+
+class Advice(NamedTuple):
+    """Why a request waits, in one sentence or "", and the next step, "" for the usual one. kind: of requests that share it."""
+
+    kind: str = ""
+    why: str = ""
+    next_step: str = ""
+
+
+def ended_as(request: Waiting, other: Sequence[Side]) -> Last | None:
+    """Return how the request ended on the other side, None where it is not known to have ended there."""
+    last = [look.last[request.room] for side in other for look in side.looks if request.room in look.last]
+    return min((one for one in last if one.ended), key=lambda one: one.age_s, default=None)
+
+
+def lost(request: Waiting, last: Last | None) -> Advice:
+    """Return why this side has not heard that the other side has ended ``request``."""
+    if last is None:
+        return _message(request)
+    if last.what != "Success" and "timed out" in last.reason:
+        if request.role == "prefill":
+            return Advice(
+                "decode's time-out",
+                "Decode gave it up by its own time-out.",
+                f"{_abort(request)} Find out why prefill had not sent it by then: pdctl story ROOM.",
+            )
+        if "Bootstrapping" in last.reason:
+            return _given_up(request)
+    if last.what != "Success" and "abort" in f"{last.what} {last.reason}".lower():
+        other = OTHER[request.role]
+        return Advice(
+            "abort",
+            f"An abort ended it on {other}.",
+            f"{_abort(request)} Whoever aborts a request has to tell both servers. If {request.role} was told, look for what"
+            f" loses messages between the two.",
+        )
+    return _message(request)
+
+
+def _given_up(request: Waiting) -> Advice:
+    """Return what to say where prefill's time-out in Bootstrapping ended the request: it waited for decode's addresses."""
+    sent_s, ended_s = clock_s(request), request.peer_ended_s or 0.0
+    if sent_s is not None and sent_s > ended_s:
+        return Advice(
+            "addresses lost",
+            f"Decode had sent its addresses {seconds(sent_s - ended_s)} before that, and prefill did not get them.",
+            f"{_abort(request)} Look for what loses messages from decode to prefill, and whether prefill is the server that"
+            " decode asks: pdctl verify-routing ROOM.",
+        )
+    late = ""
+    if request.note in (FIRST, BEHIND):
+        late = ", for want of space"
+    elif sent_s is not None:
+        late = f": it sent them {seconds(ended_s - sent_s)} later"
+    return Advice(
+        GIVEN_UP,
+        f"Decode had not sent its addresses by then{late}.",
+        f"{_abort(request)} Prefill will not send it any more. Add decode capacity, admit less, or raise"
+        f" {BOOTSTRAP_TIMEOUT} on prefill.",
+    )
+
+
+def _message(request: Waiting) -> Advice:
+    other = OTHER[request.role]
+    return Advice("message", "", f"{_abort(request)} Then look for what loses messages from {other} to {request.role}.")
+
+
+def _abort(request: Waiting) -> str:
+    wait = "" if request.left_s is None else f", or wait for {request.cover}"
+    return f"Abort the request on {request.role} (POST /abort_request with its rid){wait}."
+
+
+def clock_s(request: Waiting) -> float | None:
+    """Return for how long the time-out of a request has been running, None where none runs."""
+    return None if request.left_s is None or request.limit_s is None else request.limit_s - request.left_s
+
+
+def complete(request: Waiting, side: Side) -> Advice:
+    """Return why a request waits whose transfer is complete on every rank that waits with it."""
+    waits = [rank for one in request.ranks if one.queue not in COMPUTED for rank in one.ranks]
+    took = [rank for one in request.ranks if one.queue in COMPUTED for rank in one.ranks]
+    seen = {f"tp{each.identity.tp}": each.landed[request.room] for each in side.looks if request.room in each.landed}
+    has = [rank for rank in waits if seen.get(rank)]
+    lacks = [rank for rank in waits if rank in seen and not seen[rank]]
+    if took:
+        landed = f" Its metadata has landed on {names(has)}." if has else ""
+        return Advice(
+            "taken by some",
+            f"Its transfer is complete here: {names(took)} took it on and {names(waits)} did not.{landed}",
+            "pdctl diff-queues names the round in which they parted. If their group stands, restart this decode server.",
+        )
+    if len(has) + len(lacks) < len(waits):
+        return Advice(
+            "",
+            "Its transfer is complete here, and it was not taken on. No time-out covers that.",
+            "pdctl dump metadata shows whether its metadata has landed, pdctl diff-queues whether the group goes on.",
+        )
+    if not lacks:
+        return Advice(
+            "landed",
+            f"Its transfer is complete and its metadata has landed on {names(has)}, and yet it was not taken on. No time-out"
+            " covers that.",
+            "pdctl diff-queues shows whether the ranks of its group go on together, pdctl stacks where they are.",
+        )
+    part = f"; it has landed on {names(has)} and not on {names(lacks)}" if has else ""
+    return Advice(
+        "metadata",
+        f"Its transfer is complete here: it waits for its metadata{part}. No time-out covers that.",
+        "pdctl story ROOM shows what prefill wrote. Abort the request (POST /abort_request with its rid) to get back what it"
+        " holds.",
+    )
+
+
+def standing(side: Side) -> str:
+    """Return what to do instead of an abort where the loop of a side did not turn between the looks, "" where it did."""
+    for look in side.looks:
+        first, second = look.first, look.second
+        if (
+            look.state == "live"
+            and first
+            and second
+            and first.ticks == second.ticks > 0
+            and second.mono_ns > first.mono_ns
+        ):
+            looked = seconds((second.mono_ns - first.mono_ns) / 1e9)
+            return (
+                f"pdctl stacks shows where {side.title} tp{look.identity.tp} is: its loop has not turned in {looked}, and only"
+                " a loop that turns carries out an abort."
+            )
+    return ""
+
+
+__all__ = [
+    "BEHIND", "BOOTSTRAP_TIMEOUT", "FIRST", "GIVEN_UP", "Advice", "clock_s", "complete", "ended_as", "lost", "standing",
+]  # fmt: skip

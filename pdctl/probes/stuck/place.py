@@ -1,0 +1,166 @@
+"""Who holds decode's KV space and its places in the running batch, and who waits for them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pdctl.probes.stuck import UNHEARD_S
+from pdctl.probes.stuck.advice import BEHIND, BOOTSTRAP_TIMEOUT
+from pdctl.probes.stuck.model import SideSpace, Waiting
+from pdctl.probes.stuck.sides import Seen, Side
+from pdctl.protocol.durations import seconds
+from pdctl.report.findings import Finding, Level, finding
+
+NAMED = 4
+"""Requests that a sentence names one by one."""
+_HOLD = ("running", "waiting", "decode.transfer")
+"""Queues of requests that have a row."""
+
+
+def full(space: SideSpace, side: Side, requests: Sequence[Waiting], given_up: Mapping[int, Waiting]) -> Finding:
+    """Return that a side has no space. requests: that wait on it. given_up: those of them that prefill does not send any more.
+
+    given_up are by room.
+    """
+    line = [one for one in requests if one.room == space.head or one.note == BEHIND]
+    head = next((one for one in line if one.room == space.head), None)
+    since = f" for {seconds(head.age_s)} now" if head is not None and head.age_s >= 0 else ""
+    words = [f"{side.title} is full{since}: {space.full}."]
+    if len(line) > 1:
+        words.append(f"{len(line) - 1} more {_verb(len(line) - 1, 'waits', 'wait')} behind it.")
+    dead, kv = _dead(side, requests)
+    if dead:
+        words.append(
+            f"{dead} {_verb(dead, 'request that nobody waits for holds', 'requests that nobody waits for hold')} {kv} of"
+            f" {space.kv} KV tokens."
+        )
+    next_step = ""
+    if given_up:
+        count = len(given_up)
+        words.append(f"Prefill has given up {count} {_verb(count, 'request', 'requests')} meanwhile.")
+        next_step = (
+            "Abort on decode what prefill has given up (POST /abort_request with its rid): it holds a place in line, and then"
+            f" space, for nothing. Add decode capacity, admit less, or raise {BOOTSTRAP_TIMEOUT} on prefill."
+        )
+    return finding(
+        "PD140",
+        " ".join(words),
+        group=side.title,
+        rooms=tuple(dict.fromkeys((space.head, *(one.room for one in line), *given_up))),
+        evidence=_held(space, side),
+        next_step=next_step,
+        units=(side.unit,),
+    )
+
+
+def _held(space: SideSpace, side: Side) -> tuple[str, ...]:
+    lines = []
+    if space.kv >= 0:
+        running = sum(seen[0].entry.queue == "running" for seen in side.requests.values())
+        lines.append(f"{max(0, space.kv - space.kv_free)} of {space.kv} KV tokens are taken; {running} requests run")
+    return tuple(lines)
+
+
+def _dead(side: Side, requests: Sequence[Waiting]) -> tuple[int, int]:
+    """Return how many requests hold KV although nobody waits for them or the other side has failed them, and how much."""
+    failed = {
+        (one.room, one.rid) for one in requests if one.peer_ended_s is not None and " had Success " not in one.peer
+    }
+    held = [
+        max(each.entry.kv for each in seen)
+        for key, seen in side.requests.items()
+        if key in failed or all(each.entry.client == 0 for each in seen)
+    ]
+    held = [kv for kv in held if kv > 0]
+    return len(held), sum(held)
+
+
+def batch(side: Side) -> Finding | None:
+    """Return that requests wait for a place in the running batch, None where there is one or nobody waits.
+
+    A batch is full that was full of the same requests at both looks, with the same one waiting.
+    """
+    looks = [look for look in side.looks if look.first is not None and look.second is not None]
+    if not looks or side.recorded:
+        return None
+    first, second = looks[0].first, looks[0].second
+    assert first is not None
+    assert second is not None
+    space = second.space
+    queues = _HOLD if space.requests_free == 0 else ("running",)
+    places = space.requests if space.requests_free == 0 else space.batch
+    holds = {key: seen for key, seen in side.requests.items() if seen[0].entry.queue in queues}
+    waits = {
+        key: seen
+        for key, seen in side.requests.items()
+        if seen[0].entry.queue == "waiting" or (space.requests_free == 0 and seen[0].entry.queue == "decode.prealloc")
+    }
+    before = set(first.rooms.rows("queue", "room", "rid"))
+    waits = {key: seen for key, seen in waits.items() if key not in holds and (seen[0].entry.queue, *key) in before}
+    if (
+        not 0 < places <= len(holds)
+        or not waits
+        or any((s[0].entry.queue, *key) not in before for key, s in holds.items())
+    ):
+        return None
+    return _full_batch(side, places, list(holds.values()), list(waits.values()))
+
+
+def _full_batch(side: Side, places: int, holds: Sequence[Sequence[Seen]], waits: Sequence[Sequence[Seen]]) -> Finding:
+    by_age = sorted(holds, key=_age, reverse=True)
+    gone = [seen for seen in by_age if all(each.entry.client == 0 for each in seen)]
+    unknown = any(each.entry.client < 0 for seen in holds for each in seen)
+    oldest = max(waits, key=_age)
+    waited = _age(oldest)
+    rest = f" and {len(by_age) - NAMED} more" if len(by_age) > NAMED else ""
+    taken_by = f"{', '.join(map(_since, by_age[:NAMED]))}{rest}"
+    count = _verb(len(waits), "1 request waits", f"{len(waits)} requests wait")
+    words = [
+        f"The running batch of {side.title} is full: {len(holds)} of {places} places are taken, by {taken_by}.",
+        f"{count} for a place, room {oldest[0].entry.room} for {seconds(waited)}.",
+    ]
+    if gone:
+        words.append(f"Nobody waits for {len(gone)} of those that run: {_rids(gone)}.")
+    elif unknown:
+        words.append("The engine does not tell whether their clients are still there.")
+    return finding(
+        "PD146",
+        " ".join(words),
+        group=side.title,
+        rooms=tuple(dict.fromkeys(seen[0].entry.room for seen in (*waits, *holds))),
+        evidence=tuple(f"{_since(seen)}, {_client(seen)}" for seen in by_age[:20]),
+        level=Level.WARNING if gone and waited >= UNHEARD_S else None,
+        next_step="Abort the requests that nobody waits for (POST /abort_request with their rids, above). Then find out why"
+        " nobody aborted them when their clients left: a router has to pass that on."
+        if gone
+        else "",
+        units=(side.unit,),
+    )
+
+
+def _age(seen: Sequence[Seen]) -> float:
+    return max(each.entry.age_s for each in seen)
+
+
+def _since(seen: Sequence[Seen]) -> str:
+    entry, age = seen[0].entry, _age(seen)
+    return f"room {entry.room} (rid {entry.rid}{f', {seconds(age)}' if age >= 0 else ''})"
+
+
+def _client(seen: Sequence[Seen]) -> str:
+    clients = {each.entry.client for each in seen}
+    if clients == {0}:
+        return "nobody waits for it"
+    return "its client waits" if clients == {1} else "its client is not known"
+
+
+def _rids(gone: Sequence[Sequence[Seen]]) -> str:
+    named = ", ".join(f"rid {seen[0].entry.rid}" for seen in gone[:NAMED])
+    return named + (f" and {len(gone) - NAMED} more" if len(gone) > NAMED else "")
+
+
+def _verb(count: int, one: str, many: str) -> str:
+    return one if count == 1 else many
+
+
+__all__ = ["batch", "full"]
