@@ -130,7 +130,6 @@ def up(
     """
     from pdctl.lab import launch, state
     from pdctl.lab.config import LabConfig, check, check_name, parse_names, parse_shape, parse_steps
-    from pdctl.protocol import paths
 
     env = env_of(run_dir, record_dir)
     steps = parse_steps(step)
@@ -162,10 +161,11 @@ def up(
             entry_cleanup_s=entry_cleanup,
             owner=owner,
             run_dir=str(state.run_dir(env)),
-            record_dir=str(paths.record_dir(env)),
+            record_dir=str(state.record_dir(env)),
         )
     )
-    return int(Exit.CLEAN if show_lab(config, launch.up(config, timeout), Output(output)) else Exit.PARTIAL)
+    out = Output(output)
+    return int(Exit.CLEAN if show_lab(config, launch.up(config, timeout, out.note), out) else Exit.PARTIAL)
 
 
 @app.command()

@@ -100,7 +100,7 @@ def show_lab(config: LabConfig, processes: list[Process], out: Output) -> bool:
         run_dir=config.run_dir,
         processes=rows,
     )
-    out.document(document, Rows(LabProcess, rows), _draw)
+    out.document(document, Rows(LabProcess, rows), draw_lab)
     asked = {row.process: row.tcp_off for row in rows if row.tcp or row.tcp_off}
     for said in complaints(asked, config.name):
         out.note(said)
@@ -133,7 +133,8 @@ def row_of(config: LabConfig, process: Process) -> LabProcess:
     )
 
 
-def _draw(document: LabStatus, console: Console) -> None:
+def draw_lab(document: LabStatus, console: Console) -> None:
+    """Draw a lab and its processes."""
     from rich.table import Table
 
     without = f"without {', '.join(document.without)}" if document.without else "with every fix"
@@ -149,11 +150,14 @@ def _draw(document: LabStatus, console: Console) -> None:
             row.process,
             str(row.pid),
             row.state,
-            row.transport or "-",
+            row.transport.partition(" (")[0] or "-",
             *([row.tcp or "-"] if listen else []),
             detail or "-",
         )
     console.print(table)
+    for how in dict.fromkeys(row.transport for row in document.processes if " (" in row.transport):
+        name, _, why = how.partition(" (")
+        console.print(f"{name}: {why.removesuffix(')')}")
 
 
 def draw_down(document: LabDown, console: Console) -> None:
@@ -167,7 +171,8 @@ def draw_down(document: LabDown, console: Console) -> None:
 def draw_kill(document: LabKill, console: Console) -> None:
     """Draw what came of a signal."""
     for row in document.processes:
-        console.print(f"{row.process} (pid {row.pid}) got {document.sent}: {row.detail or row.state}")
+        how = (row.state in ("ended", "failed") and row.detail) or row.state
+        console.print(f"{row.process} (pid {row.pid}) got {document.sent}: {how}")
 
 
 def draw_outcome(outcome: LabLoad, console: Console) -> None:

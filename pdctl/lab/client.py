@@ -15,6 +15,7 @@ import zmq
 from pdctl.lab import messages, toymodel
 from pdctl.lab.config import LabConfig
 from pdctl.lab.rank import bootstrap_address, request_endpoint
+from pdctl.protocol.errors import Exit, PdctlError
 
 
 @dataclass
@@ -117,7 +118,15 @@ class Client:
         self._context: zmq.Context[Any] = zmq.Context()
         self._reply_path = self.config.state_dir / f"load-{os.getpid()}-{time.monotonic_ns() & 0xFFFFFF:x}.reply"
         self._replies = self._context.socket(zmq.PULL)
-        self._replies.bind(f"ipc://{self._reply_path}")
+        try:
+            self._replies.bind(f"ipc://{self._reply_path}")
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise PdctlError(
+                f"answers can't come to {self.config.state_dir}: {os.strerror(error.errno or 0)}",
+                "run pdctl as the user whose lab it is, or give the directory mode 0700",
+                Exit.UNREACHABLE,
+            ) from None
         self._servers: dict[tuple[str, int], Any] = {}
         for name in self.config.servers:
             for dp in range(self.config.shape(name).dp):

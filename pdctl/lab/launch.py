@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -41,8 +41,10 @@ def expected(config: LabConfig) -> list[str]:
     return labels
 
 
-def up(config: LabConfig, timeout_s: float = START_TIMEOUT_S) -> list[state.Process]:
-    """Start a lab and return its processes once all are ready.
+def up(
+    config: LabConfig, timeout_s: float = START_TIMEOUT_S, note: Callable[[str], None] = lambda _: None
+) -> list[state.Process]:
+    """Start a lab and return its processes once all are ready. note: takes what the user should know of one that died before.
 
     Raises PdctlError when the name is in use, a process does not get ready in time, or there is no torch; nothing is left then.
     """
@@ -65,7 +67,10 @@ def up(config: LabConfig, timeout_s: float = START_TIMEOUT_S) -> list[state.Proc
                     f"end it with `pdctl lab down --name {config.name}`, or choose another --name",
                     Exit.REFUSED,
                 )
-            down(folder)  # leftovers of one that died
+            down(folder, recordings=False)
+            note(
+                f"lab {config.name!r} had died. Its recordings stay: pdctl ranks --all shows them, pdctl clean removes them"
+            )
         try:
             paths.private_dir(folder)
             state.publish(folder / "lab.json", msgspec.json.encode(config).decode())
@@ -131,9 +136,10 @@ def status(name: str, env: dict[str, str]) -> tuple[LabConfig, list[state.Proces
     return state.read_config(folder), state.processes(folder)
 
 
-def down(folder: Path) -> tuple[list[state.Process], list[str]]:
+def down(folder: Path, *, recordings: bool = True) -> tuple[list[state.Process], list[str]]:
     """End every process of a lab and remove its files; returns the processes that were ended, and which files are left and why.
 
+    recordings: whether they go, too.
     Works without the supervisor, and on ranks that hang or are stopped. Raises PdctlError when there is no such lab, or
     when a process is still there after SIGKILL.
     """
@@ -153,7 +159,7 @@ def down(folder: Path) -> tuple[list[state.Process], list[str]]:
                 "they wait in the kernel; try again",
                 Exit.PARTIAL,
             )
-    return ended, state.remove_files(config, [*known.values(), *state.past(folder)])
+    return ended, state.remove_files(config, [*known.values(), *state.past(folder)], recordings=recordings)
 
 
 def restart(config: LabConfig, name: str, timeout_s: float = START_TIMEOUT_S) -> list[state.Process]:

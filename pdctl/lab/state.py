@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -119,6 +120,12 @@ def read_config(folder: Path) -> LabConfig:
         return structs.from_json(read_regular(folder / "lab.json", MAX_FILE), LabConfig)
     except (OSError, ValueError, RecursionError) as error:
         name = folder.name.removeprefix("lab-")
+        if isinstance(error, PermissionError):
+            raise PdctlError(
+                f"lab {name!r} can't be read: {folder}: {error.strerror}",
+                "run pdctl as the user whose lab it is, or give the directory mode 0700",
+                Exit.UNREACHABLE,
+            ) from error
         raise PdctlError(
             f"there is no lab {name!r}", f"start it: pdctl lab up --name {name}", Exit.UNREACHABLE
         ) from error
@@ -131,15 +138,27 @@ def run_dir(env: dict[str, str]) -> Path:
         return paths.private_dir(folder)
 
 
+def record_dir(env: dict[str, str]) -> Path:
+    """Return the directory that the ranks' recordings go to, made private. Raises PdctlError (USAGE) where that can't be."""
+    folder = paths.record_dir(env)
+    with usable(folder, "record directory", "PDCTL_RECORD_DIR (or --record-dir)"):
+        paths.private_dir(folder)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    return folder
+
+
 @contextmanager
-def usable(folder: Path) -> Iterator[None]:
-    """Turn an OSError in this block into PdctlError (USAGE): ``folder``, a lab's run directory, can't be used."""
+def usable(folder: Path, what: str = "run directory", variable: str = "PDCTL_RUN_DIR (or --run-dir)") -> Iterator[None]:
+    """Turn an OSError in this block into PdctlError (USAGE): ``folder``, a directory of a lab, can't be used."""
     try:
         yield
     except OSError as error:
+        where = error.filename if isinstance(error.filename, str) else os.fspath(folder)
+        inside = where != os.fspath(folder) and where.startswith(os.fspath(folder))
         raise PdctlError(
-            f"the run directory {folder} can't be used: {error.strerror or error}",
-            "set PDCTL_RUN_DIR (or --run-dir) to one that you may write to, with room in it",
+            f"the {what} {folder} can't be used: {f'{where}: ' if inside else ''}{error.strerror or error}",
+            f"give it mode 0700, or set {variable} to one that you may write to, with room in it",
             Exit.USAGE,
         ) from None
 
@@ -174,8 +193,11 @@ def end(victims: Iterable[Process], grace_s: float = 1.0) -> list[Process]:
     return left
 
 
-def remove_files(config: LabConfig, ended: Iterable[Process]) -> list[str]:
-    """Remove sockets, registrations and recordings of the lab's processes, and its directory; returns what is left, and why."""
+def remove_files(config: LabConfig, ended: Iterable[Process], *, recordings: bool = True) -> list[str]:
+    """Remove what the lab's processes left, and its directory; returns what stays against its will, and why.
+
+    recordings: whether their recordings go, too.
+    """
     run_dir, record_dir = Path(config.run_dir), Path(config.record_dir)
     left = []
     for process in ended:
@@ -183,7 +205,7 @@ def remove_files(config: LabConfig, ended: Iterable[Process]) -> list[str]:
         suffixes = (paths.REGISTRATION_SUFFIX, paths.SOCKET_SUFFIX, paths.STACKS_SUFFIX)
         for file in (
             *(run_dir / f"{stem}{suffix}" for suffix in suffixes),
-            record_dir / f"{stem}{paths.RECORDING_SUFFIX}",
+            *([record_dir / f"{stem}{paths.RECORDING_SUFFIX}"] if recordings else []),
         ):
             try:
                 file.unlink(missing_ok=True)

@@ -243,7 +243,10 @@ def _note_end(folder: Path, child: state.Process, status: int) -> None:
     else:
         how = f"exit status {os.WEXITSTATUS(status)}"
     ended = state.Process(child.label, child.pid, child.start, state.ENDED, f"ended by {how}", child.transport)
-    state.write(folder, ended)
+    try:
+        state.write(folder, ended)
+    except OSError as error:  # the other processes go on
+        sys.stderr.write(f"{child.label} {ended.detail}, which could not be noted: {error}\n")
 
 
 if __name__ == "__main__":

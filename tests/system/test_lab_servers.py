@@ -96,3 +96,17 @@ def test_servers_share_a_bootstrap_server_and_clients_do_what_they_like(labs: La
     prefill = lab.folder / "prefill1-dp0-pp0-tp0.log"
     until("dropped messages", lambda: prefill.read_text().count("a message that is no request was dropped") == 3)
     assert lab.process("prefill1 dp0 pp0 tp0").alive
+
+    labs.cli("lab", "kill", "supervisor")
+    until("the end of all ranks", lambda: not lab.left())
+    again = labs.cli("lab", "up")
+    assert "lab 'lab' had died. Its recordings stay" in again.stderr
+    dead = [
+        row
+        for row in json.loads(labs.cli("ranks", "--all", "-o", "json", code=None).stdout)["ranks"]
+        if row["state"] == "dead"
+    ]
+    assert len(dead) == 4
+    labs.cli("lab", "down")
+    assert [file for file in labs.files() if not file.startswith("rec/")] == []
+    assert len(labs.files()) == 4, "recordings of the lab that had died"
