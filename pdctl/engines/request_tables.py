@@ -53,9 +53,9 @@ WAITING_TIMEOUT = "SGLANG_DISAGGREGATION_WAITING_TIMEOUT"
 class Places:
     """Locations in an engine. queues: name → the engine's list. manager: the KV manager. running: requests being computed.
 
-    known: whether pdctl knows this transfer backend's polls, and so the time-outs that end a request.
-    client: whether somebody waits for a request's answer, as ``RoomEntry.client`` has it. prealloc: a decode rank's
-    queue that asks bootstrap servers, None on prefill.
+    known: whether pdctl knows this transfer backend's polls, and so the time-outs that end a request. prealloc: a decode rank's
+    queue that asks bootstrap servers, None on prefill. client: whether somebody waits for a request's answer, as
+    ``RoomEntry.client`` has it.
     """
 
     role: str

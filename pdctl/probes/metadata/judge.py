@@ -339,6 +339,19 @@ def _bad(code: str, view: RankRows, slot: SlotReport) -> Finding:
         rooms=tuple(dict.fromkeys(rooms)),
         ranks=(slot.rank,),
         evidence=(f"{slot.verdict}: {slot.text}", "the same at two looks", *_faults(view, rooms)),
+        next_step=_next_step(code, view),
+        units=(view.identity.unit,),
+    )
+
+
+def _next_step(code: str, view: RankRows) -> str:
+    """Return the next step for a stale slot on a rank that zeroes freed ones, "" for the catalogue's."""
+    zeroed = view.body.zeroed if view.body is not None else None
+    if code != "PD131" or not zeroed:
+        return ""
+    return (
+        "Find why the row came late, and what wrote the old room after the slot was freed (pdctl story ROOM of both rooms)."
+        " This rank zeroes freed slots: an upgrade for that is not needed."
     )
 
 
@@ -351,9 +364,10 @@ def _recorded(view: RankRows, views: Sequence[RankRows], now_s: float, recent_s:
     for m in latest.values():
         whose = _whose(view, m.slot, m.found, views, now_s)
         did = "aborted" if m.action == Action.ABORTED else "took over"
+        code = {"stale owner": "PD131", "collision": "PD132"}.get(whose.verdict, "PD133")
         found.append(
             finding(
-                {"stale owner": "PD131", "collision": "PD132"}.get(whose.verdict, "PD133"),
+                code,
                 f"slot {m.slot} on {view.identity.label} held room {m.found} when its owner, room {m.room}, was decided on;"
                 f" the rank {did} it {seconds(max(0.0, now_s - m.when_s))} ago. {whose.verdict.capitalize()}: {whose.text}",
                 rooms=(m.room, m.found),
@@ -363,6 +377,8 @@ def _recorded(view: RankRows, views: Sequence[RankRows], now_s: float, recent_s:
                     whose.text,
                     *_faults(view, (m.room, m.found)),
                 ),
+                next_step=_next_step(code, view),
+                units=(view.identity.unit,),
             )
         )
     return found

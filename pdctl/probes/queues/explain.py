@@ -142,6 +142,7 @@ def difference(group: Group, queue: str, diff: Difference, found: tuple[RoomSpli
     """Return the finding that this first difference is."""
     code, summary = _classify(group, queue, diff, found)
     one = group.known[0].identity
+    versions, next_step = _advice(code, one)
     return finding(
         code,
         summary,
@@ -149,7 +150,8 @@ def difference(group: Group, queue: str, diff: Difference, found: tuple[RoomSpli
         rooms=tuple(split.room for split in found),
         ranks=_odd_ranks(group, diff, found),
         evidence=tuple(_evidence(queue, diff, found)),
-        versions=_versions(code, one),
+        versions=versions,
+        next_step=next_step,
         units=(one.unit,),
     )
 
@@ -275,13 +277,29 @@ def _evidence(queue: str, diff: Difference, found: tuple[RoomSplit, ...]) -> lis
     return lines
 
 
-def _versions(code: str, identity: Identity) -> str:
-    if code != "PD101":
-        return ""
+_RESTART = "Restart this decode server now: its group can't recover by itself."
+_GATE, _ZEROING = "gate", "zero-on-free"
+
+
+def _advice(code: str, identity: Identity) -> tuple[str, str]:
+    """Return what the code of this rank's engine has to do with it, and the next step that fits; "" for the catalogue's."""
+    if code not in ("PD101", "PD107"):
+        return "", ""
     engine = {"sglang": "SGLang"}.get(identity.engine, identity.engine)
-    if "gate" in identity.lacks:
-        return f"{engine} {identity.engine_version} has no metadata gate; SGLang has one from 0.5.13 on (PR 26394)."
-    return f"{engine} {identity.engine_version} has a metadata gate, and yet this happened: report it with this output."
+    name, old = f"{engine} {identity.engine_version}", _GATE in identity.lacks
+    if code == "PD101":
+        if old:
+            return f"{name} has no metadata gate; SGLang has one from 0.5.13 on (PR 26394).", ""
+        said = f"{name} has a metadata gate, and yet this happened: report it with this output."
+        return said, f"{_RESTART} Keep the recordings (pdctl record): an upgrade that would prevent it is not known."
+    # SGLang zeroes slots from the version on that has the gate.
+    if _ZEROING in identity.lacks or (identity.engine == "sglang" and old):
+        return f"{name} does not zero slots when it frees them; SGLang does from 0.5.13 on.", ""
+    late = (
+        f"{_RESTART} pdctl story ROOM of the room found there shows how it ended: a request that is aborted while prefill"
+        " writes its metadata may be written late."
+    )
+    return f"{name} zeroes slots when it frees them: the room was written after that, late.", late
 
 
 __all__ = ["MOST_ROOMS", "difference", "splits", "where_now"]

@@ -57,17 +57,26 @@ def diverged(difference: Difference, splits: Sequence[RoomSplit]) -> str:
     if difference.kind is Kind.SKIPPED and not splits:
         return f"round {difference.ordinal} was skipped by some ranks"
     only: dict[tuple[str, ...], list[int]] = {}
+    ends: dict[tuple[tuple[str, str], ...], list[int]] = {}
     for split in splits:
         if any(side.action == "not readable" for side in split.sides):
             return "the ranks differ, and one rank's requests of that round are lost from its recording"
         on = tuple(side.rank for side in split.sides if side.action in ("kept", "undecided"))
-        if len(on) < len(split.sides):
+        if not on:
+            ends.setdefault(tuple((side.action, side.rank) for side in split.sides), []).append(split.room)
+        elif len(on) < len(split.sides):
             only.setdefault(on, []).append(split.room)
-    parts = [
-        f"{rooms(found)} {'is' if len(found) == 1 else 'are'} on {names(on) or 'no rank'} only"
-        for on, found in only.items()
-    ]
+    parts = [f"{rooms(found)} {'is' if len(found) == 1 else 'are'} on {names(on)} only" for on, found in only.items()]
+    parts += [f"{rooms(found)} {'was' if len(found) == 1 else 'were'} {_ended(acts)}" for acts, found in ends.items()]
     return "; ".join(parts) or "the same requests in another order"
+
+
+def _ended(acts: Sequence[tuple[str, str]]) -> str:
+    """Return ``aborted on tp0 and committed on tp1`` for (what it did, rank)."""
+    by_act: dict[str, list[str]] = {}
+    for act, rank in acts:
+        by_act.setdefault(act, []).append(rank)
+    return names(f"{act} on {names(ranks)}" for act, ranks in by_act.items())
 
 
 def side(s: RoomSide, *, ordinal: int) -> tuple[str, str]:

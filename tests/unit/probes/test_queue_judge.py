@@ -202,8 +202,25 @@ def test_late_on_two_ranks_of_four_names_both(ranks: Callable[..., list[Rank]]) 
     assert "landed on tp0 and tp2 before tp1 and tp3" in finding.summary
 
 
-def test_a_stale_owner_is_not_called_late_metadata(ranks: Callable[..., list[Rank]]) -> None:
-    a, b = group = ranks()
+@pytest.mark.parametrize(
+    ("lacks", "says", "advises"),
+    [
+        (
+            ("gate",),
+            "SGLang 0.5.x does not zero slots when it frees them; SGLang does from 0.5.13 on.",
+            "Upgrade decode",
+        ),
+        (
+            (),
+            "SGLang 0.5.x zeroes slots when it frees them: the room was written after that, late.",
+            "pdctl story ROOM",
+        ),
+    ],
+)
+def test_a_stale_owner_is_not_called_late_metadata(
+    ranks: Callable[..., list[Rank]], lacks: tuple[str, ...], says: str, advises: str
+) -> None:
+    a, b = group = ranks(lacks=lacks)
     for rank in group:
         rank.arrive(21)
     a.slots[21], b.slots[21] = 21, 5
@@ -211,6 +228,11 @@ def test_a_stale_owner_is_not_called_late_metadata(ranks: Callable[..., list[Ran
     [finding] = judged(group).findings
     assert finding.code == "PD107"
     assert "tp1 slot 21 held room 5" in finding.summary
+    assert finding.versions == says
+    assert finding.next_step.startswith("Restart this decode server now")
+    assert advises in finding.next_step
+    assert ("Upgrade" in finding.next_step) == bool(lacks)
+    assert judged(group).groups[0].queues[0].text == "room 21 was committed on tp0 and aborted on tp1"
 
 
 def test_empty_against_one_is_a_skipped_collective(ranks: Callable[..., list[Rank]]) -> None:
