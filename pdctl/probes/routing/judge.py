@@ -305,7 +305,8 @@ def _problems(look: Look) -> list[str]:
     problems += [f"{view.identity.label}: {view.silence}" for view in look.views if view.silence]
     problems += [f"{view.identity.label}: {problem}" for view in look.views for problem in view.problems]
     for server in look.servers.values():
-        said = server.silence or server.asked_off
+        unregistered = (server.info or {}).get("dp_size") == "1"  # nobody has to know where a room is
+        said = server.silence or ("" if unregistered else server.asked_off)
         if said:
             problems.append(f"bootstrap server {server.address}: {said}")
         if server.info_off:

@@ -310,11 +310,11 @@ def _shared(look: Look) -> Iterator[Suspect]:
         left = [one for one in (loser, winner) if one not in used]
         rooms = [room for one in left or used for room in _bootstrapping(one)]
         lost, won = _name(loser, winner), _name(winner, loser)
-        summary = f"{lost} and {won} share the bootstrap server {server.address}: the second registered last."
+        summary = f"{lost} and {won} share the bootstrap server {server.address}: the second registered last"
         if before:
-            summary += f" {names(before)} asked before and send{'s' * (len(before) == 1)} to the first."
+            summary += f". {names(before)} asked before and send{'s' * (len(before) == 1)} to the first."
         else:
-            summary += f" It is the one to which decode is sent for {place}."
+            summary += f", and decode is sent there for {place}."
         if left:
             wait = f": {len(rooms)} request{'s'[: len(rooms) != 1]} wait{'s'[: len(rooms) == 1]} there" if rooms else ""
             summary += (

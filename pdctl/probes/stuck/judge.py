@@ -26,7 +26,7 @@ from pdctl.probes.stuck.sides import (
 )
 from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import UNKNOWN, KVPoll, poll_name
-from pdctl.protocol.requests import NOT_KNOWN, Cover, RoomEntry
+from pdctl.protocol.requests import NOT_KNOWN, Cover, Lookup, RoomEntry
 from pdctl.report.findings import Finding, finding
 
 
@@ -77,7 +77,7 @@ def _waiting(side: Side, other: Sequence[Side], pause_s: float, full: SideSpace 
     answer = side.first_answer
     if answer is None:
         return []
-    covers = _Covers(answer.covers)
+    covers, lookups = _Covers(answer.covers), answer.lookups
     progress = _Progress(side, pause_s)
     since, title, role, cluster, unseen_s = side.since, side.title, side.role, side.cluster, side.unseen_s
     found = []
@@ -92,6 +92,8 @@ def _waiting(side: Side, other: Sequence[Side], pause_s: float, full: SideSpace 
             entry = min(waiting, key=_least)
             age_s = max(each.age_s for each in waiting)
         cover = covers.of(entry)
+        if lookups and entry.queue == "decode.pending":
+            cover = _attempts(lookups.get(entry.bootstrap), entry.bootstrap) or cover
         room, rid = key
         peer = peer_of(room, side, other, max(age_s, since.get(key, -1.0)) if since else age_s)
         found.append(
@@ -171,17 +173,29 @@ def _behind(room: int, entry: RoomEntry, full: SideSpace) -> str:
 class _Ends(msgspec.Struct, frozen=True, gc=False):
     """What ends the requests of a queue and state. name: its variable, ``nothing`` or ``unknown``; limit_s None without one.
 
-    running: whether their clock is; note: what there is to say of it.
+    running: whether their clock is; note: what there is to say of it. left: seconds left, where no clock of the request tells.
     """
 
     name: str
     limit_s: float | None
     running: bool = False
     note: str = ""
+    left: float | None = None
 
     def left_s(self, entry: RoomEntry) -> float | None:
         """Return the seconds that a request has left, None where nothing ends it."""
+        if self.left is not None:
+            return self.left
         return self.limit_s - entry.clock_s if self.running and self.limit_s is not None else None
+
+
+def _attempts(lookup: Lookup | None, address: str) -> _Ends | None:
+    """Return what ends requests whose bootstrap server is asked in vain: decode fails them after its last attempt."""
+    if lookup is None or lookup.attempts <= 0 or lookup.most <= 0 or lookup.every_s <= 0:
+        return None
+    left = max(0, lookup.most - lookup.attempts) * lookup.every_s
+    name = f"attempt {lookup.most} at the bootstrap server {address} (now {lookup.attempts})"
+    return _Ends(name, lookup.most * lookup.every_s, left=left)
 
 
 class _Covers:

@@ -12,7 +12,7 @@ from pdctl.probes.stuck.judge import judge
 from pdctl.probes.stuck.model import Last, RankLooks, StuckDocument
 from pdctl.probes.turns import Turn
 from pdctl.protocol.model import UNKNOWN, KVPoll
-from pdctl.protocol.requests import NO_LIMIT, NOT_KNOWN, Cover, RoomEntry, Rooms, RoomTable, Space
+from pdctl.protocol.requests import NO_LIMIT, NOT_KNOWN, Cover, Lookup, RoomEntry, Rooms, RoomTable, Space
 from tests.support.identities import identity
 
 WAITING = "SGLANG_DISAGGREGATION_WAITING_TIMEOUT"
@@ -375,3 +375,15 @@ def test_a_request_that_went_on_after_the_other_side_ended_it() -> None:
     prefill = replace(look("prefill"), last={7: Last("Failed", 90.0, True)})
     decode = replace(look("decode", entry("decode.transfer")), since={(7, "r7"): 100.0})
     assert codes(prefill, decode) == ["PD142"]
+
+
+def test_attempts_at_a_bootstrap_server_end_a_wait_that_no_time_out_covers() -> None:
+    pending = entry("decode.pending", state=KVPoll.BOOTSTRAPPING, clock_s=-1.0, slot=-1, bootstrap="10.0.0.1:8998")
+    plain = look("decode", pending)
+    assert [request.cover for request in result(plain).requests] == ["nothing"]
+    trying = {"10.0.0.1:8998": Lookup(attempts=4, most=15, every_s=1.0)}
+    both = [msgspec.structs.replace(one, lookups=trying) for one in (plain.first, plain.second) if one is not None]
+    document = result(look("prefill", entry("prefill.bootstrap")), replace(plain, first=both[0], second=both[1]))
+    [request] = [request for request in document.requests if request.role == "decode"]
+    assert (request.cover, request.left_s) == ("attempt 15 at the bootstrap server 10.0.0.1:8998 (now 4)", 11.0)
+    assert not [found for found in document.findings if found.group.startswith("decode")]
