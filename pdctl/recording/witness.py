@@ -14,6 +14,9 @@ from pdctl.recording.rings import events
 if TYPE_CHECKING:
     from pdctl.recording.reader import Recording
 
+OTHER = {"prefill": "decode", "decode": "prefill"}
+SAME_S = 2.0
+"""How much later than on the other side a request may come to this one."""
 INPUT_QUEUE = {"prefill": "prefill.bootstrap", "decode": "decode.prealloc"}
 """The polled queue that a turn of the scheduler visits right after it has taken in new requests, by role."""
 _BEING_WRITTEN = 8

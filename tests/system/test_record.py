@@ -130,7 +130,7 @@ def test_names_are_hashed_unless_kept(labs: Labs) -> None:
         story = json.loads(labs.cli("story", name, "--from", file, "-o", "json").stdout)
         assert len(story["stories"]) == 1
     assert labs.cli("diff-queues", "--from", hashed).stdout == labs.cli("diff-queues", "--from", kept).stdout
-    assert "no recording knows" in labs.cli("story", f"{name}x", "--from", hashed, code=3).stderr
+    assert "never came here" in labs.cli("story", f"{name}x", "--from", hashed, code=3).stderr
 
 
 def test_ranks_that_have_no_recording_are_told_and_cost_code_3(labs: Labs) -> None:

@@ -47,12 +47,14 @@ class Queues(Probe["QueuesOptions", "list[Answer[Rooms]]", "QueuesDump"]):
     def judge(self, evidence: list[Answer[Rooms]], options: QueuesOptions) -> QueuesDump:
         """Return the requests asked for. Raises PdctlError for a room that no rank has."""
         from pdctl.probes.dump.judge import queues_of
-        from pdctl.probes.metadata.probe import check_known
+        from pdctl.probes.unknown import check_known
 
         document = queues_of(evidence)
         if options.room:
             known = {request.room for request in document.requests}
-            check_known(set(options.room) - known, known, "is in no queue of these ranks")
+            silent = sum(1 for rank in document.ranks if rank.silence)
+            those = f"the {len(document.ranks) - silent} of {len(document.ranks)} ranks that answered"
+            check_known(set(options.room) - known, known, f"no queue of {those if silent else 'these ranks'}")
             wanted = tuple(request for request in document.requests if request.room in options.room)
             document = msgspec.structs.replace(document, requests=wanted)
         return document
@@ -68,6 +70,11 @@ class Queues(Probe["QueuesOptions", "list[Answer[Rooms]]", "QueuesDump"]):
         from pdctl.probes.dump.model import QueuedRequest
 
         return Rows(QueuedRequest, document.requests)
+
+    def notes(self, document: QueuesDump) -> Iterable[str]:
+        """Yield that nothing is there, where that is so on every rank."""
+        if document.ranks and not document.requests and not document.partial:
+            yield "no rank has a request: a gauge that shows some is stale"
 
     def problems(self, document: QueuesDump) -> Sequence[str]:
         """Return which ranks are silent."""

@@ -96,23 +96,12 @@ def _known(ranks: Sequence[RankRows], document: MetadataDocument, options: Metad
     if beyond:
         raise PdctlError(f"there is no slot {beyond[0]}", f"these ranks have slots 0 to {max(sizes) - 1}", Exit.USAGE)
     if options.room:
+        from pdctl.probes.unknown import check_known
+
         here = {room for slot in document.slots for room in (slot.expected, slot.found) if room}
         past = {room for one in ranks if one.history is not None for room in one.history.rooms}
         live = {h.room for one in ranks if one.body is not None for h in one.body.holders}
-        check_known(set(options.room) - here, past | live, "is in no metadata slot of these ranks")
-
-
-def check_known(missing: set[int], known: set[int], what: str) -> None:
-    """Return where no room is missing. Raises PdctlError (PARTIAL) that says what is known like it."""
-    from difflib import get_close_matches
-
-    for room in sorted(missing):
-        said = f"room {room} {what}"
-        if room in known:
-            raise PdctlError(said, "ranks know it: pdctl story tells what became of it", Exit.PARTIAL)
-        near = get_close_matches(str(room), map(str, known), n=3, cutoff=0.5)
-        hint = f"nearest rooms that are known: {', '.join(near)}" if near else "no room like it is known to these ranks"
-        raise PdctlError(said, hint, Exit.PARTIAL)
+        check_known(set(options.room) - here, past | live, "no metadata slot of these ranks")
 
 
 PROBE = MetadataSlots()

@@ -11,6 +11,10 @@ from pdctl.recording.streams import Stream
 
 LOOK_BACK = 60
 """Runs looked at, from the newest back."""
+MOST_BACK = 4000
+"""Runs looked at where a request that is held now was held in all of those."""
+LONG_S = 30.0
+"""From this on a hold is a finding: a row that is only late lands within seconds."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,29 @@ def _of(rank: str, stream: Stream) -> list[Held]:
             entry[0] += run.repeat
             entry[2], entry[4] = run.last, run.t_enter
     last = stream.last
+    _longer(stream, {room: entry for room, entry in held.items() if entry[2] == last})
     return [
         Held(rank, room, rounds, since, until, (t1 - t0) / 1e9, now=until == last)
         for room, (rounds, since, until, t0, t1) in held.items()
     ]
+
+
+def _longer(stream: Stream, held: dict[int, list[int]]) -> None:
+    """Carry the holds that began before the runs looked at back to where they began."""
+    index = len(stream) - LOOK_BACK
+    if index <= 0:
+        return
+    begin = stream.run(index).ordinal
+    open_holds = {room: entry for room, entry in held.items() if entry[1] == begin}
+    for before in range(index - 1, max(-1, index - 1 - MOST_BACK), -1):
+        rows = stream.rows(before) if open_holds else None
+        if rows is None:
+            return
+        there = set(rows["room"][(rows["local"] == KVPoll.SUCCESS) & (rows["gated"] == KVPoll.TRANSFERRING)].tolist())
+        run = stream.run(before)
+        for room in list(open_holds):
+            if room not in there:
+                del open_holds[room]
+                continue
+            entry = open_holds[room]
+            entry[0], entry[1], entry[3] = entry[0] + run.repeat, run.ordinal, run.t_first

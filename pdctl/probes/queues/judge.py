@@ -12,6 +12,7 @@ from pdctl.probes.queues import STALLED_S, explain, formatting
 from pdctl.probes.queues.compare import Difference, Polled, compare
 from pdctl.probes.queues.gate import Held, holding
 from pdctl.probes.queues.groups import Group, groups_of
+from pdctl.probes.queues.holds import held_findings
 from pdctl.probes.queues.model import GroupReport, QueueRow, QueuesDocument, RankNow, RankView, RoomSplit
 from pdctl.probes.queues.pairing import pairing
 from pdctl.protocol.model import POLLED_QUEUES, QUEUES, Phase
@@ -33,7 +34,7 @@ def judge(views: Sequence[RankView], *, stalled_s: float = STALLED_S, confirmed:
             f"{view.identity.label}: recording: {p}" for p in (view.recording.problems if view.recording else [])
         ]
     for group in groups_of(views):
-        report, found = _group(group, stalled_s, confirmed)
+        report, found = _group(group, stalled_s, confirmed, views)
         reports.append(report)
         findings += found
         problems += [f"{report.title}: {note}" for note in report.notes]
@@ -77,7 +78,9 @@ def _distrusted(view: RankView) -> list[str]:
 # ---- one group --------------------------------------------------------------------------------------------------------
 
 
-def _group(group: Group, stalled_s: float, confirmed: bool) -> tuple[GroupReport, list[Finding]]:
+def _group(
+    group: Group, stalled_s: float, confirmed: bool, views: Sequence[RankView]
+) -> tuple[GroupReport, list[Finding]]:
     group.judged = [
         n
         for n, view in enumerate(group.members)
@@ -104,7 +107,7 @@ def _group(group: Group, stalled_s: float, confirmed: bool) -> tuple[GroupReport
         findings.append(explain.difference(group, queue, difference, splits))
         age = _age(group, difference)
     else:
-        findings += _held_findings(group, held)
+        findings += held_findings(group, held, views)
         findings += _waiting(group, stalled_s)
         if confirmed:
             findings += _by_snapshots(group)
@@ -179,25 +182,6 @@ def _ahead(group: Group) -> tuple[tuple[str, ...], tuple[str, ...]]:
                 tuple(name for n, name in enumerate(names) if n not in ahead),
             )
     return (), ()
-
-
-def _held_findings(group: Group, held: dict[str, list[Held]]) -> list[Finding]:
-    current = [h for hs in held.values() for h in hs if h.now]
-    if not current:
-        return []
-    rooms = tuple(sorted({h.room for h in current}))
-    lines = tuple(formatting.held(h) for h in current)
-    return [
-        finding(
-            "PD102",
-            "; ".join(lines[:3]),
-            group=group.title,
-            rooms=rooms,
-            ranks=tuple({h.rank: 1 for h in current}),
-            evidence=lines,
-            units=(group.known[0].identity.unit,),
-        )
-    ]
 
 
 def _waiting(group: Group, stalled_s: float) -> list[Finding]:

@@ -96,10 +96,12 @@ class Routing(Probe["RoutingOptions", "Seen", "RoutingDocument"]):
 
     def notes(self, document: RoutingDocument) -> Iterable[str]:
         """Yield what is known less well, and which rooms nobody knows."""
+        from pdctl.probes.unknown import nearest_words, unknown_words
+
         yield from document.notes
         for unknown in document.unknown:
-            near = f"; nearest: {', '.join(map(str, unknown.nearest))}" if unknown.nearest else ""
-            yield f"room {unknown.room} is not known to any rank or bootstrap server that answered{near}"
+            said = unknown_words(f"room {unknown.room}", "no rank and no bootstrap server that answered has it")
+            yield f"{said}; pdctl story {unknown.room} tells whether it ever came here. {nearest_words(unknown.nearest)}"
 
 
 PROBE = Routing()

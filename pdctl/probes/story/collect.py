@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,13 +17,14 @@ if TYPE_CHECKING:
 class Seen:
     """The past of every rank. salts: with which names are hashed in it. earlier: ranks of earlier starts that were left out.
 
-    unrecorded: what to say where it is known why no rank has a recording.
+    unrecorded: what to say where it is known why no rank has a recording. now_ns: when it was looked, on the wall clock.
     """
 
     pasts: list[RankPast]
     salts: tuple[str, ...] = ()
     earlier: int = 0
     unrecorded: PdctlError | None = None
+    now_ns: int = 0
 
 
 def collect(view: View, *, sockets: bool = True, files: bool = True) -> Seen:
@@ -36,7 +38,7 @@ def collect(view: View, *, sockets: bool = True, files: bool = True) -> Seen:
             continue
         answer = view.recording(rank, sockets=sockets, files=files)
         pasts.append(RankPast(rank.identity, rank.state, answer.body, "" if answer.body else answer.reason))
-    return Seen(pasts, view.found.salts, view.found.earlier, unrecorded(view.ranks))
+    return Seen(pasts, view.found.salts, view.found.earlier, unrecorded(view.ranks), time.time_ns())
 
 
 __all__ = ["Seen", "collect"]

@@ -6,9 +6,8 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pdctl.probes.story.timeline import TEXT_MAX
 from pdctl.protocol.model import EventKind
-from pdctl.recording.reader import Recording
+from pdctl.recording.reader import TEXT_MAX, Recording
 
 MOST_COMPARED = 5000
 """Rooms and rids, the most recent ones, that a wrong one is compared with."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
@@ -11,7 +11,10 @@ from pdctl.probes.story.model import Entry, Lost, Moment, RankLine, RankPast, Ra
 from pdctl.probes.story.names import short_names
 from pdctl.probes.story.sync import Time, times
 from pdctl.probes.story.timeline import rank_story, rids_of
+from pdctl.protocol.model import Identity
 from pdctl.recording.reader import Recording
+from pdctl.recording.requests import last_sign_ns
+from pdctl.recording.witness import OTHER, SAME_S, witness
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -49,6 +52,7 @@ def story(pasts: Sequence[RankPast], room: int) -> RoomStory:
     end = max((t.line_ns(m.until_ns or m.ns) for _, t, m in moments), default=start)
     wall = recorded[reference][2].start_wall_ns - recorded[reference][2].start_mono_ns if recorded else 0
     own = [t for t in told if t.story.moments]
+    absent = [said for role in OTHER for said in _absent(role, pasts, told, wall)]
     rids = dict.fromkeys(rid for t in own for rid in rids_of(t.recording, room))
     return RoomStory(
         room=room,
@@ -58,8 +62,8 @@ def story(pasts: Sequence[RankPast], room: int) -> RoomStory:
         entries=tuple(_entry(room, ns, t, m, start, wall) for ns, t, m in moments),
         stays=tuple(_stays(own, start)),
         ranks=tuple(_rank(name, past, told, end - start) for name, past in zip(names, pasts, strict=True)),
-        gaps=tuple(_gaps(names, pasts, told, start, wall)),
-        notes=(*remarks, *_notes(room, told)),
+        gaps=(*_gaps(names, pasts, told, start, wall), *(text for never, text in absent if not never)),
+        notes=(*remarks, *_notes(room, told), *(text for never, text in absent if never)),
     )
 
 
@@ -110,9 +114,8 @@ def _gaps(names: Sequence[str], pasts: Sequence[RankPast], told: Sequence[_Told]
     for t in told:
         gaps += [_gap(lost, t, wall) for lost in t.story.lost if _matters(lost, t, start)]
         if t.recording.state == "writing" and t.past.state == "dead":
-            last = max([t.recording.tick_mono_ns, *(s.newest.t_enter for s in t.recording.streams)], default=0)
-            if last:
-                gaps.append(f"{t.name} is dead: its recording ends at {_clock(t.line_ns(last) + wall)}")
+            last = last_sign_ns(t.recording)
+            gaps.append(f"{t.name} is dead: its recording ends at {_clock(t.line_ns(last) + wall)}")
         elif t.recording.state == "stopped":
             gaps.append(f"{t.name} stopped recording before its end")
     return gaps
@@ -147,11 +150,59 @@ def _notes(room: int, told: Sequence[_Told]) -> list[str]:
     for (role, _, _), given in rids.items():
         if len(given) > 1:
             notes.append(f"{role} was given room {room} for {len(given)} requests: {', '.join(given)}")
-    if told and not any(t.story.moments and t.past.identity.role == "decode" for t in told):
-        notes.append("no decode rank's recording knows the room")
-    if told and not any(t.story.moments and t.past.identity.role == "prefill" for t in told):
-        notes.append("no prefill rank's recording knows the room")
     return notes
+
+
+def _absent(role: str, pasts: Sequence[RankPast], told: Sequence[_Told], wall: int) -> Iterator[tuple[bool, str]]:
+    """Yield what is said of a side to which the room's request came as far as is known not; whether it never came."""
+    those = [t for t in told if t.past.identity.role == role]
+    if any(t.story.came for t in those):
+        return
+    came = min((t.line_ns(m.ns) for t in told if t.story.came for m in t.story.moments), default=None)
+    if came is None:
+        return
+    parts = {_part(past.identity) for past in pasts if past.identity.role == role}
+    if not those or parts - {_part(t.past.identity) for t in those}:
+        no = "not every" if those else "no"
+        yield False, f"whether it came to {role}: {no} {role} rank has a recording"
+        return
+    latest = []
+    for t in _takers(those):
+        seen = witness(t.recording)
+        took_in = t.line_ns(seen.took_in_ns)
+        if seen.since_ns is None or t.line_ns(seen.since_ns) > came - _SAME_NS:
+            since = "" if seen.since_ns is None else f" goes back to {_clock(t.line_ns(seen.since_ns) + wall)}"
+            yield False, f"whether it came to {role}: {t.name}'s recording{since}: {seen.why}"
+            return
+        if not seen.took_in_ns or took_in < came + _SAME_NS:
+            when = f" at {_clock(took_in + wall)}" if seen.took_in_ns else ""
+            yield False, f"whether it came to {role}: {t.name} last took in requests{when}, too early to tell"
+            return
+        latest.append((took_in, t.name))
+    took_in, name = min(latest)
+    until = _clock(took_in + wall)
+    yield True, f"it never came to {role}: {name} took in requests until {until}, and no request with this room"
+
+
+_SAME_NS = int(SAME_S * 1e9)
+
+
+def _part(identity: Identity) -> tuple[str, int]:
+    """Return which requests a rank takes in: those of its server and dp rank."""
+    return identity.service, identity.dp
+
+
+def _takers(those: Sequence[_Told]) -> Iterator[_Told]:
+    """Yield one rank for each part of a side that takes in requests of its own, the one that did so last."""
+    parts: dict[tuple[str, int], list[_Told]] = {}
+    for t in those:
+        parts.setdefault(_part(t.past.identity), []).append(t)
+    for members in parts.values():
+        first = min(t.past.identity.pp for t in members)
+        yield max(
+            (t for t in members if t.past.identity.pp == first),
+            key=lambda t: t.line_ns(witness(t.recording).took_in_ns),
+        )
 
 
 __all__ = ["story"]

@@ -9,6 +9,7 @@ import msgspec
 
 from pdctl.protocol.documents import Document
 from pdctl.protocol.model import Identity
+from pdctl.report.findings import Finding
 
 if TYPE_CHECKING:
     from pdctl.recording.reader import Recording
@@ -70,11 +71,12 @@ class Lost:
 
 @dataclass
 class RankStory:
-    """All that one recording says of a room."""
+    """All that one recording says of a room. came: a request with it came to the rank; a state may be all it was told."""
 
     moments: list[Moment] = field(default_factory=list)
     stays: list[QueueStay] = field(default_factory=list)
     lost: list[Lost] = field(default_factory=list)
+    came: bool = False
 
 
 KINDS = (
@@ -175,4 +177,5 @@ class StoryDocument(Document, frozen=True, kw_only=True, tag="pdctl.story"):
 
     asked: str
     stories: tuple[RoomStory, ...]
+    findings: tuple[Finding, ...] = ()
     earlier: int = 0

@@ -115,9 +115,13 @@ class Story(Probe["StoryOptions", "Seen", "StoryDocument"]):
 
 
 def _document(asked: str, seen: Seen) -> StoryDocument:
+    from msgspec.structs import replace
+
+    from pdctl.probes.story.absence import never_came, others_of, shared
     from pdctl.probes.story.find import known_rooms, meant, nearest
     from pdctl.probes.story.judge import story
     from pdctl.probes.story.model import StoryDocument
+    from pdctl.probes.unknown import nearest_words
 
     recordings = [past.recording for past in seen.pasts if past.recording is not None]
     if not recordings:
@@ -131,14 +135,12 @@ def _document(asked: str, seen: Seen) -> StoryDocument:
     known = known_rooms(recordings)
     rooms = meant(asked, known, recordings, hashed=_hashed(asked, seen.salts))
     if not rooms:
-        near = nearest(asked, known)
-        silent = sum(past.recording is None for past in seen.pasts)
-        unread = f"; {silent} rank{'s have' if silent > 1 else ' has'} no recording that can be read" if silent else ""
+        said, hint = never_came(asked, seen.pasts, seen.now_ns)
         earlier = f"; {seen.earlier} ranks of earlier starts were left out, --all reads them" if seen.earlier else ""
-        hint = f"Known are, nearest first: {', '.join(near)}." if near else "No recording names any room yet."
-        raise PdctlError(f"no recording knows a room or rid {asked}{unread}{earlier}", hint, Exit.PARTIAL)
-    stories = tuple(story(seen.pasts, room) for room in rooms)
-    return StoryDocument(asked=asked, stories=stories, earlier=seen.earlier)
+        raise PdctlError(f"{said}{earlier}", f"{hint} {nearest_words(nearest(asked, known))}", Exit.PARTIAL)
+    told = (story(seen.pasts, room) for room in rooms)
+    stories = tuple(replace(one, notes=(*one.notes, *others_of(one, known))) for one in told)
+    return StoryDocument(asked=asked, stories=stories, findings=shared(stories), earlier=seen.earlier)
 
 
 def _hashed(rid: str, salts: tuple[str, ...]) -> list[str]:

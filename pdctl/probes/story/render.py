@@ -33,6 +33,7 @@ def render(document: StoryDocument) -> Iterable[RenderableType]:
         if number:
             yield ""
         yield from _story(story)
+    yield from drawing.findings(document.findings)
 
 
 def _story(story: RoomStory) -> Iterable[RenderableType]:

@@ -9,9 +9,7 @@ from pdctl.probes.story.model import KINDS, Lost, Moment, QueueStay, RankStory
 from pdctl.probes.story.polls import Polls, polls
 from pdctl.protocol.model import Action, EventKind, KVPoll, poll_name
 from pdctl.recording.reader import Event, Recording
-
-TEXT_MAX = 72
-"""Bytes of an event's text that a recording keeps; a longer request id is cut there."""
+from pdctl.recording.witness import OTHER
 
 _ACTIONS = {0: "kept", 1: "committed", 2: "failed", 3: "aborted", 4: "moved on"}
 
@@ -24,6 +22,9 @@ def rank_story(recording: Recording, room: int) -> RankStory:
     moments = [*_events(own, events), *(moment for p in seen for moment in p.moments)]
     if not moments:
         return RankStory(lost=_lost(recording, events))
+    came = any(event.kind is EventKind.ENQUEUE for event in own) or any(p.spells for p in seen)
+    if not came:
+        moments = [_told_by(OTHER.get(recording.identity.role, "the other side"), m) for m in moments]
     decided = {(p.queue, spell.how) for p in seen for spell in p.spells if spell.left_ns is not None}
     moments = [m for m in moments if not (m.kind == "dequeue" and (m.queue, m.value) in decided)]
     watched = {m.slot for m in moments if m.kind == "landed" and m.round < 0 and not m.value}
@@ -37,7 +38,12 @@ def rank_story(recording: Recording, room: int) -> RankStory:
     moments.sort(key=order)
     lost = [*_lost(recording, events), *(lost for p in seen for lost in p.lost)]
     lost += [Lost(p.gone) for p in seen if p.gone and p.queue not in ended]
-    return RankStory(moments, stays, lost)
+    return RankStory(moments, stays, lost, came)
+
+
+def _told_by(side: str, m: Moment) -> Moment:
+    """Return a state that a message of the other side made: no request with the room is here."""
+    return replace(m, text=f"told by {side}: {m.text}") if m.kind in ("handshake", "state") else m
 
 
 def order(moment: Moment) -> tuple[int, int]:

@@ -27,7 +27,7 @@ class Advice(NamedTuple):
 def ended_as(request: Waiting, other: Sequence[Side]) -> Last | None:
     """Return how the request ended on the other side, None where it is not known to have ended there."""
     last = [look.last[request.room] for side in other for look in side.looks if request.room in look.last]
-    return min((one for one in last if one.ended), key=lambda one: one.age_s, default=None)
+    return min((one for one in last if one.ended and one.came), key=lambda one: one.age_s, default=None)
 
 
 def lost(request: Waiting, last: Last | None) -> Advice:

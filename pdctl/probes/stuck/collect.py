@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pdctl.probes.stuck.model import Last, RankLooks
-from pdctl.probes.stuck.sides import HEARD, OTHER, SAME_S, WAITING_IN
+from pdctl.probes.stuck import UNHEARD_S
+from pdctl.probes.stuck.model import Earlier, Last, RankLooks
+from pdctl.probes.stuck.sides import HEARD, WAITING_IN
 from pdctl.probes.view import now_ns
 from pdctl.protocol.metadata import NOT_READ
 from pdctl.protocol.model import UNKNOWN, Action, EventKind, KVPoll, poll_name
 from pdctl.protocol.rank import FoundRank
 from pdctl.protocol.requests import Rooms, RoomTable
+from pdctl.recording.reader import TEXT_MAX
 from pdctl.recording.requests import alive_ns, changed_since, doubts, moments, rooms_of, seen_until_ns
-from pdctl.recording.witness import witness
+from pdctl.recording.witness import INPUT_QUEUE, OTHER, SAME_S, witness
 
 if TYPE_CHECKING:
     from pdctl.probes.view import View
@@ -52,7 +54,11 @@ def collect(view: View, *, pause_s: float) -> list[RankLooks]:
         looks.append(look)
     if _open(looks, missing):
         looks = [replace(look, turn=turn) for look, turn in zip(looks, now.turns(), strict=True)]
-    return _with_since(looks, missing, lambda n: now.recording(now.ranks[n]).body)
+    looks = _with_since(looks, missing, lambda n: now.recording(now.ranks[n]).body)
+    return _with_earlier(looks, lambda n, rooms: now.events(now.ranks[n], rooms, _COMINGS)[0])
+
+
+_COMINGS = (EventKind.ENQUEUE, EventKind.STATE)
 
 
 def _open(looks: Sequence[RankLooks], missing: dict[str, frozenset[int]]) -> bool:
@@ -121,7 +127,8 @@ def collect_recorded(view: View, *, pause_s: float) -> list[RankLooks]:
             problems=doubts(recording, (end_ns - seen_ns) / 1e9),
         )
         looks.append(_told(look, recording, missing.get(rank.identity.role, frozenset()), end_ns))
-    return _with_since(looks, missing, lambda n: answers[n].body)
+    looks = _with_since(looks, missing, lambda n: answers[n].body)
+    return _with_earlier(looks, lambda n, rooms: view.events(view.ranks[n], rooms, _COMINGS)[0])
 
 
 def _told(look: RankLooks, recording: Recording, rooms: frozenset[int], now_ns: int) -> RankLooks:
@@ -179,6 +186,48 @@ def _with_since(
             entered.get((event.room, event.text), []).append(event)
         came = {key: ns for key, events in entered.items() if (ns := _came_ns(events))}
         found.append(replace(look, since={key: (look.second.mono_ns - ns) / 1e9 for key, ns in came.items()}))
+    return found
+
+
+def _with_earlier(looks: Sequence[RankLooks], events_of: Callable[[int, set[int]], Sequence[Event]]) -> list[RankLooks]:
+    """Return the same looks, with the rooms of waiting requests that another request of the rank had before.
+
+    One rank of each group tells it: those of a group have the same requests.
+    """
+    found, told = [], set()
+    for n, look in enumerate(looks):
+        i = look.identity
+        queue, group = INPUT_QUEUE.get(i.role), (i.instance, i.dp, i.pp, i.cp)
+        if look.second is None or queue is None or group in told:
+            found.append(look)
+            continue
+        rows = look.second.rooms.rows("queue", "room", "rid", "age_s")
+        waiting = {room: rid for q, room, rid, age in rows if room and q in _WAITS_FOR_THE_OTHER and age >= UNHEARD_S}
+        events = events_of(n, set(waiting)) if waiting else ()
+        if events:
+            told.add(group)
+        earlier = _earlier(events, queue, waiting, look.second.mono_ns)
+        found.append(replace(look, earlier=earlier) if earlier else look)
+    return found
+
+
+def _kept(rid: str) -> str:
+    """Return a request id as recordings keep it."""
+    return rid.encode("utf-8", "replace")[:TEXT_MAX].decode("utf-8", "replace")
+
+
+def _earlier(events: Sequence[Event], queue: str, waiting: dict[int, str], now_ns: int) -> dict[int, Earlier]:
+    found: dict[int, Earlier] = {}
+    others: dict[int, Earlier] = {}
+    for event in events:
+        room = event.room
+        if event.kind is EventKind.STATE:
+            if room in others and event.a in (KVPoll.FAILED, KVPoll.SUCCESS):
+                others[room] = replace(others[room], ended=poll_name(event.a))
+        elif event.queue == queue and event.text != _kept(waiting[room]):
+            others[room] = Earlier(event.text, (now_ns - event.mono_ns) / 1e9)
+        elif event.queue == queue and room in others:
+            found[room] = others.pop(room)
     return found
 
 

@@ -13,10 +13,10 @@ from pdctl.probes.stuck import STUCK_S, UNHEARD_S, advice, place
 from pdctl.probes.stuck.advice import BEHIND, FIRST, Advice
 from pdctl.probes.stuck.model import Place, RankLooks, SideSpace, StuckDocument, Waiting
 from pdctl.probes.stuck.peer import ABSENT, GONE, NEVER, UNREAD, peer_of
+from pdctl.probes.stuck.shared import shared_findings
 from pdctl.probes.stuck.sides import (
     COMPUTED,
     HEARD,
-    OTHER,
     QUEUE_ORDER,
     Key,
     Seen,
@@ -27,6 +27,7 @@ from pdctl.probes.stuck.sides import (
 from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import UNKNOWN, KVPoll, poll_name
 from pdctl.protocol.requests import NOT_KNOWN, Cover, Lookup, RoomEntry
+from pdctl.recording.witness import OTHER
 from pdctl.report.findings import Finding, finding
 
 
@@ -54,7 +55,7 @@ def judge(
     return StuckDocument(
         requests=tuple(sorted(shown, key=_SORTS[by])),
         space=tuple(found for _, found in space),
-        findings=tuple(_findings(waiting, space, peers, pause_s, stuck_s)),
+        findings=(*shared_findings(sides, requests), *_findings(waiting, space, peers, pause_s, stuck_s)),
         pause_s=pause_s,
         hidden=len(requests) - len(shown),
         partial=bool(problems),

@@ -29,11 +29,23 @@ class Last:
 
 
 @dataclass(frozen=True)
+class Earlier:
+    """Another request that came to a rank with the room of one that waits there now: its id, and seconds since it came.
+
+    ended: the last state that the room had before the one that waits came, in words, "" unknown.
+    """
+
+    rid: str
+    age_s: float
+    ended: str = ""
+
+
+@dataclass(frozen=True)
 class RankLooks:
     """One rank at two moments. silence: why it gave no answer. last: what its recording says of rooms that were asked about.
 
     recorded: False where there is no recording to ask. since: seconds since a request (room, rid) came, of those that came
-    before they came into the queue they are in.
+    before they came into the queue they are in. earlier: rooms of waiting requests that another request had before.
 
     whole_s: for so long before the second look its recording has every request that came; None where it has no recording, or
     one that may lack some. whole_why: what limits that, in words. took_in_s: seconds since it last took in new requests, as
@@ -52,6 +64,7 @@ class RankLooks:
     last: dict[int, Last] = field(default_factory=dict)
     recorded: bool = False
     since: dict[tuple[int, str], float] = field(default_factory=dict)
+    earlier: dict[int, Earlier] = field(default_factory=dict)
     whole_s: float | None = None
     whole_why: str = ""
     took_in_s: float | None = None

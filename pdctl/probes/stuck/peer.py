@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pdctl.probes.stuck.model import Last, RankLooks
-from pdctl.probes.stuck.sides import OTHER, SAME_S, Side
+from pdctl.probes.stuck.sides import Side
 from pdctl.protocol.durations import seconds
+from pdctl.recording.witness import OTHER, SAME_S
 
 HERE, ENDED, GONE, NEVER, ABSENT, UNREAD, SILENT, NOBODY = (
     "here", "ended", "gone", "never", "absent", "unread", "silent", "",

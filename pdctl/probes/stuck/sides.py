@@ -10,11 +10,11 @@ from operator import attrgetter
 import msgspec
 
 from pdctl.probes.queues.formatting import names
-from pdctl.probes.stuck.model import RankLooks, SideSpace
+from pdctl.probes.stuck.model import Earlier, RankLooks, SideSpace
 from pdctl.protocol.model import UNKNOWN, poll_name
 from pdctl.protocol.requests import RoomEntry, Rooms, RoomTable, Space
+from pdctl.recording.witness import OTHER
 
-OTHER = {"prefill": "decode", "decode": "prefill"}
 COMPUTED = ("waiting", "running")
 HEARD = ("waiting", "decode.retracted")
 """Queues of requests that wait for nothing from the other side: they wait to be computed, or for space."""
@@ -28,8 +28,6 @@ WAITING_IN = (
     "waiting",
 )
 """Queues in which a request waits."""
-SAME_S = 2.0
-"""How much later than on the other side a request may come to this one."""
 QUEUE_ORDER = {queue: place for place, queue in enumerate(WAITING_IN)}
 
 
@@ -170,6 +168,16 @@ class Side:
     def watched(self) -> bool:
         """Whether some rank answered both looks."""
         return any(look.first is not None and look.second is not None for look in self.looks)
+
+    @cached_property
+    def requests_before(self) -> frozenset[Key]:
+        """Every request that any rank had at the first look."""
+        return frozenset(key for look in self.looks if look.first for key in look.first.rooms.rows("room", "rid"))
+
+    @cached_property
+    def earlier(self) -> dict[int, Earlier]:
+        """Rooms of waiting requests that another request had before."""
+        return {room: earlier for look in self.looks for room, earlier in look.earlier.items()}
 
     @cached_property
     def rooms_before(self) -> frozenset[int]:

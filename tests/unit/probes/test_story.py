@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from pdctl.probes.story.absence import never_came, others_of, shared
 from pdctl.probes.story.find import known_rooms, meant, nearest
 from pdctl.probes.story.judge import story
 from pdctl.probes.story.model import RankPast, RoomStory
 from pdctl.probes.story.perfetto import arrows, trace, uncertainty
-from pdctl.protocol.model import EventKind
+from pdctl.protocol.model import Action, EventKind
 from pdctl.recording import format as f
 from tests.support.story_world import MS, Rank, Request, World, served
 
@@ -401,3 +402,97 @@ def test_a_trace_of_two_rooms_has_both_on_one_time_line(world: World) -> None:
     second = min(e["ts"] for e in made["traceEvents"] if e["name"].startswith(f"room {ROOM + 1}:"))
     assert first == 0
     assert second > 500 * MS / 1000
+
+
+def decode_only(world: World, prefill: Rank, decode: Rank) -> None:
+    """A request that was sent to decode only; decode tells prefill its addresses."""
+    request = Request(ROOM, RID, slot=3, poll=2)
+    decode.event(EventKind.STATE, room=ROOM, a=1)
+    decode.enter("decode.prealloc", request)
+    world.round("decode.prealloc", [decode], reduced=2, leaves=Action.MOVED)
+    decode.enter("decode.transfer", request)
+    prefill.event(EventKind.STATE, room=ROOM, a=2)
+    world.round("decode.transfer", [decode], reduced=2)
+
+
+def test_a_request_that_never_came_to_one_side(world: World) -> None:
+    prefill, decode = world.rank("prefill"), world.rank("decode")
+    decode_only(world, prefill, decode)
+    told = story(world.pasts(), ROOM)
+    [state] = [entry for entry in told.entries if entry.rank == "prefill tp0"]
+    assert state.text == "told by decode: state WaitingForInput"
+    [gap] = told.gaps
+    assert gap == "whether it came to prefill: prefill tp0 last took in requests, too early to tell"
+    world.wait(3000)
+    world.round("prefill.bootstrap", [prefill], reduced=2)  # it takes its turns, and has nothing to do
+    told = story(world.pasts(), ROOM)
+    assert told.gaps == ()
+    [note] = told.notes
+    assert note.startswith("it never came to prefill: prefill tp0 took in requests until ")
+    assert note.endswith(", and no request with this room")
+
+
+def test_a_request_that_came_late_came(world: World) -> None:
+    prefill, decode = world.rank("prefill"), world.rank("decode")
+    decode_only(world, prefill, decode)
+    world.wait(52_000)
+    prefill.enter("prefill.bootstrap", Request(ROOM, RID, poll=2))
+    world.round("prefill.bootstrap", [prefill], reduced=2)
+    told = story(world.pasts(), ROOM)
+    assert (told.gaps, told.notes) == ((), ())
+    assert "state WaitingForInput" in {entry.text for entry in told.entries if entry.rank == "prefill tp0"}
+
+
+def test_a_side_of_which_a_part_has_no_recording_may_have_had_it(world: World) -> None:
+    prefill, decode = world.rank("prefill"), world.rank("decode")
+    decode_only(world, prefill, decode)
+    world.wait(3000)
+    world.round("prefill.bootstrap", [prefill], reduced=2)
+    other = RankPast(msgspec.structs.replace(prefill.identity, dp=1, dp_size=2), "live", None, "switched off")
+    told = story([*world.pasts(), other], ROOM)
+    assert "whether it came to prefill: not every prefill rank has a recording" in told.gaps
+    assert not any("never came" in note for note in told.notes)
+
+
+def test_a_dead_rank_has_no_event_after_the_end_of_its_recording(world: World) -> None:
+    prefill, decode = pair(world)
+    served(world, prefill, decode, ROOM, RID)
+    world.wait(5000)
+    decode[1].event(EventKind.NOTE, room=ROOM, text="a thread of the engine goes on")
+    told = story([world.past(rank, state="dead") for rank in world.ranks], ROOM)
+    [note] = [entry for entry in told.entries if entry.kind == "note"]
+    assert f"decode tp1 is dead: its recording ends at {note.time[11:23]}" in told.gaps
+
+
+def test_what_no_recording_knows(world: World) -> None:
+    prefill, decode = pair(world)
+    served(world, prefill, decode, ROOM, RID)
+    pasts = world.pasts()
+    now_ns = pasts[0].recording.start_wall_ns + 10**10  # type: ignore[union-attr]
+    said, hint = never_came("4711", pasts, now_ns)
+    assert said == "room 4711 never came here: 3 recordings, complete since 2026-09-21 14:13:21 UTC, do not have it"
+    assert hint == "Look in the router's log for the servers that it was sent to: ask those next."
+    said, hint = never_came("its-rid", pasts[:1], now_ns)
+    assert said.startswith("rid its-rid never came here: 1 recording, ")
+    assert hint.startswith("No decode rank is in sight: ask there next")
+    silent = RankPast(prefill.identity, "live", None, "switched off")
+    said, _ = never_came("4711", [*pasts, silent], now_ns)
+    assert said == "room 4711 is unknown here: no recording has it, and 1 rank has no recording that can be read"
+    live = [world.past(rank, state="live") for rank in world.ranks]
+    said, _ = never_came("4711", live, now_ns + 45 * 10**9)
+    assert said.startswith("room 4711 is unknown here: no recording has it, and prefill tp0 last took in requests ")
+    assert said.endswith(" ago: it may be unread there")
+
+
+def test_one_request_id_of_two_rooms(world: World) -> None:
+    prefill, decode = pair(world)
+    served(world, prefill, decode, ROOM, RID)
+    served(world, prefill, decode, ROOM + 1, RID)
+    pasts = world.pasts()
+    one, two = story(pasts, ROOM), story(pasts, ROOM + 1)
+    assert shared([one, two]) == ()  # one after the other: a retry
+    known = known_rooms([past.recording for past in pasts if past.recording is not None])
+    assert list(others_of(one, known)) == [f"rid {RID} is also that of room {ROOM + 1}: pdctl story {RID} tells all"]
+    [found] = shared([one, msgspec.structs.replace(two, started=one.started)])
+    assert (found.code, found.rooms) == ("PD147", (ROOM, ROOM + 1))
+    assert found.summary == f"rid {RID} has 2 rooms at the same time: {ROOM}, {ROOM + 1}."

@@ -74,7 +74,8 @@ def test_an_unknown_room_is_answered_with_those_that_are_known(recordings: Path)
     done = run(recordings, ROOM + 1)
     assert done.exit_code == 3
     assert done.stdout == ""
-    assert f"no recording knows a room or rid {ROOM + 1}" in done.stderr
+    assert f"room {ROOM + 1} never came here: 3 recordings, complete since " in done.stderr
+    assert "Look in the router's log" in done.stderr
     assert f"{ROOM} (rid {RID})" in done.stderr
     assert run(recordings, "nothing-like-it").exit_code == 3
 
@@ -96,7 +97,7 @@ def test_half_written_recordings_are_read_as_far_as_they_go(recordings: Path) ->
         file.write_bytes(file.read_bytes()[:700])  # not even whose it is
     done = run(recordings, ROOM)
     assert done.exit_code == 3
-    assert "no decode rank's recording knows the room" in done.stdout
+    assert "whether it came to decode: no decode rank has a recording" in done.stdout
     assert done.stderr.count("not seen or in part: ") == 2
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from pdctl.probes.stuck.judge import judge
-from pdctl.probes.stuck.model import Last, RankLooks, StuckDocument
+from pdctl.probes.stuck.model import Earlier, Last, RankLooks, StuckDocument
 from pdctl.probes.turns import Turn
 from pdctl.protocol.model import UNKNOWN, KVPoll
 from pdctl.protocol.requests import NO_LIMIT, NOT_KNOWN, Cover, Lookup, RoomEntry, Rooms, RoomTable, Space
@@ -259,6 +259,40 @@ def test_a_side_that_does_not_answer_is_no_witness() -> None:
         "not known: prefill dp0 pp0 tp0 had it 59.9 s ago: entered prefill.bootstrap; prefill dp0 pp0 tp0: no answer"
         " within 2 s"
     )
+
+
+def test_one_request_id_with_two_rooms() -> None:
+    def two(queue: str, *rids: str) -> tuple[RoomEntry, ...]:
+        return tuple(replace_rid(entry(queue, 7 + n, age_s=1.0), rid) for n, rid in enumerate(rids))
+
+    document = result(look("prefill", *two("running", "same", "same")), look("decode", *two("running", "same", "same")))
+    [found] = document.findings
+    assert (found.code, found.level.value, found.rooms) == ("PD147", "warning", (7, 8))
+    assert found.summary == "rid same has 2 rooms at the same time: 7, 8."
+    assert "room 8: decode dp0 pp0 has it in running" in found.evidence
+    # Each side may have one of them: the first try is still on prefill.
+    assert codes(look("prefill", *two("running", "same")), look("decode", *two("running", "x", "same"))) == ["PD147"]
+    assert codes(look("decode", *two("running", "same", "retry"))) == []
+    first = two("running", "same")
+    assert codes(look("decode", *two("running", "same", "same"), before=first)) == []  # the first may be ending
+
+
+def replace_rid(one: RoomEntry, rid: str) -> RoomEntry:
+    return msgspec.structs.replace(one, rid=rid)
+
+
+def test_a_room_that_another_request_had_before() -> None:
+    prefill = look("prefill", entry("prefill.bootstrap", state=KVPoll.BOOTSTRAPPING, age_s=9.0, clock_s=9.0))
+    had = {7: Earlier("first", 40.0, "Failed")}
+    decode = replace(look("decode", entry("decode.transfer", age_s=9.0)), earlier=had)
+    [found] = result(prefill, decode).findings
+    assert (found.code, found.rooms) == ("PD147", (7,))
+    assert found.summary == (
+        "Room 7 of request r7, which waits in decode.transfer of decode dp0 pp0 for 9.0 s, was that of request first"
+        " 40.0 s ago, which ended there as Failed."
+    )
+    moved = look("decode", entry("decode.transfer", age_s=9.0), before=(entry("decode.prealloc", slot=-1),))
+    assert codes(prefill, replace(moved, earlier=had)) == []
 
 
 def test_another_cluster_is_no_peer() -> None:

@@ -70,7 +70,7 @@ def test_an_earlier_request_with_the_same_room(world: World, rid: str) -> None:
     [request] = document.requests
     assert request.peer_ended_s is None
     assert "an earlier request with this room: Success on prefill dp0 pp0 tp0" in request.peer
-    assert [found.code for found in document.findings] == ["PD143"]
+    assert [found.code for found in document.findings] == [*["PD147"][: rid == "earlier"], "PD143"]
 
 
 def test_a_request_that_went_on_after_the_other_side_ended_it(world: World) -> None:
@@ -175,3 +175,28 @@ def test_a_recording_that_is_cut_off_is_said(world: World) -> None:
     waits(world, "decode.transfer", [decode], 3)
     [problem] = told(world, cut=100_000).problems
     assert problem.startswith("decode dp0 pp0 tp0: recording: cut off: 100000 of ")
+
+
+@pytest.mark.parametrize(("rid", "codes"), [("first", ["PD147"]), ("mine", [])])
+def test_a_room_that_another_request_had_before(world: World, rid: str, codes: list[str]) -> None:
+    """A request that comes into its queue again, by its own id, is the same one."""
+    prefill, decode = world.rank("prefill"), world.rank("decode")
+    decode.enter("decode.prealloc", Request(ROOM, rid))
+    decode.event(EventKind.STATE, room=ROOM, a=0)
+    decode.queues["decode.prealloc"] = []
+    world.wait(30_000)
+    mine = Request(ROOM, "mine", slot=1, poll=2)
+    decode.event(EventKind.STATE, room=ROOM, a=1)
+    decode.enter("decode.prealloc", mine)
+    prefill.enter("prefill.bootstrap", Request(ROOM, "mine"))
+    world.round("decode.prealloc", [decode], reduced=2, leaves=Action.MOVED)
+    decode.enter("decode.transfer", mine)
+    for _ in range(12):
+        world.round("prefill.bootstrap", [prefill], reduced=1)
+        waits(world, "decode.transfer", [decode], 1, alive=(prefill,))
+    document = told(world)
+    assert [found.code for found in document.findings] == codes
+    if codes:
+        [found] = document.findings
+        assert "was that of request first 41." in found.summary
+        assert found.summary.endswith("which ended there as Failed.")

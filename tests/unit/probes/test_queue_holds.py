@@ -1,0 +1,86 @@
+"""What the metadata gate holds: for a moment it is the fix at work, for long it is metadata that does not come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pdctl.probes.queues.judge import judge
+from pdctl.probes.queues.model import RankView
+from pdctl.protocol.model import EventKind
+from pdctl.recording.reader import parse
+from pdctl.report.findings import Finding, Level
+from tests.support.story_world import Rank, Request, World
+
+ROOM = 7
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(tmp_path, monkeypatch)
+
+
+def decode(world: World, *, landed: tuple[bool, bool]) -> list[Rank]:
+    """Two decode ranks with a request whose transfer is complete. landed: whether its metadata is there, on each."""
+    ranks = [world.rank("decode", tp, tp_size=2) for tp in range(2)]
+    for rank, there in zip(ranks, landed, strict=True):
+        rank.enter("decode.transfer", Request(ROOM, "mine", slot=3, poll=4, there=there))
+    return ranks
+
+
+def holds(world: World, ranks: list[Rank], seconds: int, *, busy: bool = False) -> None:
+    """Rounds over so many seconds in which the gate holds it. busy: another request comes or goes in every one."""
+    for n in range(seconds):
+        for rank in ranks:
+            if busy and n % 2:
+                rank.queues["decode.transfer"].pop()
+            elif busy:
+                rank.enter("decode.transfer", Request(100 + n, str(n), slot=4, poll=2))
+        world.round("decode.transfer", ranks, reduced=3, gate=True)
+        world.wait(1000)
+
+
+def findings(world: World) -> tuple[Finding, ...]:
+    views = [
+        RankView(rank.identity, "recorded", recording=parse(world.data(rank)), now_ns=rank.now())
+        for rank in world.ranks
+    ]
+    return judge(views).findings
+
+
+@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize(
+    ("landed", "where"), [((False, False), "on every rank (tp0 and tp1)"), ((True, False), "on tp1 only")]
+)
+def test_a_hold_that_lasts_is_a_finding(world: World, landed: tuple[bool, bool], where: str, busy: bool) -> None:
+    holds(world, decode(world, landed=landed), 80, busy=busy)
+    [found] = findings(world)
+    assert (found.code, found.level, found.rooms) == ("PD148", Level.WARNING, (ROOM,))
+    assert found.summary.startswith(f"room {ROOM} has been held by the gate {where} for 79")
+    assert "(80 rounds)" in found.summary
+    assert "Abort the request" in found.next_step
+
+
+def test_a_short_hold_is_the_fix_at_work(world: World) -> None:
+    holds(world, decode(world, landed=(False, False)), 25, busy=True)
+    [found] = findings(world)
+    assert (found.code, found.level, found.rooms) == ("PD102", Level.INFO, (ROOM,))
+
+
+def test_a_hold_that_is_over_is_nothing(world: World) -> None:
+    ranks = decode(world, landed=(False, False))
+    holds(world, ranks, 40)
+    for rank in ranks:
+        rank.queues["decode.transfer"][0].there = True
+    world.round("decode.transfer", ranks, reduced=4)
+    assert findings(world) == ()
+
+
+def test_prefill_says_whether_it_wrote_the_metadata(world: World) -> None:
+    prefill = world.rank("prefill")
+    ranks = decode(world, landed=(False, False))
+    holds(world, ranks, 40)
+    assert "no recording of a prefill rank has a write of it" in findings(world)[0].evidence
+    prefill.event(EventKind.META_SENT, room=ROOM, slot=3, a=1, b=-1)
+    assert "prefill dp0 pp0 tp0 wrote room 7 to decode tp1, slot 3: it returned -1" in findings(world)[0].evidence
