@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from pdctl.probes.queues.formatting import names
 from pdctl.probes.stuck.model import Last, Waiting
-from pdctl.probes.stuck.sides import COMPUTED, OTHER, Side
+from pdctl.probes.stuck.sides import COMPUTED, Side
 from pdctl.protocol.durations import seconds
+from pdctl.recording.witness import OTHER
 
 BOOTSTRAP_TIMEOUT = "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT"
 GIVEN_UP = "given up"

@@ -55,7 +55,7 @@ def judge(
     return StuckDocument(
         requests=tuple(sorted(shown, key=_SORTS[by])),
         space=tuple(found for _, found in space),
-        findings=(*shared_findings(sides, requests), *_findings(waiting, space, peers, pause_s, stuck_s)),
+        findings=(*shared_findings(sides, waiting), *_findings(waiting, space, peers, pause_s, stuck_s)),
         pause_s=pause_s,
         hidden=len(requests) - len(shown),
         partial=bool(problems),

@@ -13,12 +13,10 @@ from pdctl.report.findings import Finding, finding
 _SHOWN = 5
 
 
-def shared_findings(sides: Sequence[Side], requests: Iterable[Waiting]) -> list[Finding]:
+def shared_findings(sides: Sequence[Side], waiting: Iterable[tuple[Side, Waiting]]) -> list[Finding]:
     """Return what is found of request ids with several rooms, and of rooms that had another request."""
     found = [_rid_finding(rid, places) for rid, places in _shared_rids(sides)]
-    by_title = {(side.cluster, side.title): side for side in sides}
-    for request in requests:
-        side = by_title[request.cluster, request.side]
+    for side, request in waiting:
         if (
             request.progress == "still"
             and request.room in side.earlier
