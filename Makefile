@@ -24,7 +24,7 @@ demo: setup
 	@$(BIN)/pdctl demo
 
 test: setup
-	$(BIN)/python -m pytest tests/unit tests/system -m 'not long' -n auto --dist loadscope
+	$(BIN)/python -m pytest tests/unit tests/system -m 'not long' -n auto --dist loadscope --no-loadscope-reorder
 
 engine: setup
 	@$(BIN)/python -m tests.engine.install --versions $(ENGINE_VERSIONS)

@@ -26,6 +26,13 @@ WORKERS_A_CORE = 4
 # Tests start pdctl a thousand times: it is compiled once, as where its users have it.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+LONGEST_FIRST = (
+    "fault_survival", "inject", "golden", "verify_routing", "replay", "outside", "ranks", "explore", "fault_sites_lab", "drills",
+    "lab", "dump", "runbooks", "record", "stacks", "story", "diff_queues", "tcp", "stuck", "endpoints", "inject_agent", "store",
+    "install_moves_nothing", "light_client", "examples", "clean", "standing_in", "record_follow",
+)  # fmt: skip
+"""What takes minutes begins first; then the other system tests, whose length nobody wrote down; then unit tests."""
+
 # A shell that started the tests in the background has made them, and all they start, deaf to Ctrl-C, which some tests press.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -39,6 +46,16 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     seconds = float(marker.args[0] if marker else item.config.getini("timeout") if usual is None else usual)
     item.add_marker(pytest.mark.timeout(patience(seconds)), append=False)
     return (yield)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put what takes longest first: a worker that begins it last keeps the others waiting."""
+    ranks = {f"test_{name}": number for number, name in enumerate(LONGEST_FIRST)}
+
+    def rank(item: pytest.Item) -> int:
+        return len(ranks) + 1 if "unit" in item.path.parts else ranks.get(item.path.stem, len(ranks))
+
+    items.sort(key=rank)
 
 
 # Workers of pytest-xdist are kept apart where this machine can; elsewhere there is one only.

@@ -11,7 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.support.patience import patience, until
+from tests.support import cli_server
+from tests.support.patience import until
 
 ROOT = Path(__file__).parents[2]
 INJECT = ("inject", "--rank", "decode:tp1", "--delay-metadata")
@@ -64,9 +65,7 @@ class Cluster:
         return self._popen([sys.executable, *(("-c", program) if program else ("-m", "pdctl.cli")), *args], {})
 
     def run(self, *args: str) -> subprocess.CompletedProcess[str]:
-        process = self.start(*args)
-        out, err = process.communicate(timeout=patience(90))
-        return subprocess.CompletedProcess(args, process.returncode, out, err)
+        return cli_server.run(args, self.env, cwd=ROOT, limit_s=90)
 
     def faults(self, *args: str) -> list[dict[str, Any]]:
         done = self.run("faults", "-o", "json", *args)

@@ -23,6 +23,7 @@ from pdctl.recording.reader import Event, Item, Recording, read
 from pdctl.targets.client import Client as AgentClient
 from pdctl.targets.find import discover
 from pdctl.targets.places import parse_places
+from tests.support import cli_server
 from tests.support.patience import patience
 
 
@@ -61,14 +62,7 @@ class Labs:
 
     def cli(self, *arguments: object, code: int | None = 0) -> subprocess.CompletedProcess[str]:
         """Run a command of pdctl and return what it printed; its exit code must be ``code``."""
-        done = subprocess.run(
-            [sys.executable, "-m", "pdctl.cli", *map(str, arguments)],
-            env=self.env,
-            capture_output=True,
-            text=True,
-            timeout=patience(300),
-            check=False,
-        )
+        done = cli_server.run([*map(str, arguments)], self.env)
         assert code is None or done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.support.patience import patience
+from tests.support import cli_server
 
 PROGRAM = Path(__file__).parents[1] / "system" / "targets" / "lookalike.py"
 READABLE = ((3, 10), (3, 11), (3, 12), (3, 13))
@@ -53,8 +53,7 @@ class Ranks:
 
     def pdctl(self, *args: str) -> subprocess.CompletedProcess[str]:
         """Run a command on these ranks."""
-        command = [sys.executable, "-m", "pdctl.cli", *args]
-        return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=patience(200), check=False)
+        return cli_server.run(args, self.env, limit_s=200)
 
 
 @contextlib.contextmanager

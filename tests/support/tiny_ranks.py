@@ -16,6 +16,7 @@ from typing import Any
 
 from pdctl.protocol import wire
 from pdctl.protocol.stream import Connection
+from tests.support import cli_server
 
 ROOT = Path(__file__).parents[2]
 PATIENT = ("--rank-timeout", "60", "--timeout", "60")
@@ -98,10 +99,13 @@ class TinyRanks:
 
     def pdctl(self, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Run the command line program as a user would."""
+        env = self.env | {"COLUMNS": "80", **env}
+        if not self.prefix:
+            return cli_server.run(args, env, cwd=ROOT)
         return subprocess.run(
             [*self.prefix, sys.executable, "-m", "pdctl.cli", *args],
             cwd=ROOT,
-            env=self.env | {"COLUMNS": "80", **env},
+            env=env,
             capture_output=True,
             text=True,
             check=False,

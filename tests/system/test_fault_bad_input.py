@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import cli_server
 from tests.support.cluster import INJECT, Cluster
 from tests.support.patience import patience
 
@@ -29,6 +31,11 @@ def cluster(tmp_path_factory):
 
 def shell(cluster: Cluster, command: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run what a user types, with ``pdctl`` for this pdctl and ``@`` for the test's directory."""
+    if not {">", "|"} & set(command):
+        *given, command = re.fullmatch(r"(?:(\w+=\S+) (\w+=\S+) )?pdctl (.*)", command).groups()
+        env = {**cluster.env, **env, **dict(one.split("=") for one in given if one)}
+        env, words = ({k: v.replace("@", str(cluster.folder)) for k, v in env.items()}, shlex.split(command))
+        return cli_server.run([word.replace("@", str(cluster.folder)) for word in words], env, limit_s=90)
     text = command.replace("pdctl", f"{sys.executable} -m pdctl.cli").replace("@", shlex.quote(str(cluster.folder)))
     return subprocess.run(
         ["bash", "-c", text], cwd=Path(__file__).parents[2], env={**cluster.env, **env}, capture_output=True, text=True,

@@ -27,6 +27,7 @@ from pdctl.replay.plan import plan
 from pdctl.replay.run import Workers
 from pdctl.replay.worker_log import Options
 from pdctl.trace.container import open_trace
+from tests.support import cli_server
 from tests.support.labs import Labs
 from tests.support.patience import patience, until
 
@@ -47,14 +48,7 @@ def replay(*arguments: object, code: int | None) -> dict[str, Any]:
 
 
 def pdctl(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pdctl.cli", *map(str, arguments)],
-        env={**os.environ, "COLUMNS": "100"},
-        capture_output=True,
-        text=True,
-        timeout=patience(500),
-        check=False,
-    )
+    return cli_server.run([*map(str, arguments)], {**os.environ, "COLUMNS": "100"}, limit_s=500)
 
 
 def group(document: dict[str, Any], queue: str = "decode.transfer") -> dict[str, Any]:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import cli_server
 from tests.support.labs import Labs
-from tests.support.patience import patience
 from tests.system.runbook_states import STATES
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900, method="signal")]  # the machine may be busy
@@ -53,15 +53,7 @@ def run(labs: Labs, command: str) -> subprocess.CompletedProcess[str]:
     if words[1] in _PATIENT:
         words += ["--rank-timeout", "30s"]
         words += [] if "--timeout" in words else ["--timeout", "30s"]
-    return subprocess.run(
-        [sys.executable, "-m", "pdctl.cli", *words[1:]],
-        env={**labs.env, "COLUMNS": "100"},
-        cwd=labs.folder,
-        capture_output=True,
-        text=True,
-        timeout=patience(300),
-        check=False,
-    )
+    return cli_server.run(words[1:], {**labs.env, "COLUMNS": "100"}, cwd=labs.folder)
 
 
 def filled(text: str, words: dict[str, str]) -> str:
