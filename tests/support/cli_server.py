@@ -150,8 +150,7 @@ def main() -> None:
     _load()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     sys.argv[1:] = _serve(socket.socket(fileno=os.dup(0)))
-    for name in [name for name in sys.modules if name.startswith("tests.")]:
-        del sys.modules[name]
+    del sys.modules["pdctl.cli"]  # it is __main__ now
     runpy.run_module("pdctl.cli", run_name="__main__", alter_sys=True)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from pdctl.probes.routing import GRACE_S
+from pdctl.probes.stuck.sides import SAME_S
 from tests.support.labs import Lab, Labs, end_process
 from tests.support.patience import until
 
@@ -34,6 +35,12 @@ def _diverged(labs: Labs, lab: Lab) -> str:
             return next((finding["rooms"] for finding in found if finding["code"] == "PD101"), [])
 
         return str(until("rooms in a finding", rooms)[0])
+
+
+def _recorded_s(lab: Lab) -> float:
+    """Return for how long each rank of decode has been recorded, in seconds."""
+    begun = (lab.recording(one.label).start_mono_ns for one in lab.left() if one.label.startswith("decode"))
+    return (time.monotonic_ns() - max(begun)) / 1e9
 
 
 @contextmanager
@@ -62,6 +69,7 @@ def one_sided() -> Iterator[tuple[Labs, Words]]:
     """A request that the router sent to prefill alone."""
     with Labs() as labs:
         lab = labs.up()
+        until("a recording of decode that goes back before the request", lambda: _recorded_s(lab) > SAME_S)
         with _sending(lab, requests=1, room=4001, to="prefill", seconds=600):
             until("the room at prefill", lambda: lab.queues()["prefill dp0 pp0 tp0"]["prefill.bootstrap"] == [4001])
             yield labs, {"ROOM": "4001"}

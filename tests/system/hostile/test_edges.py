@@ -18,6 +18,7 @@ from pdctl.cli import app
 from pdctl.inject.drill.records import Manifest, Problem
 from pdctl.inject.drill.schema import Drill
 from pdctl.protocol.errors import Exit
+from tests.support import cli_server
 from tests.support.labs import Labs
 from tests.system.hostile.test_files import registration
 
@@ -48,20 +49,14 @@ def env(tmp_path: Path) -> dict[str, str]:
 def pdctl(
     env: dict[str, str], *words: object, shell: str = "", before: Callable[[], None] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [
-            "/bin/sh",
-            "-c",
-            f'exec "$0" -m pdctl.cli "$@" {shell}',
-            sys.executable,
-            *(word if isinstance(word, bytes) else str(word) for word in words),
-        ],
-        env=env,
-        capture_output=True,
-        text=True,
-        preexec_fn=before,
-        check=False,
-    )
+    typed = [word if isinstance(word, bytes) else str(word) for word in words]
+    if shell or before or bytes in map(type, typed):
+        done = subprocess.run(
+            ["/bin/sh", "-c", f'exec "$0" -m pdctl.cli "$@" {shell}', sys.executable, *typed], env=env,
+            capture_output=True, text=True, preexec_fn=before, check=False,
+        )  # fmt: skip
+    else:
+        done = cli_server.run(typed, env)
     for sign in ("Traceback", "Exception ignored", "of pdctl's own"):
         assert sign not in done.stderr
     return done

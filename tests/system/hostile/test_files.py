@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pdctl.protocol.wire import PROTOCOL
+from tests.support import cli_server
 from tests.support.tiny_ranks import ROOT, TinyRanks
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600, method="signal")]
@@ -55,10 +56,7 @@ class User:
 
     def pdctl(self, *arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
         """Run a command; its time is not measured, but it has to end."""
-        done = subprocess.run(
-            [sys.executable, "-m", "pdctl.cli", *map(str, arguments)], cwd=ROOT, env=self.env | env, text=True,
-            stdin=subprocess.DEVNULL, capture_output=True, timeout=GENEROUS_S, check=False,
-        )  # fmt: skip
+        done = cli_server.run([*map(str, arguments)], self.env | env, cwd=ROOT)
         assert "Traceback" not in done.stderr
         return done
 

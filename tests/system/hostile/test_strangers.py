@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import cli_server
 from tests.support.tiny_ranks import ROOT, TinyRanks
 from tests.system.hostile.test_files import registration
 
@@ -90,10 +91,7 @@ def stranger(folder: str, file: str = "") -> Iterator[None]:
 
 def pdctl(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PDCTL_", "TORCH_FR", "XDG_"))}
-    return subprocess.run(
-        [sys.executable, "-m", "pdctl.cli", *arguments], cwd=ROOT, env=kept | {"PDCTL_OUTSIDE": "off"} | (env or {}),
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    return cli_server.run(arguments, kept | {"PDCTL_OUTSIDE": "off"} | (env or {}), cwd=ROOT)
 
 
 @pytest.fixture(scope="module")
