@@ -12,7 +12,6 @@ import select
 import signal
 import socket
 import sys
-import traceback
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -50,7 +49,7 @@ def _child(folder: Path, label: str, body: Callable[[], None], parent: int) -> N
         body()
         code = 0
     except BaseException as error:  # noqa: BLE001  # whatever it was: said in the log and in the state
-        traceback.print_exc()
+        sys.excepthook(type(error), error, error.__traceback__)  # as in a process of its own: agents hook it
         state.write(folder, state.me(label, state.FAILED, detail=f"{type(error).__name__}: {error}"))
     finally:
         sys.stderr.flush()

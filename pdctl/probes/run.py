@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pdctl.probes import standing
+from pdctl.probes import endings, standing
 from pdctl.probes.base import RANK_TIMEOUT_S, TIMEOUT_S, AnyProbe, WrongOptionError
 from pdctl.protocol.documents import Document, Rows
 from pdctl.protocol.errors import Exit, PdctlError
@@ -134,8 +134,8 @@ def look(probe: AnyProbe, view: View, options: Any) -> Any:
     if more is not None:
         document = probe.judge(more, options)
     if "findings" in document.__struct_fields__:
-        loops = standing.judge(view.loops()) if probe.rests_on_loops(options) else ()
-        document = msgspec.structs.replace(document, findings=connect((*document.findings, *loops)))
+        gone = (*endings.judge(view.endings()), *standing.judge(view.loops())) if probe.rests_on_loops(options) else ()
+        document = msgspec.structs.replace(document, findings=connect((*document.findings, *gone)))
     silent = [
         f"{rank.identity.label}: read from outside, its agent is silent: {rank.agent_off}"
         for rank in view.ranks

@@ -15,7 +15,7 @@ from pdctl.targets import nodeset
 
 STANDS_S = 10.0
 """How long a loop must not have turned."""
-LONG_S = 120.0
+LONG_S = 300.0
 """The same where its main thread is in no collective, or all ranks are in the same one of a forward."""
 MOST_EVIDENCE = 16
 
@@ -65,7 +65,9 @@ def _waits(turn: Turn) -> bool:
 
 
 def _old(turn: Turn, least_s: float) -> bool:
-    return turn.age_s >= least_s if turn.age_s is not None else turn.stood_s >= OUTSIDE_S
+    if turn.age_s is not None:
+        return turn.age_s >= least_s
+    return turn.outside and bool(turn.call.inside) and turn.stood_s >= OUTSIDE_S  # without: before its first turn
 
 
 def _in_one_forward(loops: Sequence[Loop], members: Sequence[int]) -> bool:

@@ -57,7 +57,8 @@ class Turn:
     age_s: seconds since the last turn began, None unknown. doing: where the main thread is, in words, "" unknown.
     computing: it works in a step that takes as long as its work; it waits for nobody. idle: it is in the engine's idle step.
     state: of the process: RUNNING, STOPPED, ENDED or UNSEEN. stood_s: seconds over which several looks found it at one place,
-    without a turn, a round or a collective in between, or stopped. call: the call it is in, as it said last.
+    without a turn, a round or a collective in between, or stopped. call: the call it is in, as it said last. outside: it was
+    read from outside, where turns are not counted.
     """
 
     turned: bool | None = None
@@ -68,6 +69,7 @@ class Turn:
     state: str = UNSEEN
     stood_s: float = 0.0
     call: Call = field(default_factory=Call)
+    outside: bool = False
 
     @property
     def waiting(self) -> bool:
@@ -100,6 +102,7 @@ def judge(looked: Looked) -> Turn:
         state=looked.process,
         stood_s=_stood_s(looked.statuses),
         call=last.call,
+        outside=looked.outside,
     )
 
 

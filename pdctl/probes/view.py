@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from pdctl.probes import turns
+from pdctl.probes.endings import Ending, Endings
 from pdctl.probes.turns import OUTSIDE_S, STOOD_S, Looked, Loop, Pulse, Turn
 from pdctl.protocol.metadata import Metadata
-from pdctl.protocol.model import FlightEntry, Frame, Snapshot, Status
-from pdctl.protocol.processes import look
+from pdctl.protocol.model import SCHEDULER_ENDED, EventKind, FlightEntry, Frame, Snapshot, Status
+from pdctl.protocol.processes import NO_PROCESS, look
 from pdctl.protocol.rank import Answer, FoundRank, Silence
 from pdctl.protocol.requests import Rooms, Settings
 from pdctl.recording.header import read_header
@@ -26,7 +27,6 @@ from pdctl.targets.fallback import apply_fallback
 from pdctl.targets.find import Found, refresh
 
 if TYPE_CHECKING:
-    from pdctl.protocol.model import EventKind
     from pdctl.recording.reader import Event, Recording
 
 T = TypeVar("T")
@@ -62,6 +62,7 @@ class View:
         self._answers: dict[tuple[str, bytes], dict[int, Answer[Any]]] = {}
         self._recordings: dict[tuple[int, bool, bool], Answer[Recording]] = {}
         self._turns: list[Turn] | None = None
+        self._endings: Endings | None = None
 
     @classmethod
     def open(
@@ -190,6 +191,32 @@ class View:
         """Return the loop of each rank that was found: first of those looked at, then of others, of which nothing is known."""
         judged = [Loop(rank.identity, turn) for rank, turn in zip(self.ranks, self.turns(), strict=True)]
         return [*judged, *(Loop(rank.identity) for rank in self.others)]
+
+    def endings(self) -> Endings:
+        """Return the ranks whose process has ended, with what their recordings tell, and the rooms of those that live."""
+        if self._endings is None:
+            gone = [turn.state == turns.ENDED for turn in self.turns()]
+            living = [rank for rank, ended in zip(self.ranks, gone, strict=True) if not ended and _there(rank)]
+            ended = [
+                _ending(rank, self.recording(rank, sockets=False).body)
+                for rank, is_gone in zip(self.ranks, gone, strict=True)
+                if is_gone
+            ]
+            rooms = self._rooms_of(living) if ended else {}
+            others = [rank for rank in self.others if _there(rank)]
+            self._endings = Endings(ended, [rank.identity for rank in (*living, *others)], rooms)
+        return self._endings
+
+    def _rooms_of(self, living: Sequence[FoundRank]) -> dict[int, Rooms]:
+        """Return what these ranks say of their rooms, by their number; of recordings what they show at their end."""
+        if not self.recorded:
+            answers = self.rooms([rank for rank in living if not self._timed_out(rank)])
+            said = {id(answer.rank): answer.body for answer in answers}
+            return {n: body for n, rank in enumerate(living) if (body := said.get(id(rank))) is not None}
+        from pdctl.recording.requests import last_sign_ns, rooms_of  # loads numpy
+
+        recordings = [self.recording(rank, sockets=False).body for rank in living]
+        return {n: rooms_of(one, last_sign_ns(one)) for n, one in enumerate(recordings) if one is not None}
 
     def _watch_turns(self) -> list[Turn]:
         answers: list[Answer[Status] | None] = [None] * len(self.ranks)
@@ -331,6 +358,33 @@ def _process(rank: FoundRank, *, answered: bool) -> str:
     if state in ("T", "t"):
         return turns.STOPPED
     return turns.RUNNING if state or answered else turns.UNSEEN
+
+
+def _there(rank: FoundRank) -> bool:
+    """Return whether a rank runs, or ran when it was recorded; one that was not found at all is not there."""
+    return rank.live or rank.seen_live
+
+
+def _ending(rank: FoundRank, recording: Recording | None) -> Ending:
+    """Return how a rank ended, as its recording and the kernel have it."""
+    process = rank.process if rank.access is None else NO_PROCESS
+    if recording is None:
+        return Ending(rank.identity, status=process.exit_status)
+    from pdctl.recording.requests import last_sign_ns, rooms_of  # loads numpy
+
+    last = last_sign_ns(recording)
+    now = now_ns(rank, recording.start_wall_ns, recording.start_mono_ns)
+    notes = recording.events_of((0,), (EventKind.NOTE,))
+    return Ending(
+        rank.identity,
+        last_ns=last + recording.start_wall_ns - recording.start_mono_ns,
+        age_s=None if now is None else max(0.0, (now - last) / 1e9),
+        recorded=recording.state,
+        raised=next((note.text for note in notes if note.text.startswith(SCHEDULER_ENDED)), ""),
+        status=process.exit_status,
+        held=frozenset(rooms_of(recording, last).rooms.column("room")) - {0},
+        known=frozenset(recording.event_table()["room"].tolist()) - {0},
+    )
 
 
 def now_ns(rank: FoundRank, start_wall_ns: int, start_mono_ns: int) -> int | None:

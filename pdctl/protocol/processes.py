@@ -9,10 +9,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Process:
-    """A process. state: the letter in /proc/PID/stat (R S D T t Z X), "" if there is no such process. start: clock ticks."""
+    """A process. state: the letter in /proc/PID/stat (R S D T t Z X), "" if there is no such process. start: clock ticks.
+
+    exit_status: of a zombie, as waitpid gives it, where this user may read it; else 0.
+    """
 
     state: str = ""
     start: int = 0
+    exit_status: int = 0
 
     def runs_since(self, start: int) -> bool:
         """Return whether this is the process that started at ``start`` and it has not ended (a zombie has)."""
@@ -49,7 +53,9 @@ def look(pid: int) -> Process:
         return NO_PROCESS
     # The name in parentheses may hold anything, so fields are counted from its end.
     fields = stat.rpartition(b")")[2].split()
-    return Process(fields[0].decode(), int(fields[19])) if len(fields) > 19 else NO_PROCESS
+    if len(fields) <= 19:
+        return NO_PROCESS
+    return Process(fields[0].decode(), int(fields[19]), int(fields[49]) if len(fields) > 49 else 0)
 
 
 def age_s(start: int) -> float | None:

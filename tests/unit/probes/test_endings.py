@@ -1,0 +1,118 @@
+"""Servers that have ended, and those that were restarted, replaced, or told to end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pdctl.probes.endings import Ending, Endings, how, judge
+from pdctl.protocol.model import UNKNOWN, Identity, KVPoll
+from pdctl.protocol.requests import Cover, RoomEntry, Rooms, RoomTable, Space
+from tests.support.identities import identity
+
+S = 10**9
+TIMEOUT = "SGLANG_DISAGGREGATION_WAITING_TIMEOUT"
+COVERS = (
+    Cover("decode.transfer", int(KVPoll.WAITING_FOR_INPUT), 300.0, TIMEOUT),
+    Cover("decode.transfer", UNKNOWN, 0.0),
+)
+
+
+def prefill(tp: int = 0, **changes: Any) -> Identity:
+    fields = {"role": "prefill", "service": "prefill here:30000", "tp": tp, "tp_size": 2, "pid": 70 + tp}
+    return identity(**fields | changes)
+
+
+def ended(tp: int = 0, at_s: float = 100.0, **changes: Any) -> Ending:
+    """Return a rank of prefill that gave its last sign at ``at_s`` and was killed."""
+    fields = {
+        "identity": prefill(tp, started_wall_ns=S), "last_ns": int(at_s * S), "age_s": 130.0 - at_s, "recorded": "writing",
+    }  # fmt: skip
+    return Ending(**fields | changes)
+
+
+def waits(*entries: RoomEntry) -> Rooms:
+    return Rooms(0, 9, RoomTable.of(entries), COVERS, Space(), {}, {}, {})
+
+
+def entry(room: int, state: KVPoll = KVPoll.WAITING_FOR_INPUT, clock_s: float = 20.0, **changes: Any) -> RoomEntry:
+    return RoomEntry(
+        **{"queue": "decode.transfer", "room": room, "rid": f"r{room}", "state": int(state), "clock_s": clock_s}
+        | changes
+    )
+
+
+DECODE = identity(pid=9)
+LATER = {"started_wall_ns": 110 * S}
+
+
+def test_who_went_first_when_how_and_what_waits_for_it() -> None:
+    raised = ended(0, at_s=100.9, raised="scheduler ended: RuntimeError in broadcast, distributed_c10d.py:3151")
+    rooms = waits(
+        entry(5), entry(6, clock_s=50.0), entry(7, KVPoll.TRANSFERRING, -1.0), entry(7, KVPoll.TRANSFERRING, -1.0)
+    )
+    [found] = judge(Endings([raised, ended(1)], [DECODE], {0: rooms}))
+    assert (found.code, found.level.value, found.rooms) == ("PD113", "error", (5, 6, 7))
+    assert found.summary == (
+        "Server prefill has ended 30.0 s ago: prefill dp0 pp0 tp1 first, killed, out of memory or crashed: it had no time to"
+        " close its recording (the engine's log or the kernel's may say more). 3 rooms of decode wait for it;"
+        f" {TIMEOUT} ends 2 in 280.0 s at most, no time-out ends 1."
+    )
+    assert found.evidence[0].startswith("prefill dp0 pp0 tp1 (pid 71): last sign 30.0 s ago, killed")
+    assert found.evidence[1].endswith("scheduler ended: RuntimeError in broadcast, distributed_c10d.py:3151")
+    assert f"room 6: {TIMEOUT} in 250.0 s" in found.evidence
+    assert found.units == ("prefill dp0 of first",)
+
+
+def test_last_signs_within_a_turn_tell_no_order() -> None:
+    [found] = judge(Endings([ended(0), ended(1, at_s=100.1)], [DECODE], {0: waits(entry(5))}))
+    assert "prefill dp0 pp0 tp0 or prefill dp0 pp0 tp1 first" in found.summary
+    [found] = judge(Endings([ended(0), ended(1, at_s=100.1, status=9)], [DECODE], {0: waits(entry(5))}))
+    assert "prefill dp0 pp0 tp1 first, killed by SIGKILL" in found.summary
+
+
+def test_one_rank_is_gone_and_the_others_are_not_yet() -> None:
+    [found] = judge(Endings([ended(1, recorded="closed")], [prefill(0), DECODE]))
+    assert found.summary.startswith("1 of 2 ranks of prefill has ended 30.0 s ago: prefill dp0 pp0 tp1 first")
+    assert "No request waits for it" in found.summary
+
+
+def test_what_was_in_it_when_nothing_is_left() -> None:
+    [found] = judge(Endings([ended(0, held=frozenset({4, 5}))], []))
+    assert "2 rooms were in it" in found.summary
+    assert judge(Endings([ended(0)], [])) == (), "old recordings of a cluster that is over"
+
+
+@pytest.mark.parametrize(
+    ("one", "living"),
+    [
+        (ended(recorded="closed"), [DECODE]),  # told to end, with nothing in it
+        (ended(), [DECODE, prefill(service="prefill here:30010", **LATER)]),  # another has taken its place
+        (ended(held=frozenset({4})), [identity(cluster="other")]),  # left behind by a cluster that is over
+        (ended(identity=identity(role="unknown")), [DECODE]),
+    ],
+)
+def test_what_was_replaced_or_told_to_end_is_no_finding(one: Ending, living: list[Identity]) -> None:
+    assert judge(Endings([one], living, {0: waits()})) == ()
+
+
+def test_what_waits_for_another_server_does_not_wait_for_this_one() -> None:
+    other = prefill(service="prefill here:30010", instance="second")
+    seen = [DECODE, other]
+    [found] = judge(Endings([ended(known=frozenset({5}))], seen, {0: waits(entry(5), entry(6))}))
+    assert found.rooms == (5,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"status": 9}, "killed by SIGKILL"),
+        ({"status": 256}, "with exit code 1"),
+        ({"status": 256, "raised": "scheduler ended: ValueError in run"}, "scheduler ended: ValueError in run"),
+        ({"recorded": "closed"}, "in good order, as one that is told to end"),
+        ({"recorded": ""}, "how is not known (the engine's log or the kernel's may say more)"),
+    ],
+)
+def test_how_a_rank_ended(changes: dict[str, Any], words: str) -> None:
+    assert how(ended(**changes)) == words
