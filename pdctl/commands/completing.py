@@ -59,7 +59,13 @@ def _keys(_: typer.Context) -> Iterable[str]:
     return keys.names(keys.folder(os.environ))
 
 
-def _explained(_: typer.Context) -> Iterable[str]:
+def _words() -> Iterable[str]:
+    from pdctl.report.glossary import glossary
+
+    return glossary()
+
+
+def _findings(_: typer.Context) -> Iterable[str]:
     from pdctl.report.findings import catalogue
 
     return catalogue()
@@ -100,7 +106,8 @@ KINDS: dict[str, Callable[[typer.Context], Iterable[str]]] = {
     "lab": _labs,
     "context": _contexts,
     "key": _keys,
-    "finding": _explained,
+    "finding": _findings,
+    "explained": lambda ctx: [*_findings(ctx), *_words()],
     "drill": _drills,
     "stage": _stages,
     "level": lambda _: ("info", "warning", "error"),

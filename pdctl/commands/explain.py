@@ -8,17 +8,25 @@ import typer
 
 from pdctl.commands.completing import values
 from pdctl.commands.options import OutputOption
+from pdctl.commands.usage import did_you_mean
 from pdctl.protocol.documents import Document, Rows
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.findings import Code, catalogue
+from pdctl.report.glossary import Term, find_term, glossary, words_in
 from pdctl.report.output import Format, Output
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-EXAMPLES = ("pdctl explain PD101", "pdctl explain")
+EXAMPLES = ("pdctl explain PD101", "pdctl explain gate")
 
 _STYLE = {"info": "cyan", "warning": "yellow", "error": "red"}
+
+
+class TermDocument(Document, frozen=True, kw_only=True, tag="pdctl.explain.term"):
+    """A word of the glossary."""
+
+    term: Term
 
 
 class FindingsDocument(Document, frozen=True, kw_only=True, tag="pdctl.explain"):
@@ -31,17 +39,21 @@ def command(
     code: Annotated[
         Optional[str],  # noqa: UP045  # typer evaluates annotations; 3.10's own | is fine, older typer's is not
         typer.Argument(
-            metavar="CODE",
-            autocompletion=values("finding"),
-            help="The code of a finding: PD101. Without it: a list of all findings.",
+            metavar="CODE|WORD",
+            autocompletion=values("explained"),
+            help="A finding (PD101) or a word that pdctl uses (gate). Without it: a list of both.",
         ),
     ] = None,
     output: OutputOption = Format.TABLE,
 ) -> int:
-    """Explain a finding: its meaning, evidence, known engine versions and the next step.
+    """Explain a finding: its meaning, evidence, known engine versions and the next step. Or explain a word that pdctl uses.
 
-    Exit code: 0, or 2 for an unknown code.
+    Exit code: 0, or 2 for an unknown code or word.
     """
+    term = None if code is None else find_term(code)
+    if term is not None:
+        Output(output).document(TermDocument(term=term), Rows(Term, (term,)), _draw_term)
+        return Exit.CLEAN
     codes = tuple(catalogue().values()) if code is None else (find(code),)
     document = FindingsDocument(codes=codes)
     Output(output).document(document, Rows(Code, codes), _list if code is None else draw)
@@ -50,16 +62,13 @@ def command(
 
 def find(text: str) -> Code:
     """Return the code that ``text`` names (``pd101`` and ``101`` do, too). Raises PdctlError (USAGE) with the nearest."""
-    from difflib import get_close_matches
-
     wanted = text.strip().upper()
     if wanted.isdecimal():
         wanted = f"PD{wanted}"
     if wanted in catalogue():
         return catalogue()[wanted]
-    near = get_close_matches(wanted, catalogue(), n=3, cutoff=0.6)
-    hint = f"Did you mean {' or '.join(near)}? " if near else ""
-    raise PdctlError(f"there is no finding {text!r}", f"{hint}pdctl explain lists all findings.", Exit.USAGE)
+    near = did_you_mean(wanted, catalogue()) or did_you_mean(text.strip().lower(), glossary())
+    raise PdctlError(f"there is no finding or word {text!r}", f"{near}pdctl explain lists all.", Exit.USAGE)
 
 
 def draw(document: FindingsDocument, console: Console) -> None:
@@ -85,6 +94,22 @@ def draw(document: FindingsDocument, console: Console) -> None:
             console.print(Text(f"  {title}", style="dim"))
             console.print(Padding(Text(text), (0, 0, 0, 4)))
 
+    words = words_in(f"{code.title} {code.meaning} {code.evidence} {code.next_step}")
+    if words:
+        console.print(Text(f"  words: {', '.join(words)} (pdctl explain WORD)", style="dim"))
+
+
+def _draw_term(document: TermDocument, console: Console) -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    term = document.term
+    also = f"  also {', '.join(term.also)}" if term.also else ""
+    console.print(Text.assemble((term.term, "bold"), (also, "dim")))
+    console.print(Padding(Text(term.meaning), (1, 0, 1, 2)))
+    if term.see:
+        console.print(Text(f"  see {', '.join(term.see)}", style="dim"))
+
 
 def _list(document: FindingsDocument, console: Console) -> None:
     from rich.table import Table
@@ -95,3 +120,4 @@ def _list(document: FindingsDocument, console: Console) -> None:
     for code in document.codes:
         table.add_row(code.code, code.level.value, code.title, style=None)
     console.print(table)
+    console.print(f"\nwords: {', '.join(glossary())}")

@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 import sys
 import venv
-from importlib.metadata import requires
+from importlib.metadata import requires, version
 from pathlib import Path
 
 import pytest
 
-from tests.installing import build_wheel, copy_project, installed, moved, pip_install
+from tests.installing import ROOT, build_wheel, copy_project, installed, moved, pip_install, run
+from tests.support.apart import host_network
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
@@ -81,6 +82,28 @@ def test_an_image_that_lacks_some_of_them_stays_as_it_is_under_its_own_freeze(tm
     after = installed(python)
     assert moved(pins, after) == {}
     assert {"pdctl", "typer", "pandas"} <= set(after)
+
+
+def test_the_readmes_lines_replace_an_older_pdctl_in_a_plain_shell_and_move_nothing_else(tmp_path: Path) -> None:
+    """An older one that came from a directory: what pip freeze says of it would hold it."""
+    python = make_image(tmp_path / "image", {**PINS, "pdctl": "0.0.1"})
+    [info] = tmp_path.rglob("pdctl-0.0.1.dist-info")
+    (info / "direct_url.json").write_text('{"url": "file:///gone/pdctl", "dir_info": {}}')
+    with (info / "RECORD").open("a") as record:
+        record.write(f"{info.name}/direct_url.json,,\n")
+    lines = re.search(r"```\n(pip list .*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+    assert lines.splitlines()[-1].endswith(" .")
+    pip = f'pip() {{ {sys.executable} -m pip --python {python} "$@"; }}\n'
+
+    run(
+        [*host_network(), "sh", "-ec", pip + lines.replace("/tmp/held.txt", f"{tmp_path}/held.txt")],
+        cwd=copy_project(tmp_path / "source", {}),
+    )
+
+    after = installed(python)
+    assert moved(PINS, after) == {}
+    assert after["pdctl"] == version("pdctl")
+    assert set(after) == {*PINS, "pdctl"}
 
 
 def test_no_dependency_has_an_upper_bound_and_mooncake_comes_by_its_own_name() -> None:
