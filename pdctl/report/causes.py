@@ -25,7 +25,7 @@ class Rule(NamedTuple):
     """Findings of ``causes`` explain those of ``consequences`` that share something with them.
 
     shares: of which one is enough: ``room``, any; ``rooms``, all that the consequence has; ``unit``, a data-parallel rank of
-    a server; ``server``.
+    a server, any; ``units``, all that the consequence has; ``server``.
     """
 
     causes: tuple[str, ...]
@@ -48,7 +48,7 @@ RULES = (
     Rule(("PD111",), ("PD112", "PD141", "PD142", "PD143"), ("unit",)),
     Rule(("PD145",), ("PD141", "PD142", "PD143", "PD122", "PD126"), ("rooms",)),
     Rule(_REPLACED, ("PD120", "PD122", "PD125", "PD128", "PD129"), ("rooms", "server")),
-    Rule(_REPLACED, ("PD141", "PD142", "PD143"), ("rooms", "unit")),
+    Rule(_REPLACED, ("PD141", "PD142", "PD143"), ("rooms", "units")),
     Rule(_ROUTED, ("PD126", "PD141", "PD142", "PD143"), ("rooms",)),
     Rule(_SHARED, ("PD141", "PD142", "PD143"), ("rooms",)),
     Rule(("PD148",), ("PD102", "PD141"), ("rooms",)),
@@ -154,6 +154,7 @@ def _explains(cause: str, consequence: str, one: _About, other: _About) -> bool:
 _SHARE: dict[str, Callable[[_About, _About], bool]] = {
     "room": lambda one, other: bool(one.rooms & other.rooms),
     "rooms": lambda one, other: bool(other.rooms) and other.rooms <= one.rooms,
+    "units": lambda one, other: bool(other.units) and other.units <= one.units,
     "unit": lambda one, other: bool(one.units & other.units),
     "server": lambda one, other: bool(
         {(role, server) for role, _, server in one.units} & {(role, server) for role, _, server in other.units}

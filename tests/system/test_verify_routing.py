@@ -107,6 +107,7 @@ def test_routed_against_the_formula(without: Callable[..., Lab]) -> None:
     [finding] = document["findings"]
     assert finding["code"] == "PD120"
     assert "dispatched 0, implied 1, registered none, receiver expects 1" in finding["summary"]
+    assert "FORCE_QUERY" not in finding["next_step"], "this prefill does not know it"
     assert beliefs(document, 7) == (1, None, [0], {"tp0": 1, "tp1": 1})
     # As people see it, in 80 columns.
     lab.labs.env["COLUMNS"] = "80"

@@ -65,6 +65,26 @@ def registers(view: RankView) -> str:
     return "" if every is None else EVERY if every else CONFLICTING
 
 
+def way_out(view: RankView) -> str:
+    """Return what helps rooms that were routed against the formula: FORCE_QUERY only where this prefill's code allows."""
+    every, notes = view.seams.get(REGISTERS_EVERY_ROOM), view.seams.get(NOTES_CONFLICTS)
+    if every:
+        return f"{ROUTE}, or set {FORCE_QUERY}=1 on both sides and restart them."
+    if notes is False:
+        return f"{ROUTE}. Prefill of SGLang 0.5.11 or newer fails such a room at once, this one lets it wait."
+    if every is False:
+        return (
+            f"{ROUTE}. Leave {FORCE_QUERY} unset: with it this prefill registers no other rooms than those that conflict, and"
+            " all the others stay pending (PD124)."
+        )
+    return (
+        f"{ROUTE}. {FORCE_QUERY} on both sides helps where prefill registers every room with it, as SGLang 0.5.23 does."
+    )
+
+
+ROUTE = "Let the router choose dp rank room % dp_size"
+
+
 def cleanup_s(view: RankView) -> float:
     """Return after how many seconds the bootstrap server of this prefill rank drops a registration."""
     text = view.settings.env.get(ENTRY_CLEANUP, "") if view.settings is not None else ""

@@ -131,7 +131,7 @@ def _findings(suspects: Sequence[Suspect]) -> list[Finding]:
                 rooms=rooms,
                 ranks=ranks,
                 evidence=evidence,
-                next_step=about.next_step,
+                next_step=next((suspect.next_step for suspect in members if suspect.next_step), ""),
                 units=(unit for suspect in members for unit in suspect.units),
             )
         )

@@ -21,7 +21,7 @@ from pdctl.probes.routing.facts import (
 from pdctl.probes.routing.model import Look, RankView, Side, place_of
 from pdctl.probes.routing.peers import listens_on, near, shared
 from pdctl.probes.routing.suspects import Suspect
-from pdctl.protocol.requests import FORCE_QUERY
+from pdctl.protocol.requests import FORCE_QUERY, NOTES_CONFLICTS, REGISTERS_EVERY_ROOM
 
 Key = tuple[str, str, str, str]
 
@@ -135,6 +135,17 @@ def _one_side(prefill: Sequence[RankView], decode: Sequence[RankView]) -> Iterat
         ),
         age_s=float("inf"),
         cluster=p.cluster,
+        next_step=_unset(asked[0]),
+    )
+
+
+def _unset(prefill: RankView) -> str:
+    """Return the next step where FORCE_QUERY on both sides is no way out for this prefill's code, "" for the catalogue's."""
+    if prefill.seams.get(REGISTERS_EVERY_ROOM) is not False and prefill.seams.get(NOTES_CONFLICTS) is not False:
+        return ""
+    return (
+        f"Unset {FORCE_QUERY} and restart the side that has it. On both sides it is no way out: with it this prefill does not"
+        " register every room, and those that it does not register stay pending (PD124)."
     )
 
 

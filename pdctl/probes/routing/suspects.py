@@ -21,6 +21,7 @@ from pdctl.probes.routing.facts import (
     forced,
     is_set,
     registers,
+    way_out,
 )
 from pdctl.probes.routing.model import waits
 from pdctl.protocol.durations import seconds
@@ -162,6 +163,7 @@ def _conflict(facts: RoomFacts) -> Iterator[Suspect]:
         if not _asks(one)
         else "it was told so"
     )
+    out = way_out(held[0].first)
     notes: tuple[str, ...] = ()
     if any(ranks.first.seams.get(NOTES_CONFLICTS) is False for ranks in held):
         notes = ("this prefill's code does not notice that the room was routed against room % dp_size",)
@@ -177,6 +179,7 @@ def _conflict(facts: RoomFacts) -> Iterator[Suspect]:
         age_s=_ages(facts, wrong),
         cluster=facts.cluster,
         detail=f"{at}{expected}",
+        next_step=f"Abort the room: it can't be saved. {out}",
     )
 
 
@@ -327,6 +330,7 @@ def _refused(facts: RoomFacts, *, named: bool) -> Iterator[Suspect]:
         beliefs(facts),
         age_s=_least(ages),
         cluster=facts.cluster,
+        next_step=f"{'Abort the room on decode, which still waits. ' if waiting else ''}{way_out(view)}",
     )
 
 

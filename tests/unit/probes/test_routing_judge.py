@@ -134,6 +134,23 @@ def test_a_room_routed_against_the_formula() -> None:
     assert (row.formula, row.bootstrap, row.bootstrap_note, row.verdict) == (1, None, "not registered", "CONFLICT")
 
 
+@pytest.mark.parametrize(
+    ("seams", "advised"),
+    [
+        (OLD_ENGINE, "Prefill of SGLang 0.5.11 or newer fails such a room at once"),
+        (WITH_HOLE, f"Leave {FORCE_QUERY} unset"),
+        (NEW_ENGINE, f"or set {FORCE_QUERY}=1 on both sides"),
+        ({}, "helps where prefill registers every room"),
+    ],
+)
+def test_force_query_is_advised_only_where_it_has_no_hole(seams: dict[str, bool], advised: str) -> None:
+    views = prefill(0, entry("prefill.bootstrap"), seams=seams), prefill(1), decode(0, waits()), decode(1, waits())
+    [found] = judge(look(*views)).findings
+    assert found.code == "PD120"
+    assert "Let the router choose dp rank room % dp_size" in found.next_step
+    assert advised in found.next_step
+
+
 def test_the_conflict_is_found_without_a_bootstrap_server() -> None:
     silent = ServerView(ADDRESS, silence="connection refused")
     document = judge(look(prefill(0, entry("prefill.bootstrap")), decode(0, waits()), at=silent))
@@ -302,12 +319,14 @@ def test_force_query_on_decode_only() -> None:
     assert found.code == "PD123"
     assert "set on decode and not set on prefill" in found.summary
     assert "Room 6 is held by prefill dp 0 and pending on tp0 and tp1" in found.summary
+    assert found.next_step.startswith(f"Unset {FORCE_QUERY}")
     assert found.rooms == (6,)
 
 
 def test_force_query_is_flagged_before_any_room_waits() -> None:
     assert codes(judge(look(prefill(0, force=True), decode(0)))) == ["PD123"]
-    assert codes(judge(look(prefill(0), decode(0, force=True)))) == ["PD123"]
+    [found] = judge(look(prefill(0), decode(0, force=True))).findings
+    assert (found.code, found.next_step[:4]) == ("PD123", "Set ")
     clean(look(prefill(0, force=True), decode(0, force=True)))
     clean(look(prefill(0, balance=BALANCED), decode(0, force=True, follow=False)))
     clean(look(prefill(0, force=True, dp_size=1), decode(0, dp_size=1), at=server(info={"dp_size": "1"})))

@@ -72,6 +72,13 @@ def test_causes_of_single_rooms_explain_those_rooms_only(cause: str, code: str) 
     assert code in told(routed, finding(code, "Waits.", rooms=(8,), units=(DECODE,)))
 
 
+def test_a_server_that_was_replaced_explains_waits_between_the_two_and_no_others() -> None:
+    replaced = finding("PD144", "Replaced.", rooms=(7,), units=(DECODE, PREFILL))
+    between = finding("PD141", "Waits.", rooms=(8,), units=(PREFILL, DECODE))
+    with_another = finding("PD142", "Waits.", rooms=(9,), units=(DECODE, "prefill dp0 of p/2"))
+    assert told(replaced, between, with_another) == ["PD144", "PD141<PD144", "PD142"]
+
+
 def test_the_worst_with_what_follows_comes_first_and_nothing_is_lost() -> None:
     full = finding("PD140", "Full.", rooms=(7, 8), units=(DECODE,))
     lost = finding("PD142", "Lost.", rooms=(8,), units=(DECODE,))
