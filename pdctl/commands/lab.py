@@ -58,6 +58,16 @@ def up(
             parser=seconds, metavar="TIME", help="How long a bootstrap server thinks before it answers decode."
         ),
     ] = None,
+    prefill_set: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            metavar="NAME=VALUE", help="Set an argument or a variable of SGLang on prefill alone; repeatable."
+        ),
+    ] = None,
+    decode_set: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(metavar="NAME=VALUE", help="The same on decode, as page_size=16."),
+    ] = None,
     without: Annotated[
         list[str] | None, typer.Option(metavar="FIX[,FIX...]", help="Leave out fixes of the engine, to have the bugs.")
     ] = None,
@@ -129,7 +139,7 @@ def up(
     asks, 4 a process did not start, 5 the name is in use, 124 not ready in time.
     """
     from pdctl.lab import launch, state
-    from pdctl.lab.config import LabConfig, check, check_name, parse_names, parse_shape, parse_steps
+    from pdctl.lab.config import LabConfig, check, check_name, parse_names, parse_settings, parse_shape, parse_steps
 
     env = env_of(run_dir, record_dir)
     steps = parse_steps(step)
@@ -140,6 +150,8 @@ def up(
             decode=parse_shape(decode),
             prefills=prefills,
             shared_bootstrap=shared_bootstrap,
+            prefill_set=parse_settings(prefill_set or ()),
+            decode_set=parse_settings(decode_set or ()),
             slow_bootstrap_s=slow_bootstrap or 0.0,
             without=parse_names(without or [], tuple(FIXES), "fix"),
             metadata_device=one_of(metadata_device, DEVICES, "device"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -27,9 +28,28 @@ FIXES: dict[str, str] = {
 }
 """Fixes of the engine by the name that ``--without`` takes, and what each does. All are present by default."""
 
+SETTINGS = (
+    "attention_backend", "aux_item_lens", "chunked_prefill_size", "context_length", "custom_mem_pool_type",
+    "disaggregation_transfer_backend", "dtype", "enable_hierarchical_cache", "kv_cache_dtype", "kv_item_lens",
+    "num_hidden_layers", "page_size", "quantization", "served_model_name", "speculative_algorithm",
+    "speculative_num_draft_tokens",
+)  # fmt: skip
+"""Arguments of SGLang that one side of a lab can have for itself. Its engine acts on page_size and kv_cache_dtype."""
+_VARIABLE = re.compile("(SGLANG|MC|MOONCAKE|GLOO)_[A-Z0-9_]{1,80}")
+_OPTIONS = {
+    "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "--bootstrap-timeout",
+    "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "--waiting-timeout",
+    "SGLANG_DISAGGREGATION_BOOTSTRAP_ENTRY_CLEANUP_INTERVAL": "--entry-cleanup",
+    "SGLANG_DISAGGREGATION_HEARTBEAT_INTERVAL": "--heartbeat",
+    "SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE": "--heartbeat-failures",
+    "SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK": "--force-query",
+}
+
 LOAD_BALANCE = ("round_robin", "follow_bootstrap_room", "total_requests")
 SIDES = ("prefill", "decode")
 MAX_PREFILLS = 8
+PAGE_SIZE = 1
+KV_CACHE_DTYPE = "int32"
 DEVICES = ("cpu", "cuda")
 TRANSPORTS = ("auto", "mooncake", "socket")
 MAX_RANKS = 64
@@ -65,6 +85,7 @@ class LabConfig(msgspec.Struct, frozen=True):
     batch. prefill_step_s, decode_step_s: duration of a forward.
     prefills: number of prefill servers, all of the same sizes; each has a bootstrap server, or all use the first one's
     (shared_bootstrap). slow_bootstrap_s: how long a bootstrap server thinks before it answers anything but a registration.
+    prefill_set, decode_set: settings of a side by SGLang's names of them, arguments and environment variables.
     owner: process that the lab does not outlive, 0 for none. listen: PDCTL_LISTEN of its ranks, "" for none.
     """
 
@@ -74,6 +95,8 @@ class LabConfig(msgspec.Struct, frozen=True):
     prefills: int = 1
     shared_bootstrap: bool = False
     slow_bootstrap_s: float = 0.0
+    prefill_set: dict[str, str] = {}
+    decode_set: dict[str, str] = {}
     without: tuple[str, ...] = ()
     metadata_device: str = "cpu"
     transport: str = "auto"
@@ -118,6 +141,10 @@ class LabConfig(msgspec.Struct, frozen=True):
             name: "bootstrap" if self.shared_bootstrap else name.replace("prefill", "bootstrap") for name in prefills
         }
 
+    def settings(self, role: str) -> dict[str, str]:
+        """Return what was set on the side of ``role``: name → value."""
+        return self.prefill_set if role == "prefill" else self.decode_set
+
     def step_s(self, role: str) -> float:
         """Return how long a forward of the server of ``role`` takes, in seconds."""
         return self.prefill_step_s if role == "prefill" else self.decode_step_s
@@ -159,6 +186,24 @@ def parse_steps(text: str) -> dict[str, float]:
             raise PdctlError(
                 f"{part!r} is no duration of a forward", "write 12s, or prefill=12s,decode=50ms; 1h at most", Exit.USAGE
             ) from None
+    return found
+
+
+def parse_settings(texts: Sequence[str]) -> dict[str, str]:
+    """Return name → value of settings as ``page_size=16``. Raises PdctlError (USAGE) for one that a lab does not have."""
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if name not in SETTINGS and not _VARIABLE.fullmatch(name):
+            known = ", ".join(SETTINGS)
+            raise PdctlError(
+                f"{name[:80]!r} can't be set on one side", f"known: {known}, and variables as SGLANG_…", Exit.USAGE
+            )
+        if name in _OPTIONS:
+            raise PdctlError(f"{name} has an option of its own", f"pdctl lab up {_OPTIONS[name]}", Exit.USAGE)
+        if not equals or len(value) > 200 or (name == "page_size" and not re.fullmatch("[1-9][0-9]{0,8}", value)):
+            raise PdctlError(f"{text[:80]!r} sets nothing", "write NAME=VALUE, as page_size=16", Exit.USAGE)
+        found[name] = value
     return found
 
 

@@ -30,7 +30,9 @@ def servers(labs: Labs) -> dict[str, set[str]]:
 
 
 def test_servers_are_apart_and_can_be_restarted_killed_and_made_to_fail(labs: Labs) -> None:
-    lab = labs.up("--prefills", 2, "--slow-bootstrap", "100ms", "--heartbeat", "10m")
+    lab = labs.up("--prefills", 2, "--slow-bootstrap", "100ms", "--heartbeat", "10m", "--decode-set", "dtype=float16")
+    settings = json.loads(labs.cli("dump", "config", "-o", "json").stdout)["settings"]
+    assert [set(row["servers"].values()) for row in settings if row["name"] == "dtype"] == [{"", "float16"}]
     assert load(labs, "-n", 4)["completed"] == 4
     before = servers(labs)
     assert set(before) == {"prefill@lab:lab", "prefill1@lab:lab", "decode@lab:lab"}

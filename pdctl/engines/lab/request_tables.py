@@ -59,18 +59,19 @@ def settings(scheduler: Any) -> Settings:
     """Return this rank's settings by the engine's names of them."""
     config = scheduler.config
     shape = config.shape(scheduler.role)
+    page_size, kv_cache_dtype = kv_manager(scheduler).kv_format()
     values = {
         "disaggregation_bootstrap_port": kv_manager(scheduler).bootstrap_addr.rpartition(":")[2],
         "disaggregation_mode": scheduler.role,
         "disaggregation_transfer_backend": scheduler.transport.name,
         "dp_size": str(shape.dp),
         "host": kv_manager(scheduler).bootstrap_addr.rpartition(":")[0],
-        "kv_cache_dtype": "int32",
+        "kv_cache_dtype": kv_cache_dtype,
         "load_balance_method": config.load_balance if scheduler.role == "prefill" else "",
         "max_running_requests": str(config.max_running),
         "metadata_device": str(scheduler.disagg_metadata_buffers.bootstrap_room.device),
         "num_hidden_layers": str(config.layers),
-        "page_size": "1",
+        "page_size": str(page_size),
         "pp_size": str(shape.pp),
         "rank_ip": kv_manager(scheduler).local_ip,
         "rank_port": str(kv_manager(scheduler).rank_port),
@@ -84,6 +85,8 @@ def settings(scheduler: Any) -> Settings:
     }
     if scheduler.role in config.force_query:
         env[FORCE_QUERY] = "1"
+    for name, value in config.settings(scheduler.role).items():
+        (env if name.isupper() else values)[name] = value
     return Settings(values, env)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from pdctl.lab.config import LabConfig
+from pdctl.lab.config import KV_CACHE_DTYPE, PAGE_SIZE, LabConfig
 from pdctl.lab.engine.memory import KVPool
 from pdctl.lab.engine.transport import HOST, Transport
 from pdctl.lab.engine.utils import MetadataBuffers
@@ -40,6 +40,8 @@ class KVArgs:
 class CommonKVManager:
     """Status of rooms, the rank's message socket, and writes to peers."""
 
+    role = ""
+
     def __init__(self, args: KVArgs, config: LabConfig, bootstrap_addr: str, transport: Transport) -> None:
         self.kv_args = args
         self.attn_dp_rank = args.dp_rank
@@ -62,6 +64,11 @@ class CommonKVManager:
         self.rank_port = self.server_socket.bind_to_random_port(f"tcp://{HOST}")
         self._peers: dict[str, zmq.Socket[bytes]] = {}
         self._peers_lock = threading.Lock()
+
+    def kv_format(self) -> tuple[int, str]:
+        """Return (page size, KV cache dtype) that this side says it has."""
+        told = self.config.settings(self.role)
+        return int(told.get("page_size", PAGE_SIZE)), told.get("kv_cache_dtype", KV_CACHE_DTYPE)
 
     def check_status(self, bootstrap_room: int) -> KVPoll:
         """Return the status of a room. Raises KeyError for an unknown one."""

@@ -35,6 +35,8 @@ class PrefillServerInfo:
 class DecodeKVManager(CommonKVManager):
     """Knows the prefill servers, hears how transfers end, and watches whether prefill is alive."""
 
+    role = "decode"
+
     def __init__(self, args: KVArgs, config: LabConfig, bootstrap_addr: str, transport: Transport) -> None:
         super().__init__(args, config, bootstrap_addr, transport)
         self.waiting_timeout = config.waiting_timeout_s
@@ -74,7 +76,7 @@ class DecodeKVManager(CommonKVManager):
                 tensor[message["slot"]].copy_(host, non_blocking=True)
 
     def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
-        """Fetch the prefill server's sizes once; True when they are known."""
+        """Fetch the prefill server's sizes once; True when they are known. Raises RuntimeError where KV has another format."""
         if bootstrap_addr in self.prefill_info_table:
             return True
         path = "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1"
@@ -85,8 +87,20 @@ class DecodeKVManager(CommonKVManager):
             return False
         if status != 200:
             return False
+        self._check_format(info)
         self.prefill_info_table[bootstrap_addr] = self._resolve_rank_mapping(info)
         return True
+
+    def _check_format(self, info: dict[str, Any]) -> None:
+        for name, theirs, ours in zip(
+            ("page_size", "kv_cache_dtype"), (info["page_size"], info["kv_cache_dtype"]), self.kv_format(), strict=True
+        ):
+            if theirs != ours:
+                what = "Page size" if name == "page_size" else "KV cache dtype"
+                raise RuntimeError(
+                    f"{what} mismatch: prefill server has {name}={theirs}, but decode server has {name}={ours}. "
+                    f"Both servers must use the same --{name.replace('_', '-')} value."
+                )
 
     def _resolve_rank_mapping(self, info: dict[str, Any]) -> PrefillServerInfo:
         args, prefill_tp, prefill_pp = self.kv_args, info["attn_tp_size"], info["pp_size"]

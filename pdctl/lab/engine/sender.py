@@ -58,6 +58,8 @@ class TransferKVChunk:
 class PrefillKVManager(CommonKVManager):
     """Sends KV, then metadata, then the status, each by itself."""
 
+    role = "prefill"
+
     def __init__(self, args: KVArgs, config: LabConfig, bootstrap_addr: str, transport: Transport) -> None:
         super().__init__(args, config, bootstrap_addr, transport)
         self.bootstrap_timeout = config.bootstrap_timeout_s
@@ -77,6 +79,7 @@ class PrefillKVManager(CommonKVManager):
         It may start at the same time as this rank, at an address that is known before.
         """
         args = self.kv_args
+        page_size, kv_cache_dtype = self.kv_format()
         body = {
             "attn_tp_size": args.tp_size,
             "attn_tp_rank": args.engine_rank,
@@ -90,8 +93,8 @@ class PrefillKVManager(CommonKVManager):
             "system_dp_rank": args.dp_rank,
             "rank_ip": HOST,
             "rank_port": self.rank_port,
-            "page_size": 1,
-            "kv_cache_dtype": "int32",
+            "page_size": page_size,
+            "kv_cache_dtype": kv_cache_dtype,
             "load_balance_method": self.config.load_balance,
         }
         deadline = time.monotonic() + REGISTER_S

@@ -2,7 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from pdctl.lab.config import FIXES, LabConfig, Shape, check, check_name, parse_names, parse_shape, parse_steps
+from pdctl.lab.config import (
+    FIXES,
+    LabConfig,
+    Shape,
+    check,
+    check_name,
+    parse_names,
+    parse_settings,
+    parse_shape,
+    parse_steps,
+)
 from pdctl.lab.launch import expected
 from pdctl.protocol.errors import Exit, PdctlError
 
@@ -31,6 +41,33 @@ def test_what_is_no_step(text: str) -> None:
     with pytest.raises(PdctlError, match="no duration of a forward") as raised:
         parse_steps(text)
     assert raised.value.code == Exit.USAGE
+
+
+def test_settings_of_one_side() -> None:
+    settings = parse_settings(["page_size=16", "kv_cache_dtype=fp8_e5m2", "SGLANG_MOONCAKE_SEND_AUX_TCP=1", "dtype="])
+    assert settings == {
+        "page_size": "16", "kv_cache_dtype": "fp8_e5m2", "SGLANG_MOONCAKE_SEND_AUX_TCP": "1", "dtype": "",
+    }  # fmt: skip
+    assert LabConfig("x", decode_set=settings).settings("decode") == settings
+    assert LabConfig("x", decode_set=settings).settings("prefill") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tp_size=4", "can't be set"),
+        ("PATH=/", "can't be set"),
+        ("page_size", "sets nothing"),
+        ("page_size=0", "sets nothing"),
+        ("page_size=x", "sets nothing"),
+        ("SGLANG_DISAGGREGATION_WAITING_TIMEOUT=5", "--waiting-timeout"),
+    ],
+)
+def test_what_is_no_setting_of_one_side(text: str, said: str) -> None:
+    with pytest.raises(PdctlError) as raised:
+        parse_settings([text])
+    assert raised.value.code == Exit.USAGE
+    assert said in raised.value.message + raised.value.next_step
 
 
 def test_names_come_once_and_unknown_ones_list_the_known() -> None:

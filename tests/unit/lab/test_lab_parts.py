@@ -15,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdctl.lab import state, toymodel
+from pdctl.lab.config import LabConfig
 from pdctl.lab.engine import bootstrap
+from pdctl.lab.engine.receiver import DecodeKVManager
 from pdctl.lab.engine.transport import SocketTransport
 from pdctl.recording.writer import process_start
 
@@ -152,3 +154,15 @@ def test_ending_a_stopped_process_and_one_that_is_not_ours_any_more() -> None:
     assert state.end([state.Process("x", child.pid, start)], grace_s=0.1) == []
     assert not state.alive(child.pid, start), "a zombie counts as ended"
     child.wait()
+
+
+def test_decode_raises_where_kv_has_another_format_on_prefill() -> None:
+    manager = object.__new__(DecodeKVManager)
+    manager.config = LabConfig("x", decode_set={"page_size": "16"})
+    manager._check_format({"page_size": 16, "kv_cache_dtype": "int32"})
+    with pytest.raises(
+        RuntimeError, match="Page size mismatch: prefill server has page_size=1, but decode server has page_size=16"
+    ):
+        manager._check_format({"page_size": 1, "kv_cache_dtype": "int32"})
+    with pytest.raises(RuntimeError, match="KV cache dtype mismatch"):
+        manager._check_format({"page_size": 16, "kv_cache_dtype": "fp8_e5m2"})
