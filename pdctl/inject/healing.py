@@ -17,8 +17,9 @@ from pdctl.inject.recorded import describe_last_fault
 from pdctl.protocol.errors import Exit
 from pdctl.protocol.model import FaultStatus
 from pdctl.protocol.processes import look
-from pdctl.targets.client import Answer, Client, Silence, recording_file
+from pdctl.targets.client import Answer, Client, Silence
 from pdctl.targets.find import FoundRank
+from pdctl.targets.recordings import recording_file
 
 AGAIN_S = 0.1
 """Pause between two looks at a rank that still writes what it held."""

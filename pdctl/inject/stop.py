@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.model import Action
-from pdctl.targets.client import Client, recording_file
+from pdctl.targets.client import Client
 from pdctl.targets.find import Found, FoundRank
+from pdctl.targets.recordings import recording_file
 
 if TYPE_CHECKING:
     from pdctl.recording.reader import Recording

@@ -22,9 +22,10 @@ from pdctl.protocol.processes import NO_PROCESS, look
 from pdctl.protocol.rank import Answer, FoundRank, Silence
 from pdctl.protocol.requests import Rooms, Settings
 from pdctl.recording.header import read_header
-from pdctl.targets.client import Client, recording_file
+from pdctl.targets.client import Client
 from pdctl.targets.fallback import apply_fallback
 from pdctl.targets.find import Found, refresh
+from pdctl.targets.recordings import recording_file
 
 if TYPE_CHECKING:
     from pdctl.recording.reader import Event, Recording
@@ -267,7 +268,7 @@ class View:
         key = (id(rank), sockets, files)
         answer = self._recordings.get(key)
         if answer is None:
-            answer = self.client.recording(rank, through_socket=not files) if sockets else recording_file(rank)
+            answer = self.client.recordings.read(rank, through_socket=not files) if sockets else recording_file(rank)
             self._note(answer)
             if len(self._recordings) < MOST_KEPT:
                 self._recordings[key] = answer

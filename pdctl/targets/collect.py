@@ -57,7 +57,7 @@ def _copy(rank: FoundRank, client: Client, *, through_socket: bool) -> Copy:
     client.restart()
     had: Copy | None = None
     for pause_s in (*_AGAIN_S, None):
-        answer, through = client.recording_bytes(rank, through_socket=through_socket)
+        answer, through = client.recordings.copy(rank, through_socket=through_socket)
         if answer.body is None:
             return had or Copy(rank, None, through, answer.reason)
         wall, mono = (time.time_ns(), time.monotonic_ns()) if rank.state != "recorded" else (0, rank.seen_ns)

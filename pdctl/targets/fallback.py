@@ -11,8 +11,9 @@ from dataclasses import replace
 from pdctl.protocol.model import Status
 from pdctl.protocol.processes import look
 from pdctl.protocol.rank import Answer, FoundRank, Silence
-from pdctl.targets.client import Client, unreachable
+from pdctl.targets.client import Client
 from pdctl.targets.find import Found
+from pdctl.targets.silence import unreachable
 
 ENGINE = "sglang"
 _SILENT = (Silence.REFUSED, Silence.NO_SOCKET, Silence.TIMED_OUT)

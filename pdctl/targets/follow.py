@@ -33,7 +33,7 @@ class SocketSource(Source):
     def read(self, offset: int, length: int) -> bytes:
         """Return the bytes at ``offset`` as they are now."""
         self._client.restart()
-        answer = self._client.part(self._rank, offset, length)
+        answer = self._client.recordings.part(self._rank, offset, length)
         if answer.body is None:
             raise OSError(answer.reason)
         return answer.body

@@ -315,7 +315,7 @@ def test_sixteen_clients_fetch_recordings_at_once(ranks: TinyRanks, ring: Keyrin
             far = ring.rank(where, "alice")
             [told] = client.ask([far], "hello", Registration)
             assert told.body is not None
-            part = client.part(far, 0, told.body.recording_size)
+            part = client.recordings.part(far, 0, told.body.recording_size)
             return len(part.body or b"") - told.body.recording_size
 
     with ThreadPoolExecutor(16) as pool:
