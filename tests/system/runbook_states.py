@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from pdctl.probes.routing import GRACE_S
-from pdctl.probes.stuck.sides import SAME_S
+from pdctl.recording.witness import SAME_S
 from tests.support.labs import Lab, Labs, end_process
 from tests.support.patience import until
 
@@ -37,9 +37,9 @@ def _diverged(labs: Labs, lab: Lab) -> str:
         return str(until("rooms in a finding", rooms)[0])
 
 
-def _recorded_s(lab: Lab) -> float:
-    """Return for how long each rank of decode has been recorded, in seconds."""
-    begun = (lab.recording(one.label).start_mono_ns for one in lab.left() if one.label.startswith("decode"))
+def _recorded_s(lab: Lab, side: str) -> float:
+    """Return for how long each rank of a side has been recorded, in seconds."""
+    begun = (lab.recording(one.label).start_mono_ns for one in lab.left() if one.label.startswith(side))
     return (time.monotonic_ns() - max(begun)) / 1e9
 
 
@@ -69,7 +69,7 @@ def one_sided() -> Iterator[tuple[Labs, Words]]:
     """A request that the router sent to prefill alone."""
     with Labs() as labs:
         lab = labs.up()
-        until("a recording of decode that goes back before the request", lambda: _recorded_s(lab) > SAME_S)
+        until("a recording of decode that goes back before the request", lambda: _recorded_s(lab, "decode") > SAME_S)
         with _sending(lab, requests=1, room=4001, to="prefill", seconds=600):
             until("the room at prefill", lambda: lab.queues()["prefill dp0 pp0 tp0"]["prefill.bootstrap"] == [4001])
             yield labs, {"ROOM": "4001"}
@@ -113,9 +113,120 @@ def healthy() -> Iterator[tuple[Labs, Words]]:
         yield labs, {}
 
 
+@contextmanager
+def decode_only() -> Iterator[tuple[Labs, Words]]:
+    """A request that the router sent to decode alone."""
+    with Labs() as labs:
+        lab = labs.up()
+        until("a recording of prefill that goes back before the request", lambda: _recorded_s(lab, "prefill") > SAME_S)
+        with _sending(lab, requests=1, room=4101, to="decode", seconds=600):
+            _until_waiting(lab, "decode.transfer", 4101)
+            time.sleep(2.5)  # --stuck-after of the runbook
+            yield labs, {"ROOM": "4101"}
+
+
+@contextmanager
+def full() -> Iterator[tuple[Labs, Words]]:
+    """Decode has KV space for three requests, and they take long."""
+    with Labs() as labs:
+        lab = labs.up("--kv-tokens", "400", "--step", "decode=500ms")
+        with _sending(lab, requests=6, concurrency=6, prompt_tokens=100, new_tokens=90, room=4201, seconds=600):
+            until("a request that waits for space", lambda: any(_queue(lab, "decode.prealloc")))
+            yield labs, {}
+
+
+@contextmanager
+def batch() -> Iterator[tuple[Labs, Words]]:
+    """The running batch has two places, and their requests take long."""
+    with Labs() as labs:
+        lab = labs.up("--max-running", "2", "--step", "decode=500ms")
+        with _sending(lab, requests=4, concurrency=4, new_tokens=400, room=4301, seconds=600):
+            until("requests that wait for a place", lambda: len(_queue(lab, "waiting")) == 2)
+            yield labs, {}
+
+
+@contextmanager
+def computing() -> Iterator[tuple[Labs, Words]]:
+    """Prefill is in a long forward, and a second request lies unread in its socket."""
+    with Labs() as labs:
+        lab = labs.up("--step", "prefill=300s")
+        with _sending(lab, requests=1, room=4401, seconds=600):
+            until("the first at work", lambda: lab.queues()["prefill dp0 pp0 tp0"]["running"] == [4401])
+            with _sending(lab, requests=1, room=4402, seconds=600):
+                _until_waiting(lab, "decode.transfer", 4402)
+                yield labs, {}
+
+
+@contextmanager
+def refused() -> Iterator[tuple[Labs, Words]]:
+    """A router's bootstrap port is wrong: nobody listens there."""
+    with Labs() as labs:
+        labs.up()
+        load = labs.start("lab", "load", "-n", "2", "--bootstrap", "127.0.0.1:1", "--seconds", "600")
+        _until_found(labs, "PD145", "wait for it")
+        yield labs, {}
+        load.wait()
+
+
+@contextmanager
+def given_up() -> Iterator[tuple[Labs, Words]]:
+    """The same, after decode has given up."""
+    with refused() as (labs, words):
+        _until_found(labs, "PD145", "Decode gave up")
+        _until_found(labs, "PD142", "has let it go", "stuck")
+        yield labs, words
+
+
+@contextmanager
+def replaced() -> Iterator[tuple[Labs, Words]]:
+    """Prefill was started anew at its address, and decode has not noticed."""
+    with Labs() as labs:
+        lab = labs.up("--heartbeat", "60s")
+        assert lab.load(requests=2).good
+        labs.cli("lab", "restart", "prefill")
+        yield labs, {}
+
+
+@contextmanager
+def shared() -> Iterator[tuple[Labs, Words]]:
+    """Two prefill servers have registered with one bootstrap server."""
+    with Labs() as labs:
+        labs.up("--prefills", "2", "--shared-bootstrap")
+        yield labs, {}
+
+
+def _queue(lab: Lab, name: str) -> list[int]:
+    return lab.queues()["decode dp0 pp0 tp0"][name]
+
+
+def _until_waiting(lab: Lab, queue: str, room: int) -> None:
+    until(f"room {room} in {queue}", lambda: room in _queue(lab, queue))
+
+
+def _until_found(labs: Labs, code: str, words: str, command: str = "verify-routing") -> None:
+    def found() -> bool:
+        done = labs.cli(command, "-o", "json", "--rank-timeout", "30s", "--timeout", "60s", code=None)
+        there = json.loads(done.stdout)["findings"] if done.stdout else []
+        return any(one["code"] == code and words in one["summary"] for one in there)
+
+    until(f"{code}: {words}", found)
+
+
+BRANCHES: dict[str, Callable[[], AbstractContextManager[tuple[Labs, Words]]]] = {
+    "full": full,
+    "batch": batch,
+    "computing": computing,
+    "refused": refused,
+    "given-up": given_up,
+    "replaced": replaced,
+    "shared": shared,
+}
+"""States of single branches of runbooks."""
+
 STATES: dict[str, Callable[[], AbstractContextManager[tuple[Labs, Words]]]] = {
     "requests-hang-on-decode": hang,
     "decode-died-with-a-gloo-error": died,
+    "requests-wait-though-groups-agree": decode_only,
     "bootstrap-times-out": one_sided,
     "queue-gauge-never-returns-to-zero": orphan,
     "routing-mismatch": misrouted,

@@ -2,7 +2,8 @@
 
 A block ```` ```console exit=1 ```` holds one command after ``$`` and what it prints, on a terminal of 100 columns. ``…``
 stands for any text; what the runbook shows must come in this order, other lines may come between. ROOM and the like are
-the state's.
+the state's. ```` ```console state=full ```` is a branch: its command is run in the state of that name, the others in the
+runbook's own.
 """
 
 from __future__ import annotations
@@ -14,17 +15,18 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support import cli_server
 from tests.support.labs import Labs
-from tests.system.runbook_states import STATES
+from tests.system.runbook_states import BRANCHES, STATES
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900, method="signal")]  # the machine may be busy
 
 RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
-_BLOCK = re.compile(r"^```console(?: exit=(\d+))?\n\$ (.+?)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^```console(?: state=([\w-]+))?(?: exit=(\d+))?\n\$ (.+?)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _PATIENT = {"ranks", "diff-queues", "stuck", "check", "stacks", "dump", "verify-routing", "story"}
 """Commands that take --rank-timeout: the machine may be busy, and nothing here is about how long they wait."""
 
@@ -36,13 +38,14 @@ class Step:
     command: str
     shown: tuple[str, ...]
     code: int
+    state: str = ""
 
 
 def steps(path: Path) -> list[Step]:
     """Return the steps of a runbook."""
     return [
-        Step(command, tuple(line for line in shown.splitlines() if line.strip()), int(code or 0))
-        for code, command, shown in _BLOCK.findall(path.read_text(encoding="utf-8"))
+        Step(command, tuple(line for line in shown.splitlines() if line.strip()), int(code or 0), state)
+        for state, code, command, shown in _BLOCK.findall(path.read_text(encoding="utf-8"))
     ]
 
 
@@ -89,10 +92,22 @@ def test_every_runbook_has_a_state_and_every_state_its_runbook() -> None:
         assert text.count("```console") >= 3
 
 
-@pytest.mark.parametrize("name", STATES)
-def test_runbook(name: str) -> None:
-    with STATES[name]() as (labs, words):
+_LONG = {"given-up"}
+"""Branches whose state takes long to come about."""
+
+
+def branches(name: str) -> list[Any]:
+    """Return the runbook with "", and with each state that a step of it names, as parameters of a test."""
+    states = dict.fromkeys(["", *(step.state for step in steps(RUNBOOKS / f"{name}.md"))])
+    return [pytest.param(name, state, marks=[pytest.mark.long] if state in _LONG else []) for state in states]
+
+
+@pytest.mark.parametrize(("name", "state"), [branch for name in STATES for branch in branches(name)])
+def test_runbook(name: str, state: str) -> None:
+    with (BRANCHES[state] if state else STATES[name])() as (labs, words):
         for step in steps(RUNBOOKS / f"{name}.md"):
+            if step.state != state:
+                continue
             done = run(labs, filled(step.command, words))
             said = f"$ {step.command}\n{done.stdout}{done.stderr}"
             assert done.returncode == step.code, f"exit code {done.returncode}, not {step.code}\n{said}"
@@ -117,10 +132,11 @@ def test_what_a_runbook_shows_is_looked_for(shown: tuple[str, ...], gone: str) -
     assert missing(shown, "room  7  waits 14.2 s\nbetween\n  second line\n", {"ROOM": "7"}) == gone
 
 
-# python -m tests.system.test_runbooks NAME: what the commands print, to write the runbook from
+# python -m tests.system.test_runbooks NAME [STATE]: what the commands print, to write the runbook from
 if __name__ == "__main__":
-    with STATES[sys.argv[1]]() as (labs, words):
-        for step in steps(RUNBOOKS / f"{sys.argv[1]}.md"):
+    name, state = sys.argv[1], (*sys.argv[2:], "")[0]
+    with (BRANCHES[state] if state else STATES[name])() as (labs, words):
+        for step in [step for step in steps(RUNBOOKS / f"{name}.md") if step.state == state]:
             done = run(labs, filled(step.command, words))
             print(f"$ {step.command}   [{done.returncode}]\n{done.stdout}{done.stderr}", flush=True)
         print(words, os.getpid())
