@@ -9,6 +9,7 @@ from pdctl.probes.queues.formatting import names
 from pdctl.probes.stuck.model import Last, Waiting
 from pdctl.probes.stuck.sides import COMPUTED, Side
 from pdctl.protocol.durations import seconds
+from pdctl.protocol.model import ABORTED
 from pdctl.recording.witness import OTHER
 
 BOOTSTRAP_TIMEOUT = "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT"
@@ -46,6 +47,13 @@ def lost(request: Waiting, last: Last | None) -> Advice:
             return _given_up(request)
     if last.what != "Success" and "abort" in f"{last.what} {last.reason}".lower():
         other = OTHER[request.role]
+        if other == "decode" and last.reason.startswith(ABORTED):  # the engine has one reason for both
+            return Advice(
+                "abort",
+                "An abort ended it on decode: a client's, or decode's own after a bootstrap server had not answered.",
+                f"{_abort(request)} pdctl verify-routing shows whether its bootstrap server answers. Where it does, whoever"
+                " aborts a request has to tell both servers.",
+            )
         return Advice(
             "abort",
             f"An abort ended it on {other}.",
