@@ -206,11 +206,11 @@ class Agent:
     def _install(self) -> None:
         try:
             self.adapter.install(self.recorder, self.faults)
-        except Exception as error:  # seams missing: the rank still tells where it is
+        except Exception:  # seams missing: the rank still tells where it is
             self.adapter.hooks.remove_all()
             site = self.adapter.hooks.sites.setdefault("install", Site("install"))
             for _ in range(MAX_ERRORS):
-                site.failed(error)
+                site.failed()
 
     def _serve(self, env: Mapping[str, str]) -> paths.Registration:
         r = paths.Registration(

@@ -152,9 +152,9 @@ class Server:
             return False
         try:
             return bool(self._poll_awaited())
-        except Exception as error:
+        except Exception:
             site = self._agent.adapter.hooks.sites.setdefault("poll_awaited", Site("poll_awaited"))
-            site.failed(error)
+            site.failed()
             if not site.on:
                 self._poll_awaited = None
             return False

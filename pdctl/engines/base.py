@@ -21,18 +21,16 @@ MAX_ERRORS = 3
 class Site:
     """One hooked place. ``on`` is False once it has removed itself."""
 
-    __slots__ = ("errors", "last_error", "name", "on")
+    __slots__ = ("errors", "name", "on")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.on = True
         self.errors = 0
-        self.last_error = ""
 
-    def failed(self, error: BaseException) -> None:
+    def failed(self) -> None:
         """Count an exception that pdctl's own code raised here; the third one switches the site off."""
         self.errors += 1
-        self.last_error = f"{type(error).__name__}: {error}"[:200]
         if self.errors >= MAX_ERRORS:
             self.on = False
 

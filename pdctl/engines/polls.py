@@ -83,8 +83,8 @@ class PollHooks:
                 tap.visit(queue)
                 self.current = tap
                 entered.clear()
-            except Exception as error:
-                site.failed(error)
+            except Exception:
+                site.failed()
             try:
                 result = original(self_, *args, **kwargs)
             finally:
@@ -93,8 +93,8 @@ class PollHooks:
             if leaves:
                 try:
                     tap.leave(queue_of(self_))
-                except Exception as error:
-                    site.failed(error)
+                except Exception:
+                    site.failed()
             return result
 
         return polls_queue
@@ -112,8 +112,8 @@ class PollHooks:
                 try:
                     if site.on:
                         tap, queue = pick(*args, **kwargs)
-                except Exception as error:
-                    site.failed(error)
+                except Exception:
+                    site.failed()
                 turn = original if tap is None else self._turn(original, site, tap, lambda _: queue)
                 return turn(*args, **kwargs)
 
@@ -132,8 +132,8 @@ class PollHooks:
                 if site.on:
                     try:
                         tap.leave(queue_of(self_))
-                    except Exception as error:
-                        site.failed(error)
+                    except Exception:
+                        site.failed()
                 return result
 
             return leaves_queue
@@ -164,8 +164,8 @@ class PollHooks:
                         tap.polled(pollers)
                         if sites is not None and sites.table.any and group_of(*args, **kwargs) is not None:
                             sites.flip(tap.queue, self._queue, pollers)
-                    except Exception as error:
-                        site.failed(error)
+                    except Exception:
+                        site.failed()
                     result = original(*args, **kwargs)
                 finally:
                     self.polling = None
@@ -175,8 +175,8 @@ class PollHooks:
                     if not self._entered:
                         # a group of one: the engine may skip the collective, the round is still a round
                         self._alone(tap, result, group_of(*args, **kwargs))
-                except Exception as error:
-                    site.failed(error)
+                except Exception:
+                    site.failed()
                 return result
 
             return polls
@@ -208,14 +208,14 @@ class PollHooks:
                 before = polls
                 try:
                     before = tap.raw(polls)
-                except Exception as error:
-                    site.failed(error)
+                except Exception:
+                    site.failed()
                 result = original(polls, entries, *args, **kwargs)
                 if held is not None and before != polls:
                     try:
                         held(before, polls, entries)
-                    except Exception as error:
-                        site.failed(error)
+                    except Exception:
+                        site.failed()
                 return result
 
             return gate
@@ -251,15 +251,15 @@ class PollHooks:
                         entered.append(number)  # first: whatever fails, one collective is one round
                         read = _reader(tensor)
                         tap.entering(number, read(), width)
-                except Exception as error:
+                except Exception:
                     read = None
-                    site.failed(error)
+                    site.failed()
                 result = all_reduces(tensor, op, group, async_op)
                 if read is not None:
                     try:
                         tap.left(number, read(), width)
-                    except Exception as error:
-                        site.failed(error)
+                    except Exception:
+                        site.failed()
                 return result
 
             return _Distributed(dist, all_reduce)

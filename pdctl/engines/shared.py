@@ -47,8 +47,8 @@ def failure(event: Callable[..., None]) -> Maker:
                 try:
                     room, reason = [*args, *kwargs.values()][-2:]
                     event(EventKind.FAILURE, room=room, text=str(reason))
-                except Exception as error:
-                    site.failed(error)
+                except Exception:
+                    site.failed()
             return result
 
         return records
@@ -68,8 +68,8 @@ def ending(event: Callable[..., None]) -> Maker:
                     error = args[1] if len(args) > 1 else sys.exc_info()[1]
                     if isinstance(error, Exception):
                         event(EventKind.NOTE, text=f"{SCHEDULER_ENDED}: {type(error).__name__}{_raised_in(error)}")
-                except Exception as own:
-                    site.failed(own)
+                except Exception:
+                    site.failed()
             return original(*args, **kwargs)
 
         return ends

@@ -203,8 +203,8 @@ def registration(table: FaultTable) -> Maker:
                     fault = table.decide(MISROUTE, room)
                     if fault is not None:
                         sender = Instead(sender, kv_mgr=Instead(sender.kv_mgr, attn_dp_rank=fault.value))
-                except Exception as error:
-                    site.failed(error)
+                except Exception:
+                    site.failed()
             return original(sender, *args, **kwargs)
 
         return registers
@@ -224,8 +224,8 @@ def query(table: FaultTable) -> Maker:
                     hidden = {room for room in answered if table.decide(HIDE_REGISTRATION, int(room)) is not None}
                     if hidden:
                         result = {room: dp for room, dp in result.items() if room not in hidden}
-                except Exception as error:
-                    site.failed(error)
+                except Exception:
+                    site.failed()
             return result
 
         return queries

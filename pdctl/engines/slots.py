@@ -37,8 +37,8 @@ class SlotWatch:
                     self.taken[slot] = now
                     # Whose it is, the next ENQUEUE or META_SENT with this slot says.
                     self._event(EventKind.SLOT_ALLOC, slot=slot, mono_ns=now)
-                except Exception as error:
-                    site.failed(error)
+                except Exception:
+                    site.failed()
             return slot
 
         return alloc
@@ -49,8 +49,8 @@ class SlotWatch:
                 try:
                     self.taken.pop(free_index, None)
                     self._event(EventKind.SLOT_FREE, slot=free_index, room=self._owners.get(free_index, 0))
-                except Exception as error:
-                    site.failed(error)
+                except Exception:
+                    site.failed()
             return original(free_index, *args, **kwargs)
 
         return free

@@ -69,8 +69,8 @@ def entry(table: FaultTable, here: Callable[[], Iterator[int]]) -> Maker:
                     comes_back = any(value is True for value in (*args, *kwargs.values()))  # retracted: it was here
                     if req.bootstrap_room and not comes_back:
                         _duplicate(table, req, here)
-                except Exception as error:
-                    site.failed(error)
+                except Exception:
+                    site.failed()
             return original(req, *args, **kwargs)
 
         return enters

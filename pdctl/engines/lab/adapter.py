@@ -49,8 +49,8 @@ def _answered(original: Callable[[str], bool], site: Site, beats: stages.Heartbe
             try:
                 if beats.silent(address):
                     return False
-            except Exception as error:
-                site.failed(error)
+            except Exception:
+                site.failed()
         return original(address)
 
     return is_answered

@@ -75,8 +75,8 @@ class Events:
                             self._event(
                                 EventKind.DEQUEUE, queue=code, room=entry.req.bootstrap_room, slot=slot, a=action
                             )
-                except Exception as error:
-                    site.failed(error)
+                except Exception:
+                    site.failed()
             return result
 
         return leaves
@@ -87,8 +87,8 @@ class Events:
             if site.on:
                 try:
                     self._event(EventKind.ABORT, text=rid)
-                except Exception as error:
-                    site.failed(error)
+                except Exception:
+                    site.failed()
             return result
 
         return aborts

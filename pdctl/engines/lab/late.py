@@ -51,8 +51,8 @@ def _listens(original: Callable[..., Any], site: Site, faults: FaultTable) -> Ca
             try:
                 if message["op"] == "abort":  # decode gives the slot away: a row that is held must not land there
                     faults.gone(message["room"])
-            except Exception as error:
-                site.failed(error)
+            except Exception:
+                site.failed()
         return original(message)
 
     return handle
@@ -72,8 +72,8 @@ def _tells(original: Callable[..., Any], site: Site, manager: Any, faults: Fault
 
                     if faults.hold(fault, tell_now, room=room, tp=tp):
                         return None
-            except Exception as error:
-                site.failed(error)
+            except Exception:
+                site.failed()
         return original(dst_port, room, status, prefill_rank)
 
     return sync_status

@@ -42,8 +42,8 @@ def entering(queue: str, attribute: str, reader: QueueReader, event: Event) -> M
                             slot=slot,
                             text=getattr(entry, "req", entry).rid,
                         )
-                except Exception as error:
-                    site.failed(error)
+                except Exception:
+                    site.failed()
             return result
 
         return enters
@@ -63,8 +63,8 @@ def states(event: Event) -> Maker:
                     after = self_.request_status.get(bootstrap_room)
                     if after is not None and after != before:
                         event(EventKind.STATE, room=bootstrap_room, a=int(after))
-                except Exception as error:
-                    site.failed(error)
+                except Exception:
+                    site.failed()
             return result
 
         return updates
@@ -83,8 +83,8 @@ def commits(reader: QueueReader, landings: Landings, tap: QueueTap, aborted: Cal
             try:
                 slot = seams.slot_of(decode_req)
                 found = reader.room_in(slot)
-            except Exception as error:
-                site.failed(error)
+            except Exception:
+                site.failed()
             result = original(self_, decode_req, *args, **kwargs)
             try:
                 # Up to 0.5.12.post1 False means: the slot read 0, the request stays.
@@ -96,8 +96,8 @@ def commits(reader: QueueReader, landings: Landings, tap: QueueTap, aborted: Cal
                     found = reader.room_in(slot)  # it landed between the two looks
                 tap.decided(decode_req, Action.ABORTED if aborted(decode_req.req) else Action.COMMITTED, found)
                 landings.seen(slot, found or 0)
-            except Exception as error:
-                site.failed(error)
+            except Exception:
+                site.failed()
             return result
 
         return commits
@@ -125,8 +125,8 @@ def registers(event: Event) -> Maker:
             if site.on:
                 try:
                     event(EventKind.DP_REGISTER, room=self_.bootstrap_room, a=int(self_.kv_mgr.attn_dp_rank))
-                except Exception as error:
-                    site.failed(error)
+                except Exception:
+                    site.failed()
             return result
 
         return registers
@@ -152,8 +152,8 @@ def queries(event: Event) -> Maker:
                         if answers.get(room) != answer:
                             answers[room] = answer
                             event(EventKind.DP_ANSWER, room=room, a=answer)
-                except Exception as error:
-                    site.failed(error)
+                except Exception:
+                    site.failed()
             return result
 
         return queries
@@ -180,8 +180,8 @@ def lookups(event: Event) -> Maker:
                         times = missed[bootstrap_addr] = missed.get(bootstrap_addr, 0) + 1
                         if times == 1 or times % 5 == 0:  # the engine gives up after 15, and begins anew
                             event(EventKind.LOOKUP, a=times, text=str(bootstrap_addr))
-                except Exception as error:
-                    site.failed(error)
+                except Exception:
+                    site.failed()
             return result
 
         return looks_up

@@ -101,8 +101,8 @@ class _Pool(defaultdict[str, Any]):
             try:
                 if self._beats.silent(address):
                     return _Unanswered()
-            except Exception as error:
-                self._site.failed(error)
+            except Exception:
+                self._site.failed()
         return super().__getitem__(address)
 
 
@@ -158,8 +158,8 @@ def _to_one(faults: FaultTable, original: Callable[..., Any], site: Site) -> Cal
 
                 if _held(faults, self_, room, status, (remote, dst_port), send):
                     return None
-            except Exception as error:
-                site.failed(error)
+            except Exception:
+                site.failed()
         return original(self_, remote, dst_port, room, status, *args, **kwargs)
 
     return sync_status
@@ -178,8 +178,8 @@ def _to_several(faults: FaultTable, original: Callable[..., Any], site: Site) ->
                     if not _held(faults, self_, bootstrap_room, status, target, send):
                         passing.append(target)
                 targets = passing
-            except Exception as error:
-                site.failed(error)
+            except Exception:
+                site.failed()
         return original(self_, targets=targets, bootstrap_room=bootstrap_room, status=status, **kwargs)
 
     return send_status

@@ -169,8 +169,8 @@ class SchedulerHooks:
                     try:
                         every = getattr(recv_req, "abort_all", False)
                         event(EventKind.ABORT, text="all requests" if every else str(recv_req.rid))
-                    except Exception as error:
-                        site.failed(error)
+                    except Exception:
+                        site.failed()
                 return original(self_, recv_req, *args, **kwargs)
 
             return aborts

@@ -58,8 +58,8 @@ class Writes:
             if faults.any and self._possible and site.on:
                 try:
                     result = self._faulty(original, self_, req, prefill_aux_index, dst_aux_ptrs)
-                except Exception as error:  # the write goes its usual way
-                    site.failed(error)
+                except Exception:  # the write goes its usual way
+                    site.failed()
             if result is None:
                 result = original(self_, req, prefill_aux_index, dst_aux_ptrs, *args, **kwargs)
                 if site.on:
@@ -67,8 +67,8 @@ class Writes:
                         self._sent(self_, req, int(result))
                         if faults.armed:
                             self._sites.done(self._write(self_, req))
-                    except Exception as error:
-                        site.failed(error)
+                    except Exception:
+                        site.failed()
             return result
 
         return send_aux

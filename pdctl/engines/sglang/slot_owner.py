@@ -59,8 +59,8 @@ def _hear(frames: Any, site: Site, faults: FaultTable) -> None:
         try:
             if bytes(frames[0]) == b"ABORT":
                 faults.gone(int(bytes(frames[1]).decode("ascii")))
-        except Exception as error:
-            site.failed(error)
+        except Exception:
+            site.failed()
 
 
 def _method(original: Callable[..., Any], site: Site, faults: FaultTable) -> Callable[..., Any]:

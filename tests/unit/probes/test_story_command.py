@@ -83,7 +83,7 @@ def test_an_unknown_room_is_answered_with_those_that_are_known(recordings: Path)
 def test_a_directory_without_recordings(tmp_path: Path) -> None:
     done = run(tmp_path, ROOM)
     assert done.exit_code == 4
-    assert "no ranks found" in done.stderr
+    assert "has no recordings" in done.stderr
     assert run(tmp_path / "no", ROOM).exit_code == 4
 
 
