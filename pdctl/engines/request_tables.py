@@ -70,7 +70,7 @@ class Places:
 
 def read(places: Places, queues: dict[str, list[QueueEntry]], missing: dict[str, str], ticks: int) -> Rooms:
     """Return what the rank knows of its rooms; ``queues`` are the same queues as the queue reader gives them."""
-    by_rid = {(name, entry.rid): entry for name, entries in queues.items() for entry in entries}
+    known = {(name, entry.rid, entry.room): entry for name, entries in queues.items() for entry in entries}
     now = time.time()
     rooms: list[RoomEntry] = []
     receivers: list[tuple[int, Any]] = []
@@ -83,7 +83,7 @@ def read(places: Places, queues: dict[str, list[QueueEntry]], missing: dict[str,
             if start:
                 time.sleep(_PAUSE_S)
             stretch = entries[start : start + _AT_A_STRETCH]
-            rooms += [_entry(places, name, entry, by_rid, now) for entry in stretch]
+            rooms += [_entry(places, name, entry, known, now) for entry in stretch]
             receivers += [
                 (rooms[-len(stretch) + at].room, entry.kv_receiver)
                 for at, entry in enumerate(stretch)
@@ -128,10 +128,11 @@ def _beat(manager: Any) -> float:
 
 
 def _entry(
-    places: Places, queue: str, entry: Any, by_rid: Mapping[tuple[str, str], QueueEntry], now: float
+    places: Places, queue: str, entry: Any, known: Mapping[tuple[str, str, int], QueueEntry], now: float
 ) -> RoomEntry:
     req = getattr(entry, "req", entry)
-    seen = by_rid.get((queue, req.rid)) or QueueEntry(req.bootstrap_room or 0, req.rid)
+    room = req.bootstrap_room or 0
+    seen = known.get((queue, req.rid, room)) or QueueEntry(room, req.rid)
     transfer = transfer_of(entry)
     clock = _clock(places.role, seen.state, transfer)
     return RoomEntry(

@@ -63,7 +63,7 @@ def _clock(wall_ns: int) -> str:
 def others_of(told: RoomStory, known: Sequence[Known]) -> Iterator[str]:
     """Yield a note for each request id of a room that other rooms have, too."""
     for rid in told.rids:
-        rooms = [one.room for one in known if one.room != told.room and rid in one.rids]
+        rooms = [one.room for one in known if rid in one.rids and one.room != told.room]
         if rooms:
             named = ", ".join(map(str, rooms[:5])) + (" …" if len(rooms) > 5 else "")
             yield f"rid {rid} is also that of room{'s'[: len(rooms) != 1]} {named}: pdctl story {rid} tells all"

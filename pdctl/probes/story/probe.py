@@ -139,7 +139,8 @@ def _document(asked: str, seen: Seen) -> StoryDocument:
         earlier = f"; {seen.earlier} ranks of earlier starts were left out, --all reads them" if seen.earlier else ""
         raise PdctlError(f"{said}{earlier}", f"{hint} {nearest_words(nearest(asked, known))}", Exit.PARTIAL)
     told = (story(seen.pasts, room) for room in rooms)
-    stories = tuple(replace(one, notes=(*one.notes, *others_of(one, known))) for one in told)
+    others = [one for one in known if one.room not in rooms]
+    stories = tuple(replace(one, notes=(*one.notes, *others_of(one, others))) for one in told)
     return StoryDocument(asked=asked, stories=stories, findings=shared(stories), earlier=seen.earlier)
 
 

@@ -98,6 +98,8 @@ class Stuck(Probe["StuckOptions", "list[RankLooks]", "StuckDocument"]):
         """Return how many requests wait, each counted once though both sides have it."""
         if not document.space:
             return ""
+        if not document.requests and not document.hidden:
+            return "no request waits: a gauge that shows some is stale"
         count = len({(one.cluster, one.room, one.rid) for one in document.requests})
         return f"{count} request{'s' if count != 1 else ''} wait{'s'[: count == 1]}, none is stuck"
 
