@@ -58,6 +58,9 @@ def up(
             parser=seconds, metavar="TIME", help="How long a bootstrap server thinks before it answers decode."
         ),
     ] = None,
+    dp_attention: Annotated[
+        bool, typer.Option("--dp-attention", help="The dp ranks of a server meet in a collective each turn.")
+    ] = False,
     prefill_set: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(
@@ -150,6 +153,7 @@ def up(
             decode=parse_shape(decode),
             prefills=prefills,
             shared_bootstrap=shared_bootstrap,
+            dp_attention=dp_attention,
             prefill_set=parse_settings(prefill_set or ()),
             decode_set=parse_settings(decode_set or ()),
             slow_bootstrap_s=slow_bootstrap or 0.0,

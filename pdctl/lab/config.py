@@ -85,6 +85,7 @@ class LabConfig(msgspec.Struct, frozen=True):
     batch. prefill_step_s, decode_step_s: duration of a forward.
     prefills: number of prefill servers, all of the same sizes; each has a bootstrap server, or all use the first one's
     (shared_bootstrap). slow_bootstrap_s: how long a bootstrap server thinks before it answers anything but a registration.
+    dp_attention: the dp ranks of a server are one torch world and meet in a collective each turn; tp is the attention-TP size.
     prefill_set, decode_set: settings of a side by SGLang's names of them, arguments and environment variables.
     owner: process that the lab does not outlive, 0 for none. listen: PDCTL_LISTEN of its ranks, "" for none.
     """
@@ -95,6 +96,7 @@ class LabConfig(msgspec.Struct, frozen=True):
     prefills: int = 1
     shared_bootstrap: bool = False
     slow_bootstrap_s: float = 0.0
+    dp_attention: bool = False
     prefill_set: dict[str, str] = {}
     decode_set: dict[str, str] = {}
     without: tuple[str, ...] = ()
@@ -244,6 +246,12 @@ def check(config: LabConfig) -> LabConfig:
         )
     if config.layers % config.prefill.pp:
         raise PdctlError(f"{config.layers} layers can't be split over pp={config.prefill.pp}", code=Exit.USAGE)
+    if config.dp_attention and (config.prefill.dp == config.decode.dp == 1 or config.prefill.pp > 1):
+        raise PdctlError(
+            "a lab with dp attention has a server of several dp ranks, and no pipeline stages",
+            "choose other sizes: --prefill tp=1,dp=2",
+            Exit.USAGE,
+        )
     if config.shared_bootstrap and config.prefills < 2:
         raise PdctlError("one prefill server shares its bootstrap server with nobody", "add --prefills 2", Exit.USAGE)
     if config.prefills * config.prefill.ranks + config.decode.ranks > MAX_RANKS:

@@ -94,7 +94,8 @@ def rank_main(config: LabConfig, server: str, place: tuple[int, int, int], start
     dp, pp, tp = place
     label, shape, folder = label_of(server, dp, pp, tp), config.shape(server), config.state_dir
     world = world_file(config, server, dp)
-    mine = groups.make_groups(world, (tp, shape.tp), (pp, shape.pp), config.group_timeout_s, state.publish)
+    dps = (dp, shape.dp) if config.dp_attention else (0, 1)
+    mine = groups.make_groups(world, (tp, shape.tp), (pp, shape.pp), dps, config.group_timeout_s, state.publish)
     transport = make_transport(config.transport)
     bootstrap = port_file(config, config.bootstraps.get(server, "bootstrap"))
     address = groups.wait_for_file(bootstrap, time.monotonic() + START_TIMEOUT_S)
@@ -110,8 +111,8 @@ def rank_main(config: LabConfig, server: str, place: tuple[int, int, int], start
 
 
 def world_file(config: LabConfig, server: str, dp: int) -> Path:
-    """Return the file with the port of a torch world's store."""
-    return config.state_dir / f"world-{server}-dp{dp}.port"
+    """Return the file with the port of a torch world's store. With dp attention one world has all dp ranks."""
+    return config.state_dir / f"world-{server}-dp{0 if config.dp_attention else dp}.port"
 
 
 def _wait_for_turn(config: LabConfig, server: str) -> None:

@@ -55,11 +55,12 @@ def test_up_load_status_down(labs: Labs) -> None:
     "options",
     [
         ("--prefill", "dp=2", "--decode", "tp=2,dp=2", "--load-balance", "total_requests"),
+        ("--prefill", "dp=2", "--decode", "tp=2,dp=2", "--load-balance", "total_requests", "--dp-attention"),
         ("--prefill", "pp=2", "--decode", "tp=2"),
         ("--prefill", "tp=2,pp=2", "--decode", "pp=2"),
         ("--prefill", "tp=4", "--decode", "tp=2", "--transport", "socket", "--no-netns"),
     ],
-    ids=["dp2", "prefill-pp2", "both-pp2", "sockets"],
+    ids=["dp2", "dp-attention", "prefill-pp2", "both-pp2", "sockets"],
 )
 def test_shapes(labs: Labs, options: tuple[str, ...]) -> None:
     lab = labs.up(*options)

@@ -20,7 +20,8 @@ def identify(scheduler: Any) -> tuple[Identity, dict[int, int]]:
     shape = config.shape(role)
     service = f"{scheduler.server}@lab:{config.name}"
     instance = f"{service}/{scheduler.start}"
-    world = f"{instance}/dp{scheduler.dp_rank}"  # a dp rank is a torch world of its own
+    attention = config.dp_attention and shape.dp > 1
+    world = instance if attention else f"{instance}/dp{scheduler.dp_rank}"
     objects = (groups.attn_tp_cpu, groups.attn_cp_cpu, groups.tp, groups.pp, groups.world)
     infos = tuple(
         GroupInfo(kind=kind, ranks=groups.members[kind], world=world, fr_id=group_number(group))
@@ -47,6 +48,7 @@ def identify(scheduler: Any) -> tuple[Identity, dict[int, int]]:
         pp_size=groups.pp_size,
         tp=groups.tp_rank,
         tp_size=groups.tp_size,
+        dp_attention=attention,
         backend=scheduler.transport.name,
         lacks=tuple(config.without),
         groups=infos,

@@ -75,7 +75,8 @@ def settings(scheduler: Any) -> Settings:
         "pp_size": str(shape.pp),
         "rank_ip": kv_manager(scheduler).local_ip,
         "rank_port": str(kv_manager(scheduler).rank_port),
-        "tp_size": str(shape.tp),
+        "enable_dp_attention": str(config.dp_attention),
+        "tp_size": str(shape.tp * (shape.dp if config.dp_attention else 1)),
         "transfer_session": peers.session(kv_manager(scheduler)),
     }
     env = {

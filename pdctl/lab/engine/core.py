@@ -7,6 +7,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import torch
+import torch.distributed as dist
 import zmq
 
 from pdctl.lab import messages
@@ -79,6 +81,7 @@ class SchedulerCore:
         self._requests: Any = None
         self._lengths: list[int] = []
         self._still = 0  # turns since a queue had another length
+        self._others_busy = False  # whether a dp rank that shares this rank's forwards has requests
         if groups.pp_first and groups.tp_rank == 0:
             self._requests = self.context.socket(zmq.PULL)
             self._requests.bind(request_endpoint)
@@ -115,7 +118,7 @@ class SchedulerCore:
         self._still = self._still + 1 if lengths == self._lengths else 0
         self._lengths = lengths
         if not any(lengths):
-            return IDLE_WAIT_MS
+            return BUSY_WAIT_MS if self._others_busy else IDLE_WAIT_MS
         return BUSY_WAIT_MS if self._still < STUCK_AFTER_TURNS else STUCK_WAIT_MS
 
     def queue_lengths(self) -> list[int]:
@@ -239,8 +242,23 @@ class SchedulerCore:
 
     # ---- batches --------------------------------------------------------------------------------------------------
 
-    def run_batch(self, batch: list[Req]) -> list[int]:
-        """Return the next token of every request in the batch."""
+    def maybe_prepare_mlp_sync_batch(self, batch: list[Req]) -> list[int]:
+        """Return the size of each dp rank's batch. With dp attention all dp ranks of the server meet here, each turn.
+
+        SGLang: ``scheduler_components/dp_attn.py``. A dp rank without a batch takes part in the forward of the others.
+        """
+        groups = self.groups
+        if groups.dp_size == 1:
+            return [len(batch)]
+        local = torch.tensor([len(batch), any(self.queue_lengths())], dtype=torch.int64)
+        gathered = torch.empty(len(local) * groups.dp_size * groups.tp_size, dtype=torch.int64)
+        dist.all_gather_into_tensor(gathered, local, group=groups.tp)
+        of_each = gathered.view(-1, len(local))[:: groups.tp_size].tolist()
+        self._others_busy = any(busy for _, busy in of_each)
+        return [size for size, _ in of_each]
+
+    def run_batch(self, batch: list[Req], counts: list[int] | None = None) -> list[int]:
+        """Return the next token of every request in the batch. counts: of :meth:`maybe_prepare_mlp_sync_batch`."""
         for req in batch:
             if self.role == "prefill":
                 self.pool.fill(req.kv, req.origin_input_ids, 0)
@@ -250,7 +268,7 @@ class SchedulerCore:
                 self.pool.fill(place, req.output_ids[-1:], len(req.kv))
                 req.kv += place
         self.cur_batch = batch
-        tokens = self.model_runner.forward(batch)
+        tokens = self.model_runner.forward(batch, counts or [len(batch)])
         self.cur_batch = []
         return tokens
 

@@ -108,8 +108,9 @@ class SchedulerDisaggregationDecodeMixin(SchedulerCore):
             self.process_input_requests(self.recv_requests())
             self.process_decode_queue()
             batch = self.get_next_disagg_decode_batch_to_run()
-            if batch:
-                self.process_batch_result(batch, self.run_batch(batch))
+            counts = self.maybe_prepare_mlp_sync_batch(batch)
+            if any(counts):
+                self.process_batch_result(batch, self.run_batch(batch, counts))
 
     def process_decode_queue(self) -> None:
         """Move requests through the decode queues, as far as they can go now."""

@@ -1,6 +1,7 @@
 """The process groups of one rank, as SGLang's ``distributed/parallel_state.py`` lays them out, all over Gloo.
 
-A dp rank is a torch world of its own (SGLang without dp-attention). In it, world rank = pp × tp_size + tp.
+A dp rank is a torch world of its own. With dp attention the dp ranks of a server are one world. In it, world rank =
+(pp × dp_size + dp) × tp_size + tp, where tp is the rank in attention TP.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ Group = Any
 class Groups:
     """Groups of one rank. attn_tp_cpu carries polls and requests; tp carries the model's own collectives.
 
+    dp_rank, dp_size: of the dp ranks in this world, 0 and 1 without dp attention. They share the tp group.
     members: world ranks of each group by the field's name of it. store: address of the world's TCPStore.
     """
 
@@ -35,6 +37,8 @@ class Groups:
     tp_size: int
     pp_rank: int
     pp_size: int
+    dp_rank: int
+    dp_size: int
     attn_tp_cpu: Group
     attn_cp_cpu: Group
     tp: Group
@@ -66,12 +70,18 @@ def wait_for_file(path: Path, deadline: float) -> str:
 
 
 def make_groups(
-    port_file: Path, tp: tuple[int, int], pp: tuple[int, int], timeout_s: float, publish: Callable[[Path, str], None]
+    port_file: Path,
+    tp: tuple[int, int],
+    pp: tuple[int, int],
+    dp: tuple[int, int],
+    timeout_s: float,
+    publish: Callable[[Path, str], None],
 ) -> Groups:
-    """Join the world (its first rank hosts the store on a free port) and make all groups. tp, pp: (rank, size)."""
+    """Join the world (its first rank hosts the store on a free port) and make all groups. tp, pp, dp: (rank, size)."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    (tp_rank, tp_size), (pp_rank, pp_size) = tp, pp
-    rank = pp_rank * tp_size + tp_rank
+    (tp_rank, tp_size), (pp_rank, pp_size), (dp_rank, dp_size) = tp, pp, dp
+    stage_size = dp_size * tp_size
+    rank = pp_rank * stage_size + dp_rank * tp_size + tp_rank
     timeout = datetime.timedelta(seconds=timeout_s)
     if rank == 0:
         store = dist.TCPStore(  # type: ignore[attr-defined]
@@ -81,9 +91,9 @@ def make_groups(
     else:
         port = int(wait_for_file(port_file, time.monotonic() + 60))
         store = dist.TCPStore(HOST, port, None, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=tp_size * pp_size, timeout=timeout)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=stage_size * pp_size, timeout=timeout)
     mine: dict[str, Group] = {}
-    members: dict[str, tuple[int, ...]] = {"world": tuple(range(tp_size * pp_size))}
+    members: dict[str, tuple[int, ...]] = {"world": tuple(range(stage_size * pp_size))}
 
     def add(kind: str, ranks: list[int]) -> None:
         group = dist.new_group(ranks, timeout=timeout, backend="gloo")  # every rank takes part in making every group
@@ -91,15 +101,16 @@ def make_groups(
             mine[kind], members[kind] = group, tuple(ranks)
 
     for stage in range(pp_size):
-        ranks = list(range(stage * tp_size, (stage + 1) * tp_size))
+        ranks = list(range(stage * stage_size, (stage + 1) * stage_size))
         add("tp", ranks)
-        add("attn-tp", ranks)
+        for first in range(0, stage_size, tp_size):
+            add("attn-tp", ranks[first : first + tp_size])
         for one in ranks:
             add("attn-cp", [one])
-    for column in range(tp_size):
-        add("pp", [stage * tp_size + column for stage in range(pp_size)])
+    for column in range(stage_size):
+        add("pp", [stage * stage_size + column for stage in range(pp_size)])
     return Groups(
-        rank, tp_rank, tp_size, pp_rank, pp_size, mine["attn-tp"], mine["attn-cp"], mine["tp"], mine["pp"],
+        rank, tp_rank, tp_size, pp_rank, pp_size, dp_rank, dp_size, mine["attn-tp"], mine["attn-cp"], mine["tp"], mine["pp"],
         dist.group.WORLD, members, f"{HOST}:{store.port}",
     )  # fmt: skip
 

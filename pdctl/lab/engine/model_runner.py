@@ -20,7 +20,7 @@ HIDDEN = 64
 
 def tensor_model_parallel_all_reduce(hidden: torch.Tensor, groups: Groups) -> torch.Tensor:
     """Sum over the tensor-parallel group, which is not the one that carries the polls."""
-    if groups.tp_size > 1:
+    if groups.tp_size * groups.dp_size > 1:
         dist.all_reduce(hidden, group=groups.tp)
     return hidden
 
@@ -33,11 +33,15 @@ class ModelRunner:
         self.groups = groups
         self.step_s = step_s
 
-    def forward(self, batch: list[Req]) -> list[int]:
-        """Return the next token of every request."""
+    def forward(self, batch: list[Req], counts: list[int]) -> list[int]:
+        """Return the next token of every request. counts: requests of each dp rank that takes part, this one's included.
+
+        With dp attention each dp rank has its own rows in the sum over all ranks (SGLang: ``dp_gather``).
+        """
         started = time.monotonic()
-        hidden = torch.zeros((len(batch), HIDDEN), dtype=torch.float32)
-        for row, req in enumerate(batch):
+        first = sum(counts[: self.groups.dp_rank])
+        hidden = torch.zeros((sum(counts), HIDDEN), dtype=torch.float32)
+        for row, req in enumerate(batch, first):
             hidden[row, 0] = self.pool.share(req.kv, self.groups.tp_rank, self.groups.tp_size)
         hidden = tensor_model_parallel_all_reduce(hidden, self.groups)
         if self.groups.pp_size > 1:
@@ -45,7 +49,7 @@ class ModelRunner:
         left = self.step_s - (time.monotonic() - started)
         if left > 0:
             time.sleep(left)
-        shares = hidden[:, 0].tolist()
+        shares = hidden[first : first + len(batch), 0].tolist()
         last = [req.output_ids[-1] if req.output_ids else req.origin_input_ids[-1] for req in batch]
         return [toymodel.next_token(token, int(share)) for token, share in zip(last, shares, strict=True)]
 

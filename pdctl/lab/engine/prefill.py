@@ -80,8 +80,9 @@ class SchedulerDisaggregationPrefillMixin(SchedulerCore):
             self.process_input_requests(self.recv_requests())
             self.waiting_queue.extend(self.disagg_prefill_bootstrap_queue.pop_bootstrapped()[0])
             batch = self.get_new_batch_prefill()
-            if batch:
-                self.process_batch_result_disagg_prefill(batch, self.run_batch(batch))
+            counts = self.maybe_prepare_mlp_sync_batch(batch)
+            if any(counts):
+                self.process_batch_result_disagg_prefill(batch, self.run_batch(batch, counts))
             self.process_disagg_prefill_inflight_queue()
 
     def get_new_batch_prefill(self) -> list[Req]:

@@ -78,19 +78,19 @@ class PrefillKVManager(CommonKVManager):
 
         It may start at the same time as this rank, at an address that is known before.
         """
-        args = self.kv_args
+        args, attention = self.kv_args, self.config.dp_attention
         page_size, kv_cache_dtype = self.kv_format()
         body = {
             "attn_tp_size": args.tp_size,
             "attn_tp_rank": args.engine_rank,
             "attn_cp_size": 1,
             "attn_cp_rank": 0,
-            "attn_dp_size": 1,
-            "attn_dp_rank": 0,
+            "attn_dp_size": args.dp_size if attention else 1,
+            "attn_dp_rank": args.dp_rank if attention else 0,
             "pp_size": args.pp_size,
             "pp_rank": args.pp_rank,
-            "system_dp_size": args.dp_size,
-            "system_dp_rank": args.dp_rank,
+            "system_dp_size": 1 if attention else args.dp_size,
+            "system_dp_rank": 0 if attention else args.dp_rank,
             "rank_ip": HOST,
             "rank_port": self.rank_port,
             "page_size": page_size,

@@ -94,6 +94,8 @@ def test_a_fix_is_there_unless_left_out_and_must_exist() -> None:
         LabConfig("x", prefill=Shape(tp=16, dp=4), decode=Shape(tp=16)),
         LabConfig("x", prefill=Shape(tp=16), decode=Shape(tp=16), prefills=4),
         LabConfig("x", shared_bootstrap=True),
+        LabConfig("x", dp_attention=True),
+        LabConfig("x", prefill=Shape(dp=2, pp=2), dp_attention=True),
     ],
 )
 def test_what_does_not_go_together(config: LabConfig) -> None:
