@@ -21,6 +21,7 @@ from pdctl.commands.examples import add as add_examples
 from pdctl.commands.usage import explain
 from pdctl.probes.registry import abouts
 from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.report import progress
 from pdctl.report.output import Output, hang_up, settle_streams
 from pdctl.targets.reach import Reach
 
@@ -53,6 +54,9 @@ CONTEXT_SETTINGS of the module are Typer's for that command.
 """
 
 SECTIONS = ("Look", "Break", "Reach", "Learn")
+
+OWN_LINE = ("run", "inject")
+"""Commands that say themselves what they are doing, or are replaced by another program."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 _BROKEN_PIPE = 141  # as a shell shows a process that SIGPIPE ended
@@ -102,10 +106,18 @@ class Commands(TyperGroup):
         add_examples(command, examples)
         return command
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return name, command and the arguments that are left; from here on it may say what it is doing."""
+        name, command, rest = super().resolve_command(ctx, args)
+        sub = rest[:1] if hasattr(command, "commands") else []
+        progress.begin("" if name in OWN_LINE else " ".join([str(name), *sub]))
+        return name, command, rest
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command; an int it returns is its exit code."""
         try:
-            code = super().invoke(ctx)
+            with progress.shown():
+                code = super().invoke(ctx)
         except PdctlError as error:
             if os.environ.get("PDCTL_DEBUG"):
                 raise

@@ -213,12 +213,11 @@ def read(
 
 def draw(document: AttachDocument, console: Console) -> None:
     """Draw a line a process, and below it why those that can't be read can't be."""
-    from rich.table import Table
+    from pdctl.report import drawing
 
     rows = document.processes
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("rank", "pid", "engine", "python", "requests", "slots", "stopped", "main thread"):
-        table.add_column(name, no_wrap=name != "main thread", justify="right" if name in _RIGHT else "left")
+    names = ("rank", "pid", "engine", "python", "requests", "slots", "stopped", "main thread")
+    table = drawing.table(*names, right=_RIGHT, wraps=("main thread",))
     for row in rows:
         read = not row.reason
         table.add_row(

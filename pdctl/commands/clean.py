@@ -77,16 +77,14 @@ def _row(one: Leftover, failure: str, dry_run: bool) -> CleanRow:
 
 
 def _draw(document: CleanDocument, console: Console) -> None:
-    from rich.table import Table
+    from pdctl.report import drawing
 
     if not document.files:
         console.print("nothing is left of ranks that have ended")
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("", "FILE", "OF", "WHY"):
-        table.add_column(title, overflow="fold")
+    table = drawing.table("", "file", "of", "why", wraps=("why",))
     for row in document.files:
-        table.add_row(row.went, row.path, row.rank, row.why)
+        table.add_row(row.went, row.path, row.rank or "-", row.why)
     console.print(table)
     mib = document.freed / 2**20
     console.print(f"{mib:.1f} MiB {'would be' if document.dry_run else ''} freed".replace("  ", " "))

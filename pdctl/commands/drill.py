@@ -447,11 +447,9 @@ def _row(drill: Drill) -> DrillRow:
 
 
 def _draw_list(document: DrillList, console: Console) -> None:
-    from rich.table import Table
+    from pdctl.report import drawing
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("drill", "fault", "control", "what it shows"):
-        table.add_column(name)
+    table = drawing.table("drill", "fault", "control", "what it shows", wraps=("control", "what it shows"))
     for row in document.drills:
         table.add_row(row.name, row.fault, row.control or "-", row.about)
     console.print(table)

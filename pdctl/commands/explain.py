@@ -112,11 +112,9 @@ def _draw_term(document: TermDocument, console: Console) -> None:
 
 
 def _list(document: FindingsDocument, console: Console) -> None:
-    from rich.table import Table
+    from pdctl.report import drawing
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("code", "level", "found"):
-        table.add_column(name)
+    table = drawing.table("code", "level", "found", wraps=("found",))
     for code in document.codes:
         table.add_row(code.code, code.level.value, code.title, style=None)
     console.print(table)

@@ -12,6 +12,7 @@ from pdctl.commands.ending import tidy_end
 from pdctl.commands.options import OutputOption, find, seconds, source_place, target_place
 from pdctl.protocol.documents import Rows
 from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.report import progress
 from pdctl.report.output import Format, Output
 
 EXAMPLES = ("pdctl explore incident.pdtrace --policy no-gate", "pdctl explore --model ranks=2,requests=2,rounds=3")
@@ -87,6 +88,7 @@ def command(
     from pdctl.explore.run import Search, exit_code, search_model, search_near, select_policies
 
     asked = Search(select_policies(policy or ()), schedules, exhaustive, seed, device, limit, write, near)
+    progress.doing("trying schedules")
     with tidy_end():
         if trace is None:
             document = search_model(asked, model)

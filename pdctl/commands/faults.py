@@ -160,7 +160,7 @@ def _row(rank: FoundRank, status: FaultStatus) -> FaultRow:
         fault=status.id,
         kind=status.kind,
         target=status.target,
-        rank=rank.identity.selector,
+        rank=rank.identity.label,
         host=rank.identity.host,
         pid=rank.identity.pid,
         owner=status.owner,
@@ -195,13 +195,11 @@ def _show(out: Output, rows: list[FaultRow], silent: list[str], code: Exit = Exi
         if console.width < WIDE:
             _draw_blocks(rows, console)
             return
-        from rich.table import Table
+        from pdctl.report import drawing
 
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for name in ("FAULT", "KIND", "AIMS AT", "PLACED ON", "OWNER", "STATE"):
-            table.add_column(name, overflow="fold")
-        for name in ("VISITS", "ELIGIBLE", "FIRED", "HELD"):
-            table.add_column(name, justify="right")
+        counted = ("visits", "eligible", "fired", "held")
+        names = ("fault", "kind", "aims at", "placed on", "owner", "state")
+        table = drawing.table(*names, *counted, right=counted, wraps=("kind", "owner", "state"))
         for row in rows:
             kind = format_fault(row.kind, row.delay_s, row.value)
             counts = (str(count) for count in (row.visits, row.eligible, row.fired, row.held))

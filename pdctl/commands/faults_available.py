@@ -54,7 +54,7 @@ def rows_of(answers: Sequence[Answer[FaultsBody]]) -> list[AvailableRow]:
 
     return [
         AvailableRow(
-            rank=answer.rank.identity.selector,
+            rank=answer.rank.identity.label,
             host=answer.rank.identity.host,
             pid=answer.rank.identity.pid,
             engine=answer.rank.identity.engine,
@@ -90,7 +90,7 @@ def show(out: Output, answers: Sequence[Answer[FaultsBody]]) -> Exit:
 
 def _draw(document: AvailableDocument, console: Console) -> None:
     """Draw ranks that can do the same as one."""
-    from rich.table import Table
+    from pdctl.report import drawing
 
     by_rank: dict[tuple[str, int], list[AvailableRow]] = {}
     for row in document.sites:
@@ -107,9 +107,7 @@ def _draw(document: AvailableDocument, console: Console) -> None:
         names = ", ".join(sites[0].rank for sites in group[:6]) + (" …" if len(group) > 6 else "")
         armed = "armed" if first.armed else "NOT ARMED: takes no fault"
         console.print(f"{names}   {first.engine} {first.engine_version}, {armed}", style="bold", highlight=False)
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-        for title in ("  KIND", "--RANK", "SITE", "WHERE, OR WHY NOT"):
-            table.add_column(title, overflow="fold")
+        table = drawing.table("  kind", "--rank", "site", "where, or why not", wraps=("where, or why not",))
         for row in group[0]:
             table.add_row(f"  {row.kind}", row.rank_means, row.state, row.detail)
         console.print(table)

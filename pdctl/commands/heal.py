@@ -87,7 +87,7 @@ def command(
         results = healing.heal(client, found, fault)
     ranks = [
         HealedRank(
-            rank=result.rank.identity.selector,
+            rank=result.rank.identity.label,
             host=result.rank.identity.host,
             pid=result.rank.identity.pid,
             ended=sorted(result.ended),

@@ -137,7 +137,7 @@ class Foreground:
 
     def _say_placed(self) -> None:
         args = self._session.args
-        names = ", ".join(rank.identity.selector for rank in self._session.ranks)
+        names = ", ".join(rank.identity.label for rank in self._session.ranks)
         fault = format_fault(args.kind, args.delay_s, args.value)
         aimed = KINDS[args.kind].aim.value
         where = f"{aimed} {args.target}" + (f", placed on {names}" if names != args.target else "")

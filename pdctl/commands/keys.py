@@ -245,14 +245,12 @@ def _lines(rows: Sequence[KeyRow], clients: Mapping[str, keys.Client]) -> list[K
 
 
 def _draw(document: KeysDocument, console: Console) -> None:
-    from rich.table import Table
+    from pdctl.report import drawing
 
     if not document.keys and not document.authorized:
-        console.print(f"no keys in {document.folder}: pdctl keys new NAME")
+        console.print(f"no keys in {document.folder}: pdctl keys new NAME", soft_wrap=True)
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("key here", "authorised as", "role", "public key"):
-        table.add_column(title, no_wrap=True)
+    table = drawing.table("key here", "authorised as", "role", "public key")
     clients = {c.public: keys.Client(c.name, c.role, c.public) for c in document.authorized}
     for line in _lines(document.keys, clients):
         table.add_row(line.name or "-", line.authorized or "-", line.role or "-", line.public or "not used")

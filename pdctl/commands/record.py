@@ -29,6 +29,7 @@ from pdctl.commands.options import (
 from pdctl.protocol.documents import Document, Rows
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.files import check_target
+from pdctl.report import progress
 from pdctl.report.escaping import argument
 from pdctl.report.output import Format, Output
 from pdctl.trace.container import private_folder
@@ -155,6 +156,8 @@ def command(
     from pdctl.targets.client import Client
 
     seen: Divergence | None = None
+    way = "following" if lasting is not None or trigger else "copying recordings of"
+    progress.doing(f"{way} {len(found.ranks)} rank{'s'[: len(found.ranks) != 1]}")
     with Client(timeout_s=timeout, spent_s=found.took_s, rank_timeout_s=rank_timeout) as client:
         if lasting is None and not trigger:
             stopped = "recorded what there was"
@@ -270,14 +273,12 @@ def _allowed(found: Found, through: str) -> Found:
 
 def draw(document: RecordDocument, console: Console) -> None:
     """Draw what is in the file, a line a rank."""
-    from rich.table import Table
     from rich.text import Text
 
+    from pdctl.report import drawing
+
     trace = document.trace
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("rank", "pid", "state", "recording"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("")
+    table = drawing.table("rank", "pid", "state", "recording", "", wraps=("",))
     for rank in trace.ranks:
         kept = Text(rank.kept, style=_STYLE.get(rank.kept, ""))
         table.add_row(rank.rank, str(rank.identity.pid or "-"), rank.state, kept, rank.reason)

@@ -15,6 +15,7 @@ from pdctl.protocol.documents import Rows
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.files import write_new
 from pdctl.protocol.model import POLLED_QUEUES
+from pdctl.report import progress
 from pdctl.report.output import Format, Output
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ def execute_all(trace: Path, plans: list[Plan], asked: Asked, problems: list[str
     from pdctl.replay.judge import judge
     from pdctl.replay.run import Workers
 
+    progress.doing(f"executing the rounds of {len(plans)} queue{'s'[: len(plans) != 1]}")
     ways = [(plan, _ways(plan, asked)) for plan in plans]
     with Workers() as workers:
         done = [

@@ -70,7 +70,7 @@ def _covered(result: Explored, seed: int) -> str:
     if result.of is not None and result.of >= 10**12:
         total = about(result.of)
     cut = ", then time was up" if result.covered == "cut short" else ""
-    return f"{result.schedules:,} of {total}, seed {seed}{cut}"
+    return f"{result.schedules:,} drawn from {total}, seed {seed}{cut}"
 
 
 def about(number: int) -> str:

@@ -32,7 +32,7 @@ def aims(ranks: Sequence[Known], targets: Sequence[Known]) -> tuple[AimedRank, .
             names = ", ".join(name(rank.identity, [*twins, target]) for rank in twins[:4])
             why = target.silent or "its engine does not tell its address"
             raise PdctlError(
-                f"{one.selector} can't be told from {names} by a prefill rank ({why})",
+                f"{one.label} can't be told from {names} by a prefill rank ({why})",
                 f"the fault would hit {len(twins) + 1} ranks",
                 Exit.REFUSED,
             )
@@ -54,12 +54,12 @@ def writers(ranks: Sequence[Known], targets: Sequence[Known], wish: Wish) -> tup
         if found:
             services = sorted({rank.identity.service for rank in found})
             notes.append(
-                f"no cluster name on {'the prefill side' if one.cluster else one.selector}: every prefill server of "
+                f"no cluster name on {'the prefill side' if one.cluster else one.label}: every prefill server of "
                 f"this host without one is taken to serve it ({', '.join(services)}); PDCTL_CLUSTER names a cluster"
             )
     if not found:
         raise PdctlError(
-            f"no prefill rank was found that serves {one.selector}",
+            f"no prefill rank was found that serves {one.label}",
             "the fault is placed on prefill ranks: run pdctl where they are, pdctl ranks shows what it finds",
             Exit.PARTIAL,
         )

@@ -79,7 +79,7 @@ def plan(ranks: Sequence[Known], wish: Wish) -> Plan:
         kind=wish.kind,
         delay_s=wish.delay_s,
         value=wish.value,
-        target=", ".join(target.identity.selector for target in targets),
+        target=", ".join(target.identity.label for target in targets),
         targets=aims,
         ttl_s=wish.ttl_s,
         room=wish.room,
@@ -170,7 +170,7 @@ _PUT_IN = "put agents in: pdctl attach PID --inject-agent --arm"
 
 
 def _check(rank: Known, wish: Wish, kind: Kind) -> None:
-    what = rank.identity.selector
+    what = rank.identity.label
     if rank.state == "no agent":
         why = ", and it may write the row as well" if kind.aim is Aim.AIMED_AT else ""
         raise PdctlError(f"{what} has no agent{why}", f"start all of it with PDCTL_ARM=1, or {_PUT_IN}", Exit.REFUSED)

@@ -67,8 +67,8 @@ def _document(plan: Plan, wish: Wish, *, lease_s: float, changed: bool) -> Plann
     return Planned(
         fault=wish.fault_id,
         kind=wish.kind,
-        targets=[target.selector for target in plan.targets],
-        on=[f"{identity.selector} on {identity.host}, pid {identity.pid}" for identity in plan.on],
+        targets=[target.label for target in plan.targets],
+        on=[f"{identity.label} on {identity.host}, pid {identity.pid}" for identity in plan.on],
         delay_s=wish.delay_s,
         ttl_s=wish.ttl_s,
         lease_s=lease_s,
@@ -80,7 +80,7 @@ def _document(plan: Plan, wish: Wish, *, lease_s: float, changed: bool) -> Plann
         share=wish.share,
         changed=changed,
         others=[
-            OtherFault(fault.id, fault.kind, fault.owner, fault.target, identity.selector)
+            OtherFault(fault.id, fault.kind, fault.owner, fault.target, identity.label)
             for identity, fault in plan.others
         ],
     )

@@ -114,7 +114,7 @@ class Session:
         barred = {id(a.rank) for a in answers if a.silence is Silence.NOT_AUTHORISED and a.code}
         healed = self.heal("not placed on every rank", [rank for rank in self.ranks if id(rank) not in barred])
         said = "; ".join(
-            f"{answer.rank.identity.selector}: {answer.reason or 'its lease had run out'}" for answer in refused
+            f"{answer.rank.identity.label}: {answer.reason or 'its lease had run out'}" for answer in refused
         )
         if healing.exit_code(healed) is not Exit.CLEAN:
             left = "; ".join(healing.lines(healed))
@@ -134,9 +134,9 @@ class Session:
             if answer.body is not None or index not in self._heard:
                 self._heard[index] = now
             if answer.body is None:
-                silent.append(f"{answer.rank.identity.selector}: {answer.reason}")
+                silent.append(f"{answer.rank.identity.label}: {answer.reason}")
                 if now - self._heard[index] >= self.args.lease_s:
-                    lost.append(answer.rank.identity.selector)
+                    lost.append(answer.rank.identity.label)
             elif answer.body.fault is not None:
                 self._last[index] = answer.body.fault
             elif index in self._last:  # a rank that has forgotten it: restarted tables hold nothing

@@ -51,5 +51,5 @@ class Wish:
 
 def name(identity: Identity, among: Sequence[Known]) -> str:
     """Return a name that distinguishes the rank among ``among``."""
-    twins = sum(rank.identity.selector == identity.selector for rank in among)
-    return identity.selector if twins == 1 else f"{identity.selector} ({identity.service}, pid {identity.pid})"
+    twins = sum(rank.identity.label == identity.label for rank in among)
+    return identity.label if twins == 1 else f"{identity.label} ({identity.service}, pid {identity.pid})"

@@ -13,6 +13,7 @@ from pdctl.probes import endings, standing
 from pdctl.probes.base import RANK_TIMEOUT_S, TIMEOUT_S, AnyProbe, WrongOptionError
 from pdctl.protocol.documents import Document, Rows
 from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.report import progress
 from pdctl.report.causes import connect
 from pdctl.report.output import Format, Output
 from pdctl.targets.reach import Reach
@@ -74,6 +75,7 @@ def run(probe: AnyProbe, options: Any, asked: Asked, out: Output) -> Exit:
 def _run(probe: AnyProbe, options: Any, asked: Asked, out: Output) -> Exit:
     from pdctl.protocol.files import write_new
     from pdctl.report.findings import Finding
+    from pdctl.targets.nodeset import fold_lines
 
     if asked.only_findings and out.format not in (Format.JSONL, Format.CSV):
         raise WrongOptionError("for -o jsonl and -o csv; the other formats have them", "--findings")
@@ -82,6 +84,7 @@ def _run(probe: AnyProbe, options: Any, asked: Asked, out: Output) -> Exit:
     from pdctl.probes.view import View  # loads what asks: not before there is somebody
     from pdctl.targets.client import Client
 
+    progress.doing(f"looking at {len(found.ranks)} rank{'s'[: len(found.ranks) != 1]}")
     with Client(timeout_s=asked.timeout_s, spent_s=found.took_s, rank_timeout_s=asked.rank_timeout_s) as client:
         if probe.waits_once:
             client.give_up_on_silent()
@@ -112,13 +115,13 @@ def _run(probe: AnyProbe, options: Any, asked: Asked, out: Output) -> Exit:
     for new in probe.files(document, options):
         write_new(new.path, new.data, force=new.force)
         out.note(f"wrote {new.path}")
-    problems = tuple(dict.fromkeys((*probe.problems(document), *found.problems)))
+    problems = fold_lines((*probe.problems(document), *found.problems))
     if not out.format.whole or probe.fails_alone(options):
         for problem in problems:
             out.note(f"not seen or in part: {problem}")
         if found.left_out:
             out.note(f"{found.left_out}; --all shows them" if probe.starts else found.left_out)
-        for note in probe.notes(document):
+        for note in fold_lines(probe.notes(document)):
             out.note(note)
     return code
 

@@ -211,13 +211,16 @@ class Identity(msgspec.Struct, frozen=True):
 
     @property
     def selector(self) -> str:
-        """``decode:dp0:pp0:tp1``: the label in the form of ``--rank``. The label itself if the coordinates are unknown."""
+        """``decode:dp0:pp0:tp1``: the label as a pattern of ``--rank``, for commands to be typed.
+
+        The label itself if the coordinates are unknown.
+        """
         return self.label if self.tp < 0 else self.label.replace(" ", ":")
 
     @property
     def who(self) -> str:
-        """``decode:dp0:pp0:tp1 (pid 7)``; without a pid where no process is known."""
-        return f"{self.selector} (pid {self.pid})" if self.pid else self.selector
+        """``decode dp0 pp0 tp1 (pid 7)``; without a pid where no process is known."""
+        return f"{self.label} (pid {self.pid})" if self.pid else self.label
 
 
 class Seam(msgspec.Struct, frozen=True):

@@ -5,22 +5,58 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
+from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from pdctl.report.findings import Level
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import ConsoleOptions, RenderableType, RenderResult
 
     from pdctl.report.findings import Finding
 
 
+_LEAST = 16
+"""Columns that a cell whose text may be wrapped has at least, as far as its text needs them."""
+
+
+class Sheet(Console):
+    """What documents are drawn on. A line that is wrapped keeps its indentation, and nothing is cut at the edge."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print as rich does."""
+        if len(objects) == 1 and isinstance(objects[0], (str, Text)) and not options.get("soft_wrap"):
+            text = objects[0]
+            plain = text if isinstance(text, str) else text.plain
+            indent = len(plain) - len(plain.lstrip(" "))
+            if 0 < indent < len(plain) and "\n" not in plain:
+                objects = (Padding(text[indent:], (0, 0, 0, indent), expand=False),)
+        super().print(*objects, **{"crop": False, **options})
+
+
+class Whole(Table):
+    """A table whose cells are never cut: where they need more columns than there are, its lines are longer."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the lines."""
+        least = sum(2 + _needed(column.header, *column.cells, wraps=not column.no_wrap) for column in self.columns)
+        yield from super().__rich_console__(console, options.update(max_width=max(options.max_width, least)))
+
+
+def _needed(*cells: object, wraps: bool) -> int:
+    texts = [cell.plain if isinstance(cell, Text) else str(cell) for cell in cells]
+    widest = max((cell_len(line) for text in texts for line in text.split("\n")), default=0)
+    return min(widest, _LEAST) if wraps else widest
+
+
 def table(*names: str, right: tuple[str, ...] = (), wraps: tuple[str, ...] = ()) -> Table:
     """Return an empty table with these headings. right: columns of numbers. wraps: those whose text may take several lines."""
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    made = Whole(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in names:
         made.add_column(name, no_wrap=name not in wraps, justify="right" if name in right else "left")
     return made
@@ -31,7 +67,7 @@ def grid(*wraps: bool, right: tuple[int, ...] = (), width: int | None = None) ->
 
     right: numbers of the columns that are aligned there. width: of the first column, None: as its text needs.
     """
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    made = Whole(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     for number, wrap in enumerate(wraps):
         made.add_column(
             no_wrap=not wrap, justify="right" if number in right else "left", width=None if number else width

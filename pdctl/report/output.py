@@ -20,7 +20,7 @@ import msgspec
 
 from pdctl.protocol.documents import Document, Rows
 from pdctl.protocol.errors import Exit, PdctlError
-from pdctl.report import escaping
+from pdctl.report import escaping, progress
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -160,6 +160,7 @@ class Output:
             self.note(f"  Next: {next_step}")
 
     def _write(self, text: str, lost: int) -> None:
+        progress.erase()
         try:
             self.out.write(_fitting(text, self.out))
             self.out.flush()
@@ -172,6 +173,7 @@ class Output:
             ) from None
 
     def _say(self, text: str) -> None:
+        progress.erase()
         try:
             self.err.write(_fitting(text, self.err))
             self.err.flush()
@@ -186,11 +188,11 @@ class Output:
         """Return what ``draw`` draws, without the blanks that rich fills lines with."""
         import io
 
-        from rich.console import Console
+        from pdctl.report.drawing import Sheet
 
         wide = self.format is Format.WIDE
         text = io.StringIO()
-        console = Console(
+        console = Sheet(
             file=text,
             width=PIPE_WIDTH if wide else self.width,
             force_terminal=self.color,

@@ -43,7 +43,7 @@ class Leftover:
 
 
 def leftovers(places: Places, *, every: bool = False) -> list[Leftover]:
-    """Return the files of ended ranks in the directories of ``places``, oldest first.
+    """Return the files of ended ranks in the directories of ``places``, by rank and kind.
 
     every: also allow removing the recordings of each server's newest start, the only evidence of why it ended. Raises
     PdctlError (UNREACHABLE) for a directory that is not private to this user, or can't be read.
@@ -58,7 +58,7 @@ def leftovers(places: Places, *, every: bool = False) -> list[Leftover]:
             one = _look_at(path, by_stem, newest, every)
             if one is not None:
                 found.append(one)
-    return sorted(found, key=lambda one: (-one.age_s, str(one.path)))
+    return sorted(found, key=lambda one: (one.rank, one.kind, str(one.path)))
 
 
 def remove(those: Iterable[Leftover]) -> Iterator[tuple[Leftover, str]]:

@@ -22,6 +22,8 @@ class Place(NamedTuple):
 
 AXES = ("dp", "pp", "cp", "tp")
 _TERM = re.compile(r"(?P<name>.*?)(?P<axes>(?:(?:^| )(?:dp|pp|cp|tp)[0-9][0-9,-]*)*)", re.ASCII | re.DOTALL)
+_LABEL = re.compile(r"(?:prefill|decode) dp[0-9]{1,9} pp[0-9]{1,9}(?: cp[0-9]{1,9})? tp[0-9]{1,9}", re.ASCII)
+_PID = re.compile(r"\bpid [0-9]+", re.ASCII)
 _AXIS = re.compile(r"(dp|pp|cp|tp)([0-9][0-9,-]*)", re.ASCII)
 
 
@@ -95,6 +97,27 @@ def join(texts: Collection[str]) -> str:
     """Return folded texts that name the same axes as one: ``decode dp0`` and ``decode dp1`` as ``decode dp0,1``."""
     axes = {axis for text in texts for axis, _ in _AXIS.findall(text)}
     return fold({place for text in texts for place in unfold(text)}, axes)
+
+
+def fold_lines(lines: Iterable[str]) -> list[str]:
+    """Return lines ``RANK: TEXT``, and others, with one line for all ranks of the same text: ``decode dp0 tp0-41: TEXT``.
+
+    Texts that differ in a process id only are the same; the line has the first one's. RANK: a label.
+    """
+    names: dict[str, list[str]] = {}
+    texts: dict[str, str] = {}
+    for line in lines:
+        name, colon, text = line.partition(": ")
+        of_rank = bool(colon) and _LABEL.fullmatch(name) is not None
+        key = _PID.sub("pid", text) if of_rank else line
+        names.setdefault(key, []).extend([name] if of_rank else [])
+        texts.setdefault(key, text if of_rank else line)
+    folded = []
+    for key, text in texts.items():
+        among = list(dict.fromkeys(names[key]))
+        more = f" (and {len(among) - 1} more pids)" if len(among) > 1 and _PID.search(text) else ""
+        folded.append(f"{join(among)}: {text}{more}" if len(among) > 1 else f"{among[0]}: {text}" if among else text)
+    return folded
 
 
 def shown_axes(identities: Iterable[Identity]) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ def unresolved(hosts: Iterable[str], timeout_s: float) -> dict[str, str]:
     end = time.monotonic() + timeout_s
     for thread in threads.values():
         thread.join(max(0.0, end - time.monotonic()))
-    late = f"the name {{}} is not resolved within {timeout_s:.3g} s: its name server does not answer"
+    late = f"the name {{}} is not resolved within {round(timeout_s, 3):g} s: its name server does not answer"
     said = {host: late.format(host) for host, thread in threads.items() if thread.is_alive()}
     return {**said, **{host: reason for host, reason in dict(reasons).items() if host not in said}}
 

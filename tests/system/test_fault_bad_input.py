@@ -139,7 +139,7 @@ def test_faults_can_be_read_on_a_narrow_terminal(cluster, columns):
     done = shell(cluster, "pdctl faults", COLUMNS=str(columns))
     assert cluster.run("heal", fault).returncode == 0
     assert max(map(len, done.stdout.splitlines())) <= columns
-    for whole in (fault, "delay-metadata 5m", "aims at decode:dp0:pp0:tp1", "placed on prefill:dp0:pp0:tp0", "held"):
+    for whole in (fault, "delay-metadata 5m", "aims at decode dp0 pp0 tp1", "placed on prefill dp0 pp0 tp0", "held"):
         assert whole in done.stdout
 
 
@@ -158,6 +158,6 @@ def test_a_rank_that_never_registered_has_no_pid(tmp_path):
         made.rank("decode", "--tp", "0", "--size", "2")
         done = made.run("faults", "--available")
         assert done.returncode == 3, done
-        assert "decode:dp0:pp0:tp1: no agent of this rank registered here" in done.stderr
+        assert "decode dp0 pp0 tp1: no agent of this rank registered here" in done.stderr
     finally:
         made.close()

@@ -23,7 +23,7 @@ def test_delays_one_rank_for_a_while_and_lets_go(cluster):
     assert told["schema"] == "pdctl.injected"
     assert told["healed"] is True
     assert told["fired"] == told["released"] > 0
-    assert told["target"] == "decode:dp0:pp0:tp1"
+    assert told["target"] == "decode dp0 pp0 tp1"
     assert {tp for _, tp in cluster.late()} == {1}
     assert len(cluster.late()) == told["fired"]
     every_row_once(cluster)
@@ -43,7 +43,7 @@ def test_arm_wait_and_release_are_three_commands(cluster):
     waited = cluster.run("faults", "--wait-for-hit", fault)
     assert waited.returncode == 0, waited.stderr
     (row,) = cluster.faults()
-    assert (row["fault"], row["fired"], row["held"], row["rank"]) == (fault, 1, 1, "prefill:dp0:pp0:tp0")
+    assert (row["fault"], row["fired"], row["held"], row["rank"]) == (fault, 1, 1, "prefill dp0 pp0 tp0")
     other = cluster.run(*INJECT, "1s")
     assert other.returncode == 5
     assert fault in other.stderr
@@ -126,7 +126,7 @@ def test_a_dry_run_changes_nothing(cluster):
     prefill = cluster.pair()
     done = cluster.run(*INJECT, "5s", "--room", "7", "--dry-run")
     assert done.returncode == 0, done.stderr
-    for part in ("decode:dp0:pp0:tp1", "prefill:dp0:pp0:tp0", f"pid {prefill.pid}", "room       7", "after 1m", "3s"):
+    for part in ("decode dp0 pp0 tp1", "prefill dp0 pp0 tp0", f"pid {prefill.pid}", "room       7", "after 1m", "3s"):
         assert part in done.stdout
     assert cluster.faults("--past") == []
     assert not (cluster.folder / "state").exists()

@@ -37,7 +37,7 @@ def test_two_operators_on_one_cluster():
 
         dry = inject(labs, "bob", *on_tp1, "--room", "7", "--allow-ranks", "2", "--dry-run", "-o", "json")
         [other] = json.loads(dry.stdout)["others"]
-        assert (other["fault"], other["owner"].partition("@")[0], other["target"]) == (ann, "ann", "decode:dp0:pp0:tp0")
+        assert (other["fault"], other["owner"].partition("@")[0], other["target"]) == (ann, "ann", "decode dp0 pp0 tp0")
         assert f"also in place: {ann} of ann@" in dry.stderr
 
         bob = inject(labs, "bob", *on_tp1, "--room", "7", "--allow-ranks", "2", "--detach").stdout.strip()

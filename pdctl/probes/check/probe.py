@@ -160,12 +160,14 @@ def run(view: View, stages: Iterable[AnyProbe], watch_s: float) -> Iterator[Outc
     The view's deadline is that of all of them: a stage that finds no time left is not run, and says so.
     """
     from pdctl.probes.run import look
+    from pdctl.report import progress
 
     for stage in stages:
         over = view.over
         if over:
             yield Outcome(stage.name, "not run", problems=(f"{stage.name}: {over}",))
             continue
+        progress.doing(f"{stage.name} of {len(view.ranks)} rank{'s'[: len(view.ranks) != 1]}")
         started = time.monotonic()
         outcome = stage.outcome(look(stage, view, stage.in_check(watch_s)))
         over = view.over

@@ -20,7 +20,8 @@ def render(document: ConfigDocument, *, wide: bool) -> Iterable[RenderableType]:
     for server in document.servers:
         peers = f" · deals with {', '.join(server.peers)}" if server.peers else ""
         ranks = f"{server.ranks} rank{'s'[: server.ranks != 1]}"
-        yield Text(f"{server.server} · {server.version} · {ranks}{peers}", style="bold")
+        named = " · ".join(filter(None, (server.server, server.version.strip(), ranks)))
+        yield Text(f"{named}{peers}", style="bold")
     shown = [s for s in document.settings if wide or s.verdict not in ("same", "per rank")]
     if not shown:
         yield "all settings are the same everywhere"

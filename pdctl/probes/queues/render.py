@@ -63,7 +63,13 @@ def _queues(group: GroupReport) -> Iterable[RenderableType]:
     for row in group.queues:
         name = row.queue.partition(".")[2] or row.queue
         lengths = ["-" if n is None else str(n) for n in row.lengths[: len(shown)]]
-        said = {"diverged": row.text, "held": row.text, "agree": f"agree {row.text and '· ' + row.text}".strip()}
+        known = {n for n in row.lengths if n is not None}
+        moving = "(moving), rounds " if row.verdict == "agree" and len(known) > 1 else ""
+        said = {
+            "diverged": row.text,
+            "held": row.text,
+            "agree": f"{moving}agree {row.text and '· ' + row.text}".strip(),
+        }
         text = said.get(row.verdict, f"{row.verdict}: {row.text}" if row.text else row.verdict)
         table.add_row(f"  {name}", *lengths, "" if row.verdict == "not polled" else text)
     yield table

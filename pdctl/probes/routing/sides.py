@@ -43,7 +43,8 @@ def sides_of(look: Look) -> tuple[Side, ...]:
 def _side(key: Key, views: Sequence[RankView]) -> Side:
     cluster, role, service, _ = key
     answering = [view for view in views if view.settings is not None]
-    common = Side(role=role, service=service, cluster=cluster, ranks=len(views), answered=len(answering))
+    heard = sum(view.rooms is not None for view in views)  # also in its recording, where none is asked
+    common = Side(role=role, service=service, cluster=cluster, ranks=len(views), answered=heard)
     if not answering:
         return common
     one = answering[0]
@@ -56,7 +57,7 @@ def _side(key: Key, views: Sequence[RankView]) -> Side:
         service=service,
         cluster=cluster,
         ranks=len(views),
-        answered=len(answering),
+        answered=heard,
         dp_size=dp_size(one) if role == "prefill" else -1,
         balance=balance(one) if role == "prefill" else "",
         force_query=any(forced(view) for view in answering),

@@ -88,7 +88,7 @@ def _group(group: GroupStacks, titles: list[str], *, wide: bool) -> Iterable[Ren
 
 def _silent(document: StacksDocument) -> Iterable[RenderableType]:
     """Yield how far the ranks that give no stack got, as their recordings say."""
-    rows = [rank for rank in document.ranks if rank.source != "agent" and (rank.last_round or rank.source)]
+    rows = [r for r in document.ranks if r.reason and r.source != "agent" and (r.last_round or r.source)]
     if not rows:
         return
     yield ""

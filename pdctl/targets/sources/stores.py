@@ -85,9 +85,9 @@ class _Child:
         if not self.done:
             if not os.fstat(self._out.fileno()).st_size:
                 return Read(
-                    error=f"not asked: torch was not loaded within {timeout_s:.3g} s here; give it more --timeout"
+                    error=f"not asked: torch was not loaded within {round(timeout_s, 3):g} s here; give it more --timeout"
                 )
-            return Read(error=f"no answer within {timeout_s:.3g} s: it is busy, stopped, or no TCPStore")
+            return Read(error=f"no answer within {round(timeout_s, 3):g} s: it is busy, stopped, or no TCPStore")
         self._out.seek(0)
         try:
             return structs.from_json(self._out.read(), Read)

@@ -53,7 +53,7 @@ def test_a_prefill_rank_is_told_of_a_decode_rank():
     assert [target.tp for target in planned.targets] == [1]
     assert pids(planned) == {PREFILL.identity.pid}
     assert planned.args.targets == (AimedRank(0, 1, "h:1"),)
-    assert (planned.args.target, planned.args.room, planned.args.hits) == ("decode:dp0:pp0:tp1", 7, 2)
+    assert (planned.args.target, planned.args.room, planned.args.hits) == ("decode dp0 pp0 tp1", 7, 2)
     assert planned.notes == ()
 
 

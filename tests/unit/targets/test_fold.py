@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdctl.targets.nodeset import Place, fold, numbers, parse_numbers, place, server_names, shown_axes, terms, unfold
+from pdctl.targets.nodeset import (
+    Place,
+    fold,
+    fold_lines,
+    numbers,
+    parse_numbers,
+    place,
+    server_names,
+    shown_axes,
+    terms,
+    unfold,
+)
 from pdctl.targets.registration import nameless
 from tests.support.identities import identity
 
@@ -55,3 +66,15 @@ def test_ranks_of_which_only_the_endpoint_is_known_are_called_by_it() -> None:
     among = [nameless("tcp://a:1"), nameless("tcp://b:1"), identity(tp=1)]
     names, axes = server_names(among), shown_axes(among)
     assert [fold([place(one, names)], axes) for one in among] == ["tcp://a:1", "tcp://b:1", "decode dp0 tp1"]
+
+
+def test_ranks_of_which_the_same_is_said_are_one_line() -> None:
+    lines = [f"decode dp0 pp0 tp{tp}: no answer within 2 s" for tp in range(42)]
+    assert fold_lines([*lines, "t.pdtrace is cut off", "prefill dp0 pp0 tp0: off", *lines]) == [
+        "decode dp0 pp0 tp0-41: no answer within 2 s",
+        "t.pdtrace is cut off",
+        "prefill dp0 pp0 tp0: off",
+    ]
+    pids = [f"decode dp0 pp0 tp{tp}: pid {tp + 7} may not be read" for tp in range(3)]
+    assert fold_lines(pids) == ["decode dp0 pp0 tp0-2: pid 7 may not be read (and 2 more pids)"]
+    assert fold_lines(["x: y", "x: z", "x: y"]) == ["x: y", "x: z"]
