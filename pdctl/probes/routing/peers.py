@@ -46,8 +46,10 @@ def suspects_of_peers(look: Look) -> Iterator[Suspect]:
 
 @dataclass
 class _Stale:
-    """Decode ranks that use one port of a prefill rank that is elsewhere now. rank: the one that is there, where it is seen."""
+    """One port of a prefill rank that is elsewhere now, and the decode ranks that use it. rank: who is there, None unseen."""
 
+    label: str
+    port: int
     now: int
     rank: RankView | None
     views: list[RankView] = field(default_factory=list)
@@ -57,7 +59,7 @@ class _Stale:
 
 def _prefill_replaced(look: Look) -> Iterator[Suspect]:
     prefill = [view for view in look.views if view.identity.role == "prefill" and view.rooms is not None]
-    found: dict[tuple[str, str, str, int, Place], _Stale] = {}
+    found: dict[tuple[str, str, str], dict[tuple[int, Place], _Stale]] = {}
     for view in look.views:
         if view.identity.role != "decode" or view.rooms is None:
             continue
@@ -68,13 +70,14 @@ def _prefill_replaced(look: Look) -> Iterator[Suspect]:
             now, rank = _there_now(look, view, peer, place, prefill)
             if now in (0, peer.port) or any(_is(peer, one, view) for one in prefill):
                 continue
-            key = (view.identity.cluster, view.identity.service, peer.bootstrap, peer.port, place)
-            stale = found.setdefault(key, _Stale(now, rank))
+            ports = found.setdefault((view.identity.cluster, view.identity.service, peer.bootstrap), {})
+            label = rank.identity.label if rank is not None else f"prefill dp{peer.dp} pp{peer.pp} tp{peer.tp}"
+            stale = ports.setdefault((peer.port, place), _Stale(label, peer.port, now, rank))
             stale.views.append(view)
             stale.rooms.update(dict.fromkeys(peer.rooms))
             stale.used = max(stale.used, peer.used)
-    for (cluster, service, address, port, place), stale in found.items():
-        yield _replaced(cluster, service, address, port, place, stale)
+    for (cluster, service, address), ports in found.items():
+        yield _replaced(cluster, service, address, sorted(ports.values(), key=lambda one: one.label))
 
 
 def _there_now(
@@ -143,46 +146,57 @@ def _is(peer: Peer, prefill: RankView, decode: RankView) -> bool:
     return not _loopback(f"{peer.host}:0") or prefill.identity.host == decode.identity.host
 
 
-def _replaced(cluster: str, service: str, address: str, port: int, place: Place, stale: _Stale) -> Suspect:
-    dp, _, tp, pp = place
-    label = stale.rank.identity.label if stale.rank is not None else f"prefill dp{dp} pp{pp} tp{tp}"
-    places = names(f"tp{view.identity.tp}" for view in stale.views)
-    one = len(stale.views) == 1
-    if stale.rank is not None:
-        up_s, pid = stale.rank.up_s, stale.rank.identity.pid
-        began = (
-            f"was started {seconds(up_s)} ago (pid {pid})" if up_s is not None else f"is another process (pid {pid})"
-        )
-        now = f"{label} {began} and listens on port {stale.now}"
+def _replaced(cluster: str, service: str, address: str, ports: Sequence[_Stale]) -> Suspect:
+    """ports: all that the ranks of one decode server still use of the prefill server behind ``address``."""
+    one, rank = ports[0], ports[0].rank
+    rooms = dict.fromkeys(room for stale in ports for room in stale.rooms)
+    waiting = max(len(rooms), *(stale.used for stale in ports))
+    views = {id(view): view for stale in ports for view in stale.views}
+    if rank is None:
+        began, there = f"The prefill server behind {address} has registered anew", "is registered at"
     else:
-        now = f"{label} is registered at port {stale.now} of another process now"
-    summary = f"{now}; {places} of {service} still send{'s' * one} to port {port}, where the process before listened."
-    if stale.used:
-        many, verb = f"{stale.used} request{'s'[: stale.used != 1]}", f"wait{'s'[: stale.used == 1]}"
-        summary += f" {many} {verb} for its answer, which will not come, and so will each new one."
+        ago = f" {seconds(rank.up_s)} ago" if rank.up_s is not None else " anew"
+        began, there = f"{rank.identity.service} was started{ago}", f"(pid {rank.identity.pid} now) listens on"
+    more = len({stale.label for stale in ports}) - 1
+    alike = f", and so it is for {more} more rank{'s'[: more != 1]}" if more else ""
+    summary = (
+        f"{began}; {names(map(_place, one.views))} of {service} still send{'s' * (len(one.views) == 1)} to port {one.port} of "
+        f"the process before. {one.label} {there} port {one.now}{alike}."
+    )
+    if waiting:
+        wait = f"{waiting} request{'s'[: waiting != 1]} wait{'s'[: waiting == 1]}"
+        summary += f" {wait} for an answer that will not come, and so will each new one."
     else:
         summary += " The next request will wait for an answer that can't come."
+    seen = {id(stale.rank): stale.rank for stale in ports if stale.rank is not None}
     return Suspect(
         "PD144",
         summary,
         f"{address} > {service}",
-        rooms=tuple(stale.rooms),
-        ranks=(*(view.identity.label for view in stale.views), *((label,) if stale.rank is not None else ())),
-        evidence=(
-            *(
-                f"{view.identity.label} uses port {port} for {label}, from its first query of {address}"
-                for view in stale.views
-            ),
-            f"{label} listens on port {stale.now} now, "
-            + ("as it says itself" if stale.rank is not None else f"as {address} has it registered"),
-            f"no rank that answers listens on port {port}",
+        rooms=tuple(rooms),
+        ranks=(*(view.identity.label for view in views.values()), *(found.identity.label for found in seen.values())),
+        evidence=tuple(
+            f"{view.identity.label} uses port {stale.port} for {stale.label}, which "
+            + (f"listens on port {stale.now}" if stale.rank is not None else f"{address} has at port {stale.now}")
+            + "; no rank that answers listens on the other"
+            for stale in ports[:_SHOWN]
+            for view in stale.views[:_SHOWN]
         ),
         cluster=cluster,
-        detail=f"{label} {port} {stale.now}",
         passing=True,
-        units=tuple(view.identity.unit for view in (*stale.views, *((stale.rank,) if stale.rank is not None else ()))),
+        units=tuple(view.identity.unit for view in (*views.values(), *seen.values())),
         next_step=f"Restart {service}, or stop prefill for longer than {_GIVES_UP}, so that decode asks {address} again.",
     )
+
+
+_SHOWN = 8
+
+
+def _place(view: RankView) -> str:
+    """Return ``tp1``, with its dp and pp rank where there are several."""
+    i = view.identity
+    dp, pp = f"dp{i.dp} " if i.dp_size > 1 else "", f"pp{i.pp} " if i.pp_size > 1 else ""
+    return f"{dp}{pp}tp{i.tp}"
 
 
 # ---- decode was replaced, and prefill has what the process before sent -------------------------------------------------

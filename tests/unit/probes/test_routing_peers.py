@@ -95,8 +95,8 @@ def test_prefill_was_replaced_and_decode_sends_to_the_process_before() -> None:
     [found] = document.findings
     assert found.code == "PD144"
     assert found.summary == (
-        "prefill dp0 pp0 tp0 was started 30.0 s ago (pid 44) and listens on port 5002; tp0 and tp1 of decode here still send "
-        "to port 5001, where the process before listened. 1 request waits for its answer, which will not come, and so will "
+        "prefill here was started 30.0 s ago; tp0 and tp1 of decode here still send to port 5001 of the process before. "
+        "prefill dp0 pp0 tp0 (pid 44 now) listens on port 5002. 1 request waits for an answer that will not come, and so will "
         "each new one."
     )
     assert found.rooms == (7,)
@@ -115,7 +115,8 @@ def test_it_is_found_while_nothing_waits_and_without_the_bootstrap_server() -> N
 def test_it_is_found_where_only_the_bootstrap_server_tells() -> None:
     [found] = twice(decode(0), at=server(5002)).findings
     assert found.summary.startswith(
-        "prefill dp0 pp0 tp0 is registered at port 5002 of another process now; tp0 of decode here"
+        f"The prefill server behind {ADDRESS} has registered anew; tp0 of decode here still sends to port 5001 of the process "
+        "before. prefill dp0 pp0 tp0 is registered at port 5002."
     )
 
 
