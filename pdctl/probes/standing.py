@@ -26,12 +26,9 @@ def standing(loops: Sequence[Loop]) -> frozenset[int]:
 
 
 def judge(loops: Sequence[Loop]) -> tuple[Finding, ...]:
-    """Return a finding for each data-parallel rank of a server in which a loop stands. loops: as for :func:`standing`."""
-    stand = standing(loops)
-    units: dict[str, list[int]] = {}
-    for n in sorted(stand):
-        units.setdefault(loops[n].identity.unit, []).append(n)
-    return tuple(_finding(loops, members) for members in units.values())
+    """Return a finding for each server in which a loop stands, of each torch world of it. loops: as for :func:`standing`."""
+    stand = [_standing(loops, members) for members in _worlds(loops)]
+    return tuple(_finding(loops, members) for members in stand if members)
 
 
 def _worlds(loops: Sequence[Loop]) -> Iterable[list[int]]:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from pdctl.probes import turns
+from pdctl.probes import parting, turns
 from pdctl.probes.endings import Ending, Endings
+from pdctl.probes.parting import Recorded
 from pdctl.probes.turns import OUTSIDE_S, STOOD_S, Looked, Loop, Pulse, Turn
 from pdctl.protocol.metadata import Metadata
 from pdctl.protocol.model import SCHEDULER_ENDED, EventKind, FlightEntry, Frame, Snapshot, Status
@@ -192,6 +193,16 @@ class View:
         """Return the loop of each rank that was found: first of those looked at, then of others, of which nothing is known."""
         judged = [Loop(rank.identity, turn) for rank, turn in zip(self.ranks, self.turns(), strict=True)]
         return [*judged, *(Loop(rank.identity) for rank in self.others)]
+
+    def stage_recordings(self) -> dict[int, Recorded]:
+        """Return the recordings of pipelines in which a loop stands, by the number of the rank."""
+        found = {}
+        for n in parting.stages(self.loops()):
+            recording = self.recording(self.ranks[n], sockets=False).body if n < len(self.ranks) else None
+            if recording is not None:
+                now = now_ns(self.ranks[n], recording.start_wall_ns, recording.start_mono_ns)
+                found[n] = Recorded(recording, now)
+        return found
 
     def endings(self) -> Endings:
         """Return the ranks whose process has ended, with what their recordings tell, and the rooms of those that live."""

@@ -63,7 +63,7 @@ ORDER = (
 )  # fmt: skip
 """Causes, those first that others follow from. A finding follows from one that comes before it here, so nothing goes round."""
 
-REPEATED = ("PD113", "PD114")
+REPEATED = ("PD113", "PD114", "PD115")
 """What several probes say, each in its words: once for the same units."""
 
 _RANK = {code: number for number, code in enumerate(ORDER)}

@@ -108,7 +108,8 @@ def test_a_busy_lab_has_no_finding_and_a_stopped_rank_has_a_row(labs: Labs) -> N
         until(
             "decode tp0 to be stuck", lambda: look(labs, "--rank", "decode:tp0", code=0)["ranks"][0]["moves"] == "stuck"
         )
-        document = json.loads(labs.cli("stacks", "-o", "json", "--timeout", "60s", code=3).stdout)
+        document = json.loads(labs.cli("stacks", "-o", "json", "--timeout", "60s", code=1).stdout)
+        assert [one["code"] for one in document["findings"]] == ["PD114"]
         row = rows(document)[TP1]
         assert row["state"] == "silent"
         assert "stopped" in row["reason"]

@@ -88,6 +88,8 @@ class LabAdapter:
             bootstrap = scheduler.disagg_prefill_bootstrap_queue
             self._polled(polls, recorder, "prefill.bootstrap", bootstrap, "pop_bootstrapped")
             self._polled(polls, recorder, "prefill.inflight", scheduler, "process_disagg_prefill_inflight_queue")
+            if scheduler.groups.pp_size > 1:
+                polls.picking_method(type(scheduler), "get_rids", "rounds.get_rids", self._picked)
             self._seams += install_metadata_site(self.hooks, scheduler, recorder, faults)
         else:
             self._landings = Landings(self._reader, recorder)
@@ -155,6 +157,11 @@ class LabAdapter:
         number = self._groups[id(group)]
         info = self._identity.groups[number]
         return number if info.size > 1 or info.kind == "attn-tp" else -1  # with itself alone nobody is out of step
+
+    def _picked(self, _: Any, queue: list[Any], *__: Any) -> tuple[QueueTap | None, list[Any]]:
+        """Return the tap of the queue that a pipeline stage polls for the others."""
+        names = (name for name in self._taps if queue and self._reader.queue(name) is queue)
+        return next((self._taps[name] for name in names), None), queue
 
     def _next_stream(self) -> int:
         self._streams += 1

@@ -192,7 +192,7 @@ class SchedulerCore:
 
     def stream_output(self, req: Req) -> None:
         """Answer a request that has ended; only one rank of a server's dp rank does."""
-        if self.groups.tp_rank != 0 or not self.groups.pp_last or not req.reply:
+        if self.groups.tp_rank != 0 or not self.groups.pp_first or not req.reply:
             return
         output = self._outputs.pop(req.reply, None)
         if output is None:

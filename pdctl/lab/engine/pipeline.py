@@ -2,8 +2,11 @@
 
 A turn has two passes round the ring of stages: first each stage adds its own polls to what the stage before it found
 (rids that all have, rids that any has failed), then the last stage's result is carried out by the first, which passes
-on *what it did*, and so on. In a prefill server new requests and aborts reach a stage one turn after the stage before
-it.
+on *what it did*, and so on. In a prefill server the first stage carries it out as many turns later as there are stages,
+as SGLang's microbatches do, and new requests and aborts reach a stage one turn after the stage before it. What polls say
+may have changed by then: a request that a later stage fails meanwhile is taken on by the first one (issue 30476).
+
+Messages go over the world's group, as in SGLang. What the model passes on has the group of the stages.
 """
 
 from __future__ import annotations
@@ -17,18 +20,23 @@ from pdctl.lab.engine.request import Req
 from pdctl.lab.engine.utils import poll_and_all_reduce, poll_and_all_reduce_attn_cp_tp_group
 from pdctl.protocol.model import KVPoll
 
+Rids = tuple[list[str], list[str], list[str]]
+"""Rids to move on, to fail, to release."""
+
 
 class SchedulerPPMixin(SchedulerDisaggregationDecodeMixin, SchedulerDisaggregationPrefillMixin):
     """Loops and ring passes of a pipeline stage."""
 
     held_requests: list[dict[str, Any]] = []  # noqa: RUF012  # replaced, never changed
+    agreed: tuple[Rids, ...] = ()
+    """What was agreed in the last turns and is not carried out yet."""
 
     def event_loop_pp_disagg_prefill(self) -> None:
         """Serve for ever as one stage of a prefill server."""
         while True:
             self.begin_tick()
             self.process_input_requests(self._pp_recv_requests(late=True))
-            good, bad, released = self._pp_consensus(*self._pp_prefill_rids())
+            good, bad, released = self._pp_later(self._pp_consensus(*self._pp_prefill_rids()))
             good_reqs, failed_reqs = self.disagg_prefill_bootstrap_queue.pop_bootstrapped(good + bad)
             # The next stage hears of what this one has done, not of what was agreed.
             self._pp_pass_on([req.rid for req in good_reqs], [req.rid for req in failed_reqs], released)
@@ -60,35 +68,47 @@ class SchedulerPPMixin(SchedulerDisaggregationDecodeMixin, SchedulerDisaggregati
         groups = self.groups
         stages, rank = groups.members["pp"], groups.pp_rank
         received: list[dict[str, Any]] = (
-            self.recv_requests() if groups.pp_first else recv_pyobj(groups.pp, stages[rank - 1])
+            self.recv_requests() if groups.pp_first else recv_pyobj(groups.world, stages[rank - 1])
         )
         if not groups.pp_last:
-            send_pyobj(self.held_requests if late else received, groups.pp, stages[rank + 1])
+            send_pyobj(self.held_requests if late else received, groups.world, stages[rank + 1])
         self.held_requests = received
         return received
 
-    def _pp_consensus(
-        self, good: list[str], bad: list[str], released: list[str]
-    ) -> tuple[list[str], list[str], list[str]]:
+    def _pp_consensus(self, good: list[str], bad: list[str], released: list[str]) -> Rids:
         """Return rids to move on, rids to fail and rids to release, as this stage is told to."""
         groups = self.groups
         stages, rank = groups.members["pp"], groups.pp_rank
         if not groups.pp_first:
-            prev_good, prev_bad, prev_released = recv_pyobj(groups.pp, stages[rank - 1])
+            prev_good, prev_bad, prev_released = recv_pyobj(groups.world, stages[rank - 1])
             good = [rid for rid in prev_good if rid in good]
             bad = prev_bad + [rid for rid in bad if rid not in prev_bad]
             released = [rid for rid in prev_released if rid in released]
         if not groups.pp_last:
-            send_pyobj((good, bad, released), groups.pp, stages[rank + 1])
+            send_pyobj((good, bad, released), groups.world, stages[rank + 1])
         else:
-            send_pyobj((good, bad, released), groups.pp, stages[0])
-        good, bad, released = recv_pyobj(groups.pp, stages[rank - 1])  # of the first stage: the last one
+            send_pyobj((good, bad, released), groups.world, stages[0])
+        good, bad, released = recv_pyobj(groups.world, stages[rank - 1])  # of the first stage: the last one
         return good, bad, released
+
+    def _pp_later(self, agreed: Rids) -> Rids:
+        """Return what the first stage carries out in this turn; a later one does at once what it is told.
+
+        Without ``orphan-drain`` the first one does, too: a later stage then hears of an abort after that.
+        """
+        if not self.groups.pp_first or not self.config.has("orphan-drain"):
+            return agreed
+        self.agreed = (*self.agreed, agreed)
+        if len(self.agreed) <= self.groups.pp_size:
+            return [], [], []
+        now, *later = self.agreed
+        self.agreed = tuple(later)
+        return now
 
     def _pp_pass_on(self, good: list[str], bad: list[str], released: list[str]) -> None:
         groups = self.groups
         if not groups.pp_last:
-            send_pyobj((good, bad, released), groups.pp, groups.members["pp"][groups.pp_rank + 1])
+            send_pyobj((good, bad, released), groups.world, groups.members["pp"][groups.pp_rank + 1])
 
     # ---- what this stage polls ------------------------------------------------------------------------------------
 

@@ -125,5 +125,17 @@ def test_worlds_are_judged_by_themselves() -> None:
     assert standing([*group(turn(POLL), turn(RECV)), *restarted]) == {0, 1}
 
 
+def test_data_parallel_ranks_of_one_world_have_one_cause() -> None:
+    dp = [
+        Loop(identity(dp=n, dp_size=2, dp_attention=True, pid=70 + n), one) for n, one in enumerate((turn(POLL), STOP))
+    ]
+    [found] = judge(dp)
+    assert found.summary.startswith(
+        "The scheduler loop of decode dp1 tp0 has not turned for 34.0 s: its process is stopped"
+    )
+    assert "For it waits decode dp0 tp0" in found.summary
+    assert found.units == ("decode dp0 of first", "decode dp1 of first")
+
+
 def test_who_waits_for_one_that_has_ended_stands() -> None:
     assert standing(group(turn(POLL), DIED)) == {0}

@@ -1,0 +1,122 @@
+"""Finds the request with which the pipeline stages of a server that stands went different ways. Pure: recordings in.
+
+Stages agree on what becomes of a request, and each looks at its own polls once more before it does that. Where one fails
+the request meanwhile, another takes it on: it then waits for a stage that has forgotten the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pdctl.probes.standing import standing
+from pdctl.probes.turns import Loop
+from pdctl.protocol.durations import seconds
+from pdctl.protocol.model import POLLED_QUEUES, Action, EventKind
+from pdctl.report.findings import Finding, finding
+
+if TYPE_CHECKING:
+    from pdctl.recording.reader import Recording
+
+MOST_RUNS = 64
+"""Runs of each queue that are looked at: the newest, since the loop stands since then."""
+_TOOK = {int(Action.MOVED): "took it on", int(Action.COMMITTED): "ended it well"}
+_FAILED = {int(Action.FAILED): "failed it", int(Action.ABORTED): "aborted it"}
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A rank's recording. now_ns: the present on its clock, None unknown."""
+
+    recording: Recording
+    now_ns: int | None = None
+
+
+@dataclass(frozen=True)
+class Did:
+    """What a stage did with a room. age_s: seconds ago, None unknown. wall_ns: when."""
+
+    rank: str
+    stage: int
+    action: int
+    queue: str
+    round: int
+    wall_ns: int
+    age_s: float | None
+    reason: str = ""
+
+    @property
+    def words(self) -> str:
+        """Return ``prefill dp0 pp1 tp0 failed it in round 25``."""
+        what = {**_TOOK, **_FAILED}[self.action]
+        return f"{self.rank} {what} in round {self.round}" + (f' ("{self.reason}")' if self.reason else "")
+
+
+def stages(loops: Sequence[Loop]) -> list[int]:
+    """Return the numbers of the ranks whose recordings are worth a look: of pipelines in which a loop stands."""
+    units = {loops[n].identity.unit for n in standing(loops) if loops[n].identity.pp_size > 1}
+    return [n for n, loop in enumerate(loops) if loop.identity.unit in units]
+
+
+def judge(loops: Sequence[Loop], recorded: Mapping[int, Recorded]) -> tuple[Finding, ...]:
+    """Return a finding for each pipeline whose stages did different things with a room. recorded: of :func:`stages`."""
+    units: dict[str, list[int]] = {}
+    for n in recorded:
+        units.setdefault(loops[n].identity.unit, []).append(n)
+    found = (_finding(loops, recorded, members) for members in units.values())
+    return tuple(one for one in found if one is not None)
+
+
+def _finding(loops: Sequence[Loop], recorded: Mapping[int, Recorded], members: Sequence[int]) -> Finding | None:
+    done: dict[tuple[str, int], list[Did]] = {}
+    for n in members:
+        for room, did in _done(loops[n], recorded[n]):
+            done.setdefault((did.queue, room), []).append(did)
+    parted = [(at, each) for at, each in done.items() if _parted(each)]
+    if not parted:
+        return None
+    (queue, room), each = max(parted, key=lambda one: max(did.wall_ns for did in one[1]))
+    took = next(did for did in each if did.action in _TOOK)
+    failed = next(did for did in each if did.action in _FAILED and did.stage != took.stage)
+    ages = [loop.turn.age_s for loop in (loops[n] for n in members) if loop.turn.age_s is not None]
+    since = f" for {seconds(min(ages))}" if ages else ""
+    return finding(
+        "PD115",
+        f"Stages of {loops[members[0]].identity.role} dp{loops[members[0]].identity.dp} parted at room {room}: {took.words} of"
+        f" {queue}, {failed.words}. No stage has turned{since}.",
+        rooms=(room,),
+        ranks=tuple(loops[n].identity.label for n in members),
+        units=(loops[n].identity.unit for n in members),
+        evidence=tuple(
+            f"{did.words} of {queue}" + (f", {seconds(did.age_s)} ago" if did.age_s is not None else "")
+            for did in sorted(each, key=lambda did: did.wall_ns)
+        ),
+    )
+
+
+def _parted(each: Sequence[Did]) -> bool:
+    took = {did.stage for did in each if did.action in _TOOK}
+    return bool(took) and bool({did.stage for did in each if did.action in _FAILED} - took)
+
+
+def _done(loop: Loop, one: Recorded) -> Iterable[tuple[int, Did]]:
+    """Yield each room that has left a polled queue of a rank lately, with how."""
+    recording, wall = one.recording, one.recording.start_wall_ns - one.recording.start_mono_ns
+    for queue in POLLED_QUEUES:
+        stream = recording.stream(queue)
+        for row in range(max(0, len(stream) - MOST_RUNS), len(stream)) if stream is not None else ():
+            run = stream.run(row)  # type: ignore[union-attr]
+            for item in stream.items(run) or ():  # type: ignore[union-attr]
+                if item.action in _TOOK or item.action in _FAILED:
+                    notes = recording.events_of((item.room,), (EventKind.FAILURE,)) if item.action in _FAILED else ()
+                    age_s = None if one.now_ns is None else max(0.0, (one.now_ns - run.t_done) / 1e9)
+                    reason = next((note.text for note in notes), "")
+                    who = loop.identity
+                    yield (
+                        item.room,
+                        Did(who.label, who.pp, item.action, queue, run.last, run.t_done + wall, age_s, reason),
+                    )
+
+
+__all__ = ["Recorded", "judge", "stages"]

@@ -1,0 +1,91 @@
+"""Scheduler loops that stand are an error wherever one looks, and what only takes long is none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.labs import Lab, Labs
+from tests.support.patience import until
+
+pytestmark = pytest.mark.system
+
+
+def look(labs: Labs, *command: object, code: int | None = None) -> dict[str, Any]:
+    """Return what a command says as JSON."""
+    found: dict[str, Any] = json.loads(labs.cli(*command, "-o", "json", code=code).stdout)
+    return found
+
+
+def causes(document: dict[str, Any]) -> list[str]:
+    return [one["code"] for one in document["findings"] if not one["follows"] and one["level"] == "error"]
+
+
+@pytest.fixture(scope="module")
+def well() -> Iterator[tuple[Labs, Lab]]:
+    with Labs() as labs:
+        yield labs, labs.up("--prefill", "tp=1", "--decode", "tp=2")
+
+
+@pytest.mark.parametrize("rank", ["decode:tp1", "prefill"])
+def test_a_stopped_rank_is_the_cause_everywhere_until_it_goes_on(well: tuple[Labs, Lab], rank: str) -> None:
+    labs, lab = well
+    labs.cli("lab", "kill", rank, "--signal", "STOP", "--name", lab.name)
+    document = until("the loop stands", lambda: (d := look(labs, "check")) and causes(d) == ["PD114"] and d)
+    first = document["findings"][0]
+    role = rank.partition(":")[0]
+    assert first["code"] == "PD114"
+    assert f"of {role} dp0 tp" in first["summary"]
+    assert "its process is stopped (SIGSTOP)" in first["summary"]
+    assert "kill -CONT" in first["next_step"]
+    assert document["failed"]
+    assert {
+        stage["level"] for stage in document["stages"] if stage["stage"] in ("ranks", "queues", "stuck", "stacks")
+    } == {"error"}
+    queues = look(labs, "diff-queues", code=1)
+    verdicts = {group["role"]: group["verdict"] for group in queues["groups"]}
+    assert verdicts[role] == "WAITING"
+    ranks = look(labs, "ranks", code=1)["ranks"]
+    assert [row["stands"] for row in ranks if row["role"] != role] == [False] * (2 if role == "prefill" else 1)
+    shown = labs.cli("ranks", code=1).stdout
+    assert shown.startswith("PD114")
+    assert shown.index("stands") < shown.index("live ")
+    labs.cli("lab", "kill", rank, "--signal", "CONT", "--name", lab.name)
+    until("it turns again", lambda: labs.cli("check", code=None).returncode == 0)
+    assert lab.load(requests=4).completed == 4
+
+
+def test_stages_that_parted_at_a_request_stand_for_good(labs: Labs) -> None:
+    """An abort that reached the second stage alone, in the round in which the first one took the request on."""
+    lab = labs.up("--prefill", "pp=2", "--decode", "tp=1")
+    assert lab.load(requests=4).completed == 4
+    assert look(labs, "check", code=0)["findings"] == []
+    labs.cli("inject", "--abort", "--rank", "prefill:pp1", "--hits", "1", "--for", "60s", "--detach")
+    outcome = lab.load(requests=1, seconds=2)
+    assert outcome.unfinished == 1
+    [room] = outcome.unfinished_rooms
+    document = until("both stages stand", lambda: (d := look(labs, "check")) and "PD115" in causes(d) and d)
+    first = document["findings"][0]
+    assert (first["code"], first["rooms"], causes(document)) == ("PD115", [room], ["PD115"])
+    assert "prefill dp0 pp0 tp0 took it on in round" in first["summary"]
+    assert "prefill dp0 pp1 tp0 failed it in round" in first["summary"]
+    assert {one["code"] for one in document["findings"] if one["follows"] == "PD115"} >= {"PD114"}
+    assert "Restart this server" in first["next_step"]
+
+
+@pytest.mark.long
+def test_a_forward_that_takes_long_is_no_loop_that_stands(labs: Labs) -> None:
+    lab = labs.up("--prefill", "pp=2", "--decode", "tp=2", "--step", "prefill=14s")
+    with lab.waiting(7001, "both"):
+
+        def old() -> bool:
+            rows = look(labs, "ranks", code=0)["ranks"]
+            return any((row["tick_age_s"] or 0) > 11 for row in rows if row["role"] == "prefill")
+
+        until("a turn that began long ago", old, limit_s=90)
+        document = look(labs, "ranks", code=0)
+        assert document["findings"] == []
+        assert not any(row["stands"] for row in document["ranks"])

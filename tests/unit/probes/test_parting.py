@@ -1,0 +1,104 @@
+"""The request with which pipeline stages parted, and stages that only differ in time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pdctl.probes.parting import Recorded, judge, stages
+from pdctl.probes.turns import RUNNING, Loop, Turn
+from pdctl.protocol.model import NEXT_STAGE, STAGE_BEFORE, Action, Call
+from tests.support.identities import identity
+
+S = 10**9
+FAILURE = "Aborted by AbortReq."
+
+
+class Run:
+    """A run of one round, with what became of each room."""
+
+    def __init__(self, last: int, done_s: float, **rooms: Action) -> None:
+        self.last, self.t_done = last, int(done_s * S)
+        self.rooms = [(int(name[1:]), int(action)) for name, action in rooms.items()]
+
+
+class Stream:
+    def __init__(self, *runs: Run) -> None:
+        self.runs = runs
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def run(self, row: int) -> Run:
+        return self.runs[row]
+
+    def items(self, run: Run) -> list[Any]:
+        return [type("Item", (), {"room": room, "action": action}) for room, action in run.rooms]
+
+
+class Kept:
+    """A recording as the judge reads it."""
+
+    start_wall_ns = start_mono_ns = 0
+
+    def __init__(self, *runs: Run) -> None:
+        self._stream = Stream(*runs)
+
+    def stream(self, queue: str) -> Stream | None:
+        return self._stream if queue == "prefill.bootstrap" else None
+
+    def events_of(self, rooms: Any, kinds: Any) -> list[Any]:
+        return [type("Event", (), {"text": FAILURE})]
+
+
+def standing(inside: str, **changes: Any) -> Turn:
+    fields: dict[str, Any] = {"turned": False, "age_s": 129.0, "doing": inside, "state": RUNNING, "stood_s": 2.0}
+    return Turn(**fields | {"call": Call(inside=inside)} | changes)
+
+
+STAND = (standing(NEXT_STAGE), standing(STAGE_BEFORE))
+
+
+def pipeline(*turns: Turn) -> list[Loop]:
+    return [Loop(identity(role="prefill", pp=n, pp_size=2), turn) for n, turn in enumerate(turns)]
+
+
+def recorded(*kept: Kept) -> dict[int, Recorded]:
+    return {n: Recorded(one, 150 * S) for n, one in enumerate(kept)}  # type: ignore[arg-type]
+
+
+def test_the_room_that_one_stage_took_on_and_the_other_failed() -> None:
+    first = Kept(Run(300, 10.0, r4=Action.MOVED), Run(304, 21.0, r7=Action.MOVED, r8=Action.KEPT))
+    second = Kept(Run(298, 10.0, r4=Action.MOVED), Run(302, 20.5, r7=Action.FAILED))
+    loops = pipeline(*STAND)
+    assert stages(loops) == [0, 1]
+    [found] = judge(loops, recorded(first, second))
+    assert (found.code, found.level.value, found.rooms) == ("PD115", "error", (7,))
+    assert found.summary == (
+        "Stages of prefill dp0 parted at room 7: prefill dp0 pp0 tp0 took it on in round 304 of prefill.bootstrap,"
+        f' prefill dp0 pp1 tp0 failed it in round 302 ("{FAILURE}"). No stage has turned for 129.0 s.'
+    )
+    assert found.evidence == (
+        f'prefill dp0 pp1 tp0 failed it in round 302 ("{FAILURE}") of prefill.bootstrap, 129.5 s ago',
+        "prefill dp0 pp0 tp0 took it on in round 304 of prefill.bootstrap, 129.0 s ago",
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (Run(304, 21.0, r7=Action.FAILED), Run(302, 20.5, r7=Action.FAILED)),  # it failed on both
+        (Run(304, 21.0, r7=Action.MOVED), Run(302, 20.5, r7=Action.MOVED)),
+        (Run(304, 21.0, r7=Action.MOVED), Run(302, 20.5, r7=Action.KEPT)),  # legally a round behind
+        (Run(304, 21.0, r7=Action.MOVED), Run(302, 20.5, r9=Action.FAILED)),
+    ],
+)
+def test_stages_that_did_the_same_have_not_parted(first: Run, second: Run) -> None:
+    assert judge(pipeline(*STAND), recorded(Kept(first), Kept(second))) == ()
+
+
+def test_only_pipelines_that_stand_are_looked_at() -> None:
+    computes = standing("model forward", computing=True)
+    assert stages(pipeline(computes, STAND[1])) == []
+    assert stages([Loop(identity(), standing(NEXT_STAGE))]) == [], "it has one stage"
