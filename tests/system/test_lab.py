@@ -12,7 +12,7 @@ import pytest
 
 from pdctl.lab.client import Outcome
 from pdctl.protocol.model import Action, EventKind, KVPoll
-from tests.support.labs import Lab, Labs
+from tests.support.labs import Lab, Labs, end_process
 from tests.support.patience import until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600, method="signal")]  # the machine may be busy
@@ -97,7 +97,7 @@ def test_without_the_gate_late_metadata_hangs_the_ranks_and_recordings_tell(labs
     until("a landing on decode tp1", lambda: lab.events(TP1, EventKind.LANDED))
     assert {p.label for p in lab.left()} == {p.label for p in lab.processes}, "a hang, not a crash"
     for label in (TP0, TP1):
-        os.kill(lab.process(label).pid, signal.SIGKILL)
+        end_process(lab.process(label))
     first, second = lab.items(TP0, "decode.transfer")[-1], lab.items(TP1, "decode.transfer")[-1]
     assert (first.room, first.action, first.found, first.reduced) == (room, Action.COMMITTED, room, KVPoll.SUCCESS)
     assert (second.room, second.action, second.found, second.reduced) == (room, Action.KEPT, 0, KVPoll.SUCCESS)
