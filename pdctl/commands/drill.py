@@ -28,7 +28,7 @@ from pdctl.inject.drill.schema import Drill, LabLoad, LoadSpec
 from pdctl.protocol import extras
 from pdctl.protocol.documents import Document, Rows
 from pdctl.protocol.errors import Exit, PdctlError
-from pdctl.report.output import Format, Output
+from pdctl.report.output import Format, Output, sentence
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -419,7 +419,7 @@ def _show(
     out.document(document, draw=_draw_verdict, code=code)
     for problem in records:
         if isinstance(problem, Problem) and problem.next_step and not out.format.whole:
-            out.note(f"  Next: {problem.next_step}")
+            out.note(f"  Next: {sentence(problem.next_step)}")
     return int(code)
 
 

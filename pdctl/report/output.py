@@ -34,6 +34,8 @@ FINDING = "pdctl.finding"
 MOST_DETAILS = 20
 """Lines of an error's details that are shown."""
 _NOT_PLAIN = re.compile(r"[^\x20-\x7e\n]")
+_FIRST_WORD = re.compile(r"[a-z]+(?=[ :'])")
+_PROGRAMS = ("pdctl", "pip", "torchrun", "uv", "ssh", "chmod", "kill", "sysctl")
 _COLOR = re.compile(r"(\x1b\[[0-9;]*m)")
 D = TypeVar("D", bound=Document)
 
@@ -157,7 +159,7 @@ class Output:
         if len(details) > MOST_DETAILS:
             self.note(f"  … and {len(details) - MOST_DETAILS} more")
         if next_step:
-            self.note(f"  Next: {next_step}")
+            self.note(f"  Next: {sentence(next_step)}")
 
     def _write(self, text: str, lost: int) -> None:
         progress.erase()
@@ -207,6 +209,12 @@ class Output:
         draw(escaping.escape_copy(document), console)
         lines = text.getvalue().removesuffix("\n").split("\n") if text.getvalue() else []
         return "".join(f"{_harmless(line.rstrip(), color=self.color)}\n" for line in lines)
+
+
+def sentence(text: str) -> str:
+    """Return a next step with a capital letter at its begin, unless that is the name of a command."""
+    word = _FIRST_WORD.match(text)
+    return text if word is None or word[0] in _PROGRAMS else f"{text[0].upper()}{text[1:]}"
 
 
 def hang_up(stream: TextIO) -> None:

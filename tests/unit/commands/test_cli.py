@@ -42,7 +42,7 @@ def run(error: BaseException | int | None) -> tuple[int, str]:
         (
             PdctlError("no ranks found", "start some", Exit.UNREACHABLE),
             4,
-            "pdctl: no ranks found\n  Next: start some\n",
+            "pdctl: no ranks found\n  Next: Start some\n",
         ),
         (PdctlError("not armed", code=Exit.REFUSED), 5, "pdctl: not armed\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),

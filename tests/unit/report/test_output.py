@@ -22,7 +22,7 @@ from pdctl.probes.ranks.judge import RankRow, RanksDocument
 from pdctl.protocol.documents import Document, Rows
 from pdctl.protocol.model import Call, Seam
 from pdctl.report.findings import Finding, finding
-from pdctl.report.output import Format, Output
+from pdctl.report.output import Format, Output, sentence
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -139,7 +139,7 @@ def test_a_reader_that_goes_away_changes_no_exit_code_and_leaves_no_traceback(fo
 import sys
 from typing import Any
 from pdctl.report.findings import Finding, finding
-from pdctl.report.output import Format, Output
+from pdctl.report.output import Format, Output, sentence
 from tests.unit.report.test_output import DOCUMENT, ROWS, draw
 sys.stdin.read()
 Output(Format("{form}")).document(DOCUMENT, ROWS, draw)
@@ -162,7 +162,22 @@ def test_what_is_no_data_goes_to_stderr() -> None:
     output.note("by the way")
     output.error("it broke", "mend it")
     assert out.getvalue() == ""
-    assert err.getvalue() == "by the way\npdctl: it broke\n  Next: mend it\n"
+    assert err.getvalue() == "by the way\npdctl: it broke\n  Next: Mend it\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("choose one: pdctl --key NAME", "Choose one: pdctl --key NAME"),
+        ("pdctl ranks shows all.", "pdctl ranks shows all."),
+        ("docs/drills.md shows it", "docs/drills.md shows it"),
+        ("lab.control says it", "lab.control says it"),
+        ("--help", "--help"),
+        ("", ""),
+    ],
+)
+def test_a_next_step_begins_as_a_sentence_or_a_command(text: str, said: str) -> None:
+    assert sentence(text) == said
 
 
 def test_a_ranks_document_follows_its_published_schema() -> None:
