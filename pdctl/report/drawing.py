@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pdctl.report.findings import Finding
 
 
-_LEAST = 16
-"""Columns that a cell whose text may be wrapped has at least, as far as its text needs them."""
+_LEAST, _LONGEST_WORD = 16, 48
+"""Columns that a cell whose text may be wrapped has at least, as far as its text needs them, and as one word of it does."""
 
 
 class Sheet(Console):
@@ -51,14 +51,22 @@ class Whole(Table):
 def _needed(*cells: object, wraps: bool) -> int:
     texts = [cell.plain if isinstance(cell, Text) else str(cell) for cell in cells]
     widest = max((cell_len(line) for text in texts for line in text.split("\n")), default=0)
-    return min(widest, _LEAST) if wraps else widest
+    if not wraps:
+        return widest
+    word = max((cell_len(word) for text in texts for word in text.split()), default=0)
+    return min(widest, max(_LEAST, min(word, _LONGEST_WORD)))
 
 
 def table(*names: str, right: tuple[str, ...] = (), wraps: tuple[str, ...] = ()) -> Table:
     """Return an empty table with these headings. right: columns of numbers. wraps: those whose text may take several lines."""
     made = Whole(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in names:
-        made.add_column(name, no_wrap=name not in wraps, justify="right" if name in right else "left")
+        made.add_column(
+            name,
+            no_wrap=name not in wraps,
+            justify="right" if name in right else "left",
+            overflow="fold" if name in wraps else "ellipsis",
+        )
     return made
 
 
@@ -70,7 +78,10 @@ def grid(*wraps: bool, right: tuple[int, ...] = (), width: int | None = None) ->
     made = Whole(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     for number, wrap in enumerate(wraps):
         made.add_column(
-            no_wrap=not wrap, justify="right" if number in right else "left", width=None if number else width
+            no_wrap=not wrap,
+            justify="right" if number in right else "left",
+            width=None if number else width,
+            overflow="fold" if wrap else "ellipsis",
         )
     return made
 

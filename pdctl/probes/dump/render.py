@@ -48,9 +48,8 @@ def queues(document: QueuesDump) -> Iterable[RenderableType]:
             "KV",
             "dp",
             right=("slot", "age", "prompt", "KV", "dp"),
+            wraps=("rid",),
         )
-        for column in drawn.columns[1:3]:  # what requests are called by goes on in the next line rather than being cut
-            column.no_wrap, column.overflow = False, "fold"
         for row in rows[:_SHOWN]:
             numbers = [str(n) if n >= 0 else "-" for n in (row.tokens, row.kv, row.dp)]
             slot = str(row.slot) if row.slot >= 0 else "-"

@@ -1,13 +1,12 @@
-"""``dump queues`` in 80 columns: what requests are called by is whole."""
+"""``dump queues`` in 80 columns: what requests are called by is whole, in one piece, and can be copied."""
 
 from __future__ import annotations
 
 import io
 
-from rich.console import Console
-
 from pdctl.probes.dump.model import QueuedRequest, QueuesDump, RankQueues
 from pdctl.probes.dump.probe import QUEUES
+from pdctl.report.drawing import Sheet
 from tests.support.drawing import drawing
 
 ROOM, RID = 18446744073709551615, "0123456789abcdef0123456789abcdef-17"
@@ -20,13 +19,18 @@ def test_room_and_rid_are_not_cut() -> None:
     )  # fmt: skip
     rank = RankQueues(rank="decode dp0 pp0 tp0", cluster="", service="s", state="live")
     text = io.StringIO()
-    drawing(QUEUES)(QueuesDump(ranks=(rank,), requests=(request,)), Console(file=text, width=80))
-    lines = text.getvalue().splitlines()
-    assert max(map(len, lines)) <= 80
+    drawing(QUEUES)(QueuesDump(ranks=(rank,), requests=(request,)), Sheet(file=text, width=80))
     assert "…" not in text.getvalue()
-    head = next(line for line in lines if "room" in line)
-    room, rid = (head.index(name) for name in ("room", "rid"))
-    slot = head.index("slot")
-    rows = lines[lines.index(head) + 1 :]
-    assert "".join(line[room:rid].strip() for line in rows) == str(ROOM)
-    assert "".join(line[rid:slot].strip() for line in rows) == RID
+    [line] = [line for line in text.getvalue().splitlines() if "decode.transfer" in line]
+    assert line.split()[1:3] == [str(ROOM), RID]
+
+
+def test_a_very_long_rid_goes_on_in_the_next_line() -> None:
+    text = io.StringIO()
+    request = QueuedRequest(
+        rank="r", cluster="", service="s", queue="waiting", room=1, rid="x" * 200, slot=-1, state="-", age_s=None
+    )
+    rank = RankQueues(rank="r", cluster="", service="s", state="live")
+    drawing(QUEUES)(QueuesDump(ranks=(rank,), requests=(request,)), Sheet(file=text, width=80))
+    assert text.getvalue().count("x") == 200
+    assert max(map(len, text.getvalue().splitlines())) < 120
