@@ -26,8 +26,8 @@ EXAMPLES = {
         "pdctl context add prod --endpoint tcp://10.0.0.7:7000 --inject never",
     ),
     "use": ("pdctl context use staging", "pdctl context use"),
+    "show": ("pdctl context show staging", "pdctl context show prod -o json"),
     "remove": ("pdctl context remove staging", "pdctl context remove prod"),
-    "show": ("pdctl context show", "pdctl context show prod -o json"),
     "list": ("pdctl context list", "pdctl context list -o json"),
 }
 
@@ -131,18 +131,6 @@ def use(
     return Exit.CLEAN
 
 
-@app.command("remove")
-def remove(
-    name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=values("context"), help="The target.")],
-) -> int:
-    """Forget a saved target. Where it was in use, the usual directories are again.
-
-    Exit code: 0, or 2 where it is not saved.
-    """
-    contexts.remove(name)
-    return Exit.CLEAN
-
-
 @app.command("show")
 def show(
     ctx: typer.Context,
@@ -166,6 +154,18 @@ def show(
         )
     document = ContextDocument(file=os.fspath(contexts.path()), context=_row(chosen, context, _used(env)))
     Output(output).document(document, Rows(ContextRow, (document.context,)), _draw_one)
+    return Exit.CLEAN
+
+
+@app.command("remove")
+def remove(
+    name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=values("context"), help="The target.")],
+) -> int:
+    """Forget a saved target. Where it was in use, the usual directories are again.
+
+    Exit code: 0, or 2 where it is not saved.
+    """
+    contexts.remove(name)
     return Exit.CLEAN
 
 

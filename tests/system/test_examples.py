@@ -30,8 +30,14 @@ PARSED = {
     "pdctl run -- ./start-decode.sh --port 30001": "the process of the test would become an engine",
     "pdctl demo": "it starts labs of its own; test_lab_demo.py runs it",
     "pdctl demo --timeout 3m": "it starts labs of its own; test_lab_demo.py runs it",
-    "pdctl lab up": "the shared lab is up already, with --owner",
+    "pdctl lab up --step prefill=12s": "the shared lab is up already, with --owner",
     "pdctl lab up --name two --decode tp=2,dp=2 --without gate": "one lab is enough; test_lab_switches.py starts others",
+    "pdctl lab restart prefill": "ranks of the shared lab stay; test_lab_servers.py does it to a lab of its own",
+    "pdctl lab restart bootstrap": "likewise",
+    "pdctl lab kill decode:tp1": "likewise",
+    "pdctl lab kill prefill --signal STOP": "likewise",
+    "pdctl lab crash decode:tp1": "likewise",
+    "pdctl lab crash 'prefill dp0 pp0 tp0' -o json": "likewise",
     "pdctl lab down --name two": "there is one lab",
 }
 """Examples that can't be run here, and why."""
@@ -67,8 +73,9 @@ DIVERGES = {
     "pdctl replay incident.pdtrace",
     "pdctl explore incident.pdtrace --policy no-gate",
     "pdctl explore --model ranks=2,requests=2,rounds=3",
+    "pdctl lab load -n 1 --rid a-request --to decode --give-up 3s",  # a request that does not complete
 }
-"""Examples that find ranks that diverge, and exit with 1. All others exit with 0."""
+"""Examples that find ranks that diverge, or a request that does not complete, and exit with 1. All others exit with 0."""
 
 
 def invoke(line: str) -> tuple[int, str]:
