@@ -28,7 +28,7 @@ def restart(
     output: OutputOption = Format.TABLE,
     run_dir: RunDirOption = None,
 ) -> int:
-    """End a server and start it again at its address, as an orchestrator does.
+    """End a server and start it again at the same address.
 
     A prefill server has its own bootstrap server with it, unless that is another server's. The address of the bootstrap server
     stays, and where requests go. The processes are new, and so are their ports and transfer sessions.
