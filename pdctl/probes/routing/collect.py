@@ -126,7 +126,7 @@ def _recorded(ranks: Sequence[FoundRank], view: View) -> list[RankView]:
         end_ns = ends[id(recording)]
         seen_ns = seen_until_ns(recording, end_ns, alive_ns(rank))
         problems = doubts(recording, (end_ns - seen_ns) / 1e9)
-        up_s = max(0.0, (seen_ns - recording.start_mono_ns) / 1e9) if rank.identity.loaded_by != ATTACHED else None
+        up_s = max(0.0, (end_ns - recording.start_mono_ns) / 1e9) if rank.identity.loaded_by != ATTACHED else None
         rooms = rooms_of(recording, seen_ns)
         views.append(RankView(rank.identity, rank.state, rooms=rooms, problems=problems, up_s=up_s))
     return views

@@ -59,6 +59,11 @@ class _Stale:
 
 def _prefill_replaced(look: Look) -> Iterator[Suspect]:
     prefill = [view for view in look.views if view.identity.role == "prefill" and view.rooms is not None]
+    silent = {  # who runs and does not answer may listen there
+        place_of(view)
+        for view in look.views
+        if view.identity.role == "prefill" and view.state in ("live", "outside") and not listens_on(view)
+    }
     found: dict[tuple[str, str, str], dict[tuple[int, Place], _Stale]] = {}
     for view in look.views:
         if view.identity.role != "decode" or view.rooms is None:
@@ -68,7 +73,7 @@ def _prefill_replaced(look: Look) -> Iterator[Suspect]:
                 continue
             place = (peer.dp, peer.cp, peer.tp, peer.pp)
             now, rank = _there_now(look, view, peer, place, prefill)
-            if now in (0, peer.port) or any(_is(peer, one, view) for one in prefill):
+            if now in (0, peer.port) or any(_is(peer, one, view) for one in prefill) or place in silent:
                 continue
             ports = found.setdefault((view.identity.cluster, view.identity.service, peer.bootstrap), {})
             label = rank.identity.label if rank is not None else f"prefill dp{peer.dp} pp{peer.pp} tp{peer.tp}"
@@ -91,7 +96,7 @@ def _there_now(
         for one in prefill
         if place_of(one) == place
         and listens_on(one)
-        and (serves(one, view, peer.bootstrap) or listens_on(one) == registered)
+        and (listens_on(one) == registered or (one.identity.cp_size <= 1 and serves(one, view, peer.bootstrap)))
     ]
     rank = there[0] if len(there) == 1 else None
     if registered > 0:
@@ -368,8 +373,18 @@ def _bootstrapping(view: RankView) -> list[int]:
 
 
 def shared(look: Look) -> list[tuple[RankView, RankView, ServerView]]:
-    """Return (rank that is not registered, rank that is, bootstrap server) where two have one place there."""
-    prefill = [v for v in look.views if v.identity.role == "prefill" and v.rooms is not None and listens_on(v)]
+    """Return (rank that is not registered, rank that is, bootstrap server) where two have one place there.
+
+    With a shared CP and TP group, places are registered under others: those are left out.
+    """
+    prefill = [
+        view
+        for view in look.views
+        if view.identity.role == "prefill"
+        and view.rooms is not None
+        and listens_on(view)
+        and view.identity.cp_size <= 1
+    ]
     found = []
     for view in prefill:
         for server in near(view, look):

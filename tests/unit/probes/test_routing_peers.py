@@ -352,3 +352,20 @@ def test_who_is_asked_is_said_to_refuse_or_to_be_silent() -> None:
         gone.close()
         found = ask([Question(addresses[1])], 60.0) + ask([Question(addresses[0])], 0.5)
     assert [one.fault for one in found] == [Fault.REFUSES, Fault.SILENT]
+
+
+def test_a_prefill_rank_that_does_not_answer_may_be_the_one_that_decode_uses() -> None:
+    quiet = replace(prefill(port=5001, pid=9), rooms=None, settings=None, silence="no answer within 2 s")
+    views = prefill(port=5002, pid=8), decode(0)
+    assert codes(twice(*views, quiet, at=server(5002))) == []
+    assert codes(twice(*views, replace(quiet, state="dead"), at=server(5002))) == ["PD144"]
+
+
+def test_places_of_shared_context_groups_are_not_compared() -> None:
+    def shared(one: RankView) -> RankView:
+        return replace(one, identity=msgspec.structs.replace(one.identity, cp_size=2))
+
+    assert codes(twice(shared(prefill(port=5002)), decode(0))) == []
+    assert (
+        codes(twice(shared(prefill(port=5001)), shared(prefill(port=5002)), decode(0, peers=()), at=server(5002))) == []
+    )
