@@ -125,7 +125,7 @@ def command(
         answers = _ask(client, found)
         silent = _silent(answers)
         rows = _rows(answers, past=past)
-        unreached = silent and not any(answer.body for answer in answers)
+        unreached = not any(answer.body for answer in answers)
         code = Exit.UNREACHABLE if unreached else Exit.PARTIAL if silent else Exit.CLEAN
         _show(out, rows, silent, code)
         return code

@@ -69,8 +69,8 @@ def command(
 
     It works while scheduler threads hang, and can be repeated.
 
-    Exit code: 0 no fault is left, 3 no rank knows the named fault and another fault is in place, 6 a rank that may hold a
-    fault did not answer, or still writes data that it held back.
+    Exit code: 0 no fault is left, 3 no rank knows the named fault and another fault is in place, 4 no rank runs any more, 6 a
+    rank that may hold a fault did not answer, or still writes data that it held back.
     """
     if bool(fault) == every:
         raise typer.BadParameter("name one fault, or --all")
@@ -99,6 +99,8 @@ def command(
         for result in results
     ]
     code = healing.exit_code(results)
+    if code is Exit.CLEAN and all(result.gone or not result.rank.live for result in results):
+        code = Exit.UNREACHABLE  # nobody is left to say anything
     audit.write("heal", fault=fault or "all", ranks=msgspec.to_builtins(ranks), clean=code is not Exit.FAULT_ACTIVE)
 
     def draw(document: HealedDocument, console: Console) -> None:

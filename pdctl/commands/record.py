@@ -129,7 +129,8 @@ def command(
     Hashes replace host names, request ids and free text, unless --keep-names is given. The manifest of the file lists every
     expected rank. It gives the reason where a recording is missing. --timeout holds for each rank's recording.
 
-    Exit code: 0 every recording is complete, 3 one is not, or --trigger saw nothing in time, 4 there is no recording.
+    Exit code: 0 every recording is complete, 3 one is not, or --trigger saw nothing in time, 4 there is no recording, or no
+    rank to follow.
     """
     if through not in ("", "sockets", "recordings"):
         raise typer.BadParameter("sockets or recordings", param_hint="--through")
@@ -152,6 +153,10 @@ def command(
     found = find(
         run_dir, record_dir, source, reach=reach, every_start=every_start, timeout=timeout, rank_timeout=rank_timeout
     )
+    if (lasting is not None or trigger) and source is None and not any(rank.live for rank in found.ranks):
+        raise PdctlError(
+            "no rank runs: there is nothing to follow", "Without --for and --trigger, what they left is recorded."
+        )
     names, salt = _names(found, words, keep=keep_names)
     from pdctl.targets.client import Client
 

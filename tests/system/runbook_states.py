@@ -195,6 +195,20 @@ def shared() -> Iterator[tuple[Labs, Words]]:
         yield labs, {}
 
 
+@contextmanager
+def ended() -> Iterator[tuple[Labs, Words]]:
+    """Prefill was killed while a request waited for it."""
+    with Labs() as labs:
+        lab = labs.up("--heartbeat", "600s")
+        with _sending(lab, requests=1, room=4501, to="decode", seconds=600):
+            _until_waiting(lab, "decode.transfer", 4501)
+            prefill = [process for process in lab.left() if process.label.startswith("prefill")]
+            for process in prefill:
+                end_process(process)
+            until("the end of prefill", lambda: not any(process.alive for process in prefill))
+            yield labs, {"ROOM": "4501"}
+
+
 def _queue(lab: Lab, name: str) -> list[int]:
     return lab.queues()["decode dp0 pp0 tp0"][name]
 
@@ -225,6 +239,7 @@ BRANCHES: dict[str, Callable[[], AbstractContextManager[tuple[Labs, Words]]]] = 
 
 STATES: dict[str, Callable[[], AbstractContextManager[tuple[Labs, Words]]]] = {
     "requests-hang-on-decode": hang,
+    "prefill-or-decode-died": ended,
     "decode-died-with-a-gloo-error": died,
     "requests-wait-though-groups-agree": decode_only,
     "bootstrap-times-out": one_sided,
