@@ -407,8 +407,8 @@ def test_an_unknown_room(query: Lab) -> None:
     in_flight(query, room=7203440, prefill_dp=0, to="prefill", seed=1)
     when_prefill_has(query, 7203440)
     done = query.labs.cli("verify-routing", 7203441, *PATIENT, code=3)
-    assert "room 7203441 is not known" in done.stderr
-    assert "nearest: 7203440" in done.stderr
+    assert "room 7203441 is unknown here: no rank and no bootstrap server that answered has it" in done.stderr
+    assert "Nearest known: 7203440." in done.stderr
     assert query.load(requests=1, room=7203440, to="decode", seed=1).good
 
 
