@@ -16,12 +16,12 @@ from pdctl.protocol.errors import Exit
 from pdctl.report.output import Format, Output
 
 EXAMPLES = {
-    "up": ("pdctl lab up --step prefill=12s", "pdctl lab up --name two --decode tp=2,dp=2 --without gate"),
+    "up": ("pdctl lab up", "pdctl lab up --prefills 2 --step prefill=12s --without gate"),
     "status": ("pdctl lab status", "pdctl lab status -o json"),
-    "load": ("pdctl lab load --requests 4 --room 4711", "pdctl lab load -n 1 --rid a-request --to decode --give-up 3s"),
+    "load": ("pdctl lab load --requests 4 --room 4711", "pdctl lab load -n 2 --rid a-name --new-tokens 64"),
     "restart": ("pdctl lab restart prefill", "pdctl lab restart bootstrap"),
-    "kill": ("pdctl lab kill decode:tp1", "pdctl lab kill prefill --signal STOP"),
-    "crash": ("pdctl lab crash decode:tp1", "pdctl lab crash 'prefill dp0 pp0 tp0' -o json"),
+    "kill": ("pdctl lab kill decode:tp1 --signal STOP", "pdctl lab kill decode:tp1 --signal CONT"),
+    "crash": ("pdctl lab crash decode:tp1", "pdctl lab crash 'decode dp0 pp0 tp0' --name two"),
     "down": ("pdctl lab down", "pdctl lab down --name two"),
 }
 

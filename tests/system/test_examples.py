@@ -30,14 +30,9 @@ PARSED = {
     "pdctl run -- ./start-decode.sh --port 30001": "the process of the test would become an engine",
     "pdctl demo": "it starts labs of its own; test_lab_demo.py runs it",
     "pdctl demo --timeout 3m": "it starts labs of its own; test_lab_demo.py runs it",
-    "pdctl lab up --step prefill=12s": "the shared lab is up already, with --owner",
-    "pdctl lab up --name two --decode tp=2,dp=2 --without gate": "one lab is enough; test_lab_switches.py starts others",
-    "pdctl lab restart prefill": "ranks of the shared lab stay; test_lab_servers.py does it to a lab of its own",
-    "pdctl lab restart bootstrap": "likewise",
-    "pdctl lab kill decode:tp1": "likewise",
-    "pdctl lab kill prefill --signal STOP": "likewise",
-    "pdctl lab crash decode:tp1": "likewise",
-    "pdctl lab crash 'prefill dp0 pp0 tp0' -o json": "likewise",
+    "pdctl lab up": "the shared lab is up already, with --owner",
+    "pdctl lab up --prefills 2 --step prefill=12s --without gate": "one lab is enough; test_lab_servers.py starts others",
+    "pdctl lab crash 'decode dp0 pp0 tp0' --name two": "there is one lab",
     "pdctl lab down --name two": "there is one lab",
 }
 """Examples that can't be run here, and why."""
