@@ -30,6 +30,7 @@ LONGEST_FIRST = (
     "fault_survival", "inject", "golden", "verify_routing", "replay", "outside", "ranks", "explore", "fault_sites_lab",
     "drills", "lab", "dump", "runbooks", "record", "stacks", "story", "diff_queues", "tcp", "stuck", "endpoints",
     "inject_agent", "store", "install_moves_nothing", "light_client", "examples", "clean", "standing_in", "record_follow",
+    "fault_bad_input", "agent", "edges", "local_socket",
 )  # fmt: skip
 """What takes minutes begins first; then the other system tests, whose length nobody wrote down; then unit tests."""
 

@@ -59,7 +59,7 @@ def _commands(ctx: Any, word: str) -> str:
 
 
 def _options(ctx: Any, option: str) -> str:
-    """Return where ``option`` belongs: before the command, to another command, or a similar one here."""
+    """Return where ``option`` belongs: before the command, to another command; and similar ones here."""
     root = ctx.find_root()
     first = next((one for one in root.command.params if option in one.opts), None)
     if first is not None and ctx is not root:
@@ -67,16 +67,12 @@ def _options(ctx: Any, option: str) -> str:
         words = _name(ctx).removeprefix("pdctl ")
         return f"It goes before the command: pdctl {option}{value} {words}. "
     near = did_you_mean(option, [name for one in ctx.command.params for name in one.opts if name.startswith("--")])
-    if near:
-        return near
     having = [f"pdctl {' '.join(path)}" for path, command in _walk(root) if _has(command, option)]
-    if ctx is root and having:
-        return f"It goes after the command: {having[0]} {option}. "
-    return (
-        f"It is an option of {', '.join(having[:MOST])}{' and others' if len(having) > MOST else ''}. "
-        if having
-        else ""
-    )
+    if not having:
+        return near
+    if ctx is root:
+        return near or f"It goes after the command: {having[0]} {option}. "
+    return f"{near}It is an option of {', '.join(having[:MOST])}{' and others' if len(having) > MOST else ''}. "
 
 
 def _has(command: Any, option: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +13,15 @@ import pytest
 from typer.testing import CliRunner
 
 from pdctl.cli import app
-from pdctl.commands.replay import EXPLORES
 from pdctl.commands.schema import load_schema
+from tests.support import cli_server
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = load_schema("pdctl.explore")
 
 
 def pdctl(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pdctl", *map(str, arguments)],
-        env={**os.environ, "COLUMNS": "100", **environ},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return cli_server.run([*map(str, arguments)], {**os.environ, "COLUMNS": "100", **environ})
 
 
 def document(*arguments: object, code: int) -> dict[str, Any]:
@@ -141,16 +134,6 @@ def test_bad_input_is_refused_with_the_next_step(arguments: tuple[str, ...], cod
     assert (done.exit_code, done.stdout) == (code, "")
     assert says in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("option", EXPLORES)
-def test_replay_names_this_command_for_its_options(option: str) -> None:
-    for arguments in ((option, "3"), ("x", option), (f"{option}=3",)):
-        done = CliRunner().invoke(app, ["replay", *arguments])
-        assert (done.exit_code, done.stdout) == (2, "")
-        assert f"{option} is an option of pdctl explore" in done.stderr
-    done = CliRunner().invoke(app, ["explore", "--help"])
-    assert option == "--explore" or option in done.stdout
 
 
 def test_no_cuda_is_said() -> None:

@@ -23,6 +23,7 @@ NO_OPTION, NO_COMMAND = "No such option: ", "No such command: "
         ("check --onyl ranks", f"{NO_OPTION}--onyl", "Did you mean --only? pdctl check --help lists the options."),
         ("ranks --trigger x", f"{NO_OPTION}--trigger", "It is an option of pdctl record."),
         ("replay x --policy y", f"{NO_OPTION}--policy", "It is an option of pdctl explore."),
+        ("replay x --seed 3", f"{NO_OPTION}--seed", "Did you mean --queue? It is an option of pdctl inject, "),
         ("ranks --store x", f"{NO_OPTION}--store", "It goes before the command: pdctl --store HOST:PORT|env ranks."),
         ("--rank decode check", f"{NO_OPTION}--rank", "It goes after the command: "),
         ("attach seven", "PID: 'seven' is no whole number", "pdctl attach --help shows how to use it."),
