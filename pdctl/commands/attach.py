@@ -234,12 +234,12 @@ def draw(document: AttachDocument, console: Console) -> None:
     for row in rows:
         who = row.rank or f"pid {row.pid}"
         if row.reason:
-            console.print(f"  {who}: {row.reason}", soft_wrap=True)
+            console.print(f"  {who}: {row.reason}")
             if row.next_step:
-                console.print(f"    {row.next_step}", soft_wrap=True)
+                console.print(f"    {row.next_step}")
         for lack in row.lacks:
             if not lack.startswith("rounds:"):
-                console.print(f"  {who}: not known: {lack}", soft_wrap=True)
+                console.print(f"  {who}: not known: {lack}")
     if any(not row.reason for row in rows):
         console.print(
             "  Rounds are not known without an agent: what differs is SKEWED until it has lasted (--confirm)."

@@ -96,11 +96,11 @@ def _draw(document: InjectedDocument, console: Console) -> None:
     for one in document.processes:
         stood = f"; thread {one.thread} stood {one.stopped_ms:.1f} ms" if one.thread else ""
         if one.state == "running":
-            console.print(f"pid {one.pid}: agent of {one.rank} runs at {one.endpoint}{stood}", soft_wrap=True)
+            console.print(f"pid {one.pid}: agent of {one.rank} runs at {one.endpoint}{stood}")
             continue
-        console.print(f"pid {one.pid}: {one.state}: {one.reason}{stood}", soft_wrap=True)
+        console.print(f"pid {one.pid}: {one.state}: {one.reason}{stood}")
         if one.next_step:
-            console.print(f"  {one.next_step}", soft_wrap=True)
+            console.print(f"  {one.next_step}")
     if any(one.state == "running" for one in document.processes):
         console.print("Such an agent records no rounds. pdctl attach PID --remove-agent takes it out again.")
 
@@ -122,7 +122,7 @@ def take_out(pids: Sequence[int], env: Mapping[str, str], out: Output, timeout_s
 
     def draw(document: LeftDocument, console: Console) -> None:
         for row in document.ranks:
-            console.print(f"{row.rank or f'pid {row.pid}'}: {row.kept or 'its agent has left'}", soft_wrap=True)
+            console.print(f"{row.rank or f'pid {row.pid}'}: {row.kept or 'its agent has left'}")
 
     kept = sum(bool(row.kept) for row in rows)
     code = Exit.CLEAN if not kept else Exit.REFUSED if kept == len(rows) else Exit.PARTIAL

@@ -122,7 +122,8 @@ def _run(probe: AnyProbe, options: Any, asked: Asked, out: Output) -> Exit:
         if found.left_out:
             out.note(f"{found.left_out}; --all shows them" if probe.starts else found.left_out)
         for note in fold_lines(probe.notes(document)):
-            out.note(note)
+            if note not in problems:
+                out.note(note)
     return code
 
 

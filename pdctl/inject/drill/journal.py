@@ -16,6 +16,7 @@ from pdctl.protocol.files import read_regular
 from pdctl.protocol.paths import user_dir
 from pdctl.report.escaping import json_encoded
 
+_GIVE = "Give the journal of a drill: pdctl drill run says where it is."
 MOST_BYTES = 256 << 20
 
 
@@ -73,14 +74,12 @@ def read(path: Path) -> list[Record]:
     try:
         data = read_regular(path, MOST_BYTES, follow=True)
     except OSError as error:
-        raise PdctlError(f"{path} can't be read: {error.strerror}", code=Exit.UNREACHABLE) from None
+        raise PdctlError(f"{path} can't be read: {error.strerror}", _GIVE, Exit.UNREACHABLE) from None
     lines = data.split(b"\n")
     cut = lines.pop()  # "" after a whole last line
     if not lines:
         text = "is empty" if not cut else "is no journal of a drill, or not even its first line is whole"
-        raise PdctlError(
-            f"{path} {text}", "Give the journal of a drill: pdctl drill run says where it is.", Exit.UNREACHABLE
-        )
+        raise PdctlError(f"{path} {text}", _GIVE, Exit.UNREACHABLE)
     _check_manifest(path, lines[0])
     records: list[Record] = []
     for number, line in enumerate(lines, 1):
