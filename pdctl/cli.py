@@ -180,8 +180,7 @@ app = typer.Typer(
     help="""Find the rank of a prefill/decode cluster that is out of step, and why.
 
     A cluster hangs now? Run pdctl check, then pdctl diff-queues. pdctl record
-    keeps the evidence in a file. No cluster at hand? Run pdctl demo.
-    pdctl help COMMAND explains a command, pdctl explain WORD a word.""",
+    keeps the evidence in a file. No cluster at hand? Run pdctl demo.""",
 )
 
 

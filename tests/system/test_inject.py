@@ -137,7 +137,7 @@ def test_a_dry_run_changes_nothing(cluster):
     [
         (("--rank", "decode:tp9", "--delay-metadata", "1s"), 2, "no decode rank matches decode:tp9"),
         (("--rank", "decode", "--delay-metadata", "1s"), 5, "--allow-ranks 2"),
-        (("--rank", "prefill", "--delay-metadata", "1s"), 2, "name the decode rank that shall feel it"),
+        (("--rank", "prefill", "--delay-metadata", "1s"), 2, "Name the decode rank that shall feel it"),
         (("--rank", "tp1", "--rank", "decode:x1", "--delay-metadata", "1s"), 2, "neither a role"),
         (("--rank", "tp1"), 2, "name one fault"),
         (("--rank", "tp1", "--abort", "--drop-status"), 2, "one fault at a time"),
