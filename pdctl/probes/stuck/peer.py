@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from pdctl.probes.stuck.model import Last, RankLooks
 from pdctl.probes.stuck.sides import Side
+from pdctl.probes.turns import RECENT_S
 from pdctl.protocol.durations import seconds
 from pdctl.recording.witness import OTHER, SAME_S
 
@@ -119,8 +120,6 @@ def _entries(other: Sequence[Side]) -> Iterator[list[RankLooks]]:
 def _took_in_s(look: RankLooks) -> float | None:
     """Return how long ago a rank took in new requests, at most; None unknown."""
     known = [look.took_in_s] if look.took_in_s is not None else []
-    if look.turn is not None and look.turn.idle:
-        known.append(0.0)  # it waits for nothing but requests
     if look.first is not None and look.second is not None and look.second.ticks - look.first.ticks > 1:
         known.append((look.second.mono_ns - look.first.mono_ns) / 1e9)  # a whole turn lies between the looks
     return min(known, default=None)
@@ -133,7 +132,7 @@ def _late(took_in_s: float | None) -> float:
 def _busy(look: RankLooks, who: str) -> str:
     """Return why a rank, called ``who``, may not have taken in a request yet."""
     turn = look.turn
-    if turn is None or turn.age_s is None or not turn.doing:
+    if turn is None or turn.age_s is None or turn.age_s < RECENT_S or not turn.doing:
         took_in_s = _took_in_s(look)
         if took_in_s is None:
             return f"when {who} last took in requests can't be seen"
