@@ -168,6 +168,9 @@ def _waiting(ranks: Sequence[Ending], seen: Endings, *, alone: bool) -> list[tup
 
 
 def _ends(rooms: Rooms, entry: RoomEntry) -> str:
+    lookup = rooms.lookups.get(entry.bootstrap) if entry.queue == "decode.pending" else None
+    if lookup is not None and lookup.left_s is not None:
+        return f"attempt {lookup.most} at its bootstrap server in {seconds(lookup.left_s)}"
     covers = {(cover.queue, cover.state): cover for cover in rooms.covers}
     cover = covers.get((entry.queue, entry.state)) or covers.get((entry.queue, UNKNOWN))
     if cover is None or not cover.limit_s:

@@ -216,6 +216,13 @@ class Lookup(msgspec.Struct, array_like=True, frozen=True, gc=False):
     missed: int = 0
     most_missed: int = -1
 
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the requests that wait for it are failed, at most; None where it is not asked in vain."""
+        if self.attempts <= 0 or self.most <= 0 or self.every_s <= 0:
+            return None
+        return max(0, self.most - self.attempts) * self.every_s
+
 
 class Rooms(msgspec.Struct, frozen=True):
     """A live rank's answer to ``rooms``.

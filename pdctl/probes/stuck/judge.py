@@ -192,11 +192,10 @@ class _Ends(msgspec.Struct, frozen=True, gc=False):
 
 def _attempts(lookup: Lookup | None, address: str) -> _Ends | None:
     """Return what ends requests whose bootstrap server is asked in vain: decode fails them after its last attempt."""
-    if lookup is None or lookup.attempts <= 0 or lookup.most <= 0 or lookup.every_s <= 0:
+    if lookup is None or lookup.left_s is None:
         return None
-    left = max(0, lookup.most - lookup.attempts) * lookup.every_s
     name = f"attempt {lookup.most} at the bootstrap server {address} (now {lookup.attempts})"
-    return _Ends(name, lookup.most * lookup.every_s, left=left)
+    return _Ends(name, lookup.most * lookup.every_s, left=lookup.left_s)
 
 
 class _Covers:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from pdctl.probes.endings import Ending, Endings, how, judge
 from pdctl.protocol.model import UNKNOWN, Identity, KVPoll
-from pdctl.protocol.requests import Cover, RoomEntry, Rooms, RoomTable, Space
+from pdctl.protocol.requests import Cover, Lookup, RoomEntry, Rooms, RoomTable, Space
 from tests.support.identities import identity
 
 S = 10**9
@@ -116,3 +117,10 @@ def test_what_waits_for_another_server_does_not_wait_for_this_one() -> None:
 )
 def test_how_a_rank_ended(changes: dict[str, Any], words: str) -> None:
     assert how(ended(**changes)) == words
+
+
+def test_attempts_at_its_bootstrap_server_end_what_no_time_out_ends() -> None:
+    asks = entry(5, KVPoll.BOOTSTRAPPING, -1.0, queue="decode.pending", bootstrap="10.0.0.1:8998")
+    rooms = msgspec.structs.replace(waits(asks), lookups={"10.0.0.1:8998": Lookup(attempts=4, most=15, every_s=1.0)})
+    [found] = judge(Endings([ended(0), ended(1)], [DECODE], {0: rooms}))
+    assert "attempt 15 at its bootstrap server ends 1 in 11.0 s at most" in found.summary
