@@ -161,12 +161,12 @@ class Pair:
         """What agents and commands need to find each other."""
         return {"PDCTL_RUN_DIR": str(self.run_dir), "PDCTL_RECORD_DIR": str(self.record_dir)}
 
-    def restart_decode(self, *, tp: int = 2, environ: Mapping[str, str] | None = None) -> None:
-        """Start the decode server anew, of which nothing is left, while prefill goes on."""
+    def restart_decode(self, *, tp: int = 2, environ: Mapping[str, str] | None = None, keep: bool = False) -> None:
+        """Start the decode server anew while prefill goes on. keep: what the old one's agents have left stays."""
         [old] = [server for server in self.servers if server.role == "decode"]
         old.stop()
         for rank in self.ranks():
-            if rank.identity.role == "decode":
+            if rank.identity.role == "decode" and not keep:
                 for left in itertools.chain(
                     *(d.glob(f"{rank.identity.pid}-*") for d in (self.run_dir, self.record_dir))
                 ):
@@ -245,17 +245,20 @@ class Pair:
         to: Sequence[str] = ("prefill", "decode"),
         rid: str = "",
         text: str = "",
+        bootstrap_port: int = BOOTSTRAP_PORT,
     ) -> list[Callable[[], Outcome]]:
         """Send ``count`` requests and return at once, one function a request that waits for its outcome.
 
         A request that is not answered within ``limit_s``, seconds of a quiet machine, is given up by closing its
         connections. prefill_dp: where a
         router would pin them. to: the servers that hear of them. rid: the name of a single one, the engine's otherwise.
-        text: the prompt of all, instead of the usual ones.
+        text: the prompt of all, instead of the usual ones. bootstrap_port: where prefill is said to be.
         """
         rooms = [first_room + i if first_room is not None else random.getrandbits(62) | 1 for i in range(count)]
         self.rooms += rooms
         asked: dict[str, dict[str, Any]] = {role: {"rid": rid} if rid else {} for role in to}
+        for named in asked.values():
+            named["bootstrap_port"] = bootstrap_port
         if prefill_dp is not None:
             asked["prefill"]["routed_dp_rank"] = prefill_dp
         futures = [
@@ -272,7 +275,6 @@ class Pair:
             "text": text,
             "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True},
             "bootstrap_host": "127.0.0.1",
-            "bootstrap_port": BOOTSTRAP_PORT,
             "bootstrap_room": room,
         }
         answers: dict[str, Any] = {}
@@ -295,10 +297,10 @@ class Pair:
             return Outcome(room, text, list(answer["output_ids"]))
         return Outcome(room, text, None, str(answers))
 
-    def abort(self, *rids: str) -> None:
-        """Have both servers abort these requests."""
+    def abort(self, *rids: str, to: Sequence[str] = ("prefill", "decode")) -> None:
+        """Have these servers abort these requests."""
         for server in self.servers:
-            for rid in rids:
+            for rid in rids if server.role in to else ():
                 self._post(server, "/abort_request", {"rid": rid}, patience(ANSWER_S))
 
     def _post(self, server: Server, path: str, body: Mapping[str, Any], limit_s: float) -> Any:

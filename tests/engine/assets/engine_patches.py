@@ -7,6 +7,7 @@ which stands in for a long prompt.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
@@ -82,14 +83,14 @@ def _late_metadata(connection: ModuleType) -> None:
 
 
 def _slow_forward(runner: ModuleType) -> None:
-    """While the file ``PDCTL_TEST_SLOW`` exists, a forward of the role it names takes as many seconds longer."""
+    """A forward of the role that is in the file ``PDCTL_TEST_SLOW`` takes as long as that file exists."""
     model_runner, file = runner.ModelRunner, Path(os.environ["PDCTL_TEST_SLOW"])
     forward = model_runner.forward
 
     def slow(self: Any, *args: Any, **kwargs: Any) -> Any:
-        role, seconds = file.read_text().split() if file.exists() else ("", "0")
-        if role == self.server_args.disaggregation_mode:
-            time.sleep(float(seconds))
+        with contextlib.suppress(FileNotFoundError):
+            while file.read_text() == self.server_args.disaggregation_mode:
+                time.sleep(0.05)
         return forward(self, *args, **kwargs)
 
     model_runner.forward = slow
