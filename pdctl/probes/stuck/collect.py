@@ -52,10 +52,16 @@ def collect(view: View, *, pause_s: float) -> list[RankLooks]:
             else:
                 look = _told(look, answer.body, rooms, after.body.mono_ns if after.body else _now_ns(rank, answer.body))
         looks.append(look)
-    if _open(looks, missing):
+    if _open(looks, missing) or any(map(_unturned, looks)):
         looks = [replace(look, turn=turn) for look, turn in zip(looks, now.turns(), strict=True)]
     looks = _with_since(looks, missing, lambda n: now.recording(now.ranks[n]).body)
     return _with_earlier(looks, lambda n, rooms: now.events(now.ranks[n], rooms, _COMINGS)[0])
+
+
+def _unturned(look: RankLooks) -> bool:
+    """Return whether a rank has requests, and its loop did not turn between the looks."""
+    first, second = look.first, look.second
+    return first is not None and second is not None and first.ticks == second.ticks > 0 and bool(second.rooms)
 
 
 _COMINGS = (EventKind.ENQUEUE, EventKind.STATE)

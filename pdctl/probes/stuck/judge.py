@@ -239,6 +239,26 @@ class _Group(NamedTuple):
     why: str
 
 
+def _held_up(sides: Iterable[Side]) -> frozenset[int]:
+    """Return the sides, by id, that can't turn because a rank of their server computes: all that they have waits for that."""
+    those = list(sides)
+    computing = {_server(side) for side in those if any(map(_computes, side.looks))}
+    return frozenset(id(side) for side in those if _server(side) in computing and not any(map(_turns, side.looks)))
+
+
+def _server(side: Side) -> tuple[str, str, str]:
+    one = side.looks[0].identity
+    return one.cluster, one.service, one.instance
+
+
+def _computes(look: RankLooks) -> bool:
+    return look.turn is not None and look.turn.computing and look.turn.turned is False
+
+
+def _turns(look: RankLooks) -> bool:
+    return look.turn is None or look.turn.turned is not False
+
+
 def _findings(
     requests: Sequence[tuple[Side, Waiting]],
     space: Sequence[tuple[Side, SideSpace]],
@@ -248,8 +268,9 @@ def _findings(
 ) -> Iterator[Finding]:
     groups: dict[_Group, list[Waiting]] = defaultdict(list)
     given_up: dict[int, dict[int, Waiting]] = defaultdict(dict)
+    held = _held_up(side for those in peers.values() for side in those)
     for side, request in requests:
-        code = _code(request, pause_s, stuck_s)
+        code = "" if id(side) in held else _code(request, pause_s, stuck_s)
         if code:
             why = _advice(code, request, side, peers)
             groups[_Group(code, side, request.queue, request.state, why.kind)].append(request)

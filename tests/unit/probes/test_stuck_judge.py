@@ -204,6 +204,25 @@ def test_a_loop_that_has_not_turned_since_is_no_witness(last: dict[int, Last]) -
     assert peer(replace(busy, took_in_s=29.0))[1:] == ("never", ["PD143"])
 
 
+def test_a_stage_that_waits_for_one_that_computes_has_no_stuck_request() -> None:
+    """The room is in the first stage's batch and still in the queue of the second, whose loop can't turn meanwhile."""
+    waits = Turn(turned=False, age_s=45.0, doing="receive from the previous stage", state="running")
+    second = look("prefill", entry("prefill.bootstrap"))
+    second = replace(second, identity=msgspec.structs.replace(second.identity, pp=1, pp_size=2, world_rank=1))
+    first = look("prefill", entry("running"))
+    first = replace(first, identity=msgspec.structs.replace(first.identity, pp_size=2))
+    decode = look("decode", entry("decode.transfer"))
+    assert codes(replace(first, turn=COMPUTES), replace(second, turn=waits), decode) == []
+    # Both wait: nobody computes, and the request is stuck, whatever holds the loops.
+    assert codes(replace(first, turn=waits), replace(second, turn=waits), decode) == ["PD141"]
+    # The second stage turns, and polls the request: it is stuck there.
+    turns = Turn(turned=True, age_s=0.1, state="running")
+    assert codes(replace(first, turn=COMPUTES), replace(second, turn=turns), decode) == ["PD141"]
+    # Another server computes, which holds up nobody here.
+    other = replace(first, identity=msgspec.structs.replace(first.identity, service="other"), turn=COMPUTES)
+    assert codes(other, replace(second, turn=waits), decode) == ["PD141"]
+
+
 def test_what_a_forward_has_taken_is_not_lost() -> None:
     took = Last("entered prefill.bootstrap", 59.9, False)
     busy = replace(look("prefill"), took_in_s=40.0, turn=COMPUTES, last={7: took})
