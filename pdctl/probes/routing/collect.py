@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pdctl.probes.routing.bootstrap import Question, ask, split
 from pdctl.probes.routing.judge import pause_s
 from pdctl.probes.routing.lookups import missed
-from pdctl.probes.routing.model import FAKE_HOST, Look, Place, RankView, ServerView, waits
+from pdctl.probes.routing.model import FAKE_HOST, Fault, Look, Place, RankView, ServerView, waits
 from pdctl.probes.routing.peers import own_address
 from pdctl.protocol.model import ATTACHED, EventKind, Identity
 from pdctl.protocol.processes import age_s, network_of
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pdctl.probes.view import View
 
 MAX_PLACES = 256
+MAX_SERVERS = 64
+"""Bootstrap servers that are asked in one look, each on a thread: clients and ranks name them."""
 DECODE_WAITS_S = 5.0
 """So long a decode rank waits for a bootstrap server: one that is slower than that is of no use to it."""
 EVENTS = (
@@ -187,11 +189,17 @@ def _servers(
     own = network_of(os.getpid())
     there = set().union(*(view.rooms.rooms.column("room") for view in views if view.rooms is not None))
     nowhere = set(rooms) - there  # whoever may still know them
-    questions, refused = [], {}
+    questions: list[Question] = []
+    refused: dict[tuple[str, str], ServerView] = {}
     for (network, address), near in addresses.items():
         why = _unsafe(network, address, near)
         if why:
-            refused[network, address] = ServerView(address, network, silence=why)
+            refused[network, address] = ServerView(address, network, silence=why, fault=Fault.OTHER)
+            continue
+        if len(questions) >= MAX_SERVERS:
+            refused[network, address] = ServerView(
+                address, network, silence=f"not asked: more than {MAX_SERVERS} are named", fault=Fault.OTHER
+            )
             continue
         enter = near.identity.pid if network and own and network != own else 0
         mine = _rooms_at(views, address, network) & set(rooms) | nowhere

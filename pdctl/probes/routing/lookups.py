@@ -11,7 +11,7 @@ from pdctl.probes.routing.peers import addresses, serves
 from pdctl.probes.routing.suspects import Suspect
 from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import ABORTED, EVERY_REQUEST, LOST, EventKind, KVPoll
-from pdctl.protocol.requests import Lookup
+from pdctl.protocol.requests import MAX_LOOKUPS, Lookup
 
 RECENT_S = 600.0
 """So long what decode gave up on is told of, after its last attempt."""
@@ -46,7 +46,8 @@ def missed(view: RankView) -> dict[str, Misses]:
         known = found.get(event.text)
         since = known.since_s if known is not None else ago if event.a == 1 else None
         found[event.text] = Misses(event.a, since, ago, event.mono_ns)
-    return {address: one for address, one in found.items() if one.last_s is not None and one.last_s <= RECENT_S}
+    recent = {address: one for address, one in found.items() if one.last_s is not None and one.last_s <= RECENT_S}
+    return dict(sorted(recent.items(), key=lambda one: -one[1].last_ns)[:MAX_LOOKUPS])
 
 
 @dataclass

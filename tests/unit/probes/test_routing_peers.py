@@ -9,11 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from pdctl.probes.routing import collect
 from pdctl.probes.routing.bootstrap import Question, ask
 from pdctl.probes.routing.judge import judge, pause_s
+from pdctl.probes.routing.lookups import missed
 from pdctl.probes.routing.model import Fault, Look, RankView, RoutingDocument, ServerView
 from pdctl.protocol.model import EventKind, KVPoll
-from pdctl.protocol.requests import Lookup, Peer, RoomEntry, Rooms, RoomTable, Settings, Space
+from pdctl.protocol.requests import MAX_LOOKUPS, Lookup, Peer, RoomEntry, Rooms, RoomTable, Settings, Space
 from pdctl.recording.reader import Event
 from tests.support.identities import identity
 
@@ -369,3 +371,20 @@ def test_places_of_shared_context_groups_are_not_compared() -> None:
     assert (
         codes(twice(shared(prefill(port=5001)), shared(prefill(port=5002)), decode(0, peers=()), at=server(5002))) == []
     )
+
+
+def test_many_addresses_are_not_all_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Question] = []
+    monkeypatch.setattr(collect, "ask", lambda questions, _: asked.extend(questions) or [])
+    many = {f"{HOST}:{port}": {} for port in range(1, 200)}
+    one = decode(0, peers=())
+    assert one.rooms is not None
+    one = replace(one, rooms=msgspec.structs.replace(one.rooms, prefills=many))
+    found = collect._servers([one], (), (), 1.0)
+    assert len(asked) == collect.MAX_SERVERS
+    assert sum("not asked" in server.silence for server in found.values()) == 199 - collect.MAX_SERVERS
+
+
+def test_many_addresses_in_a_recording_are_bounded() -> None:
+    events = tuple(event(EventKind.LOOKUP, 9.0, 1, f"{HOST}:{port}", room=0) for port in range(1, 2000))
+    assert len(missed(decode(0, peers=(), events=events))) == MAX_LOOKUPS
