@@ -53,12 +53,13 @@ def test_a_stopped_a_killed_and_a_stuck_rank_next_to_one_that_works(ranks: TinyR
     stop(stopped)
     killed.kill()
     killed.wait()
-    rows = ranks.rows("--rank-timeout", "5", code=3)
+    rows = ranks.rows("--rank-timeout", "5", code=1)
     assert by_pid(rows, works)["state"] == "live"
     assert by_pid(rows, waits)["state"] == "live"
     assert by_pid(rows, killed)["state"] == "dead"
     assert by_pid(rows, stopped)["state"] == by_pid(rows, holds_gil)["state"] == "silent"
     assert "stopped" in str(by_pid(rows, stopped)["reason"])
+    assert [row["pid"] for row in rows if row["stands"]] == [stopped.pid]
     assert "GIL" in str(by_pid(rows, holds_gil)["reason"])
     [absent] = [row for row in rows if row["state"] == "no agent"]
     assert (absent["rank"], absent["pid"]) == ("decode dp0 pp0 tp3", 0)
@@ -71,7 +72,7 @@ def test_the_last_round_of_killed_ranks_is_in_their_recordings(ranks: TinyRanks,
     for child in children:
         child.kill()
         child.wait()
-    for row in ranks.rows(code=3):
+    for row in ranks.rows(code=1):
         assert (row["state"], row["source"]) == ("dead", "recording")
     copied = shutil.copytree(ranks.record_dir, tmp_path / "copied")
     waited, _ = ranks.rows("--from", str(copied), code=0)
@@ -92,7 +93,7 @@ def test_nothing_to_find_and_nobody_allowed_to_look(ranks: TinyRanks) -> None:
 
 
 def test_only_silent_ranks_without_recordings_are_nothing_reached(ranks: TinyRanks) -> None:
-    stop(ranks.start("--then", "sleep", PDCTL_RECORD="off"))
+    ranks.start("--then", "gil", PDCTL_RECORD="off")
     [row] = ranks.rows("--rank-timeout", "0.5", code=4)
     assert row["state"] == "silent"
 

@@ -75,11 +75,12 @@ def test_a_hung_group(labs: Labs) -> None:
 
     os.kill(lab.process(TP1).pid, signal.SIGKILL)
     until("the death of decode tp1", lambda: not lab.process(TP1).alive)
-    document = look(labs, "--no-collectives", code=3)
+    document = look(labs, "--no-collectives", code=1)
     row = rows(document)[TP1]
     assert (row["state"], row["source"]) == ("dead", "")
     assert "decode.transfer" in row["last_round"]
-    assert document["collectives"] == document["findings"] == []
+    assert document["collectives"] == []
+    assert document["findings"][0]["code"] == "PD113"
 
 
 @pytest.mark.timeout(900)
@@ -114,7 +115,6 @@ def test_a_busy_lab_has_no_finding_and_a_stopped_rank_has_a_row(labs: Labs) -> N
         assert row["state"] == "silent"
         assert "stopped" in row["reason"]
         assert row["last_round"]
-        assert document["findings"] == []  # it is late, not elsewhere
         [reason] = [g["reason"] for g in document["groups"] if g["title"].startswith("decode")]
         assert "tp1 does not answer" in reason
         assert "tp0 waits in" in reason

@@ -12,6 +12,7 @@ from pdctl.probes.standing import standing
 from pdctl.probes.view import now_ns
 from pdctl.protocol.model import Status
 from pdctl.protocol.rank import FoundRank
+from pdctl.targets.silence import not_asked
 
 if TYPE_CHECKING:
     from pdctl.probes.view import View
@@ -97,7 +98,8 @@ def flights(view: View, views: Sequence[RankView]) -> list[RankView]:
 def _silence(rank: FoundRank, reason: str, *, sockets: bool) -> str:
     if not sockets:
         return "" if rank.recording is not None else "no recording"
-    return reason or ("" if rank.live else rank.silent_why or rank.state)
+    why = not_asked(rank)
+    return reason or (why[1] or rank.state if why is not None and not rank.live else "")
 
 
 def _recording(rank: FoundRank, view: View, *, files: bool, sockets: bool) -> tuple[Recording | None, str]:

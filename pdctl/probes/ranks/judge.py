@@ -107,9 +107,11 @@ def judge(
     """Return the document of these answers.
 
     loops: of these ranks in the same order, and of others after them. now_wall_ns: what ages of dead ranks are counted to
-    (default: now).
+    (default: now; where recordings are all there is, the last turn of any).
     """
     now = time.time_ns() if now_wall_ns is None else now_wall_ns
+    if now_wall_ns is None and answers and all(answer.rank.state == "recorded" for answer in answers):
+        now = max((_last_turn_ns(one) for one in recordings if one is not None), default=now)
     stand = standing(loops)
     rows = tuple(
         msgspec.structs.replace(row(answer, recording, now), stands=n in stand)
@@ -180,12 +182,16 @@ def _from_status(status: Status) -> dict[str, object]:
     }
 
 
+def _last_turn_ns(recording: Recording) -> int:
+    """Return when a rank's last turn began, on the clock of the wall."""
+    return recording.tick_mono_ns + recording.start_wall_ns - recording.start_mono_ns
+
+
 def _from_recording(recording: Recording, now_wall_ns: int, seen_ns: int) -> dict[str, object]:
     # The monotonic clock may be of another boot or host; the start of the recording ties it to the wall's.
-    to_wall = recording.start_wall_ns - recording.start_mono_ns
-    last_wall = recording.tick_mono_ns + to_wall
-    if seen_ns:
-        now_wall_ns = seen_ns + to_wall  # in a trace, ages are those when it was made
+    last_wall = _last_turn_ns(recording)
+    if seen_ns:  # in a trace, ages are those when it was made
+        now_wall_ns = seen_ns + recording.start_wall_ns - recording.start_mono_ns
     age = max(0.0, (now_wall_ns - last_wall) / NS) if recording.tick_mono_ns else None
     return {
         "ticks": recording.ticks if recording.tick_mono_ns else None,

@@ -95,6 +95,22 @@ def test_a_file_that_is_not_understood_makes_the_answer_partial() -> None:
     assert PROBE.partial(judge([answered()], [None], problems=("x",)))
 
 
+def test_ages_of_recordings_alone_count_to_the_newest_of_them(tmp_path: Path) -> None:
+    """Which were copied long ago, for all that is known."""
+    recordings = []
+    for number in range(2):
+        path = tmp_path / f"{number}.pdrec"
+        writer = RecordingWriter.create(path, msgspec.json.encode(identity(tp=number)), size=f.MIN_SIZE)
+        started = read(path).start_mono_ns
+        writer.pulse(3, started + number * 5 * 10**9)
+        writer.stop()
+        recordings.append(read(path))
+    document = judge([silent("recorded", Silence.RECORDED, "")] * 2, recordings)
+    ages = [row.tick_age_s or 0.0 for row in document.ranks]
+    assert ages[1] == 0.0
+    assert 4.0 < ages[0] < 6.0
+
+
 def test_as_a_stage_of_check_each_silent_rank_is_a_finding() -> None:
     apart = answered(hook_errors={"poll": 1})
     outcome = PROBE.outcome(judge([answered(), silent("dead", Silence.DEAD, "it has ended"), apart], [None] * 3))
