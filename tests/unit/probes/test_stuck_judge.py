@@ -98,6 +98,13 @@ def test_who_has_heard_waits_for_its_metadata() -> None:
     assert found.summary.endswith("1 of 8 metadata slots are held this way.")  # in the table, too
 
 
+def test_who_computes_takes_a_complete_transfer_on_in_its_next_turn() -> None:
+    sent = look("prefill", entry("prefill.inflight", state=KVPoll.SUCCESS, clock_s=-1.0))
+    decode = replace(look("decode"), last={7: Last("Success", 6.0, True)})
+    assert codes(sent, decode) == ["PD141"]
+    assert codes(replace(sent, turn=COMPUTES), decode) == []
+
+
 def test_a_transfer_that_never_ends_is_covered_by_nothing() -> None:
     prefill = look("prefill", entry("prefill.inflight", state=KVPoll.TRANSFERRING))
     decode = look("decode", entry("decode.transfer", state=KVPoll.TRANSFERRING, clock_s=-1.0))
