@@ -138,6 +138,11 @@ def headed(found: Sequence[Finding]) -> bool:
     return bool(found[0].next_step) and any(one.level is not Level.INFO for one in (found[0], *also))
 
 
+_FEW_WORDS = 5
+
+
 def _first_words(summary: str) -> str:
-    """Return a summary's first statement: what stands before the first colon or full stop that a blank follows."""
-    return re.split(r"[:.;](?: |$)", summary, maxsplit=1)[0]
+    """Return a summary's first statement: up to a colon that does not follow on a mere name, else its first sentence."""
+    head = summary.partition(": ")[0]
+    text = head if len(head.split()) > _FEW_WORDS else summary
+    return re.split(r"[.;](?: |$)", text, maxsplit=1)[0]

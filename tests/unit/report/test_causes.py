@@ -97,13 +97,21 @@ def test_what_is_said_twice_is_said_once() -> None:
 
 def test_one_next_step_stands_at_the_top_and_a_consequence_is_a_line_without_one() -> None:
     parted = finding("PD101", "Parted.", units=(DECODE,))
-    waits = finding("PD141", "Room 7 waits in decode.transfer: nothing ends it. More.", units=(DECODE,))
+    waits = finding("PD141", "Room 7 waits in decode.transfer of decode dp0: nothing ends it. More.", units=(DECODE,))
     alone = finding("PD130", "Way.")
     lines = [line.strip() for line in drawn(waits, alone, parted).splitlines()]
     assert lines[0] == "PD101  Parted."
     assert lines[1] == f"Next: {parted.next_step}"
-    assert [line for line in lines if "PD141" in line] == ["so also PD141: Room 7 waits in decode.transfer"]
+    assert [line for line in lines if "PD141" in line] == [
+        "so also PD141: Room 7 waits in decode.transfer of decode dp0"
+    ]
     assert [line for line in lines if line.startswith("Next")] == [f"Next: {one.next_step}" for one in (parted, alone)]
+
+
+def test_a_consequence_that_begins_with_a_name_says_what_is_of_it() -> None:
+    parted = finding("PD101", "Parted.", units=(DECODE,))
+    gone = finding("PD112", "decode dp0 pp0 tp1: process has ended.", units=(DECODE,))
+    assert "so also PD112: decode dp0 pp0 tp1: process has ended\n" in drawn(parted, gone)
 
 
 def test_information_alone_has_no_headline() -> None:
