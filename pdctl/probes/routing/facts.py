@@ -68,10 +68,10 @@ def registers(view: RankView) -> str:
 def way_out(view: RankView) -> str:
     """Return what helps rooms that were routed against the formula: FORCE_QUERY only where this prefill's code allows."""
     every, notes = view.seams.get(REGISTERS_EVERY_ROOM), view.seams.get(NOTES_CONFLICTS)
-    if every:
-        return f"{ROUTE}, or set {FORCE_QUERY}=1 on both sides and restart them."
     if notes is False:
         return f"{ROUTE}. Prefill of SGLang 0.5.11 or newer fails such a room at once, this one lets it wait."
+    if every:
+        return f"{ROUTE}, or set {FORCE_QUERY}=1 on both sides and restart them."
     if every is False:
         return (
             f"{ROUTE}. Leave {FORCE_QUERY} unset: with it this prefill registers no other rooms than those that conflict, and"
