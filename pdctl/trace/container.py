@@ -245,7 +245,10 @@ def _archive(path: Path) -> Iterator[tuple[zipfile.ZipFile, bool]]:
                 left, cut = with_list(file, _Reader), True
                 if left is None:
                     raise _bad(f"{path} is cut off or damaged: {error}") from None
-                archive = zipfile.ZipFile(left)
+                try:
+                    archive = zipfile.ZipFile(left)
+                except (*_DAMAGE, ValueError, OverflowError) as worse:
+                    raise _bad(f"{path} is cut off or damaged: {worse}") from None
             with archive:
                 yield archive, cut
     except OSError as error:
