@@ -23,7 +23,6 @@ from pdctl.protocol.stream import framed
 from pdctl.targets.client import Client, Silence
 from pdctl.targets.find import discover
 from pdctl.targets.places import parse_places
-from tests.support.patience import until
 from tests.support.tiny_ranks import PATIENT, TinyRanks, stop
 
 pytestmark = pytest.mark.system
