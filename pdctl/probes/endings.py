@@ -95,7 +95,8 @@ def _server(ranks: Sequence[Ending], seen: Endings) -> Finding | None:
     if waiting:
         summary += _wait(waiting, OTHER[who.role])
     else:
-        summary += f"{len(held)} rooms were in it" if held else "No request waits for it"
+        were = "1 room was in it" if len(held) == 1 else f"{len(held)} rooms were in it"
+        summary += were if held else "No request waits for it"
     return finding(
         "PD113",
         f"{summary[0].upper()}{summary[1:]}.",

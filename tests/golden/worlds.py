@@ -146,6 +146,7 @@ def hung() -> Iterator[Live]:
             ),
         )
         lab.labs.cli("heal", "--all")  # else it is over in the middle of the cases
+        until("loops that have stood for long enough", lambda: lab.labs.cli("ranks", code=None).returncode == 1)
         yield place
 
 

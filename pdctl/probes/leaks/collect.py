@@ -49,7 +49,7 @@ def collect(view: View, *, watch_s: float, looks: int = LOOKS) -> list[RankWatch
                 silence=silence.get(id(rank), ""),
                 looks=tuple(taken[id(rank)]),
                 idle=turn.idle,
-                computing=turn.computing,
+                computing=turn.computing and rank.state != "outside",
                 failed=_failed(rank, now, taken[id(rank)]),
             )
         )

@@ -62,7 +62,8 @@ class RankWatch:
     """One rank over the watch. looks: oldest first, fewer than the watch had where it did not answer every time.
 
     idle: its main thread waits for requests, so that its loop need not turn. computing: its main thread is in a forward, so
-    that its loop can't turn. failed: room → seconds since it was seen to fail here, by the recording.
+    that its loop can't turn; never of a rank that is read from outside, whose turns nobody sees.
+    failed: room → seconds since it was seen to fail here, by the recording.
     """
 
     identity: Identity
