@@ -31,7 +31,7 @@ def render(document: CheckDocument, *, wide: bool) -> Iterable[RenderableType]:
     if document.not_recorded:
         yield drawing.dim(f"not run, since recordings do not tell of it: {', '.join(document.not_recorded)}")
     if document.suppressed:
-        yield drawing.dim(f"({document.suppressed} findings suppressed)")
+        yield drawing.dim(f"({document.suppressed} finding{'s'[: document.suppressed != 1]} suppressed)")
     yield from drawing.findings(document.findings, below=True)
 
 

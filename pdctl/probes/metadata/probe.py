@@ -87,7 +87,8 @@ class MetadataSlots(Probe["MetadataOptions", "Seen", "MetadataDocument"]):
         """Return how many slots are in use, on the ranks that answered."""
         if all(rank.silence for rank in document.ranks):
             return ""
-        return f"{sum(rank.taken for rank in document.ranks)} slots in use, each its owner's"
+        taken = sum(rank.taken for rank in document.ranks)
+        return f"{taken} slot{'s'[: taken != 1]} in use, each its owner's"
 
 
 def _known(ranks: Sequence[RankRows], document: MetadataDocument, options: MetadataOptions) -> None:
