@@ -130,6 +130,7 @@ def collect_recorded(view: View, *, pause_s: float) -> list[RankLooks]:
             second=second,
             recorded=True,
             unseen_s=(end_ns - seen_ns) / 1e9,
+            stood_s=max(0.0, (seen_ns - recording.tick_mono_ns) / 1e9) if recording.tick_mono_ns else 0.0,
             problems=doubts(recording, (end_ns - seen_ns) / 1e9),
         )
         looks.append(_told(look, recording, missing.get(rank.identity.role, frozenset()), end_ns))

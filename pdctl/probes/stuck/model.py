@@ -53,7 +53,8 @@ class RankLooks:
     landed: whether the metadata of a room is in its slot, of rooms that were asked about.
 
     Of recordings: unseen_s is how long before the end of them all the rank was last seen; ages in its looks count to then,
-    those in ``last`` to the end. problems: what in its recording can't be trusted, in words.
+    those in ``last`` to the end. stood_s: for how long its loop had not turned then. problems: what in its recording can't be
+    trusted, in words.
     """
 
     identity: Identity
@@ -71,6 +72,7 @@ class RankLooks:
     turn: Turn | None = None
     landed: dict[int, bool] = field(default_factory=dict)
     unseen_s: float = 0.0
+    stood_s: float = 0.0
     problems: tuple[str, ...] = ()
 
 

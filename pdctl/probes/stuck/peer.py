@@ -27,8 +27,8 @@ turned since the request could have come. silent: a rank does not answer."""
 class Peer:
     """What the other side says. words: for people. kind: one of the above.
 
-    ended_s: seconds since it was over there. Of recordings, they count to when this side was last seen: negative where it
-    was not over yet by then. without_s: for how long the other side is known to lack a request that this side has.
+    ended_s: seconds since it was over there. Of recordings, they count to the last turn of this side's loop, which can't have
+    heard of what came later: negative where it was not over yet by then. without_s: for how long the other side is known to lack a request that this side has.
     """
 
     words: str
@@ -70,8 +70,10 @@ def _seen(room: int, side: Side, this: Sequence[tuple[Side, RankLooks, Last]]) -
     if one.ended:
         because = f": {_quoted(one.reason)}" if one.reason and one.what != "Success" else ""
         unseen = ", when this side was no longer seen" if one.age_s < side.unseen_s else ""
+        if not unseen and side.stood_s and one.age_s - side.unseen_s < side.stood_s:
+            unseen = f"; this side's loop has not turned for {seconds(side.stood_s)}, and can't have heard"
         words = f"{where} had {one.what} {ago} ago{because}, and has let it go{unseen}"
-        return Peer(words, ENDED, one.age_s - side.unseen_s)
+        return Peer(words, ENDED, one.age_s - side.unseen_s - side.stood_s)
     if peer.recorded:
         return Peer(f"{where} had it {ago} ago: {one.what}; what it computes is not in recordings", UNREAD)
     if look.silence:

@@ -160,6 +160,11 @@ class Side:
         return max((look.unseen_s for look in self.looks), default=0.0)
 
     @cached_property
+    def stood_s(self) -> float:
+        """For how long the loop of some rank of it had not turned when it was last seen, 0.0 of live ranks."""
+        return max((look.stood_s for look in self.looks), default=0.0)
+
+    @cached_property
     def recorded(self) -> bool:
         """Whether recordings are all there is of it: what it computes is not in them."""
         return all(look.state == "recorded" for look in self.looks)
