@@ -82,7 +82,11 @@ def _server(ranks: Sequence[Ending], seen: Endings) -> Finding | None:
     held = frozenset(room for one in ranks for room in one.held)
     if not left and not waiting:
         replaced = any(one.started_wall_ns > max(rank.last_ns for rank in ranks) for one in others)
-        harmless = not held and (not peers or all(one.in_order for one in ranks))
+        beside = [
+            one for one in seen.ended if one.identity.cluster == who.cluster and one.identity.role == OTHER[who.role]
+        ]
+        together = not seen.living and not any(rank.in_order for rank in (*ranks, *beside)) and bool(beside)
+        harmless = not held and not together and (not peers or all(one.in_order for one in ranks))
         if replaced or harmless or (seen.living and not peers):
             return None
     first = _first(ranks)

@@ -85,6 +85,14 @@ def test_what_was_in_it_when_nothing_is_left() -> None:
     assert judge(Endings([ended(0)], [])) == (), "old recordings of a cluster that is over"
 
 
+def test_both_servers_were_killed_and_nothing_is_left() -> None:
+    gone = ended(identity=identity(pid=9, tp_size=1))
+    found = judge(Endings([ended(0), ended(1), gone]))
+    assert [(one.code, one.group) for one in found] == [("PD113", "prefill"), ("PD113", "decode")]
+    closed = ended(identity=identity(pid=9, tp_size=1), recorded="closed")
+    assert judge(Endings([ended(0, recorded="closed"), ended(1, recorded="closed"), closed])) == ()
+
+
 @pytest.mark.parametrize(
     ("one", "living"),
     [
