@@ -93,12 +93,18 @@ def _finding(loops: Sequence[Loop], members: Sequence[int]) -> Finding:
     next_step = ""
     if stopped:
         summary += f": {'its process is' if len(stopped) == 1 else 'their processes are'} stopped (SIGSTOP)"
-        next_step = " ; ".join(f"kill -CONT {loops[n].identity.pid}" for n in stopped[:4]) + (
-            " lets it go on, on its host. What waits for it goes on then: nothing has to be aborted or restarted."
+        them = "it" if len(stopped) == 1 else "them"
+        hosts = "its host" if len(stopped) == 1 else "their host"
+        if len({identities[n].host for n in stopped}) > 1:
+            hosts = "their hosts"
+        kills = " ; ".join(f"kill -CONT {loops[n].identity.pid}" for n in stopped[:4])
+        next_step = (
+            f"{kills} let{'s' * (len(stopped) == 1)} {them} go on, on {hosts}. What waits for {them} goes on then: "
+            "nothing has to be aborted or restarted."
         )
         if waiting:
             waits = [f"{fold(ranks)}, in {doing}" for doing, ranks in places.items()]
-            summary += f". For it {'wait' if len(waiting) > 1 else 'waits'} {'; '.join(waits)}"
+            summary += f". For {them} {'wait' if len(waiting) > 1 else 'waits'} {'; '.join(waits)}"
     else:
         each = [f"{fold(ranks)} {'are' if len(ranks) > 1 else 'is'} in {doing}" for doing, ranks in places.items()]
         summary += f": {'; '.join(each)}"

@@ -75,6 +75,9 @@ def test_a_stopped_process_is_the_cause_and_others_wait_for_it() -> None:
     )
     assert "kill -CONT 71" in found.next_step
     assert "restart this" not in found.next_step
+    [both] = judge(group(STOP, STOP))
+    assert "their processes are stopped" in both.summary
+    assert both.next_step.startswith("kill -CONT 70 ; kill -CONT 71 let them go on, on their host. What waits for them")
     assert standing(group(turn(POLL, age_s=3.0), STOP)) == {1}, "the other has not waited for long yet"
     assert standing(group(FORWARD, STOP)) == {1}, "one that computes does not wait for it, and is not said to"
 
