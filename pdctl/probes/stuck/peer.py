@@ -27,8 +27,9 @@ turned since the request could have come. silent: a rank does not answer."""
 class Peer:
     """What the other side says. words: for people. kind: one of the above.
 
-    ended_s: seconds since it was over there. Of recordings, they count to the last turn of this side's loop, which can't have
-    heard of what came later: negative where it was not over yet by then. without_s: for how long the other side is known to lack a request that this side has.
+    ended_s: seconds since it was over there. Of recordings, they count to the last turn of this side's loop, which can't
+    have heard of what came later: negative where it was not over yet by then. without_s: for how long the other side is
+    known to lack a request that this side has.
     """
 
     words: str
