@@ -65,7 +65,9 @@ def suspects_of_lookups(look: Look) -> Iterator[Suspect]:
     """Yield the bootstrap servers that decode needs and that do not answer."""
     for (cluster, network, address), one in _addresses(look).items():
         server = look.servers.get((network, address)) if not look.instead else None
-        if look.instead or (server is not None and not server.silence):
+        prefill = [v for v in look.views if (v.identity.cluster, v.identity.role) == (cluster, "prefill")]
+        forgot = server is not None and _forgot(address, one, server, prefill)
+        if look.instead or (server is not None and not server.silence and not forgot):
             continue
         attempts = max((found.attempts for found in one.lookups), default=0)
         times = max((found.times for found in one.misses), default=0)
@@ -74,10 +76,16 @@ def suspects_of_lookups(look: Look) -> Iterator[Suspect]:
             continue  # nobody needs it now
         if not (fault in (Fault.REFUSES, Fault.UNREACHABLE) and network) and max(attempts, times) < _SURELY:
             continue  # it may be slow, or is only out of reach from here
-        prefill = [v for v in look.views if (v.identity.cluster, v.identity.role) == (cluster, "prefill")]
         yield _suspect(cluster, address, one, server, fault, prefill)
     if not look.instead:
         yield from _missing(look)
+
+
+def _forgot(address: str, one: _Address, server: ServerView, prefill: Sequence[RankView]) -> bool:
+    """Return whether a server answers that ranks have not registered, and all that it serves run: they register once."""
+    behind = [view for view in prefill if serves(view, one.views[0], address)]
+    turn = [view.rooms is not None and view.rooms.ticks > 1 for view in behind]
+    return bool(server.info_off) and not server.silence and bool(turn) and all(turn)
 
 
 def _missing(look: Look) -> Iterator[Suspect]:
@@ -170,7 +178,10 @@ def _suspect(
     plural = len(one.views) != 1
     since_s = max((m.since_s for m in one.misses if m.since_s is not None), default=None)
     at_least = max((_lasted_s(found) for found in one.lookups if found.attempts), default=None)
+    forgot = server is not None and not server.silence
     does = fault.value if fault is not Fault.OTHER else "does not answer decode"
+    if forgot:
+        does = "does not know prefill ranks that run: it has started anew, and they register only once"
     if since_s is not None:
         when = f"; decode has had no answer for {seconds(since_s)}"
     elif at_least is not None:
@@ -202,7 +213,13 @@ def _suspect(
             f"{'them' if many != 1 else 'it'}."
         )
     behind, next_step = _behind(address, one, prefill)
-    heard = f"asked from here: {server.silence}" if server is not None else "it can't be asked: this is a recording"
+    if forgot and behind:
+        next_step = f"Restart {behind[0].identity.service} as a whole, so that its ranks register again."
+    heard = (
+        f"asked from here: {server.silence or server.info_off}"
+        if server is not None
+        else "it can't be asked: this is a recording"
+    )
     evidence = [heard]
     for view in one.views:
         lookup = view.rooms.lookups.get(address) if view.rooms is not None else None

@@ -329,6 +329,20 @@ def test_requests_that_lost_their_prefill_server_are_told_with_its_bootstrap_ser
     assert "failed 1 request (Lost connection with prefill)" in found.summary
 
 
+@pytest.mark.parametrize(("ticks", "found"), [(900, ["PD145"]), (0, [])])
+def test_a_bootstrap_server_that_started_anew_knows_nobody(ticks: int, found: list[str]) -> None:
+    """Ranks register once, when they start. Those that still start, and whose loops have not turned, will."""
+    prefilling = prefill(WAITS)
+    assert prefilling.rooms is not None
+    prefilling = replace(prefilling, rooms=msgspec.structs.replace(prefilling.rooms, ticks=ticks))
+    empty = ServerView(ADDRESS, NET, info_off="503: Prefill server not fully registered yet (0 workers registered).")
+    document = judge(look(prefilling, decode(0, *PENDING, peers=(), lookups=TRYING), at=empty))
+    assert [one.code for one in document.findings] == found
+    for one in document.findings:
+        assert f"{ADDRESS} does not know prefill ranks that run" in one.summary
+        assert one.next_step == "Restart prefill here as a whole, so that its ranks register again."
+
+
 def test_a_bootstrap_server_that_ended_is_found_before_anybody_needs_it() -> None:
     [found] = twice(prefill(), decode(0, peers=()), at=silent()).findings
     assert found.code == "PD145"
