@@ -16,7 +16,7 @@ from zlib import crc32
 import msgspec
 
 from pdctl.protocol import structs
-from pdctl.protocol.model import ABORTED, EVERY_REQUEST, LOST, EventKind, Identity
+from pdctl.protocol.model import ABORTED, EVERY_REQUEST, LOST, SCHEDULER_ENDED, EventKind, Identity
 from pdctl.recording import format as f
 from pdctl.recording.header import parse_header
 from pdctl.recording.source import Source
@@ -32,6 +32,7 @@ _PLAIN = frozenset(
 )
 """Kinds whose text is one of pdctl's own words."""
 _HEAD = re.compile(r"[a-z][a-z ()-]{0,40}: ")
+_ENDED = re.compile(rf"{SCHEDULER_ENDED}: [A-Za-z_][\w.]{{0,80}}(?: in [\w<>]{{1,80}}, [\w.-]{{1,80}}:\d{{1,7}})?")
 _SERVER = re.compile(r"@([^@:/|]+)(?=[:/|]|$)")
 _FOLDERS = re.compile(r"(?<![\w.])/(?:[^/\s:,;]+/)+")
 
@@ -100,6 +101,8 @@ class Names:
             return text
         if kind == EventKind.FAILURE:
             kept = next((f"{head} " for head in _REASONS if text.startswith(head)), "")
+        elif kind == EventKind.NOTE and _ENDED.fullmatch(text):
+            return text  # names of the engine's code
         elif kind == EventKind.NOTE and (head := _HEAD.match(text)):
             kept = head[0]
         elif kind == EventKind.NOTE and re.fullmatch(r"[a-z]+-[a-z-]+ [a-z]+", text):

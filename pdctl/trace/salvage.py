@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import struct
 import zipfile
+import zlib
 from collections.abc import Iterable
 from typing import IO, Any
 
@@ -69,6 +70,12 @@ def _member(file: IO[bytes], at: int, size: int) -> tuple[bytes, int] | None:
     return entry + name, end
 
 
+_DAMAGED = (
+    ValueError, OSError, EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error,
+)  # fmt: skip
+"""What a member raises that is no recording, or is packed in a way that is not known."""
+
+
 class _Extended(io.RawIOBase):
     """The first ``end`` bytes of a file, and more after them."""
 
@@ -112,7 +119,7 @@ def manifest_of(archive: zipfile.ZipFile, members: Iterable[zipfile.ZipInfo]) ->
         try:
             with archive.open(info) as member:
                 header = parse_header(member.read(f.HEADER_SIZE))
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile, struct.error) as error:
+        except _DAMAGED as error:
             problems.append(f"{info.filename[:200]}: {error}")
             continue
         ranks.append(

@@ -48,7 +48,9 @@ def hang() -> Iterator[tuple[Labs, Words]]:
     """Decode tp0 committed a request that tp1 kept: both hang in different collectives."""
     with Labs() as labs:
         lab = labs.up("--without", "gate")
-        yield labs, {"ROOM": _diverged(labs, lab)}
+        room = _diverged(labs, lab)
+        until("loops that have stood for long enough", lambda: labs.cli("ranks", code=None).returncode == 1)
+        yield labs, {"ROOM": room}
 
 
 @contextmanager
@@ -88,6 +90,7 @@ def orphan() -> Iterator[tuple[Labs, Words]]:
                 (queues := lab.queues())
                 and queues[second]["prefill.bootstrap"] == [4003]
                 and not queues[first]["prefill.bootstrap"]
+                and "Failed" in labs.cli("dump", "queues", code=None).stdout
             ),
         )
         yield labs, {"ROOM": "4003"}

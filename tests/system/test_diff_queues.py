@@ -42,7 +42,12 @@ def group(document: dict[str, Any], role: str = "decode") -> dict[str, Any]:
 
 
 def serious(document: dict[str, Any]) -> list[dict[str, Any]]:
-    return [finding for finding in document["findings"] if finding["level"] != "info"]
+    """Return causes; that a rank is stopped, which a test does besides, is one of its own."""
+    return [
+        finding
+        for finding in document["findings"]
+        if finding["level"] != "info" and not finding["follows"] and "SIGSTOP" not in finding["summary"]
+    ]
 
 
 def in_background(lab: Lab, **how: Any) -> threading.Thread:

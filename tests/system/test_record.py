@@ -64,6 +64,12 @@ def said(labs: Labs, source: Path, *command: str) -> tuple[int, Any]:
     return done.returncode, _timeless(json.loads(done.stdout))
 
 
+def found(labs: Labs, source: Path, *command: str) -> list[str]:
+    """Return the codes of what is found in recordings, without what rests on the end of ranks: traces alone have that."""
+    done = labs.cli(*command, "-o", "json", "--from", source, code=None)
+    return [one["code"] for one in json.loads(done.stdout)["findings"] if one["code"] not in ("PD112", "PD113")]
+
+
 def _timeless(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _timeless(v) for k, v in value.items() if k not in ("recording", "age_s", "tick_age_s", "seconds")}
@@ -95,18 +101,16 @@ def test_a_trace_reads_like_the_recordings_live_and_after_kill_9(labs: Labs) -> 
     [room] = finding["rooms"]
     folder = labs.folder / "rec"
     for command in (
-        ["ranks"],
-        ["diff-queues"],
         ["dump", "metadata"],
         ["dump", "groups"],
-        ["stacks"],
-        ["stuck"],
-        ["check"],
         ["verify-routing"],
         ["story", str(room)],
         ["story", next(iter(names))],
     ):
         assert said(labs, dead, *command) == said(labs, folder, *command), command
+    for command in (["ranks"], ["diff-queues"], ["stacks"], ["stuck"], ["check"]):
+        assert found(labs, dead, *command) == found(labs, folder, *command), command
+    assert "PD113" in labs.cli("ranks", "-o", "json", "--from", dead, code=1).stdout
     # Without the recordings the trace is all that is left.
     shutil.rmtree(folder)
     assert labs.cli("diff-queues", "--from", dead, code=1).stdout
@@ -137,7 +141,7 @@ def test_ranks_that_have_no_recording_are_told_and_cost_code_3(labs: Labs) -> No
     lab = labs.up("--prefill", "tp=1", "--decode", "tp=2")
     assert lab.load(requests=4).good
     os.kill(lab.process(TP1).pid, signal.SIGKILL)
-    until("the death of decode tp1", lambda: not lab.process(TP1).alive)
+    until("the end of decode", lambda: not lab.process(TP1).alive and not lab.process(TP0).alive)
     lost = labs.folder / "rec" / f"{lab.process(TP1).pid}-{lab.process(TP1).start}.pdrec"
     lost.unlink()
     (labs.folder / "rec" / "1-1.pdrec").write_bytes(b"garbage of some kind")
@@ -147,7 +151,9 @@ def test_ranks_that_have_no_recording_are_told_and_cost_code_3(labs: Labs) -> No
     assert kept[TP0] == ("whole", "")
     assert kept[TP1] == ("missing", f"{lost.name} is gone")
     assert document["trace"]["problems"] == ["1-1.pdrec: not a pdctl recording"]
-    done = labs.cli("ranks", "--from", file, "-o", "json", code=3)
+    done = labs.cli("ranks", "--from", file, "-o", "json", code=1)
+    [finding] = json.loads(done.stdout)["findings"]
+    assert finding["code"] == "PD113"
     row = next(r for r in json.loads(done.stdout)["ranks"] if r["rank"] == TP1)
     assert (row["recording"], row["recording_off"]) == ("", f"{lost.name} is gone")
 
@@ -174,8 +180,10 @@ def test_existing_files_and_bad_ones(labs: Labs) -> None:
     assert "is not a directory" in labs.cli("record", labs.folder / "no" / "x.pdtrace", code=2).stderr
     with zipfile.ZipFile(file) as archive:
         document = json.loads(archive.read("manifest.json"))
+    file.write_bytes(whole[: len(whole) // 2])
+    assert "is cut off: " in labs.cli("ranks", "--from", file, code=3).stderr
     for content, words in (
-        (whole[: len(whole) // 2], "cut off or damaged"),
+        (whole[:100], "cut off or damaged"),
         (b"foreign", "is not a trace"),
         (b"", "is empty"),
     ):

@@ -240,7 +240,7 @@ def test_bad_input(tmp_path: Path) -> None:
     foreign = tmp_path / "foreign.pdtrace"
     foreign.write_text("hello")
     for words, code, said in (
-        (("replay", cut), 4, "cut.pdtrace"),
+        (("replay", cut), 3, "cut.pdtrace is cut off"),
         (("replay", foreign), 4, "foreign.pdtrace"),
         (("replay", tmp_path / "nowhere.pdtrace"), 4, "nowhere.pdtrace"),
         (("replay", REAL, "--gate", "maybe"), 2, "on, off, both"),

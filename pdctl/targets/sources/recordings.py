@@ -38,10 +38,11 @@ def of_trace(trace: Trace, problems: list[str]) -> Iterable[FoundRank]:
     problems += trace.manifest.problems
     entries = {Path(rank.member).name: rank for rank in trace.manifest.ranks if rank.member}
     for name, entry in sorted(entries.items()):
-        member, lived = f"{trace.path}:{entry.member}", entry.state == "live"
+        member = f"{trace.path}:{entry.member}"
         rank = _rank(trace.folder / name, member, problems, False)
-        if rank is not None:
-            yield replace(rank, member=member, seen_ns=entry.taken_mono_ns, seen_live=lived)
+        if rank is not None:  # made of recordings alone, it does not tell whether the process ran
+            seen_ns = entry.taken_mono_ns if entry.state != "recorded" else 0
+            yield replace(rank, member=member, seen_ns=seen_ns, seen_live=entry.state in ("live", "outside"))
     for entry in trace.manifest.ranks:
         if not entry.member and entry.identity.pid:
             yield FoundRank(entry.identity, "recorded", recording_off=entry.reason)

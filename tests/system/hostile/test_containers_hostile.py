@@ -112,7 +112,9 @@ def test_a_flood_of_directories_and_registrations_ends() -> None:
     text = registration(5, 5)
     flood = "mount -t tmpfs -o mode=1777 tmpfs /tmp; cd /tmp; mkdir -m 0700 $(seq -f pdctl-%g 0 3000); cd pdctl-0; "
     write = f"echo '{text}' > a; for i in $(seq 1 5000); do ln a $i-1.json; done; {WAITS}"
-    with box(flood + write):
+    with box(flood + write) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
         done = pdctl("ranks", "-o", "json", *PATIENT)
         assert "MemoryError" not in done.stderr
         assert "3001 run directories; 64 were looked at" in done.stdout + done.stderr
