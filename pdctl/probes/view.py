@@ -361,7 +361,7 @@ def _pulses(rank: FoundRank) -> tuple[Pulse, ...]:
 
 def _process(rank: FoundRank, *, answered: bool) -> str:
     """Return the state of a rank's process now; in a trace, as it was when that was made."""
-    if rank.state == "dead" or (rank.seen_ns and not rank.seen_live):
+    if rank.state == "dead" or (rank.seen_ns and rank.seen_live is False):
         return turns.ENDED
     if rank.seen_live or (answered and rank.state != "outside"):
         return turns.RUNNING
@@ -378,7 +378,7 @@ def _process(rank: FoundRank, *, answered: bool) -> str:
 
 def _there(rank: FoundRank) -> bool:
     """Return whether a rank runs, or ran when it was recorded; one that was not found at all is not there."""
-    return rank.live or rank.seen_live
+    return rank.live or bool(rank.seen_live)
 
 
 def _ending(rank: FoundRank, recording: Recording | None) -> Ending:

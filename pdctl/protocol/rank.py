@@ -52,7 +52,7 @@ class FoundRank:
     coordinates and no process.
     protocol: version that its agent speaks, 0 unknown. recording: the file, None without one; recording_off says why.
     member: name of that file in its trace. seen_ns: when it was copied into the trace, on the monotonic clock of the host that
-    copied it, 0 unknown. seen_live: whether its process ran then.
+    copied it, 0 unknown. seen_live: whether its process ran then, None unknown.
     access: set for a rank that is reached over TCP; pdctl does not look for it in /proc or in files of this host. tcp: its
     endpoint for other hosts, "" without one; tcp_off says why a requested one is missing. store: the address of its job's
     TCPStore, "" without one. remembered: it does not answer, and its identity is that of the rank which last answered at this
@@ -71,7 +71,7 @@ class FoundRank:
     process: Process = NO_PROCESS
     member: str = ""
     seen_ns: int = 0
-    seen_live: bool = False
+    seen_live: bool | None = None
     access: Access | None = None
     tcp: str = ""
     tcp_off: str = ""

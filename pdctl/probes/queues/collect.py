@@ -67,7 +67,7 @@ def collect(view: View, *, sockets: bool = True, files: bool = True) -> list[Ran
                 identity=status.body.identity if status and status.body else rank.identity,
                 state=rank.state,
                 silence=_silence(rank, status.reason if status else "", sockets=sockets),
-                ended=rank.state == "dead" or bool(rank.seen_ns and not rank.seen_live),
+                ended=rank.state == "dead" or bool(rank.seen_ns and rank.seen_live is False),
                 status=status.body if status else None,
                 snapshot=snapshots.get(id(rank)),
                 recording=recording,

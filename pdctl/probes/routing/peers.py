@@ -284,12 +284,12 @@ def _started_after(look: Look, role: str, other: str, seen: set[tuple[str, int]]
             for event in view.events:
                 if event.kind == EventKind.STATE and event.a == KVPoll.WAITING_FOR_INPUT and event.room in waiting:
                     sent[event.room] = view.age_s(event.mono_ns) or 0.0
-            late = {room: age for room, age in sent.items() if age > up_s + _SLACK_S}
+            late = {room: age for room, age in sent.items() if age > up_s + SLACK_S}
             if late:
                 yield _before(view, peers, late, up_s)
 
 
-_SLACK_S = 1.0
+SLACK_S = 1.0
 """Two times of one moment may differ by so much: they come from different ranks' looks."""
 
 

@@ -33,6 +33,10 @@ def open_traces(folder: Path, problems: list[str], timeout_s: float, began: floa
             problems.append(error.message)
 
 
+_LIVED = {"live": True, "outside": True, "dead": False}
+"""Whether a rank's process ran when a trace was made; one that was made of recordings alone does not tell."""
+
+
 def of_trace(trace: Trace, problems: list[str]) -> Iterable[FoundRank]:
     """Yield the ranks of a trace: those recorded, and those that were missing when it was made, with the reason."""
     problems += trace.manifest.problems
@@ -40,9 +44,8 @@ def of_trace(trace: Trace, problems: list[str]) -> Iterable[FoundRank]:
     for name, entry in sorted(entries.items()):
         member = f"{trace.path}:{entry.member}"
         rank = _rank(trace.folder / name, member, problems, False)
-        if rank is not None:  # made of recordings alone, it does not tell whether the process ran
-            seen_ns = entry.taken_mono_ns if entry.state != "recorded" else 0
-            yield replace(rank, member=member, seen_ns=seen_ns, seen_live=entry.state in ("live", "outside"))
+        if rank is not None:
+            yield replace(rank, member=member, seen_ns=entry.taken_mono_ns, seen_live=_LIVED.get(entry.state))
     for entry in trace.manifest.ranks:
         if not entry.member and entry.identity.pid:
             yield FoundRank(entry.identity, "recorded", recording_off=entry.reason)

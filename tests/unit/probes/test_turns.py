@@ -190,6 +190,6 @@ def test_in_a_trace_ages_are_those_when_it_was_made(tmp_path: Path) -> None:
     writer.pulse(3, 5 * S)
     writer.stop()
     lived = FoundRank(one, "recorded", recording=tmp_path / "a.pdrec", seen_ns=9 * S, seen_live=True)
-    ended = FoundRank(one, "recorded", recording=tmp_path / "a.pdrec", seen_ns=9 * S)
+    ended = FoundRank(one, "recorded", recording=tmp_path / "a.pdrec", seen_ns=9 * S, seen_live=False)
     view = View(Found((lived, ended)), Answering(), recorded=True)
     assert [(turn.state, turn.age_s) for turn in view.turns()] == [(RUNNING, 4.0), (ENDED, 4.0)]
