@@ -42,11 +42,14 @@ def group(document: dict[str, Any], role: str = "decode") -> dict[str, Any]:
 
 
 def serious(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return causes; that a rank is stopped, which a test does besides, is one of its own."""
+    """Return causes. That ranks are stopped or killed, which a test does besides, are causes of their own."""
     return [
         finding
         for finding in document["findings"]
-        if finding["level"] != "info" and not finding["follows"] and "SIGSTOP" not in finding["summary"]
+        if finding["level"] != "info"
+        and not finding["follows"]
+        and finding["code"] != "PD113"
+        and "SIGSTOP" not in finding["summary"]
     ]
 
 
