@@ -28,7 +28,7 @@ from pdctl.probes.queues.collect import collect
 from pdctl.probes.queues.judge import judge
 from pdctl.probes.view import View
 from pdctl.protocol.metadata import Metadata
-from pdctl.protocol.model import Action, EventKind, KVPoll, Phase, Snapshot, Status
+from pdctl.protocol.model import UNKNOWN, Action, EventKind, KVPoll, Phase, Snapshot, Status
 from pdctl.protocol.requests import QUERY_FORCED
 from pdctl.recording.reader import Recording, Stream
 from pdctl.targets.find import discover
@@ -151,13 +151,19 @@ def test_prefill_rounds(version: str, finish: Callable[..., LightRun]) -> None:
     assert not verdict(run).findings
 
 
+def polled(snapshots: list[Snapshot] | None) -> list[Snapshot] | None:
+    """Return the snapshots where each request of the transfer queue has been in a round."""
+    entries = [entry for one in snapshots or () for entry in one.queues["decode.transfer"]]
+    return snapshots if entries and all(entry.state != UNKNOWN for entry in entries) else None
+
+
 def test_seams_and_snapshot_of_a_live_rank(version: str, host: LightHost, tmp_path: Path) -> None:
     script = {"turns": 100_000, "pause_s": 0.01, "requests": [{"room": 7001, "polls": [[TRANSFERRING]]}]}
     run = host.run(script, "decode", tmp_path)
     try:
         until("two ranks", lambda: len([r for r in run.ranks() if r.live]) == 2, 120)
         statuses = until("both answer", lambda: asked(run, "status", Status), 100)
-        snapshots = until("both answer", lambda: asked(run, "queues", Snapshot), 100)
+        snapshots = until("both have polled", lambda: polled(asked(run, "queues", Snapshot)), 100)
         for status in statuses:
             seams = {seam.name: seam for seam in status.seams}
             absent = {name for name, seam in seams.items() if not seam.present}
