@@ -132,7 +132,7 @@ def stacks_name_both(pair: Pair) -> None:
     done = pair.pdctl("stacks", "-o", "json", "--timeout", "40s", "--rank-timeout", "20s")
     assert done.returncode == 1, done.stdout + done.stderr
     seen = json.loads(done.stdout)
-    [finding] = seen["findings"]
+    [finding] = [found for found in seen["findings"] if found["code"] != "PD114"]  # that the loops stand is said, too
     assert finding["code"] == "PD161"
     assert set(finding["ranks"]) == {"decode dp0 pp0 tp0", "decode dp0 pp0 tp1"}
     [group] = [group for group in seen["groups"] if group["size"] == 2]
