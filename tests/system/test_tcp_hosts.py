@@ -94,7 +94,8 @@ def test_hosts_are_found_by_the_store_asked_over_curve_and_missed_when_cut_off(
     # The third host's cable is pulled while its rank is being followed.
     file = tmp_path / "cut.pdtrace"
     a_second = patience(1)
-    command = [*STORE, "record", str(file), "--for", f"{10 * a_second:.0f}s", "-o", "json"]
+    limits = ["--timeout", f"{10 * a_second:.0f}", "--rank-timeout", f"{2 * a_second:.0f}"]
+    command = [*STORE, "record", str(file), "--for", f"{10 * a_second:.0f}s", "-o", "json", *limits]
     following = subprocess.Popen(
         [*away.prefix, sys.executable, "-m", "pdctl.cli", *command],
         cwd=ROOT, env=away.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

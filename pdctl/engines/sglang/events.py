@@ -167,9 +167,14 @@ def lookups(event: Event) -> Maker:
 
     def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         def looks_up(self_: Any, bootstrap_addr: str, *args: Any, **kwargs: Any) -> Any:
-            known = bootstrap_addr in getattr(self_, "prefill_info_table", ())
+            known = True
+            if site.on:
+                try:
+                    known = bootstrap_addr in getattr(self_, "prefill_info_table", ())
+                except Exception:
+                    site.failed()
             result = original(self_, bootstrap_addr, *args, **kwargs)
-            if site.on and not known:
+            if not known:
                 try:
                     if len(missed) > _MAX_ANSWERS:
                         missed.clear()

@@ -15,7 +15,7 @@ from pdctl.faults.fault import AimedRank, Fault
 from pdctl.faults.kinds import HELD_METADATA
 from pdctl.faults.table import FaultTable
 from pdctl.protocol.model import FaultStatus
-from tests.support.patience import until
+from tests.support.patience import patience, until
 
 FAR = 500.0
 TP1 = (AimedRank(tp=1),)
@@ -54,7 +54,8 @@ class Writes:
 
 
 @pytest.fixture
-def table():
+def table(monkeypatch):
+    monkeypatch.setattr(table_module, "SITE_PATIENCE_S", patience(5))  # a busy machine lets no write pass undecided
     made = FaultTable(True)
     yield made
     made.heal()
