@@ -27,6 +27,7 @@ MAX_STREAMS = 16
 FIXED = struct.Struct("<8sIIQqqIIQQQQQQQ")
 STATE_OFFSET = 8 + 4 + 4 + 8 + 8 + 8 + 4
 STATE_WRITING, STATE_CLOSED, STATE_STOPPED = 1, 2, 3
+STATE_NAMES = {STATE_WRITING: "writing", STATE_CLOSED: "closed", STATE_STOPPED: "stopped"}
 STATE = struct.Struct("<I")
 
 # identity length, crc32 of the identity's bytes; the bytes follow at IDENTITY_OFFSET

@@ -24,7 +24,6 @@ from pdctl.recording.rings import ROUND, among, events, possible_rounds, rounds,
 from pdctl.recording.source import FileSource, Source
 from pdctl.recording.streams import Item, Run, Stream
 
-_STATES = {f.STATE_WRITING: "writing", f.STATE_CLOSED: "closed", f.STATE_STOPPED: "stopped"}
 TEXT_MAX = 72
 """Bytes of an event's text that a recording keeps; a longer request id is cut there."""
 _AGAIN_S = (0.002, 0.02, 0.1)
@@ -192,7 +191,7 @@ def read_from(source: Source, name: str = "") -> Recording:
         proc_start=header.proc_start,
         start_wall_ns=header.wall_ns,
         start_mono_ns=header.mono_ns,
-        state=_STATES.get(header.state, "unknown"),
+        state=f.STATE_NAMES.get(header.state, "unknown"),
         ticks=header.ticks,
         tick_mono_ns=header.tick_mono_ns,
         streams=streams,

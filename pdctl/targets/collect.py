@@ -17,7 +17,6 @@ from pdctl.trace.redact import Names, Redacted
 
 _AGAIN_S = (0.002, 0.02, 0.1)
 """Pauses before a live file with torn records is copied again."""
-_STATES = {f.STATE_WRITING: "writing", f.STATE_CLOSED: "closed", f.STATE_STOPPED: "stopped"}
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def member(copy: Copy, names: Names | None) -> Member:
     data, reason, problems = copy.source, copy.reason, [*_problems(copy.source), *copy.problems]
     if copy.gaps:
         problems.append(f"overwritten before they were copied: {_words(copy.gaps)}")
-    writer = _STATES.get(parse_header(data.read(0, f.HEADER_SIZE)).state, "unknown") if data is not None else ""
+    writer = f.STATE_NAMES.get(parse_header(data.read(0, f.HEADER_SIZE)).state, "unknown") if data is not None else ""
     if data is not None and names is not None:
         try:
             data = Redacted(data, names)

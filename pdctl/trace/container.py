@@ -49,7 +49,6 @@ _PAGE = 4096
 _CHUNK = 64 * _PAGE
 _ZERO = bytes(_CHUNK)
 _ZERO_PAGE = bytes(_PAGE)
-_STATES = {f.STATE_WRITING: "writing", f.STATE_CLOSED: "closed", f.STATE_STOPPED: "stopped"}
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ def member_of(data: bytes, *, state: str = "recorded") -> Member:
         state=state,
         kept=WHOLE,
         identity=header.identity,
-        writer=_STATES.get(header.state, "unknown"),
+        writer=f.STATE_NAMES.get(header.state, "unknown"),
     )
     return Member(rank, Source(data))
 

@@ -24,7 +24,6 @@ _END = struct.Struct("<4s4H2LH")
 _LATER_OR_SECRET = 0x09
 """Flags of a member whose size follows it, or that is encrypted: traces have neither."""
 _MOST = 0xFFFFFFFF
-_WRITERS = {f.STATE_WRITING: "writing", f.STATE_CLOSED: "closed", f.STATE_STOPPED: "stopped"}
 
 
 def with_list(file: IO[bytes], reader: type[io.BufferedReader]) -> io.BufferedReader | None:
@@ -130,7 +129,7 @@ def manifest_of(archive: zipfile.ZipFile, members: Iterable[zipfile.ZipInfo]) ->
                 identity=header.identity,
                 member=info.filename,
                 size=info.file_size,
-                writer=_WRITERS.get(header.state, "unknown"),
+                writer=f.STATE_NAMES.get(header.state, "unknown"),
             )
         )
     return msgspec.structs.replace(new("it is cut off", problems=tuple(problems[:20])), ranks=tuple(ranks))
