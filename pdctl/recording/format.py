@@ -100,8 +100,10 @@ ITEM_DTYPE = [
 ITEM_FOUND_KNOWN = 1
 
 EVENT_SIZE = 128
+TEXT_BYTES = 72
+"""Bytes of an event's text that a recording keeps; a longer request id is cut there."""
 # seq, mono ns, kind, queue code, pad, slot, room, a, b, text (utf-8, zero padded, cut at 72 bytes)
-EVENT = struct.Struct("<QqBBHiQqq72s")
+EVENT = struct.Struct(f"<QqBBHiQqq{TEXT_BYTES}s")
 EVENT_CRC_OFFSET = 124
 NO_QUEUE = 255
 
@@ -131,3 +133,8 @@ def layout(size: int) -> tuple[int, int, int, int, int, int]:
     items_off = rounds_off + rounds_cap * ROUND_SIZE
     events_off = items_off + items_cap * ITEM_SIZE
     return rounds_off, rounds_cap, items_off, items_cap, events_off, events_cap
+
+
+def kept_text(text: str) -> str:
+    """Return what a recording keeps of an event's text; a character that is cut is U+FFFD."""
+    return text.encode("utf-8", "replace")[:TEXT_BYTES].decode("utf-8", "replace")

@@ -24,8 +24,6 @@ from pdctl.recording.rings import ROUND, among, events, possible_rounds, rounds,
 from pdctl.recording.source import FileSource, Source
 from pdctl.recording.streams import Item, Run, Stream
 
-TEXT_MAX = 72
-"""Bytes of an event's text that a recording keeps; a longer request id is cut there."""
 _AGAIN_S = (0.002, 0.02, 0.1)
 """Pauses before a live file's torn records are looked at again."""
 _KINDS = {int(kind): kind for kind in EventKind}

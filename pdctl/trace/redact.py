@@ -21,8 +21,6 @@ from pdctl.recording import format as f
 from pdctl.recording.header import parse_header
 from pdctl.recording.source import Source
 
-TEXT_MAX = 72
-"""Bytes of an event's text that a recording keeps."""
 CONFLICT = "follow_bootstrap_room conflict"
 """How the reason of a FAILURE begins that verify-routing looks for (SGLang from 0.5.11 on)."""
 _REASONS = (CONFLICT, ABORTED, *LOST)
@@ -52,7 +50,7 @@ class Names:
 
     def rid(self, rid: str) -> str:
         """Return ``rid-`` and 16 hexadecimal digits, of the part of a request id that recordings keep."""
-        cut = rid.encode("utf-8", "replace")[:TEXT_MAX].decode("utf-8", "replace")
+        cut = f.kept_text(rid)
         return self._hash("rid", cut, 8) if cut else cut
 
     def address(self, address: str) -> str:
@@ -187,7 +185,7 @@ def _head(out: bytearray, names: Names) -> bytes:
 _MOST_TEXTS = 65_536
 _BLANK = bytes(f.EVENT_SIZE)
 _BODY = f.EVENT.size
-_TEXT_AT = f.EVENT.size - TEXT_MAX
+_TEXT_AT = f.EVENT.size - f.TEXT_BYTES
 _KIND_AT = 16
 
 
@@ -208,7 +206,7 @@ def _events(out: bytearray, names: Names, texts: dict[tuple[int, bytes], bytes])
         new = texts.get(key)
         if new is None:
             said = names.event(kind, text.rstrip(b"\0").decode("utf-8", "replace"))
-            new = texts[key] = said.encode("utf-8", "replace")[:TEXT_MAX].ljust(TEXT_MAX, b"\0")
+            new = texts[key] = said.encode("utf-8", "replace")[: f.TEXT_BYTES].ljust(f.TEXT_BYTES, b"\0")
         if new != text:
             body = record[:_TEXT_AT] + new
             out[at : at + f.EVENT_SIZE] = body + bytes(4) + crc32(body).to_bytes(4, "little")

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pdctl.protocol.model import EventKind
-from pdctl.recording.reader import TEXT_MAX, Recording
+from pdctl.recording.format import kept_text
+from pdctl.recording.reader import Recording
 
 MOST_COMPARED = 5000
 """Rooms and rids, the most recent ones, that a wrong one is compared with."""
@@ -54,8 +55,7 @@ def meant(
         any(k.room == number for k in known) or any(s.sightings([number]) for r in recordings for s in r.streams)
     ):
         rooms[number] = None
-    cut = asked.encode()[:TEXT_MAX].decode("utf-8", "replace")
-    names = {cut, *hashed}
+    names = {kept_text(asked), *hashed}
     rooms.update(dict.fromkeys(k.room for k in reversed(known) if not names.isdisjoint(k.rids)))
     return list(rooms)
 

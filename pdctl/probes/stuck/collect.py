@@ -17,7 +17,7 @@ from pdctl.protocol.metadata import NOT_READ
 from pdctl.protocol.model import UNKNOWN, Action, EventKind, KVPoll, poll_name
 from pdctl.protocol.rank import FoundRank
 from pdctl.protocol.requests import Rooms, RoomTable
-from pdctl.recording.reader import TEXT_MAX
+from pdctl.recording.format import kept_text
 from pdctl.recording.requests import alive_ns, changed_since, doubts, moments, rooms_of, seen_until_ns
 from pdctl.recording.witness import INPUT_QUEUE, OTHER, SAME_S, witness
 
@@ -218,11 +218,6 @@ def _with_earlier(looks: Sequence[RankLooks], events_of: Callable[[int, set[int]
     return found
 
 
-def _kept(rid: str) -> str:
-    """Return a request id as recordings keep it."""
-    return rid.encode("utf-8", "replace")[:TEXT_MAX].decode("utf-8", "replace")
-
-
 def _earlier(events: Sequence[Event], queue: str, waiting: dict[int, str], now_ns: int) -> dict[int, Earlier]:
     found: dict[int, Earlier] = {}
     others: dict[int, Earlier] = {}
@@ -231,7 +226,7 @@ def _earlier(events: Sequence[Event], queue: str, waiting: dict[int, str], now_n
         if event.kind is EventKind.STATE:
             if room in others and event.a in (KVPoll.FAILED, KVPoll.SUCCESS):
                 others[room] = replace(others[room], ended=poll_name(event.a))
-        elif event.queue == queue and event.text != _kept(waiting[room]):
+        elif event.queue == queue and event.text != kept_text(waiting[room]):
             others[room] = Earlier(event.text, (now_ns - event.mono_ns) / 1e9)
         elif event.queue == queue and room in others:
             found[room] = others.pop(room)
