@@ -12,7 +12,7 @@ from pdctl.engines.polls import PollHooks
 from pdctl.engines.sglang import events, seams
 from pdctl.engines.sglang.queues import QueueReader
 from pdctl.engines.shared import LEAVES, failure
-from pdctl.protocol.model import EventKind, Seam
+from pdctl.protocol.model import EVERY_REQUEST, EventKind, Seam
 
 if TYPE_CHECKING:
     from pdctl.agent.sinks import Recorder
@@ -168,7 +168,7 @@ class SchedulerHooks:
                 if site.on:
                     try:
                         every = getattr(recv_req, "abort_all", False)
-                        event(EventKind.ABORT, text="all requests" if every else str(recv_req.rid))
+                        event(EventKind.ABORT, text=EVERY_REQUEST if every else str(recv_req.rid))
                     except Exception:
                         site.failed()
                 return original(self_, recv_req, *args, **kwargs)

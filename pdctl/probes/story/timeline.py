@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pdctl.probes.story.model import KINDS, Lost, Moment, QueueStay, RankStory
 from pdctl.probes.story.polls import Polls, polls
-from pdctl.protocol.model import Action, EventKind, KVPoll, poll_name
+from pdctl.protocol.model import EVERY_REQUEST, Action, EventKind, KVPoll, poll_name
 from pdctl.recording.reader import Event, Recording
 from pdctl.recording.witness import OTHER
 
@@ -155,7 +155,7 @@ def _aborts(events: Sequence[Event], own: Sequence[Event], since: int, until: in
             continue
         if e.text in rids:
             yield Moment(e.mono_ns, "abort", f"an abort reached the rank for rid {e.text}", value=e.text)
-        elif e.text == "all requests" and since <= e.mono_ns <= until:
+        elif e.text == EVERY_REQUEST and since <= e.mono_ns <= until:
             yield Moment(e.mono_ns, "abort", "an abort of all requests reached the rank", value=e.text)
 
 
