@@ -87,14 +87,10 @@ def _of_decode(manager: Any, pool: Mapping[Any, Any], transfers: Iterable[tuple[
 def _placed(infos: Any, dp: int, cps: Sequence[int], known: Any) -> Iterator[tuple[dict[str, Any], Place]]:
     """Yield what is kept of each rank with its place. The engine asks for cp, tp and pp in this order, the last stage first."""
     there = [info for info in list(infos or ())[:MAX_PEERS] if isinstance(info, dict)]
-    order = [
-        (dp, cp, tp, pp)
-        for cp in cps
-        for tp in _numbers(known, "target_tp_ranks")
-        for pp in reversed(_numbers(known, "target_pp_ranks"))
-    ]
-    if len(order) != len(there):
-        order = [_NO_PLACE] * len(there)
+    tps, pps = _numbers(known, "target_tp_ranks"), _numbers(known, "target_pp_ranks")
+    order = [_NO_PLACE] * len(there)
+    if len(cps) * len(tps) * len(pps) == len(there):
+        order = [(dp, cp, tp, pp) for cp in cps for tp in tps for pp in reversed(pps)]
     yield from zip(there, order, strict=True)
 
 
