@@ -13,11 +13,9 @@ import io
 import os
 import re
 import shutil
-import struct
 import tempfile
 import time
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -33,7 +31,7 @@ from pdctl.recording import format as f
 from pdctl.recording.header import parse_header
 from pdctl.recording.source import Source
 from pdctl.trace.manifest import MISSING, WHOLE, Foreign, Manifest, TraceRank, decode
-from pdctl.trace.salvage import manifest_of, with_list
+from pdctl.trace.salvage import DAMAGE, manifest_of, open_member, with_list
 
 SUFFIX = ".pdtrace"
 MANIFEST = "manifest.json"
@@ -240,13 +238,13 @@ def _archive(path: Path) -> Iterator[tuple[zipfile.ZipFile, bool]]:
             cut = False
             try:
                 archive = zipfile.ZipFile(file)
-            except (*_DAMAGE, ValueError, OverflowError) as error:
+            except (*DAMAGE, ValueError, OverflowError) as error:
                 left, cut = with_list(file, _Reader), True
                 if left is None:
                     raise _bad(f"{path} is cut off or damaged: {error}") from None
                 try:
                     archive = zipfile.ZipFile(left)
-                except (*_DAMAGE, ValueError, OverflowError) as worse:
+                except (*DAMAGE, ValueError, OverflowError) as worse:
                     raise _bad(f"{path} is cut off or damaged: {worse}") from None
             with archive:
                 yield archive, cut
@@ -284,32 +282,13 @@ def _read_manifest(path: Path, archive: zipfile.ZipFile, infos: list[zipfile.Zip
         if error.next_step:
             raise _bad(f"{path} is of {error}", error.next_step) from None
         raise _bad(f"{path} is a ZIP file, but no trace: {error}") from None
-    except (ValueError, *_DAMAGE) as error:
+    except (ValueError, *DAMAGE) as error:
         raise _bad(f"{path}: {MANIFEST} is damaged: {error}") from None
-
-
-_DAMAGE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
-    NotImplementedError,
-    RuntimeError,
-    UnicodeDecodeError,
-    struct.error,
-)
-"""What :mod:`zipfile` raises for a member that is damaged, encrypted or packed in a way it does not know."""
-
-
-def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> IO[bytes]:
-    """Open a member. Raises BadZipFile for a compression that traces don't use: its cost has no bound."""
-    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise zipfile.BadZipFile(f"it is packed by method {info.compress_type}, neither stored nor deflated")
-    return archive.open(info)
 
 
 def _whole(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
     data = bytearray()
-    with _member(archive, info) as stream:
+    with open_member(archive, info) as stream:
         while chunk := stream.read(_CHUNK):
             data += chunk
             if len(data) > MAX_MANIFEST:
@@ -371,9 +350,9 @@ class _Unpacking:
             why = f"has {info.file_size} bytes, its manifest says {rank.size}"
         elif info is not None:
             try:
-                with _member(self._archive, info) as stream:
+                with open_member(self._archive, info) as stream:
                     why = self._sparse(stream, target, rank)
-            except _DAMAGE as error:
+            except DAMAGE as error:
                 why = f"is damaged: {error}"
             except OSError as error:
                 where = tempfile.gettempdir()

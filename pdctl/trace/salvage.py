@@ -25,6 +25,17 @@ _LATER_OR_SECRET = 0x09
 """Flags of a member whose size follows it, or that is encrypted: traces have neither."""
 _MOST = 0xFFFFFFFF
 
+DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    UnicodeDecodeError,
+    struct.error,
+)
+"""What :mod:`zipfile` raises for a member that is damaged, encrypted or packed in a way it does not know."""
+
 
 def with_list(file: IO[bytes], reader: type[io.BufferedReader]) -> io.BufferedReader | None:
     """Return ``file`` up to the end of its last whole member, with a list of its members after that; None without any.
@@ -69,12 +80,6 @@ def _member(file: IO[bytes], at: int, size: int) -> tuple[bytes, int] | None:
     return entry + name, end
 
 
-_DAMAGED = (
-    ValueError, OSError, EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error,
-)  # fmt: skip
-"""What a member raises that is no recording, or is packed in a way that is not known."""
-
-
 class _Extended(io.RawIOBase):
     """The first ``end`` bytes of a file, and more after them."""
 
@@ -111,14 +116,21 @@ class _Extended(io.RawIOBase):
         return len(data)
 
 
+def open_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> IO[bytes]:
+    """Open a member. Raises BadZipFile for a compression that traces don't use: its cost has no bound."""
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise zipfile.BadZipFile(f"it is packed by method {info.compress_type}, neither stored nor deflated")
+    return archive.open(info)
+
+
 def manifest_of(archive: zipfile.ZipFile, members: Iterable[zipfile.ZipInfo]) -> Manifest:
     """Return what can be said of a trace without its manifest, by the headers of the recordings ``members``."""
     ranks, problems = [], []
     for info in members:
         try:
-            with archive.open(info) as member:
+            with open_member(archive, info) as member:
                 header = parse_header(member.read(f.HEADER_SIZE))
-        except _DAMAGED as error:
+        except (*DAMAGE, ValueError, OSError) as error:
             problems.append(f"{info.filename[:200]}: {error}")
             continue
         ranks.append(

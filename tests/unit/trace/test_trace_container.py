@@ -249,6 +249,19 @@ def test_sizes_in_the_headers_of_a_truncated_one_are_not_trusted(trace: Path) ->
                 continue
 
 
+def test_a_truncated_one_is_not_unpacked_by_methods_that_traces_do_not_use(trace: Path, recording: bytes) -> None:
+    with zipfile.ZipFile(trace) as archive:
+        name = archive.infolist()[0].filename
+    with zipfile.ZipFile(trace, "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr(name, recording)
+        end = archive.start_dir
+    trace.write_bytes(trace.read_bytes()[:end])
+    with open_trace(trace) as there:
+        assert "packed by method 12" in there.manifest.problems[0]
+        assert there.manifest.ranks == ()
+        assert list(there.folder.iterdir()) == []
+
+
 def test_a_future_version_says_so(trace: Path) -> None:
     said = refused(rewritten(trace, version=2, ranks=[{"all": "different"}]))
     assert "trace version 2; this pdctl reads up to 1" in said
