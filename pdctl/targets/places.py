@@ -117,10 +117,8 @@ def parse_places(env: Mapping[str, str]) -> Places:
 
 def parse_endpoint(text: str) -> str:
     """Return ``tcp://HOST:PORT`` from that, or from ``HOST:PORT``. Raises PdctlError (USAGE)."""
-    match = _ADDRESS.fullmatch(text.strip())
-    if match is None or not 0 < int(match["port"]) < 65536:
-        raise PdctlError(f"{text[:80]!r} is no endpoint of a rank", "write tcp://HOST:PORT", Exit.USAGE)
-    return f"tcp://{match['host']}:{match['port']}"
+    host, port = _host_port(text.strip(), "endpoint of a rank", "write tcp://HOST:PORT")
+    return f"tcp://{host}:{port}"
 
 
 def parse_stores(text: str, master_addr: str = "", master_port: str = "") -> tuple[Store, ...]:
@@ -134,11 +132,17 @@ def parse_stores(text: str, master_addr: str = "", master_port: str = "") -> tup
                 "--store env needs MASTER_ADDR and MASTER_PORT", "torchrun sets them in its workers", Exit.USAGE
             )
         address = f"{master_addr}:{master_port}" if word == "env" else word
-        match = _ADDRESS.fullmatch(address)
-        if match is None or not 0 < int(match["port"]) < 65536:
-            raise PdctlError(f"{address[:80]!r} is no address of a store", "write HOST:PORT, or env", Exit.USAGE)
-        found.append(Store(match["host"].strip("[]"), int(match["port"])))
+        host, port = _host_port(address, "address of a store", "write HOST:PORT, or env")
+        found.append(Store(host.strip("[]"), int(port)))
     return tuple(dict.fromkeys(found))
+
+
+def _host_port(text: str, what: str, next_step: str) -> tuple[str, str]:
+    """Return host and port as they are written. Raises PdctlError (USAGE)."""
+    match = _ADDRESS.fullmatch(text)
+    if match is None or not 0 < int(match["port"]) < 65536:
+        raise PdctlError(f"{text[:80]!r} is no {what}", next_step, Exit.USAGE)
+    return match["host"], match["port"]
 
 
 def parse_outside(text: str) -> OutsideSetting:
