@@ -124,10 +124,8 @@ def _too_long(size: int) -> str:
 
 def recording_file(rank: FoundRank) -> Answer[Recording]:
     """Return the rank's recording from its file, or why it can't be read (NOT_AUTHORISED, GARBAGE, ERROR)."""
-    if rank.access is not None and rank.recording_size:
-        return Answer(rank, None, Silence.NOT_AUTHORISED, _elsewhere(rank))
-    if rank.recording is None:
-        return Answer(rank, None, Silence.ERROR, rank.recording_off or "it has no recording")
+    if rank.recording is None or _elsewhere(rank):
+        return Answer(rank, None, *_no_file(rank))
     from pdctl.recording.reader import BadRecording, read  # as above
 
     try:
@@ -141,15 +139,20 @@ def recording_file(rank: FoundRank) -> Answer[Recording]:
         return Answer(rank, None, _refusal(error), f"{rank.recording_name}: {error.strerror}")
 
 
-def _elsewhere(rank: FoundRank) -> str:
-    return f"its recording is on {rank.identity.host or 'another host'}"
+def _elsewhere(rank: FoundRank) -> bool:
+    return rank.access is not None and bool(rank.recording_size)
+
+
+def _no_file(rank: FoundRank) -> tuple[Silence, str]:
+    """Return why there is no file of the rank's recording on this host."""
+    if _elsewhere(rank):
+        return Silence.NOT_AUTHORISED, f"its recording is on {rank.identity.host or 'another host'}"
+    return Silence.ERROR, rank.recording_off or "it has no recording"
 
 
 def _file_bytes(rank: FoundRank) -> Answer[Source]:
-    if rank.access is not None and rank.recording_size:
-        return Answer(rank, None, Silence.NOT_AUTHORISED, _elsewhere(rank))
-    if rank.recording is None:
-        return Answer(rank, None, Silence.ERROR, rank.recording_off or "it has no recording")
+    if rank.recording is None or _elsewhere(rank):
+        return Answer(rank, None, *_no_file(rank))
     from pdctl.recording.source import Source, whole
 
     try:
