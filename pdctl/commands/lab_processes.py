@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pdctl.commands.lab_parts import NameOption, check_alive, env_of, find_lab, one_of
-from pdctl.commands.lab_show import LabKill, draw_kill, row_of, show_lab
+from pdctl.commands.lab_show import LabKill, LabProcess, draw_kill, row_of, show_lab
 from pdctl.commands.options import OutputOption, RunDirOption, seconds
 from pdctl.protocol.documents import Rows
 from pdctl.protocol.errors import Exit, PdctlError
@@ -100,4 +100,4 @@ def _show(config: LabConfig, reached: list[Process], sent: str, output: Format) 
 
     rows = [row_of(config, process) for process in how_they_are(config, reached)]
     document = LabKill(name=config.name, sent=sent, processes=rows)
-    Output(output).document(document, Rows(type(rows[0]), rows), draw_kill)
+    Output(output).document(document, Rows(LabProcess, rows), draw_kill)

@@ -48,7 +48,7 @@ def select_processes(places: Places, ranks: Sequence[FoundRank]) -> Agentless:
     """
     asked = places.outside
     if asked.how == "off":
-        return Agentless()
+        return NONE
     from pdctl.introspect.find import candidate, candidates
 
     known = {(rank.identity.pid, rank.identity.proc_start) for rank in ranks if rank.live or rank.process.ended}
