@@ -12,6 +12,8 @@ from pdctl.lab.config import MAX_ROOM
 MAX_RID = 256
 MAX_TOKENS = 1 << 20
 MAX_MESSAGE = 16 << 20
+MAX_PATH = 107
+"""Bytes of a socket's path; ZeroMQ raises for a longer one, or none."""
 
 Rid = Annotated[str, Meta(max_length=MAX_RID)]
 Place = Annotated[int, Meta(ge=0, le=1 << 16)]
@@ -31,10 +33,15 @@ class Generate(_Message, frozen=True):
     room: Annotated[int, Meta(ge=0, le=MAX_ROOM)]
     prompt: Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 31)]], Meta(min_length=1, max_length=MAX_TOKENS)]
     max_new_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
-    reply: Annotated[str, Meta(max_length=512, pattern="^ipc://[^\0]*$")]
+    reply: Annotated[str, Meta(pattern="^ipc://[^\0]+$")]
     bootstrap_host: Annotated[str, Meta(max_length=256)] = ""
     bootstrap_port: Annotated[int, Meta(ge=0, le=65535)] = 0
     tag: Annotated[int, Meta(ge=0, le=MAX_ROOM)] = 0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for an endpoint that no socket can have."""
+        if len(self.reply.removeprefix("ipc://").encode()) > MAX_PATH:
+            raise ValueError("reply has too long a path")
 
 
 class Abort(_Message, frozen=True):

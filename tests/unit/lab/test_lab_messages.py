@@ -37,6 +37,8 @@ def test_a_request_comes_out_as_it_went_in() -> None:
         {"prompt": None},
         {"max_new_tokens": 0},
         {"reply": "tcp://elsewhere:1"},
+        {"reply": "ipc://"},
+        {"reply": f"ipc:///{'x' * 107}"},
         {"rid": "x" * 257},
         {"bootstrap_port": 65536},
     ],
