@@ -84,11 +84,7 @@ def read(places: Places, queues: dict[str, list[QueueEntry]], missing: dict[str,
                 time.sleep(_PAUSE_S)
             stretch = entries[start : start + _AT_A_STRETCH]
             rooms += [_entry(places, name, entry, known, now) for entry in stretch]
-            receivers += [
-                (rooms[-len(stretch) + at].room, entry.kv_receiver)
-                for at, entry in enumerate(stretch)
-                if hasattr(entry, "kv_receiver")
-            ]
+            receivers += [(_room(entry), entry.kv_receiver) for entry in stretch if hasattr(entry, "kv_receiver")]
     for name in queues.keys() - places.queues.keys():  # running: what is computed is in no queue
         clients = {req.rid: places.client(req) for req in places.running()}
         rooms += [
@@ -127,11 +123,15 @@ def _beat(manager: Any) -> float:
     return float(interval) if isinstance(interval, int | float) else _BEAT_S
 
 
+def _room(entry: Any) -> int:
+    return getattr(entry, "req", entry).bootstrap_room or 0
+
+
 def _entry(
     places: Places, queue: str, entry: Any, known: Mapping[tuple[str, str, int], QueueEntry], now: float
 ) -> RoomEntry:
     req = getattr(entry, "req", entry)
-    room = req.bootstrap_room or 0
+    room = _room(entry)
     seen = known.get((queue, req.rid, room)) or QueueEntry(room, req.rid)
     transfer = transfer_of(entry)
     clock = _clock(places.role, seen.state, transfer)
