@@ -24,6 +24,8 @@ _END = struct.Struct("<4s4H2LH")
 _LATER_OR_SECRET = 0x09
 """Flags of a member whose size follows it, or that is encrypted: traces have neither."""
 _MOST = 0xFFFFFFFF
+_MOST_LISTED = 8 << 20
+"""Bytes of a list of members that is not made any longer: it is more than anybody reads."""
 
 DAMAGE = (
     zipfile.BadZipFile,
@@ -45,9 +47,11 @@ def with_list(file: IO[bytes], reader: type[io.BufferedReader]) -> io.BufferedRe
     size = file.seek(0, io.SEEK_END)
     entries: list[bytes] = []
     at = 0
-    while len(entries) <= MAX_RANKS and (found := _member(file, at, size)) is not None:
+    length = 0
+    while len(entries) <= MAX_RANKS and length <= _MOST_LISTED and (found := _member(file, at, size)) is not None:
         entry, at = found
         entries.append(entry)
+        length += len(entry)
     if not entries:
         return None
     listed = b"".join(entries)
