@@ -103,20 +103,24 @@ def _parted(each: Sequence[Did]) -> bool:
 def _done(loop: Loop, one: Recorded) -> Iterable[tuple[int, Did]]:
     """Yield each room that has left a polled queue of a rank lately, with how."""
     recording, wall = one.recording, one.recording.start_wall_ns - one.recording.start_mono_ns
+    left = []
     for queue in POLLED_QUEUES:
         stream = recording.stream(queue)
-        for row in range(max(0, len(stream) - MOST_RUNS), len(stream)) if stream is not None else ():
-            run = stream.run(row)  # type: ignore[union-attr]
-            for item in stream.items(run) or ():  # type: ignore[union-attr]
-                if item.action in _TOOK or item.action in _FAILED:
-                    notes = recording.events_of((item.room,), (EventKind.FAILURE,)) if item.action in _FAILED else ()
-                    age_s = None if one.now_ns is None else max(0.0, (one.now_ns - run.t_done) / 1e9)
-                    reason = next((note.text for note in notes), "")
-                    who = loop.identity
-                    yield (
-                        item.room,
-                        Did(who.label, who.pp, item.action, queue, run.last, run.t_done + wall, age_s, reason),
-                    )
+        if stream is None:
+            continue
+        for row in range(max(0, len(stream) - MOST_RUNS), len(stream)):
+            run = stream.run(row)
+            acts = [(item.room, item.action) for item in stream.items(run) or ()]
+            left += [(queue, run, room, action) for room, action in acts if action in _TOOK or action in _FAILED]
+    reasons: dict[int, str] = {}
+    failed = {room for _, _, room, action in left if action in _FAILED}
+    for note in recording.events_of(failed, (EventKind.FAILURE,)) if failed else ():
+        reasons.setdefault(note.room, note.text)
+    for queue, run, room, action in left:
+        age_s = None if one.now_ns is None else max(0.0, (one.now_ns - run.t_done) / 1e9)
+        reason = reasons.get(room, "") if action in _FAILED else ""
+        who = loop.identity
+        yield room, Did(who.label, who.pp, action, queue, run.last, run.t_done + wall, age_s, reason)
 
 
 __all__ = ["Recorded", "judge", "stages"]

@@ -49,7 +49,7 @@ class Kept:
         return self._stream if queue == "prefill.bootstrap" else None
 
     def events_of(self, rooms: Any, kinds: Any) -> list[Any]:
-        return [type("Event", (), {"text": FAILURE})]
+        return [type("Event", (), {"room": room, "text": FAILURE}) for room in rooms]
 
 
 def standing(inside: str, **changes: Any) -> Turn:
