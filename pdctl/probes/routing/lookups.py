@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pdctl.probes.queues.formatting import names
@@ -63,7 +63,8 @@ class _Address:
 
 def suspects_of_lookups(look: Look) -> Iterator[Suspect]:
     """Yield the bootstrap servers that decode needs and that do not answer."""
-    for (cluster, network, address), one in _addresses(look).items():
+    needed = _addresses(look)
+    for (cluster, network, address), one in needed.items():
         server = look.servers.get((network, address)) if not look.instead else None
         prefill = [v for v in look.views if (v.identity.cluster, v.identity.role) == (cluster, "prefill")]
         forgot = server is not None and _forgot(address, one, server, prefill)
@@ -78,7 +79,7 @@ def suspects_of_lookups(look: Look) -> Iterator[Suspect]:
             continue  # it may be slow, or is only out of reach from here
         yield _suspect(cluster, address, one, server, fault, prefill)
     if not look.instead:
-        yield from _missing(look)
+        yield from _missing(look, {(network, address) for _, network, address in needed})
 
 
 def _forgot(address: str, one: _Address, server: ServerView, prefill: Sequence[RankView]) -> bool:
@@ -88,9 +89,11 @@ def _forgot(address: str, one: _Address, server: ServerView, prefill: Sequence[R
     return bool(server.info_off) and not server.silence and bool(turn) and all(turn)
 
 
-def _missing(look: Look) -> Iterator[Suspect]:
-    """Yield the bootstrap servers of prefill servers that run, and that nobody has needed since they ended."""
-    needed = {(network, address) for _, network, address in _addresses(look)}
+def _missing(look: Look, needed: Collection[tuple[str, str]]) -> Iterator[Suspect]:
+    """Yield the bootstrap servers of prefill servers that run, and that nobody has needed since they ended.
+
+    needed: (network, address) of those that somebody has.
+    """
     for view in look.views:
         i = view.identity
         if i.role != "prefill" or i.world_rank != 0 or i.dp > 0 or view.rooms is None or not view.network:
