@@ -106,8 +106,7 @@ def _there_now(
 
 def serves(prefill: RankView, decode: RankView, address: str) -> bool:
     """Return whether ``address``, as this decode rank uses it, is surely the bootstrap server of this prefill rank's server."""
-    used = {address for address in addresses(prefill) if address}
-    if address not in used:
+    if not address or address not in addresses(prefill):
         return False
     if not _loopback(address):
         return True
@@ -214,14 +213,12 @@ def _decode_replaced(look: Look) -> Iterator[Suspect]:
         sessions = {setting(view, "transfer_session") for view in decode if view.rooms is not None}
         if not decode or "" in sessions or any(view.rooms is None or view.up_s is None for view in decode):
             continue  # who does not tell may be the one
-        there = {
-            (view.identity.cluster, room) for view in decode if view.rooms for room in view.rooms.rooms.column("room")
-        }
+        there = {room for view in decode if view.rooms is not None for room in view.rooms.rooms.column("room")}
         for view in look.views:
             i = view.identity
             if (i.cluster, i.role) != (cluster, "prefill") or view.rooms is None or view.up_s is None:
                 continue
-            yield from _held_for_ended(view, decode, sessions, {room for _, room in there})
+            yield from _held_for_ended(view, decode, sessions, there)
 
 
 def _held_for_ended(
