@@ -11,17 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pdctl.protocol.durations import seconds
-from pdctl.protocol.model import UNKNOWN, Identity
+from pdctl.protocol.model import OTHER, UNKNOWN, WAITS_FOR_OTHER, Identity
 from pdctl.protocol.requests import RoomEntry, Rooms
 from pdctl.report.findings import Finding, finding
 from pdctl.targets import nodeset
 
-OTHER = {"prefill": "decode", "decode": "prefill"}
-WAITING_IN = {
-    "prefill": ("prefill.bootstrap", "prefill.inflight"),
-    "decode": ("decode.pending", "decode.prealloc", "decode.transfer"),
-}
-"""Queues in which a request waits for the other side."""
 CLOSED = "closed"
 MOST_ROOMS, MOST_FIRST = 8, 4
 TURN_NS = 200_000_000
@@ -167,7 +161,7 @@ def _waiting(ranks: Sequence[Ending], seen: Endings, *, alone: bool) -> list[tup
         if one.role != OTHER[who.role] or one.cluster != who.cluster:
             continue
         for entry in rooms.rooms:
-            if entry.room and entry.queue in WAITING_IN[one.role] and (alone or entry.room in known):
+            if entry.room and entry.queue in WAITS_FOR_OTHER and (alone or entry.room in known):
                 found.setdefault(entry.room, (entry, _ends(rooms, entry)))
     return list(found.values())
 

@@ -86,6 +86,11 @@ QUEUES: tuple[str, ...] = (
 POLLED_QUEUES: tuple[str, ...] = ("prefill.bootstrap", "prefill.inflight", "decode.prealloc", "decode.transfer")
 """Queues whose polls are reduced over a group: only these have rounds."""
 
+OTHER = {"prefill": "decode", "decode": "prefill"}
+"""The role that a request of a role needs on the other side."""
+WAITS_FOR_OTHER = frozenset({"decode.pending", *POLLED_QUEUES})
+"""Queues in which a request waits for the other side."""
+
 
 class EventKind(IntEnum):
     """What an event in a recording says. ``a`` and ``b`` of the record are explained per kind."""

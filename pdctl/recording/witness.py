@@ -14,7 +14,6 @@ from pdctl.recording.rings import events
 if TYPE_CHECKING:
     from pdctl.recording.reader import Recording
 
-OTHER = {"prefill": "decode", "decode": "prefill"}
 SAME_S = 2.0
 """How much later than on the other side a request may come to this one."""
 INPUT_QUEUE = {"prefill": "prefill.bootstrap", "decode": "decode.prealloc"}

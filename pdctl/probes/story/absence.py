@@ -10,7 +10,8 @@ from pdctl.probes.story.model import RankPast, RoomStory
 from pdctl.probes.story.names import short_names
 from pdctl.probes.unknown import unknown_words
 from pdctl.protocol.durations import seconds
-from pdctl.recording.witness import OTHER, SAME_S, witness
+from pdctl.protocol.model import OTHER
+from pdctl.recording.witness import SAME_S, witness
 from pdctl.report.findings import Finding, finding
 
 

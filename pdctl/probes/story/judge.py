@@ -11,10 +11,10 @@ from pdctl.probes.story.model import Entry, Lost, Moment, RankLine, RankPast, Ra
 from pdctl.probes.story.names import short_names
 from pdctl.probes.story.sync import Time, times
 from pdctl.probes.story.timeline import rank_story, rids_of
-from pdctl.protocol.model import Identity
+from pdctl.protocol.model import OTHER, Identity
 from pdctl.recording.reader import Recording
 from pdctl.recording.requests import last_sign_ns
-from pdctl.recording.witness import OTHER, SAME_S, witness
+from pdctl.recording.witness import SAME_S, witness
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 

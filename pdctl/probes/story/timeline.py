@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from pdctl.probes.story.model import KINDS, Lost, Moment, QueueStay, RankStory
 from pdctl.probes.story.polls import Polls, polls
-from pdctl.protocol.model import EVERY_REQUEST, Action, EventKind, KVPoll, poll_name
+from pdctl.protocol.model import EVERY_REQUEST, OTHER, Action, EventKind, KVPoll, poll_name
 from pdctl.recording.reader import Event, Recording
-from pdctl.recording.witness import OTHER
 
 _ACTIONS = {0: "kept", 1: "committed", 2: "failed", 3: "aborted", 4: "moved on"}
 

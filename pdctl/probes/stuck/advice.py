@@ -9,8 +9,7 @@ from pdctl.probes.queues.formatting import names
 from pdctl.probes.stuck.model import Last, Waiting
 from pdctl.probes.stuck.sides import COMPUTED, Side
 from pdctl.protocol.durations import seconds
-from pdctl.protocol.model import ABORTED
-from pdctl.recording.witness import OTHER
+from pdctl.protocol.model import ABORTED, OTHER
 
 BOOTSTRAP_TIMEOUT = "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT"
 GIVEN_UP = "given up"

@@ -11,15 +11,14 @@ import msgspec
 
 from pdctl.probes.stuck import UNHEARD_S
 from pdctl.probes.stuck.model import Earlier, Last, RankLooks
-from pdctl.probes.stuck.sides import HEARD, WAITING_IN
 from pdctl.probes.view import now_ns
 from pdctl.protocol.metadata import NOT_READ
-from pdctl.protocol.model import UNKNOWN, Action, EventKind, KVPoll, poll_name
+from pdctl.protocol.model import OTHER, UNKNOWN, WAITS_FOR_OTHER, Action, EventKind, KVPoll, poll_name
 from pdctl.protocol.rank import FoundRank
 from pdctl.protocol.requests import Rooms, RoomTable
 from pdctl.recording.format import kept_text
 from pdctl.recording.requests import alive_ns, changed_since, doubts, moments, rooms_of, seen_until_ns
-from pdctl.recording.witness import INPUT_QUEUE, OTHER, SAME_S, witness
+from pdctl.recording.witness import INPUT_QUEUE, SAME_S, witness
 
 if TYPE_CHECKING:
     from pdctl.probes.view import View
@@ -74,7 +73,7 @@ def _open(looks: Sequence[RankLooks], missing: dict[str, frozenset[int]]) -> boo
         role = OTHER.get(look.identity.role, "")
         lacked = missing.get(role, frozenset())
         for queue, room in look.second.rooms.rows("queue", "room") if lacked and look.second is not None else ():
-            if room in lacked and queue in _WAITS_FOR_THE_OTHER and (role, room) not in ended:
+            if room in lacked and queue in WAITS_FOR_OTHER and (role, room) not in ended:
                 return True
     return False
 
@@ -182,7 +181,7 @@ def _with_since(
             (e.room, e.rid)
             for e in entries
             if e.room in lacked
-            and (0 <= e.age_s + SAME_S < other[e.room] if e.room in other else e.queue in _WAITS_FOR_THE_OTHER)
+            and (0 <= e.age_s + SAME_S < other[e.room] if e.room in other else e.queue in WAITS_FOR_OTHER)
         }
         recording = recording_of(n) if wanted else None
         if recording is None or look.second is None:
@@ -209,7 +208,7 @@ def _with_earlier(looks: Sequence[RankLooks], events_of: Callable[[int, set[int]
             found.append(look)
             continue
         rows = look.second.rooms.rows("queue", "room", "rid", "age_s")
-        waiting = {room: rid for q, room, rid, age in rows if room and q in _WAITS_FOR_THE_OTHER and age >= UNHEARD_S}
+        waiting = {room: rid for q, room, rid, age in rows if room and q in WAITS_FOR_OTHER and age >= UNHEARD_S}
         events = events_of(n, set(waiting)) if waiting else ()
         if events:
             told.add(group)
@@ -231,9 +230,6 @@ def _earlier(events: Sequence[Event], queue: str, waiting: dict[int, str], now_n
         elif event.queue == queue and room in others:
             found[room] = others.pop(room)
     return found
-
-
-_WAITS_FOR_THE_OTHER = frozenset(WAITING_IN) - frozenset(HEARD)
 
 
 def _came_ns(entered: Sequence[Event]) -> int:

@@ -25,9 +25,8 @@ from pdctl.probes.stuck.sides import (
     space_of,
 )
 from pdctl.protocol.durations import seconds
-from pdctl.protocol.model import UNKNOWN, KVPoll, poll_name
+from pdctl.protocol.model import OTHER, UNKNOWN, KVPoll, poll_name
 from pdctl.protocol.requests import NOT_KNOWN, Cover, Lookup, RoomEntry
-from pdctl.recording.witness import OTHER
 from pdctl.report.findings import Finding, finding
 
 

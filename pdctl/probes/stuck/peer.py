@@ -13,7 +13,8 @@ from pdctl.probes.stuck.model import Last, RankLooks
 from pdctl.probes.stuck.sides import Side
 from pdctl.probes.turns import RECENT_S
 from pdctl.protocol.durations import seconds
-from pdctl.recording.witness import OTHER, SAME_S
+from pdctl.protocol.model import OTHER
+from pdctl.recording.witness import SAME_S
 
 HERE, ENDED, GONE, NEVER, ABSENT, UNREAD, SILENT, NOBODY = (
     "here", "ended", "gone", "never", "absent", "unread", "silent", "",

@@ -11,9 +11,8 @@ import msgspec
 
 from pdctl.probes.queues.formatting import names
 from pdctl.probes.stuck.model import Earlier, RankLooks, SideSpace
-from pdctl.protocol.model import UNKNOWN, poll_name
+from pdctl.protocol.model import OTHER, UNKNOWN, poll_name
 from pdctl.protocol.requests import RoomEntry, Rooms, RoomTable, Space
-from pdctl.recording.witness import OTHER
 
 COMPUTED = ("waiting", "running")
 HEARD = ("waiting", "decode.retracted")
