@@ -277,11 +277,15 @@ class View:
     def recording(self, rank: FoundRank, *, sockets: bool = True, files: bool = True) -> Answer[Recording]:
         """Return a rank's recording, or why it can't be read.
 
-        sockets: through its socket where its file can't be read. files: False for its socket only. It is read once, with as
-        many others as MOST_KEPT.
+        sockets: through its socket where its file can't be read. files: False for its socket only. A file is read once,
+        with as many others as MOST_KEPT.
         """
         key = (id(rank), sockets, files)
         answer = self._recordings.get(key)
+        if answer is None and files:
+            other = self._recordings.get((id(rank), not sockets, True))
+            of_file = other is not None and other.body is not None and other.body.path == str(rank.recording)
+            answer = other if of_file else None
         if answer is None:
             answer = self.client.recordings.read(rank, through_socket=not files) if sockets else recording_file(rank)
             self._note(answer)

@@ -93,8 +93,10 @@ def test_a_recording_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         view = View(Found(ranks), client, recorded=True)
         first = [view.recording(rank).body for rank in ranks]
         second = [view.recording(rank).body for rank in ranks]
+        of_file = [view.recording(rank, sockets=False).body for rank in ranks]
         assert view.seen
         assert [a is b for a, b in zip(first, second, strict=True)] == [True] * MOST_KEPT + [False] * 2
+        assert [a is b for a, b in zip(first, of_file, strict=True)] == [True] * MOST_KEPT + [False] * 2
         assert view.again().recording(ranks[0]).body is not first[0]
 
 
