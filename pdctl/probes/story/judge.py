@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from functools import cached_property
 
 from pdctl.probes.story.clocks import DRIFT
 from pdctl.probes.story.model import Entry, Lost, Moment, RankLine, RankPast, RankStory, RoomStory, Stay
@@ -14,7 +15,7 @@ from pdctl.probes.story.timeline import rank_story, rids_of
 from pdctl.protocol.model import OTHER, Identity
 from pdctl.recording.reader import Recording
 from pdctl.recording.requests import last_sign_ns
-from pdctl.recording.witness import SAME_S, witness
+from pdctl.recording.witness import SAME_S, Witness, witness
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -28,6 +29,11 @@ class _Told:
     recording: Recording
     story: RankStory
     time: Time
+
+    @cached_property
+    def witness(self) -> Witness:
+        """What its recording is a witness of."""
+        return witness(self.recording)
 
     def line_ns(self, ns: int) -> int:
         """Return the moment ``ns`` of the rank's clock on the common line."""
@@ -168,7 +174,7 @@ def _absent(role: str, pasts: Sequence[RankPast], told: Sequence[_Told], wall: i
         return
     latest = []
     for t in _takers(those):
-        seen = witness(t.recording)
+        seen = t.witness
         took_in = t.line_ns(seen.took_in_ns)
         if seen.since_ns is None or t.line_ns(seen.since_ns) > came - _SAME_NS:
             since = "" if seen.since_ns is None else f" goes back to {_clock(t.line_ns(seen.since_ns) + wall)}"
@@ -199,10 +205,7 @@ def _takers(those: Sequence[_Told]) -> Iterator[_Told]:
         parts.setdefault(_part(t.past.identity), []).append(t)
     for members in parts.values():
         first = min(t.past.identity.pp for t in members)
-        yield max(
-            (t for t in members if t.past.identity.pp == first),
-            key=lambda t: t.line_ns(witness(t.recording).took_in_ns),
-        )
+        yield max((t for t in members if t.past.identity.pp == first), key=lambda t: t.line_ns(t.witness.took_in_ns))
 
 
 __all__ = ["story"]
