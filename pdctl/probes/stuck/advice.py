@@ -139,18 +139,10 @@ def complete(request: Waiting, side: Side) -> Advice:
 def standing(side: Side) -> str:
     """Return what to do instead of an abort where the loop of a side did not turn between the looks, "" where it did."""
     for look in side.looks:
-        first, second = look.first, look.second
-        if (
-            look.state == "live"
-            and first
-            and second
-            and first.ticks == second.ticks > 0
-            and second.mono_ns > first.mono_ns
-        ):
-            looked = seconds((second.mono_ns - first.mono_ns) / 1e9)
+        if look.state == "live" and look.unturned_s is not None and look.unturned_s > 0:
             return (
-                f"pdctl stacks shows where {side.title} tp{look.identity.tp} is: its loop has not turned in {looked}, and only"
-                " a loop that turns carries out an abort."
+                f"pdctl stacks shows where {side.title} tp{look.identity.tp} is: its loop has not turned in"
+                f" {seconds(look.unturned_s)}, and only a loop that turns carries out an abort."
             )
     return ""
 

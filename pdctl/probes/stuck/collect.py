@@ -59,8 +59,7 @@ def collect(view: View, *, pause_s: float) -> list[RankLooks]:
 
 def _unturned(look: RankLooks) -> bool:
     """Return whether a rank has requests, and its loop did not turn between the looks."""
-    first, second = look.first, look.second
-    return first is not None and second is not None and first.ticks == second.ticks > 0 and bool(second.rooms)
+    return look.unturned_s is not None and look.second is not None and bool(look.second.rooms)
 
 
 _COMINGS = (EventKind.ENQUEUE, EventKind.STATE)

@@ -75,6 +75,14 @@ class RankLooks:
     stood_s: float = 0.0
     problems: tuple[str, ...] = ()
 
+    @property
+    def unturned_s(self) -> float | None:
+        """Seconds between the looks, where its loop did not turn in them; None where it did, or that is not known."""
+        first, second = self.first, self.second
+        if first is None or second is None or not first.ticks == second.ticks > 0:
+            return None
+        return (second.mono_ns - first.mono_ns) / 1e9
+
 
 class Place(msgspec.Struct, frozen=True, gc=False):
     """Where a request is, on the ranks that say the same of it.
