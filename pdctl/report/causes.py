@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -85,8 +85,15 @@ def connect(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """
     once = _once(findings)
     about = [_about(found) for found in once]
-    about = [_with_servers(one, about) for one in about]
-    cause_of = [_cause(n, once, about) for n in range(len(once))]
+    servers: dict[str, set[str]] = {}
+    for role, _, server in (unit for one in about for unit in one.units):
+        if server:
+            servers.setdefault(role, set()).add(server)
+    about = [_with_servers(one, servers) for one in about]
+    by_code: dict[str, list[int]] = {}
+    for n, one in enumerate(once):
+        by_code.setdefault(one.code, []).append(n)
+    cause_of = [_cause(one.code, about[n], by_code, about) for n, one in enumerate(once)]
     groups: dict[int, list[int]] = {}
     for n in range(len(once)):
         root = n
@@ -122,26 +129,23 @@ def _about(found: Finding) -> _About:
     return _About(frozenset(found.rooms) - {0}, frozenset(units))
 
 
-def _with_servers(one: _About, every: Sequence[_About]) -> _About:
-    """Name the server where a finding does not and only one is known; of several it is not said to be any."""
+def _with_servers(one: _About, servers: Mapping[str, set[str]]) -> _About:
+    """Name the server where a finding does not and only one is known; of several it is not said to be any. servers: by role."""
     named: set[tuple[str, str, str]] = set()
     for role, dp, server in one.units:
-        known = {server} if server else {s for other in every for r, _, s in other.units if r == role and s}
+        known = {server} if server else servers.get(role, set())
         if len(known) < 2:
             named.add((role, dp, next(iter(known), "")))
     return one._replace(units=frozenset(named))
 
 
-def _cause(n: int, findings: Sequence[Finding], about: Sequence[_About]) -> int | None:
-    """Return which finding the n-th one is a consequence of: of several the one that comes first in ORDER."""
-    code = findings[n].code
-    before = _RANK.get(code, len(_RANK))
-    causes = [
-        (_RANK[other.code], m)
-        for m, other in enumerate(findings)
-        if _RANK.get(other.code, before) < before and _explains(other.code, code, about[m], about[n])
-    ]
-    return min(causes)[1] if causes else None
+def _cause(code: str, one: _About, by_code: Mapping[str, Sequence[int]], about: Sequence[_About]) -> int | None:
+    """Return which finding explains one of this code: of several the one that comes first in ORDER. by_code: their numbers."""
+    for cause in ORDER[: _RANK.get(code, len(ORDER))]:
+        for m in by_code.get(cause, ()):
+            if _explains(cause, code, about[m], one):
+                return m
+    return None
 
 
 def _explains(cause: str, consequence: str, one: _About, other: _About) -> bool:
