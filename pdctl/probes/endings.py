@@ -119,7 +119,7 @@ def _first(ranks: Sequence[Ending]) -> list[Ending]:
 
 def how(one: Ending) -> str:
     """Return how a rank ended, in words."""
-    if one.status and one.status & 0x7F:
+    if one.status & 0x7F:
         return f"killed by {_signal(one.status & 0x7F)}"
     if one.raised:
         return one.raised

@@ -7,7 +7,7 @@ can't either. What a rank does is known only from its own answer, or from its st
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pdctl.protocol.model import NEXT_STAGE, STAGE_BEFORE, Call, Frame, Identity, Status
 
@@ -92,14 +92,11 @@ def judge(looked: Looked) -> Turn:
     common = Turn(turned=_turned(looked, age_s), age_s=age_s, state=looked.process, stood_s=looked.stopped_s)
     if last is None:
         return common
-    works = not last.call.op and last.call.inside in COMPUTES
-    return Turn(
-        turned=common.turned,
-        age_s=age_s,
+    return replace(
+        common,
         doing=call_words(last.call, last.stack),
-        computing=works,
+        computing=not last.call.op and last.call.inside in COMPUTES,
         idle=not last.call.op and last.call.inside == IDLE,
-        state=looked.process,
         stood_s=_stood_s(looked.statuses),
         call=last.call,
         outside=looked.outside,
