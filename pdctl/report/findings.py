@@ -5,6 +5,7 @@ A judge makes a Finding from a code and the evidence; the text that is the same 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from enum import Enum
 from functools import cache
@@ -13,6 +14,8 @@ from pathlib import Path
 import msgspec
 
 from pdctl.protocol import structs
+
+_ROOM = re.compile(r"\bROOM\b")
 
 
 class Level(str, Enum):
@@ -86,9 +89,11 @@ def finding(
 ) -> Finding:
     """Return a finding of ``code``. Raises KeyError for no such code.
 
-    What is not given of level, versions and next step is the catalogue's.
+    What is not given of level, versions and next step is the catalogue's. ROOM in a next step is the first of ``rooms``, where
+    there are any: what it names can be run as it is printed.
     """
     entry = catalogue()[code]
+    advice = next_step or entry.next_step
     return Finding(
         code=code,
         level=entry.level if level is None else level,
@@ -99,6 +104,6 @@ def finding(
         evidence=evidence,
         cause=entry.title,
         versions=versions or entry.versions,
-        next_step=next_step or entry.next_step,
+        next_step=_ROOM.sub(str(rooms[0]), advice) if rooms else advice,
         units=tuple(dict.fromkeys(units)),
     )

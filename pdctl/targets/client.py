@@ -27,6 +27,8 @@ MAX_ERROR = 2000
 """Characters of an agent's error that are passed on."""
 MAX_LARGE = 16 << 20
 """Bytes of all larger answers to one question together."""
+DEAR = frozenset(("flight_recorder",))
+"""Questions that may take a rank longer than others: one that passes is no sign that the rank will not answer the next."""
 _TICK_S = 0.002
 """What a poll that counts milliseconds may leave of a deadline that it waited for: none."""
 _CUT_OFF = "connected, but nothing comes back: its host is cut off, its process is stopped, or something holds the GIL"
@@ -104,7 +106,10 @@ class Client:
         return "" if self.deadline.left(1.0) >= _TICK_S else f"no time left of {self._timeout_s:g} s (--timeout)"
 
     def give_up_on_silent(self) -> None:
-        """From now on wait only once for a silent rank. Later questions to it get the same reason at once."""
+        """From now on wait only once for a silent rank. Later questions to it get the same reason at once.
+
+        Unless the question that it let pass was a dear one.
+        """
         self._given_up = self._given_up or {}
 
     def ask(
@@ -135,7 +140,7 @@ class Client:
             else:
                 waiting.append(question)
         for question in self._wait(waiting, answers, kind, patience):
-            answers[question.index] = self._timed_out(question.rank)
+            answers[question.index] = self._timed_out(question)
         if asking is not None:
             answers.update(zip(outside, asking.answers(), strict=True))
         return [answers[index] for index in range(len(questions))]
@@ -261,25 +266,27 @@ class Client:
             local.close()
         return far.close() if far is not None else ""
 
-    def _timed_out(self, rank: FoundRank) -> Answer[Any]:
+    def _timed_out(self, question: Question) -> Answer[Any]:
+        rank = question.rank
         # A late answer to this question must not meet the next one on a full queue: the connection is made anew.
         not_through = self._drop(rank.connection)
         if rank.access is not None:
-            return self._without_answer(rank, not_through or _CUT_OFF, not_through)
+            return self._without_answer(question, not_through or _CUT_OFF, not_through)
         process = look(rank.identity.pid)
         gone = ended(rank, process)
         if gone:
             return Answer(rank, None, Silence.DEAD, gone)
         return self._without_answer(
-            rank, process.why_silent if process.state else "its process can't be seen from here"
+            question, process.why_silent if process.state else "its process can't be seen from here"
         )
 
-    def _without_answer(self, rank: FoundRank, why: str, not_through: str = "") -> Answer[Any]:
+    def _without_answer(self, question: Question, why: str, not_through: str = "") -> Answer[Any]:
+        rank = question.rank
         silence = Silence.NOT_AUTHORISED if not_through else Silence.TIMED_OUT
         if self.over:
             return Answer(rank, None, silence, f"no answer within {self._timeout_s:g} s overall: {why}")
         answer = Answer[Any](rank, None, silence, f"no answer within {self._rank_timeout_s:g} s: {why}")
-        if self._given_up is not None:
+        if self._given_up is not None and question.op not in DEAR:
             self._given_up[rank.connection] = answer
         return answer
 

@@ -38,19 +38,22 @@ def collect(view: View, *, watch_s: float, looks: int = LOOKS) -> list[RankWatch
             else:
                 taken[id(rank)].append(_shared(look(first.body, second.body), known))
     live = [rank for rank in view.ranks if id(rank) not in silence]
-    doing = {id(a.rank): turns.judge(Looked((a.body,))) for a in now.status(live) if a.body is not None}
+    after = {id(a.rank): a.body for a in now.status(live) if a.body is not None}
     watches = []
     for rank in view.ranks:
-        turn = doing.get(id(rank), Turn())
+        status, seen = after.get(id(rank)), taken[id(rank)]
+        turn = Turn() if status is None else turns.judge(Looked((status,)))
+        inside = rank.state != "outside"
         watches.append(
             RankWatch(
                 identity=rank.identity,
                 state=rank.state,
                 silence=silence.get(id(rank), ""),
-                looks=tuple(taken[id(rank)]),
+                looks=tuple(seen),
                 idle=turn.idle,
-                computing=turn.computing and rank.state != "outside",
-                failed=_failed(rank, now, taken[id(rank)]),
+                computing=turn.computing and inside,
+                turned=inside and status is not None and bool(seen) and status.ticks != seen[-1].ticks,
+                failed=_failed(rank, now, seen),
             )
         )
     return watches

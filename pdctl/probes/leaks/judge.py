@@ -32,9 +32,13 @@ def judge(views: Sequence[RankWatch], *, watch_s: float) -> LeaksDocument:
     ranks, slots, space, orphans, leftovers = [], [], [], [], []
     problems = []
     owned = _owned(views)
-    computing = {view.identity.instance for view in views if view.computing}
-    for view in views:
-        why = _unjudged(view)
+    unjudged = [_unjudged(view) for view in views]
+    computing = {
+        view.identity.instance
+        for view, why in zip(views, unjudged, strict=True)
+        if view.computing or (why and view.turned)
+    }
+    for view, why in zip(views, unjudged, strict=True):
         if view.silence:
             problems.append(f"{view.identity.label}: {view.silence}")
         elif why and view.identity.instance not in computing:  # a long forward is no fault; its peers wait for it
@@ -91,8 +95,8 @@ def _unjudged(view: RankWatch) -> str:
         return "it was seen only once"
     ticks = [look.ticks for look in view.looks]
     if ticks[-1] - ticks[0] < 2 and not view.idle:
-        if view.computing:
-            return "it computed during the whole watch: what is on its way can't be told from what is lost"
+        if view.computing or view.turned:
+            return "one turn took the whole watch: what is on its way can't be told from what is lost"
         return "its loop did not turn during the watch: what is on its way can't be told from what is lost"
     return ""
 

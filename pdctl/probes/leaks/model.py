@@ -62,7 +62,8 @@ class RankWatch:
     """One rank over the watch. looks: oldest first, fewer than the watch had where it did not answer every time.
 
     idle: its main thread waits for requests, so that its loop need not turn. computing: its main thread is in a forward, so
-    that its loop can't turn; never of a rank that is read from outside, whose turns nobody sees.
+    that its loop can't turn. turned: a turn began after the last look. Neither of a rank that is read from outside, whose
+    turns nobody sees.
     failed: room → seconds since it was seen to fail here, by the recording.
     """
 
@@ -72,6 +73,7 @@ class RankWatch:
     looks: tuple[Look, ...] = ()
     idle: bool = False
     computing: bool = False
+    turned: bool = False
     failed: dict[int, float] = field(default_factory=dict)
 
 

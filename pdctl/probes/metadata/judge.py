@@ -350,7 +350,7 @@ def _next_step(code: str, view: RankRows) -> str:
     if code != "PD131" or not zeroed:
         return ""
     return (
-        "Find why the row came late, and what wrote the old room after the slot was freed (pdctl story ROOM of both rooms)."
+        "Find why the row came late, and what wrote the old room after the slot was freed (pdctl story of both rooms)."
         " This rank zeroes freed slots: an upgrade for that is not needed."
     )
 

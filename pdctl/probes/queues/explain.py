@@ -296,7 +296,7 @@ def _advice(code: str, identity: Identity) -> tuple[str, str]:
     if _ZEROING in identity.lacks or (identity.engine == "sglang" and old):
         return f"{name} does not zero slots when it frees them; SGLang does from 0.5.13 on.", ""
     late = (
-        f"{_RESTART} pdctl story ROOM of the room found there shows how it ended: a request that is aborted while prefill"
+        f"{_RESTART} pdctl story of the room found there shows how it ended: a request that is aborted while prefill"
         " writes its metadata may be written late."
     )
     return f"{name} zeroes slots when it frees them: the room was written after that, late.", late

@@ -65,8 +65,8 @@ class Stacks(Probe["StacksOptions", "list[RankLooks]", "StacksDocument"]):
         return options.outside
 
     def in_check(self, watch_s: float) -> StacksOptions:
-        """Return the options without a py-spy for each rank that is silent."""
-        return StacksOptions(outside=False)
+        """Return the options without a py-spy for each silent rank, and without flight recorders: no finding rests on them."""
+        return StacksOptions(outside=False, collectives=False)
 
     def collect(self, view: View, options: StacksOptions) -> list[RankLooks]:
         """Return several looks at every rank's stack."""

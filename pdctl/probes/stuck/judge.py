@@ -315,7 +315,7 @@ def _finding(
         group.code,
         " ".join(filter(None, words)),
         group=side.title,
-        rooms=tuple(one.room for one in ones),
+        rooms=tuple(dict.fromkeys((oldest.room, *(one.room for one in ones)))),
         ranks=tuple(dict.fromkeys(rank for one in ones for place in one.ranks for rank in place.ranks)),
         evidence=_evidence(ones, space),
         next_step=stands or why.next_step,

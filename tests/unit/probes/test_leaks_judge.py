@@ -85,7 +85,10 @@ def test_a_rank_in_a_long_forward_is_not_judged_and_no_problem() -> None:
     document = said(computes, waits_for_it)
     assert (document.findings, document.problems, document.partial) == ((), (), False)
     assert [rank.judged for rank in document.ranks] == [False, False]
-    assert "it computed during the whole watch" in document.ranks[0].why
+    assert "one turn took the whole watch" in document.ranks[0].why
+    it_has_ended = RankWatch(identity(), "live", "", looks, turned=True)
+    assert said(it_has_ended, waits_for_it).problems == ()
+    assert said(watch(*(look(n) for n in range(3))), waits_for_it).problems, "another turns, and this one stands"
 
 
 def test_space_counts_on_a_rank_without_requests_only() -> None:

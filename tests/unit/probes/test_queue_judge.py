@@ -213,7 +213,7 @@ def test_late_on_two_ranks_of_four_names_both(ranks: Callable[..., list[Rank]]) 
         (
             (),
             "SGLang 0.5.x zeroes slots when it frees them: the room was written after that, late.",
-            "pdctl story ROOM",
+            "pdctl story of the room found there",
         ),
     ],
 )

@@ -44,6 +44,11 @@ def test_a_code_says_what_it_means_what_it_rests_on_and_what_to_do(code: str) ->
     assert (made.cause, made.level, made.next_step) == (entry.title, entry.level, entry.next_step)
 
 
+def test_a_next_step_names_the_room_that_it_is_about() -> None:
+    assert finding("PD141", "found", rooms=(7, 8)).next_step.startswith("pdctl story 7 shows where it stopped.")
+    assert "pdctl story 7:" in finding("PD142", "found", rooms=(7,), next_step="Look at pdctl story ROOM: …").next_step
+
+
 def test_the_file_has_no_other_keys_than_a_code_has() -> None:
     raw = Path(findings.__file__).with_name("findings.toml").read_bytes()
     for code, table in msgspec.toml.decode(raw).items():

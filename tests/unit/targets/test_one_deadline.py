@@ -16,7 +16,7 @@ from pdctl.cli import app
 from pdctl.probes.check.probe import run
 from pdctl.probes.registry import stages
 from pdctl.probes.view import View
-from pdctl.protocol.model import Status
+from pdctl.protocol.model import FlightEntry, Status
 from pdctl.protocol.rank import FoundRank, Silence
 from pdctl.protocol.requests import Rooms
 from pdctl.recording.writer import process_start
@@ -66,6 +66,15 @@ def test_a_rank_that_did_not_answer_is_not_waited_for_again(deaf: Deaf) -> None:
     assert first.silence is second.silence is Silence.TIMED_OUT
     assert second.reason == first.reason
     assert deaf.asked() == 1
+
+
+def test_a_rank_that_let_a_dear_question_pass_is_waited_for_again(deaf: Deaf) -> None:
+    with Client(timeout_s=60, rank_timeout_s=0.2) as client:
+        client.give_up_on_silent()
+        [dear] = client.ask([deaf.rank], "flight_recorder", list[FlightEntry])
+        client.ask([deaf.rank], "rooms", Rooms)
+    assert dear.silence is Silence.TIMED_OUT
+    assert deaf.asked() == 2
 
 
 def test_who_asks_again_and_again_waits_for_it_again(deaf: Deaf) -> None:
