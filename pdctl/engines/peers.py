@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from pdctl.protocol.requests import MAX_LOOKUPS, MAX_PEER_ROOMS, MAX_PEERS, Lookup, Peer
 
 _MAX_TEXT = 200
+_MOST_WAYS = 8192
+"""Ways of requests to ranks of the other side that are looked at: this runs beside a scheduler that has work to do."""
 Place = tuple[int, int, int, int]
 _NO_PLACE: Place = (-1, -1, -1, -1)
 
@@ -73,15 +76,23 @@ def _of_decode(manager: Any, pool: Mapping[Any, Any], transfers: Iterable[tuple[
         address, dp, cp = parts[0], int(parts[1]), int(parts[2])
         for info, place in _placed(infos, dp, [cp], table.get(address)):
             found.add(info.get("rank_ip"), info.get("rank_port"), bootstrap=address, place=place)
-    for room, receiver in transfers:
+    for room, server, info, place in islice(_used(table, transfers), _MOST_WAYS):
+        found.add(info.get("rank_ip"), info.get("rank_port"), bootstrap=server, place=place, room=room)
+    return found.all()
+
+
+def _used(
+    table: Mapping[Any, Any], transfers: Iterable[tuple[int, Any]]
+) -> Iterator[tuple[int, str, dict[str, Any], Place]]:
+    """Yield room, bootstrap address, and each rank that a request goes by with its place."""
+    for room, receiver in islice(transfers, _MOST_WAYS):
         its, server = getattr(receiver, "bootstrap_infos", None), str(getattr(receiver, "bootstrap_addr", ""))
         to = getattr(receiver, "prefill_dp_rank", None)
         if not its or not server or not isinstance(to, int):
             continue
         known = table.get(server)
         for info, place in _placed(its, to, _numbers(known, "target_cp_ranks") or [0], known):
-            found.add(info.get("rank_ip"), info.get("rank_port"), bootstrap=server, place=place, room=room)
-    return found.all()
+            yield room, server, info, place
 
 
 def _placed(infos: Any, dp: int, cps: Sequence[int], known: Any) -> Iterator[tuple[dict[str, Any], Place]]:
@@ -109,14 +120,19 @@ def _of_prefill(manager: Any, table: Mapping[Any, Any]) -> tuple[Peer, ...]:
         held = known[str(session)] = (getattr(memory, "endpoint", ""), getattr(memory, "dst_port", None), place)
         found.add(held[0], held[1], session=str(session), place=place)
     infos = getattr(manager, "transfer_infos", None)
-    for room, wanted in list(infos.items()) if isinstance(infos, dict) else ():
-        if not isinstance(wanted, dict) or not isinstance(room, int):
-            continue
-        for session in list(wanted):
-            if str(session) in known:
-                host, port, place = known[str(session)]
-                found.add(host, port, session=str(session), place=place, room=room)
+    for room, session in islice(_wanted(infos if isinstance(infos, dict) else {}), _MOST_WAYS):
+        if session in known:
+            host, port, place = known[session]
+            found.add(host, port, session=session, place=place, room=room)
     return found.all()
+
+
+def _wanted(infos: Mapping[Any, Any]) -> Iterator[tuple[int, str]]:
+    """Yield room and session of each transfer that decode ranks want, of the newest rooms."""
+    for room, wanted in list(infos.items())[-_MOST_WAYS:]:
+        if isinstance(wanted, dict) and isinstance(room, int):
+            for session in list(wanted):
+                yield room, str(session)
 
 
 def session(manager: Any) -> str:

@@ -86,7 +86,7 @@ def read(places: Places, queues: dict[str, list[QueueEntry]], missing: dict[str,
             rooms += [_entry(places, name, entry, known, now) for entry in stretch]
             receivers += [(_room(entry), entry.kv_receiver) for entry in stretch if hasattr(entry, "kv_receiver")]
     for name in queues.keys() - places.queues.keys():  # running: what is computed is in no queue
-        clients = {req.rid: places.client(req) for req in places.running()}
+        clients: dict[str, int] = _guarded(lambda: {req.rid: places.client(req) for req in places.running()}, {})
         rooms += [
             RoomEntry(name, e.room, e.rid, e.slot, e.state, e.age, client=clients.get(e.rid, -1)) for e in queues[name]
         ]
@@ -149,7 +149,7 @@ def _entry(
         bootstrap=_bootstrap(places, transfer),
         pinned=_pinned(req),
         locked=_locked(places.role, queue, req),
-        client=places.client(req),
+        client=_guarded(lambda: places.client(req), -1),
     )
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pdctl.probes import endings, parting, standing
 from pdctl.probes.base import RANK_TIMEOUT_S, TIMEOUT_S, AnyProbe, WrongOptionError
 from pdctl.protocol.documents import Document, Rows
 from pdctl.protocol.errors import Exit, PdctlError
@@ -138,7 +137,7 @@ def look(probe: AnyProbe, view: View, options: Any) -> Any:
     if more is not None:
         document = probe.judge(more, options)
     if "findings" in document.__struct_fields__:
-        below = underlying(view) if probe.rests_on_loops(options) else ()
+        below = view.underlying if probe.rests_on_loops(options) else ()
         document = msgspec.structs.replace(document, findings=connect((*document.findings, *below)))
     silent = [
         f"{rank.identity.label}: read from outside, its agent is silent: {rank.agent_off}"
@@ -149,16 +148,6 @@ def look(probe: AnyProbe, view: View, options: Any) -> Any:
         said = tuple(dict.fromkeys((*silent, *document.problems)))
         document = msgspec.structs.replace(document, problems=said, partial=True)
     return document
-
-
-def underlying(view: View) -> tuple[Finding, ...]:
-    """Return what is wrong with what all requests rest on: processes that run, and scheduler loops that turn."""
-    loops = view.loops()
-    return (
-        *endings.judge(view.endings()),
-        *parting.judge(loops, view.stage_recordings()),
-        *standing.judge(loops),
-    )
 
 
 def exit_code(

@@ -26,9 +26,17 @@ def standing(loops: Sequence[Loop]) -> frozenset[int]:
 
 
 def judge(loops: Sequence[Loop]) -> tuple[Finding, ...]:
-    """Return a finding for each server in which a loop stands, of each torch world of it. loops: as for :func:`standing`."""
-    stand = [_standing(loops, members) for members in _worlds(loops)]
-    return tuple(_finding(loops, members) for members in stand if members)
+    """Return a finding for each server in which a loop stands. loops: as for :func:`standing`.
+
+    A server has two where processes are stopped, and other ranks, which don't wait for them, stand as well.
+    """
+    found: dict[tuple[object, ...], list[int]] = {}
+    for members in _worlds(loops):
+        stand = _standing(loops, members)
+        if stand:
+            stopped = any(_is_stopped(loops[n].turn) for n in stand)
+            found.setdefault((*nodeset.server(loops[stand[0]].identity), stopped), []).extend(stand)
+    return tuple(_finding(loops, sorted(members)) for members in found.values())
 
 
 def _worlds(loops: Sequence[Loop]) -> Iterable[list[int]]:
@@ -94,13 +102,8 @@ def _finding(loops: Sequence[Loop], members: Sequence[int]) -> Finding:
     if stopped:
         summary += f": {'its process is' if len(stopped) == 1 else 'their processes are'} stopped (SIGSTOP)"
         them = "it" if len(stopped) == 1 else "them"
-        hosts = "its host" if len(stopped) == 1 else "their host"
-        if len({identities[n].host for n in stopped}) > 1:
-            hosts = "their hosts"
-        kills = " ; ".join(f"kill -CONT {loops[n].identity.pid}" for n in stopped[:4])
         next_step = (
-            f"{kills} let{'s' * (len(stopped) == 1)} {them} go on, on {hosts}. What waits for {them} goes on then: "
-            "nothing has to be aborted or restarted."
+            f"{_continue(loops, stopped)}. What waits for {them} goes on then: nothing has to be aborted or restarted."
         )
         if waiting:
             waits = [f"{fold(ranks)}, in {doing}" for doing, ranks in places.items()]
@@ -117,6 +120,19 @@ def _finding(loops: Sequence[Loop], members: Sequence[int]) -> Finding:
         evidence=tuple(_evidence(loops[n]) for n in members[:MOST_EVIDENCE]),
         next_step=next_step,
     )
+
+
+def _continue(loops: Sequence[Loop], stopped: Sequence[int]) -> str:
+    """Return how all these processes are let go on, host by host."""
+    pids: dict[str, list[str]] = {}
+    for n in stopped:
+        pids.setdefault(loops[n].identity.host, []).append(str(loops[n].identity.pid))
+    them = "it" if len(stopped) == 1 else "them"
+    if len(pids) == 1:
+        hosts = "its host" if len(stopped) == 1 else "their host"
+        return f"kill -CONT {' '.join(*pids.values())} lets {them} go on, on {hosts}"
+    each = [f"on {host or 'an unknown host'}: kill -CONT {' '.join(those)}" for host, those in pids.items()]
+    return f"Let {them} go on, {'; '.join(each)}"
 
 
 def _have(ranks: Sequence[int]) -> str:

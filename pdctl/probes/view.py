@@ -9,11 +9,12 @@ import socket
 import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from pdctl.probes import parting, turns
+from pdctl.probes import endings, parting, standing, turns
 from pdctl.probes.endings import Ending, Endings
 from pdctl.probes.parting import Recorded
 from pdctl.probes.turns import OUTSIDE_S, STOOD_S, Looked, Loop, Pulse, Turn
@@ -30,6 +31,7 @@ from pdctl.targets.recordings import recording_file
 
 if TYPE_CHECKING:
     from pdctl.recording.reader import Event, Recording
+    from pdctl.report.findings import Finding
 
 T = TypeVar("T")
 MOST_KEPT = 16
@@ -222,6 +224,16 @@ class View:
             others = [rank for rank in self.others if _there(rank)]
             self._endings = Endings(ended, [rank.identity for rank in (*living, *others)], rooms)
         return self._endings
+
+    @cached_property
+    def underlying(self) -> tuple[Finding, ...]:
+        """What is wrong with what all requests rest on: processes that run, and scheduler loops that turn."""
+        loops = self.loops()
+        return (
+            *endings.judge(self.endings()),
+            *parting.judge(loops, self.stage_recordings()),
+            *standing.judge(loops),
+        )
 
     def _rooms_of(self, living: Sequence[FoundRank]) -> dict[int, Rooms]:
         """Return what these ranks say of their rooms, by their number; of recordings what they show at their end."""

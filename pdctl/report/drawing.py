@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pdctl.report.findings import Level
+from pdctl.targets.nodeset import fold_lines
 
 if TYPE_CHECKING:
     from rich.console import ConsoleOptions, RenderableType, RenderResult
@@ -111,13 +112,9 @@ def findings(found: Sequence[Finding], *, below: bool = False) -> Iterable[Rende
     below: the first one's summary and next step stand above (:func:`headline`), and it has its title here.
     """
     below = below and headed(found)
-    drawn = grid(False, True)
-    for number, finding in enumerate(found):
-        if finding.follows:
-            drawn.add_row("", dim(f"so also {finding.code}: {_first_words(finding.summary)}"))
-            continue
-        if number:
-            yield drawn
+    causes = [number for number, finding in enumerate(found) if not number or not finding.follows]
+    for number, end in itertools.pairwise((*causes, len(found))):
+        finding = found[number]
         yield ""
         drawn = grid(False, True)
         above = below and not number
@@ -126,8 +123,16 @@ def findings(found: Sequence[Finding], *, below: bool = False) -> Iterable[Rende
             drawn.add_row("", finding.versions)
         if finding.next_step and not above:
             drawn.add_row("", f"Next: {finding.next_step}")
-    if found:
+        for line in _also(found[number + 1 : end]):
+            drawn.add_row("", dim(f"so also {line}"))
         yield drawn
+
+
+def _also(found: Sequence[Finding]) -> Iterable[str]:
+    """Yield what follows from a cause; what is the same of several ranks in one line."""
+    for code in dict.fromkeys(one.code for one in found):
+        for line in fold_lines(_first_words(one.summary) for one in found if one.code == code):
+            yield f"{code}: {line}"
 
 
 def headed(found: Sequence[Finding]) -> bool:

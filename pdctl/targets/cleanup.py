@@ -13,6 +13,7 @@ from pdctl.protocol import paths
 from pdctl.protocol.processes import look
 from pdctl.targets.find import FoundRank, discover
 from pdctl.targets.places import Places
+from pdctl.targets.servers import select_current
 
 KINDS = {
     paths.REGISTRATION_SUFFIX: "registration",
@@ -50,7 +51,7 @@ def leftovers(places: Places, *, every: bool = False) -> list[Leftover]:
     """
     # Nothing here is on another host: ranks at endpoints and in stores are not waited for.
     starts = discover(places.here(), every_start=True).ranks
-    newest = {_stem(rank) for rank in discover(places.here()).ranks}
+    newest = {_stem(rank) for rank in select_current(list(starts))[0]}
     by_stem = {_stem(rank): rank for rank in starts if rank.identity.pid}
     found = []
     for folder in dict.fromkeys([*places.run_dirs, places.record_dir]):

@@ -148,8 +148,8 @@ def _name(rank: TraceRank, taken: set[str]) -> str:
 
 def read_manifest(path: Path) -> Manifest:
     """Return the manifest of the trace at ``path``. The recordings are not read. Raises as :func:`open_trace`."""
-    with _archive(path) as (archive, cut):
-        return _manifest(path, archive, cut=cut)
+    with _archive(path) as (archive, wrong):
+        return _manifest(path, archive, wrong=wrong)
 
 
 @contextmanager
@@ -158,14 +158,15 @@ def open_trace(path: Path, *, timeout_s: float | None = None, spent_s: float = 0
 
     A recording whose checksum is wrong is left out; the manifest says which. timeout_s: time limit of the command in seconds,
     None for none. Recordings not unpacked in time are left out too. spent_s: the part of that time used before. Of a trace
-    that is cut off there is what is whole, and a line of the manifest's ``problems`` says so. Raises PdctlError (UNREACHABLE)
-    for a file that can't be read, is no trace, has nothing whole in it, is of a later version, or not to be trusted.
+    that is cut off or damaged there is what is whole, and a line of the manifest's ``problems`` says so. Raises PdctlError
+    (UNREACHABLE) for a file that can't be read, is no trace, has nothing whole in it, is of a later version, or not to be
+    trusted.
     """
     with private_folder() as folder:
-        with _archive(path) as (archive, cut):
-            manifest = _manifest(path, archive, cut=cut)
+        with _archive(path) as (archive, wrong):
+            manifest = _manifest(path, archive, wrong=wrong)
             members = _members(path, archive, manifest)
-            unpacking = _Unpacking(archive, members, path, folder, timeout_s, spent_s, cut=cut)
+            unpacking = _Unpacking(archive, members, path, folder, timeout_s, spent_s, cut=bool(wrong))
             ranks = tuple(unpacking.rank(rank) for rank in manifest.ranks)
         yield Trace(path, msgspec.structs.replace(manifest, ranks=ranks), folder)
 
@@ -215,8 +216,8 @@ class _Reader(io.BufferedReader):
 
 
 @contextmanager
-def _archive(path: Path) -> Iterator[tuple[zipfile.ZipFile, bool]]:
-    """Yield the archive, and whether it is cut off: it has its whole members then."""
+def _archive(path: Path) -> Iterator[tuple[zipfile.ZipFile, str]]:
+    """Yield the archive, and what is wrong with it, "" if nothing: it has then the members that are whole."""
     try:
         fd = open_regular(path, follow=True)
     except OSError as error:
@@ -235,36 +236,38 @@ def _archive(path: Path) -> Iterator[tuple[zipfile.ZipFile, bool]]:
                 raise _bad(
                     f"{path} is not a trace", "Give a file that pdctl record made, or a directory of recordings."
                 )
-            cut = False
+            wrong = ""
             try:
                 archive = zipfile.ZipFile(file)
             except (*DAMAGE, ValueError, OverflowError) as error:
-                left, cut = with_list(file, _Reader), True
+                # The end of the list of members is the end of the file: a copy that ended early lacks it.
+                wrong = f"damaged: {error}" if zipfile.is_zipfile(file) else "cut off"
+                left = with_list(file, _Reader)
                 if left is None:
-                    raise _bad(f"{path} is cut off or damaged: {error}") from None
+                    raise _bad(f"{path} is {wrong}: nothing in it is whole") from None
                 try:
                     archive = zipfile.ZipFile(left)
                 except (*DAMAGE, ValueError, OverflowError) as worse:
-                    raise _bad(f"{path} is cut off or damaged: {worse}") from None
+                    raise _bad(f"{path} is {wrong}: its members can't be read: {worse}") from None
             with archive:
-                yield archive, cut
+                yield archive, wrong
     except OSError as error:
         raise _bad(f"{path} can't be read: {error.strerror or error}", "Is it yours to read?") from None
 
 
-def _manifest(path: Path, archive: zipfile.ZipFile, *, cut: bool) -> Manifest:
-    """Return the manifest. cut: the file is cut off, which becomes a problem, and without a manifest one is made."""
+def _manifest(path: Path, archive: zipfile.ZipFile, *, wrong: str) -> Manifest:
+    """Return the manifest. wrong: what is wrong with the file becomes a problem, and without a manifest one is made."""
     infos = [info for info in archive.infolist() if info.filename == MANIFEST]
-    if cut:
+    if wrong:
         recordings = [info for info in archive.infolist() if _MEMBER.fullmatch(info.filename)]
         if not recordings:
-            raise _bad(f"{path} is cut off: no recording in it is whole")
+            raise _bad(f"{path} is {wrong}: no recording in it is whole")
         many = f"{len(recordings)} recording{'s'[: len(recordings) != 1]}"
-        said = f"{path.name} is cut off: {many} whole"
+        said = f"{path.name} is {wrong}: {many} whole"
         if infos:
             left = _read_manifest(path, archive, infos)
         else:
-            left = manifest_of(archive, recordings)
+            left = manifest_of(archive, recordings, f"it is {wrong}")
             said += "; without its manifest nothing is known of other ranks, nor of when it was made"
         return msgspec.structs.replace(left, problems=(*left.problems, said))
     return _read_manifest(path, archive, infos)

@@ -127,8 +127,11 @@ def open_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> IO[bytes]:
     return archive.open(info)
 
 
-def manifest_of(archive: zipfile.ZipFile, members: Iterable[zipfile.ZipInfo]) -> Manifest:
-    """Return what can be said of a trace without its manifest, by the headers of the recordings ``members``."""
+def manifest_of(archive: zipfile.ZipFile, members: Iterable[zipfile.ZipInfo], reason: str) -> Manifest:
+    """Return what can be said of a trace without its manifest, by the headers of the recordings ``members``.
+
+    reason: why it has none.
+    """
     ranks, problems = [], []
     for info in members:
         try:
@@ -148,4 +151,4 @@ def manifest_of(archive: zipfile.ZipFile, members: Iterable[zipfile.ZipInfo]) ->
                 writer=f.STATE_NAMES.get(header.state, "unknown"),
             )
         )
-    return msgspec.structs.replace(new("it is cut off", problems=tuple(problems[:20])), ranks=tuple(ranks))
+    return msgspec.structs.replace(new(reason, problems=tuple(problems[:20])), ranks=tuple(ranks))

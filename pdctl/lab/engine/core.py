@@ -84,6 +84,7 @@ class SchedulerCore:
         self._others_busy = False  # whether a dp rank that shares this rank's forwards has requests
         if groups.pp_first and groups.tp_rank == 0:
             self._requests = self.context.socket(zmq.PULL)
+            self._requests.setsockopt(zmq.MAXMSGSIZE, messages.MAX_MESSAGE)
             self._requests.bind(request_endpoint)
 
     def begin_tick(self) -> None:

@@ -9,6 +9,7 @@ import msgspec
 from pdctl.probes.check.model import ERROR, INFO, OK, UNKNOWN, WARNING, CheckDocument, Outcome, StageRow
 from pdctl.report.causes import connect
 from pdctl.report.findings import Finding, catalogue
+from pdctl.targets.nodeset import fold_lines
 
 RANKING = (OK, INFO, UNKNOWN, WARNING, ERROR)
 """Levels from good to bad."""
@@ -94,8 +95,9 @@ def _row(outcome: Outcome, found: Sequence[tuple[Finding, str]]) -> StageRow:
         after = f"follows from {follows}: " if follows not in ("", one.code) else ""
         summary = f"{one.code} {after}{one.summary}{more}"
     elif worst == UNKNOWN:
-        more = f" (and {len(outcome.problems) - 1} more)" if len(outcome.problems) > 1 else ""
-        summary = f"not looked at: {outcome.problems[0]}{more}{outcome.said and f'; otherwise {outcome.said}'}"
+        problems = fold_lines(outcome.problems)
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        summary = f"not seen or in part: {problems[0]}{more}{outcome.said and f'; otherwise {outcome.said}'}"
     else:
         summary = outcome.said or "there is nothing to judge"
     codes = tuple(dict.fromkeys(one.code for one, _ in found))

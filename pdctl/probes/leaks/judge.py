@@ -42,7 +42,7 @@ def judge(views: Sequence[RankWatch], *, watch_s: float) -> LeaksDocument:
         if view.silence:
             problems.append(f"{view.identity.label}: {view.silence}")
         elif why and view.identity.instance not in computing:  # a long forward is no fault; its peers wait for it
-            problems.append(f"{view.identity.label}: not judged: {why}")
+            problems.append(f"{view.identity.label}: {why}")
         lost = [] if why else _slots(view)
         gone = [] if why else _space(view)
         mine, kept = ([], "") if why else _orphans(view, views)

@@ -29,7 +29,7 @@ def judge(
         for n, view in enumerate(views)
         if (stack := _stack(view))
     ]
-    problems = (*problems, *_told([view.silence for view in views], said))
+    problems = (*problems, *(f"{view.identity.label}: {view.silence}" for view in views if view.silence))
     spans = [(view.looks[-1].mono_ns - view.looks[0].mono_ns) / 1e9 for view in views if view.looks]
     return StacksDocument(
         looks=max((len(view.looks) for view in views), default=0),

@@ -12,7 +12,7 @@ from pdctl.probes.queues.formatting import rooms as some_rooms
 from pdctl.probes.stuck import STUCK_S, UNHEARD_S, advice, place
 from pdctl.probes.stuck.advice import BEHIND, FIRST, Advice
 from pdctl.probes.stuck.model import Place, RankLooks, SideSpace, StuckDocument, Waiting
-from pdctl.probes.stuck.peer import ABSENT, GONE, NEVER, UNREAD, peer_of
+from pdctl.probes.stuck.peer import ABSENT, ENDED, GONE, NEVER, UNREAD, peer_of
 from pdctl.probes.stuck.shared import shared_findings
 from pdctl.probes.stuck.sides import (
     COMPUTED,
@@ -269,7 +269,7 @@ def _findings(
     given_up: dict[int, dict[int, Waiting]] = defaultdict(dict)
     held = _held_up(side for those in peers.values() for side in those)
     for side, request in requests:
-        code = "" if id(side) in held else _code(request, pause_s, stuck_s)
+        code = "" if id(side) in held else _code(request, pause_s, stuck_s, _other(request, peers))
         if code:
             why = _advice(code, request, side, peers)
             groups[_Group(code, side, request.queue, request.state, why.kind)].append(request)
@@ -277,7 +277,9 @@ def _findings(
                 given_up[id(side)][request.room] = request
     for side, one in space:
         if one.full:
-            yield place.full(one, side, [request for of, request in requests if of is side], given_up[id(side)])
+            here = [request for of, request in requests if of is side]
+            failed = {(request.room, request.rid) for request in here if _failed_there(request, peers)}
+            yield place.full(one, side, here, given_up[id(side)], failed)
         if side.role == "decode" and (batch := place.batch(side)) is not None:
             yield batch
     for group, ones in groups.items():
@@ -291,6 +293,11 @@ def _advice(code: str, request: Waiting, side: Side, peers: dict[tuple[str, str]
     if code == "PD141" and _complete(request):
         return advice.complete(request, side)
     return Advice()
+
+
+def _failed_there(request: Waiting, peers: dict[tuple[str, str], list[Side]]) -> bool:
+    last = advice.ended_as(request, _other(request, peers)) if request.peer_is == ENDED else None
+    return last is not None and last.what != SUCCESS
 
 
 def _other(request: Waiting, peers: dict[tuple[str, str], list[Side]]) -> list[Side]:
@@ -330,7 +337,7 @@ def _waits_for(ones: Sequence[Waiting], other: Sequence[Side]) -> Iterable[str]:
         yield side.unit
 
 
-def _code(request: Waiting, pause_s: float, stuck_s: float) -> str:
+def _code(request: Waiting, pause_s: float, stuck_s: float, other: Sequence[Side]) -> str:
     if request.progress in ("new", "moving", "unknown") or request.queue in HEARD:
         return ""
     ended_s = request.peer_ended_s
@@ -346,7 +353,7 @@ def _code(request: Waiting, pause_s: float, stuck_s: float) -> str:
         return "PD143" if request.peer_without_s >= max(UNHEARD_S, pause_s) else ""
     if request.peer_is == UNREAD:
         return ""
-    if request.cover == "nothing" and not _being_computed(request):
+    if request.cover == "nothing" and not _being_computed(request, other):
         return "PD141"
     return ""
 
@@ -360,16 +367,17 @@ def _polled(request: Waiting) -> list[Place]:
     return [place for place in request.ranks if place.queue in QUEUE_ORDER and place.queue not in HEARD]
 
 
-_OVER = (poll_name(KVPoll.SUCCESS), poll_name(KVPoll.FAILED))
+SUCCESS = poll_name(KVPoll.SUCCESS)
+_OVER = (SUCCESS, poll_name(KVPoll.FAILED))
 
 
-def _being_computed(request: Waiting) -> bool:
-    return any(f"has it in {name}" in request.peer for name in COMPUTED)
+def _being_computed(request: Waiting, other: Sequence[Side]) -> bool:
+    return any(seen.entry.queue in COMPUTED for side in other for seen in side.rooms.get(request.room, ()))
 
 
 def _complete(request: Waiting) -> bool:
     """Return whether its transfer is complete on every rank that has it."""
-    return all(place.state == poll_name(KVPoll.SUCCESS) for place in _polled(request))
+    return all(place.state == SUCCESS for place in _polled(request))
 
 
 def unfinished(document: StuckDocument) -> tuple[int, ...]:

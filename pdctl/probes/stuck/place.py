@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from pdctl.probes.stuck import UNHEARD_S
 from pdctl.probes.stuck.advice import BEHIND, BOOTSTRAP_TIMEOUT
 from pdctl.probes.stuck.model import SideSpace, Waiting
-from pdctl.probes.stuck.sides import Seen, Side
+from pdctl.probes.stuck.sides import Key, Seen, Side
 from pdctl.protocol.durations import seconds
 from pdctl.report.findings import Finding, Level, finding
 
@@ -17,10 +17,12 @@ _HOLD = ("running", "waiting", "decode.transfer")
 """Queues of requests that have a row."""
 
 
-def full(space: SideSpace, side: Side, requests: Sequence[Waiting], given_up: Mapping[int, Waiting]) -> Finding:
+def full(
+    space: SideSpace, side: Side, requests: Sequence[Waiting], given_up: Mapping[int, Waiting], failed: Collection[Key]
+) -> Finding:
     """Return that a side has no space. requests: that wait on it. given_up: those of them that prefill does not send any more.
 
-    given_up are by room.
+    given_up are by room. failed: those that the other side has failed.
     """
     line = [one for one in requests if one.room == space.head or one.note == BEHIND]
     head = next((one for one in line if one.room == space.head), None)
@@ -28,7 +30,7 @@ def full(space: SideSpace, side: Side, requests: Sequence[Waiting], given_up: Ma
     words = [f"{side.title} is full{since}: {space.full}."]
     if len(line) > 1:
         words.append(f"{len(line) - 1} more {_verb(len(line) - 1, 'waits', 'wait')} behind it.")
-    dead, kv = _dead(side, requests)
+    dead, kv = _dead(side, failed)
     if dead:
         words.append(
             f"{dead} {_verb(dead, 'request that nobody waits for holds', 'requests that nobody waits for hold')} {kv} of"
@@ -61,11 +63,8 @@ def _held(space: SideSpace, side: Side) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _dead(side: Side, requests: Sequence[Waiting]) -> tuple[int, int]:
+def _dead(side: Side, failed: Collection[Key]) -> tuple[int, int]:
     """Return how many requests hold KV although nobody waits for them or the other side has failed them, and how much."""
-    failed = {
-        (one.room, one.rid) for one in requests if one.peer_ended_s is not None and " had Success " not in one.peer
-    }
     held = [
         max(each.entry.kv for each in seen)
         for key, seen in side.requests.items()

@@ -7,6 +7,8 @@ from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from pdctl.engines import peers
 from pdctl.engines.base import Hooks
 from pdctl.engines.sglang import events
@@ -82,6 +84,18 @@ def test_what_is_told_is_bounded_and_nonsense_is_left_out() -> None:
     many = [(room, receiver) for room in range(1, MAX_PEER_ROOMS + 50)]
     [one] = peers.peers(SimpleNamespace(connection_pool=odd, prefill_info_table={}), many) or ()
     assert (one.port, len(one.rooms), one.used) == (5, MAX_PEER_ROOMS, MAX_PEER_ROOMS + 49)
+
+
+def test_not_all_of_a_huge_table_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "_MOST_WAYS", 6)
+    memory = SimpleNamespace(endpoint="10.0.0.2", dst_port=6000)
+    infos = {room: {"10.0.0.2:9000": object(), "elsewhere": object()} for room in range(1, 100)}
+    manager = SimpleNamespace(decode_kv_args_table={"10.0.0.2:9000": memory}, transfer_infos=infos)
+    [one] = peers.peers(manager, []) or ()
+    assert one.rooms == (94, 95, 96), "the newest"
+    receiver = SimpleNamespace(bootstrap_infos=[rank(1), rank(2)], bootstrap_addr=ADDRESS, prefill_dp_rank=0)
+    found = peers.peers(SimpleNamespace(connection_pool={}), [(room, receiver) for room in range(1, 100)]) or ()
+    assert [one.rooms for one in found] == [(1, 2, 3), (1, 2, 3)]
 
 
 def test_attempts_and_heartbeats_without_an_answer() -> None:

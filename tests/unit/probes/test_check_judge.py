@@ -47,7 +47,7 @@ def test_the_worst_of_a_stage_is_told_and_the_worst_finding_comes_first() -> Non
 def test_a_stage_that_judged_nothing_claims_nothing() -> None:
     blind = Outcome("leaks", "", problems=("tp1: gone",))
     document = summed(blind, Outcome("config", ""))
-    assert [row.summary for row in document.stages] == ["not looked at: tp1: gone", "there is nothing to judge"]
+    assert [row.summary for row in document.stages] == ["not seen or in part: tp1: gone", "there is nothing to judge"]
 
 
 def test_a_stage_whose_findings_follow_from_those_of_another_says_so() -> None:
@@ -67,7 +67,7 @@ def test_a_stage_whose_findings_follow_from_those_of_another_says_so() -> None:
 def test_what_could_not_be_looked_at() -> None:
     document = summed(stage(problems=("tp1: gone", "tp2: gone")), stage(LATE, problems=("tp1: gone",)), stage(FULL))
     assert [row.level for row in document.stages] == ["unknown", "warning", "info"]
-    assert document.stages[0].summary == "not looked at: tp1: gone (and 1 more); otherwise nothing"
+    assert document.stages[0].summary == "not seen or in part: tp1: gone (and 1 more); otherwise nothing"
     assert document.problems == ("tp1: gone", "tp2: gone")
     assert document.partial
 

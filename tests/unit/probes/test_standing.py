@@ -77,7 +77,7 @@ def test_a_stopped_process_is_the_cause_and_others_wait_for_it() -> None:
     assert "restart this" not in found.next_step
     [both] = judge(group(STOP, STOP))
     assert "their processes are stopped" in both.summary
-    assert both.next_step.startswith("kill -CONT 70 ; kill -CONT 71 let them go on, on their host. What waits for them")
+    assert both.next_step.startswith("kill -CONT 70 71 lets them go on, on their host. What waits for them")
     assert standing(group(turn(POLL, age_s=3.0), STOP)) == {1}, "the other has not waited for long yet"
     assert standing(group(FORWARD, STOP)) == {1}, "one that computes does not wait for it, and is not said to"
 
@@ -142,3 +142,30 @@ def test_data_parallel_ranks_of_one_world_have_one_cause() -> None:
 
 def test_who_waits_for_one_that_has_ended_stands() -> None:
     assert standing(group(turn(POLL), DIED)) == {0}
+
+
+def test_stopped_data_parallel_ranks_of_a_server_are_one_finding_that_lets_all_go_on() -> None:
+    loops = [
+        Loop(identity(dp=dp, dp_size=3, tp=tp, tp_size=2, world=f"w{dp}", pid=70 + 2 * dp + tp), STOP)
+        for dp in range(3)
+        for tp in range(2)
+    ]
+    [found] = judge(loops)
+    assert found.summary.startswith("The scheduler loops of decode dp0-2 tp0,1 have not turned for 34.0 s: their")
+    assert found.next_step.startswith("kill -CONT 70 71 72 73 74 75 lets them go on, on their host.")
+    assert found.units == ("decode dp0 of first", "decode dp1 of first", "decode dp2 of first")
+    other = [Loop(identity(service="other", instance="second"), STOP)]
+    assert len(judge([*loops, *other])) == 2, "another server has another cause"
+
+
+def test_ranks_that_stand_for_another_reason_are_told_by_themselves() -> None:
+    stopped = [Loop(identity(dp=1, dp_size=2, world="w1", pid=80), STOP)]
+    hung = group(turn(POLL), turn(RECV), dp_size=2)
+    found = judge([*hung, *stopped])
+    assert ["kill -CONT 80" in one.next_step for one in found] == [False, True]
+
+
+def test_processes_of_several_hosts_are_let_go_on_host_by_host() -> None:
+    loops = [Loop(identity(tp=n, tp_size=3, pid=70 + n, host=f"node{n // 2}"), STOP) for n in range(3)]
+    [found] = judge(loops)
+    assert found.next_step.startswith("Let them go on, on node0: kill -CONT 70 71; on node1: kill -CONT 72. What waits")

@@ -114,6 +114,13 @@ def test_a_consequence_that_begins_with_a_name_says_what_is_of_it() -> None:
     assert "so also PD112: decode dp0 pp0 tp1: process has ended\n" in drawn(parted, gone)
 
 
+def test_the_same_of_many_ranks_is_one_line_below_its_cause() -> None:
+    parted = finding("PD101", "Parted.", units=(DECODE,))
+    gone = [finding("PD112", f"decode dp0 pp0 tp{n}: process has ended.", units=(DECODE,)) for n in range(3)]
+    also = [line.strip() for line in drawn(parted, *gone).splitlines() if "PD112" in line]
+    assert also == ["so also PD112: decode dp0 pp0 tp0-2: process has ended"]
+
+
 def test_information_alone_has_no_headline() -> None:
     full = finding("PD140", "Full.", rooms=(7,))
     assert drawn(full).splitlines()[:2] == ["", "PD140  Full."]

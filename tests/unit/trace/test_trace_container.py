@@ -218,6 +218,19 @@ def test_a_truncated_one_has_what_is_whole_in_it_at_any_length(trace: Path, reco
         assert load_source(trace).problems == problems
 
 
+def test_a_damaged_one_is_not_said_to_be_cut_off(trace: Path, recording: bytes) -> None:
+    data = bytearray(trace.read_bytes())
+    data[data.index(b"PK\1\2")] = 0
+    trace.write_bytes(data)
+    with open_trace(trace) as there:
+        assert len(list(there.folder.iterdir())) == 1
+        [problem] = there.manifest.problems
+    assert "is damaged: Bad magic number for central directory: 1 recording whole" in problem
+    assert "cut off" not in problem
+    trace.write_bytes(b"PK\5\6" + bytes(4) + b"\1\0\1\0" + b"\xff" * 8 + bytes(2))
+    assert "is damaged: " in refused(trace)
+
+
 def test_whole_members_of_a_truncated_one_are_checked_as_others(trace: Path) -> None:
     data = bytearray(trace.read_bytes())
     with zipfile.ZipFile(trace) as archive:
