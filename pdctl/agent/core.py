@@ -55,6 +55,8 @@ class Agent:
     def __init__(self, adapter: Adapter, env: Mapping[str, str], loaded_by: str) -> None:
         self.adapter = adapter
         self.pid = os.getpid()
+        self._registering = threading.Lock()
+        self._stopped = False
         self.identity = self._stamp(adapter.identity(), env, loaded_by)
         self.recorder: RecordingWriter | NullRecorder = self._recorder(env)
         self.faults = FaultTable(self.identity.armed, self._fault_event)
@@ -115,17 +117,20 @@ class Agent:
             self.server = None
         if self.stacks is not None:
             self.stacks.stop()
-        if self.registration.endpoint:
-            socket = Path(self.registration.endpoint.removeprefix("ipc://"))
-            socket.unlink(missing_ok=True)
-            _registration_file(self.registration).unlink(missing_ok=True)
+        with self._registering:
+            self._stopped = True
+            if self.registration.endpoint:
+                _registration_file(self.registration).unlink(missing_ok=True)
         if isinstance(self.recorder, RecordingWriter):
             self.recorder.stop()
 
     def update_registration(self, r: paths.Registration) -> None:
-        """Replace this agent's registration by ``r``, in the run directory and in the store."""
-        self.registration = r
-        paths.write_private(_registration_file(r), msgspec.json.encode(r))
+        """Replace this agent's registration by ``r``, in the run directory and in the store. Nothing once it has stopped."""
+        with self._registering:
+            if self._stopped:
+                return
+            self.registration = r
+            paths.write_private(_registration_file(r), msgspec.json.encode(r))
         if self.publisher is not None:
             self.publisher.registration = r
 
@@ -257,7 +262,6 @@ class Agent:
         except BaseException:
             self.server.stop()
             self.server = None
-            socket.unlink(missing_ok=True)
             raise
         return r
 

@@ -15,6 +15,7 @@ import select
 import socket
 import stat
 import struct
+import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -82,7 +83,7 @@ class _Connection:
 class LocalSocket:
     """Listens at ``path`` (mode 0600) and answers requests with what ``answer`` makes of them.
 
-    Used by one thread at a time, and by nobody else after :meth:`forked`.
+    Used by one thread at a time, and by nobody else after :meth:`forked`. Any thread may call :meth:`remove`.
     """
 
     def __init__(self, path: Path, answer: Callable[[bytes], bytes], note: Callable[[str], None]) -> None:
@@ -96,6 +97,9 @@ class LocalSocket:
         self._reserve = -1
         self._noted: set[str] = set()
         self._inode = 0
+        self._naming = threading.Lock()
+        """Held while the file is made again or removed for good."""
+        self._removed = False
         self._listener = self._bind()
         self._keep_reserve()
 
@@ -299,7 +303,10 @@ class LocalSocket:
         if not self._lost():
             return
         try:
-            before, self._listener = self._listener, self._bind()
+            with self._naming:
+                if self._removed:
+                    return
+                before, self._listener = self._listener, self._bind()
         except OSError as error:
             self._once(f"its socket is gone and can't be made again: {error.strerror or error}")
             return
@@ -328,6 +335,13 @@ class LocalSocket:
         if text not in self._noted and len(self._noted) < 64:
             self._noted.add(text)
             self._note(text)
+
+    def remove(self) -> None:
+        """Remove the socket's file. The thread that uses it does not make it again, however late its turn."""
+        with self._naming:
+            self._removed = True
+            with contextlib.suppress(OSError):
+                self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """End all connections and stop listening. The socket's file stays."""

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 IDLE_MS = 250
 AWAITING_MS = 20
+STOP_S = 2.0
+"""How long the end of the thread is waited for."""
 
 # Signals are the main thread's business. Those a fault raises in this thread must still reach their handler.
 _NOT_OURS = {
@@ -64,7 +66,7 @@ class Server:
             self._thread.start()
         except BaseException:
             self._close()
-            path.unlink(missing_ok=True)
+            self._socket.remove()
             raise
         return self._registration
 
@@ -96,11 +98,14 @@ class Server:
             self._agent.note(f"its registration still names its former key: {error.strerror or error}")
 
     def stop(self) -> None:
-        """End the thread within one poll and close the socket. Called once, from any other thread."""
+        """Remove the socket's file and end the thread within one poll. Called once, from any other thread.
+
+        The thread closes what it has open. On a busy host it may do so later than it is waited for here.
+        """
         self._stopping = True
-        self._thread.join(timeout=2.0)
-        if not self._thread.is_alive():
-            self._close()
+        if self._socket is not None:
+            self._socket.remove()
+        self._thread.join(timeout=STOP_S)
 
     def forked(self) -> None:
         """Release the parent's connections in a forked child: otherwise they would stay open as long as the child lives."""
@@ -127,8 +132,10 @@ class Server:
             self._turns()
         except BaseException as error:  # one that ends threads: the engine must not hear of it
             why = type(error).__name__
-        if not self._stopping and os.getpid() == self._agent.pid:
-            self._close()
+        if os.getpid() != self._agent.pid:
+            return
+        self._close()
+        if not self._stopping:
             self._agent.thread_ended(why)
 
     def _turns(self) -> None:

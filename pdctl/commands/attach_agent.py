@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pdctl.report.output import Output
 
 _AT_ONCE = 8
-_GOES_S = 5.0
 
 
 class InjectedDocument(Document, frozen=True, kw_only=True, tag="pdctl.attached"):
@@ -118,7 +117,8 @@ def take_out(pids: Sequence[int], env: Mapping[str, str], out: Output, timeout_s
         raise PdctlError("no agent answers in these processes", "pdctl ranks lists those that have one.")
     with Client(timeout_s=timeout_s, rank_timeout_s=rank_timeout_s) as client:
         answers = {a.rank.identity.pid: a for a in client.ask(ranks, "leave", str)}
-    rows = tuple(_left(pid, answers.get(pid), taken=pid in waiting) for pid in pids)
+    end = time.monotonic() + timeout_s
+    rows = tuple(_left(pid, answers.get(pid), end, timeout_s, taken=pid in waiting) for pid in pids)
 
     def draw(document: LeftDocument, console: Console) -> None:
         for row in document.ranks:
@@ -130,15 +130,16 @@ def take_out(pids: Sequence[int], env: Mapping[str, str], out: Output, timeout_s
     return int(code)
 
 
-def _left(pid: int, answer: Answer[str] | None, *, taken: bool) -> Left:
+def _left(pid: int, answer: Answer[str] | None, end: float, timeout_s: float, *, taken: bool) -> Left:
+    """Return what came of one agent that was told to leave ``timeout_s`` seconds before ``end`` (monotonic)."""
     if answer is None:
         return Left("", pid, "" if taken else "no agent answers in it")
     label = answer.rank.identity.label
     if answer.body is None:
         return Left(label, pid, answer.reason)
     socket = Path(answer.rank.endpoint.removeprefix("ipc://"))
-    end = time.monotonic() + _GOES_S
-    while any(socket.with_suffix(suffix).exists() for suffix in (".json", ".sock")) and time.monotonic() < end:
+    while there := any(socket.with_suffix(suffix).exists() for suffix in (".json", ".sock")):
+        if time.monotonic() >= end:
+            break
         time.sleep(0.02)
-    gone = not socket.with_suffix(".json").exists()
-    return Left(label, pid, "" if gone else f"it is told to leave, and has not within {_GOES_S:g} s")
+    return Left(label, pid, f"it is told to leave, and has not within {timeout_s:g} s" if there else "")

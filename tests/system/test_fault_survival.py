@@ -19,16 +19,18 @@ from tests.support.cluster import INJECT, ROOT, Cluster, every_row_once, held
 from tests.support.labs import Labs
 from tests.support.patience import patience, until
 from tests.support.tiny_ranks import stop
+from tests.system.targets.writer import TIME_IS_UP
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
 PIDFD_GETFD = 438
 
 
-def end_thread(rank: subprocess.Popen[str], *names: str) -> None:
+def tell(rank: subprocess.Popen[str], *lines: str) -> None:
+    """Have a rank end the threads of these names, one after the other, or the time of its faults."""
     assert rank.stdin is not None
-    for name in names:
-        rank.stdin.write(f"{name}\n")
+    for line in lines:
+        rank.stdin.write(f"{line}\n")
     rank.stdin.flush()
 
 
@@ -97,7 +99,7 @@ def test_the_agents_thread_ends_under_a_fault(cluster, names):
     prefill = cluster.pair()
     command = cluster.start(*INJECT, "10m", "--for", "15m")
     until("a hit", lambda: held(cluster))
-    end_thread(prefill, *names)
+    tell(prefill, *names)
     ended_unseen(cluster, command, "nobody listens on its socket")
     assert "its agent's thread ended" in cluster.run("faults").stderr
     refused = cluster.run(*INJECT, "1s")
@@ -112,7 +114,7 @@ def test_the_thread_that_ends_faults_ends(cluster):
     prefill = cluster.pair()
     command = cluster.start(*INJECT, "10m", "--for", "15m")
     until("a hit", lambda: held(cluster))
-    end_thread(prefill, "pdctl-faults")
+    tell(prefill, "pdctl-faults")
     command.kill()
     until("the end of the lease, by a thread that a site has started", lambda: not cluster.faults())
     assert cluster.faults("--past")[0]["ended"] == "lease lost"
@@ -121,9 +123,9 @@ def test_the_thread_that_ends_faults_ends(cluster):
 
 def test_a_detached_fault_ends_in_time_without_the_agents_thread(cluster):
     prefill = cluster.pair()
-    assert cluster.run(*INJECT, "8s", "--for", "8s", "--detach").returncode == 0
+    assert cluster.run(*INJECT, "10m", "--for", "15m", "--detach").returncode == 0
     until("a hit", lambda: held(cluster))
-    end_thread(prefill, "pdctl-agent")
+    tell(prefill, "pdctl-agent", TIME_IS_UP)
     until("the end of its time", lambda: "(time is up), nothing held any more" in cluster.run("faults").stderr)
     every_row_once(cluster)
 
@@ -146,7 +148,7 @@ def test_requests_of_a_lab_finish_when_the_agents_thread_has_ended():
                 lambda: any(row["held"] for row in json.loads(labs.cli("faults", "-o", "json").stdout)["faults"]),
             )
             os.kill(lab.process("prefill dp0 pp0 tp0").pid, signal.SIGUSR1)
-            load.join(60)
+            load.join(patience(60))
             assert outcomes, "requests wait for ever"
             assert outcomes[0].good
             out, err = command.communicate(timeout=patience(60))
@@ -167,7 +169,7 @@ def test_the_socket_file_is_deleted(cluster):
     until("the agent listens at the same name again", path.exists)
     assert len(cluster.faults()) == 1, "the command goes on over the connection it has"
     command.send_signal(signal.SIGINT)
-    out, err = command.communicate(timeout=60)
+    out, err = command.communicate(timeout=patience(60))
     assert "healed" in out, err
     assert cluster.faults() == []
 

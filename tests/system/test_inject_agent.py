@@ -104,7 +104,8 @@ def test_pdctl_is_killed_at_any_moment_of_it(busy: Busy, tmp_path: Path) -> None
 
 
 def attach(labs: Labs, *words: object, code: int | None = 0) -> dict[str, Any]:
-    done = labs.cli("attach", *words, "-o", "json", code=code)
+    limit = () if "--timeout" in words else ("--timeout", f"{patience(30):.0f}s")
+    done = labs.cli("attach", *words, *limit, "-o", "json", code=code)
     document: dict[str, Any] = json.loads(done.stdout)
     return document
 
@@ -179,7 +180,8 @@ def test_two_put_an_agent_into_one_process_at_the_same_time() -> None:
     with Labs() as labs:
         labs.env["PDCTL_AGENT"] = "off"
         pid = labs.up().process("decode dp0 pp0 tp0").pid
-        commands = [labs.start("attach", pid, "--inject-agent", "--arm", "-o", "json") for _ in range(4)]
+        words = ("attach", pid, "--inject-agent", "--arm", "--timeout", f"{patience(30):.0f}s", "-o", "json")
+        commands = [labs.start(*words) for _ in range(4)]
         found = [json.loads(command.communicate(timeout=patience(120))[0])["processes"][0] for command in commands]
         assert sorted(one["state"] for one in found) == ["running", "there", "there", "there"], found
         assert {command.returncode for command in commands} == {0}

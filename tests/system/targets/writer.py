@@ -4,7 +4,7 @@ usage: python -m tests.system.targets.writer LOG [--role prefill|decode] [--tp T
 
 Each room's row goes to tp0 and tp1 of the decode side; what is written is appended to LOG as ``ROOM TP how``, with how
 being direct or late. The main thread waits in C for ever, as one that is stuck in a collective. A thread named on
-standard input ends, by an exception that is raised in it.
+standard input ends, by an exception that is raised in it; ``time is up`` there lets the time of all faults be over.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pdctl.protocol.model import Identity, Seam
 from tests.system.targets.tiny import TinyAdapter
 
 ADDRESS = "127.0.0.1:90{tp:02d}"
+TIME_IS_UP = "time is up"
 
 
 class WriterAdapter(TinyAdapter):
@@ -88,9 +89,13 @@ def end_thread(name: str) -> None:
         thread.join(2.0)
 
 
-def end_threads() -> None:
+def obey(faults: FaultTable) -> None:
     for line in sys.stdin:
-        end_thread(line.strip())
+        if line.strip() == TIME_IS_UP:
+            for fault in faults.any:
+                fault.expires = time.monotonic()
+        else:
+            end_thread(line.strip())
 
 
 def main() -> None:
@@ -109,7 +114,7 @@ def main() -> None:
     if args.role == "prefill" and args.every:
         log = os.open(args.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         threading.Thread(target=write_rows, args=(agent.faults, log, args.every), daemon=True).start()
-    threading.Thread(target=end_threads, daemon=True).start()
+    threading.Thread(target=obey, args=(agent.faults,), daemon=True).start()
     print("ready", agent.start_line(), flush=True)
     time.sleep(1_000_000)
 
