@@ -210,6 +210,18 @@ class Identity(msgspec.Struct, frozen=True):
         return f"{self.role} dp{self.dp} pp{self.pp}{cp} tp{self.tp}"
 
     @property
+    def logged(self) -> str:
+        """``DP1 TP1``: how the engine's log calls the rank where it counts tp otherwise, "" where it does not.
+
+        Under dp attention the engine counts over all tp ranks of the server; ``tp`` is the place in the attention-TP group.
+        """
+        whole = next((group.ranks for group in self.groups if group.kind == "tp"), ())
+        if self.world_rank not in whole or whole.index(self.world_rank) == self.tp:
+            return ""
+        stage = f" PP{self.pp}" if self.pp_size > 1 else ""
+        return f"DP{self.dp}{stage} TP{whole.index(self.world_rank)}"
+
+    @property
     def unit(self) -> str:
         """``decode dp0 of INSTANCE``: its data-parallel rank, whose ranks have the same requests and wait for each other."""
         return f"{self.role} dp{self.dp} of {self.instance or self.service}"

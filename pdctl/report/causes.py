@@ -46,6 +46,7 @@ RULES = (
     Rule(("PD114",), _WAITS, ("rooms", "unit")),
     Rule(("PD110",), ("PD112", "PD141", "PD142", "PD143", "PD148"), ("unit",)),
     Rule(("PD111",), ("PD112", "PD141", "PD142", "PD143"), ("unit",)),
+    Rule(("PD152",), ("PD141", "PD142", "PD143"), ("rooms",)),
     Rule(("PD145",), ("PD141", "PD142", "PD143", "PD122", "PD126"), ("rooms",)),
     Rule(_REPLACED, ("PD120", "PD122", "PD125", "PD128", "PD129"), ("rooms", "server")),
     Rule(_REPLACED, ("PD141", "PD142", "PD143"), ("rooms", "units")),
@@ -59,7 +60,7 @@ RULES = (
 ORDER = (
     "PD115", "PD131", "PD132", "PD133", *_DIVERGED, "PD113", *_DEADLOCKED, "PD114", "PD110", "PD111",
     *_REPLACED, "PD145", "PD123", "PD124", "PD120", "PD121", "PD122", "PD125", "PD128", "PD129", *_SHARED,
-    "PD148", "PD146", "PD140",
+    "PD152", "PD148", "PD146", "PD140",
 )  # fmt: skip
 """Causes, those first that others follow from. A finding follows from one that comes before it here, so nothing goes round."""
 

@@ -35,6 +35,7 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True):
     agent_cpu_s: CPU seconds the agent used so far, agent_cpu_share of the time since it started. tcp: where it listens for
     other hosts, "" where it was not asked to, or tcp_off says why it does not. store: HOST:PORT of its job's TCPStore, as it
     reaches that, "" where it has none. stands: its scheduler loop has not turned and can't.
+    logged: how the engine's log calls it where that counts tp otherwise (``DP1 TP1``), else "".
     dp, pp, cp and tp are -1 where nothing is known of it but how it is reached.
     """
 
@@ -78,6 +79,7 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True):
     tcp_off: str = ""
     store: str = ""
     stands: bool = False
+    logged: str = ""
 
 
 class RanksDocument(Document, frozen=True, kw_only=True, tag="pdctl.ranks"):
@@ -159,7 +161,7 @@ def _common(rank: FoundRank) -> RankRow:
         service=i.service, instance=i.instance, started_wall_ns=i.started_wall_ns, armed=i.armed, loaded_by=i.loaded_by,
         backend=i.backend, recording=rank.recording_name, recording_size=rank.recording_size,
         recording_off=rank.recording_off, endpoint=rank.endpoint, tcp=rank.tcp, tcp_off=rank.tcp_off,
-        store=rank.store,
+        store=rank.store, logged=i.logged,
     )  # fmt: skip
 
 

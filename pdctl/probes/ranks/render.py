@@ -49,7 +49,7 @@ def _server(rows: list[RankRow], *, wide: bool) -> Iterable[RenderableType]:
     for row in rows:
         place = row.rank.removeprefix(f"{row.role} ")
         drawn.add_row(
-            place,
+            f"{place} ({row.logged})" if row.logged else place,
             str(row.pid or "-"),
             Text(f"{row.state}, stands", style="red")
             if row.stands

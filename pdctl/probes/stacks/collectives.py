@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from pdctl.probes.collectives import countable, mispaired, sizes
 from pdctl.probes.stacks.model import Collective, CollectiveRow, GroupCollectives, RankLooks
+from pdctl.probes.stacks.moves import STUCK, moves
 from pdctl.protocol.model import Call, FlightEntry, GroupCount, Status
 
 
@@ -39,7 +40,9 @@ def _group(
     for n, pair in known.items():
         rows.setdefault(pair, []).append(n)
     comparable = all(countable(views[n].identity, one.kind) for n in members)
-    calls = {n: call for n in members if (call := _call(views[n].last, one.pg)) is not None}
+    # A rank says its operation and then the number, which may be of another moment while it gets on.
+    stuck = [n for n in members if moves(views[n]) == STUCK]
+    calls = {n: call for n in stuck if (call := _call(views[n].last, one.pg)) is not None}
     pairs = mispaired(calls) if comparable else {}
     return GroupCollectives(
         title=title(sorted(members)),

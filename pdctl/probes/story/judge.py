@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
 
+from msgspec.structs import replace
+
 from pdctl.probes.story.clocks import DRIFT
 from pdctl.probes.story.model import Entry, Lost, Moment, RankLine, RankPast, RankStory, RoomStory, Stay
 from pdctl.probes.story.names import short_names
@@ -67,7 +69,7 @@ def story(pasts: Sequence[RankPast], room: int) -> RoomStory:
         span_s=(end - start) / 1e9,
         entries=tuple(_entry(room, ns, t, m, start, wall) for ns, t, m in moments),
         stays=tuple(_stays(own, start)),
-        ranks=tuple(_rank(name, past, told, end - start) for name, past in zip(names, pasts, strict=True)),
+        ranks=_ranks([_rank(name, past, told, end - start) for name, past in zip(names, pasts, strict=True)], pasts),
         gaps=(*_gaps(names, pasts, told, start, wall), *(text for never, text in absent if not never)),
         notes=(*remarks, *_notes(room, told), *(text for never, text in absent if never)),
     )
@@ -110,6 +112,16 @@ def _rank(name: str, past: RankPast, told: Sequence[_Told], span_ns: int) -> Ran
         reference=t.time.offset.low == t.time.offset.high == 0, clock=t.time.why,
         uncertainty_s=None if within is None else within / 1e9,
     )  # fmt: skip
+
+
+def _ranks(lines: Sequence[RankLine], pasts: Sequence[RankPast]) -> tuple[RankLine, ...]:
+    """Return the lines of ``pasts``, with those that need not know the room: others of their side have it to themselves."""
+    parts = {(line.role, _part(past.identity)) for line, past in zip(lines, pasts, strict=True) if line.saw}
+    roles = {role for role, _ in parts}
+    return tuple(
+        replace(line, elsewhere=line.role in roles and (line.role, _part(past.identity)) not in parts)
+        for line, past in zip(lines, pasts, strict=True)
+    )
 
 
 def _gaps(names: Sequence[str], pasts: Sequence[RankPast], told: Sequence[_Told], start: int, wall: int) -> list[str]:

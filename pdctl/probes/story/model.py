@@ -141,7 +141,8 @@ class Stay(msgspec.Struct, frozen=True):
 class RankLine(msgspec.Struct, frozen=True, kw_only=True):
     """One rank of the story. label: its full name; rank: the short one that entries have.
 
-    saw: its recording knows the room. uncertainty_s: how far its times may be off against those of ``reference`` ranks,
+    saw: its recording knows the room. elsewhere: it does not, and need not: the room was on another dp rank or server of its
+    side. uncertainty_s: how far its times may be off against those of ``reference`` ranks,
     None where nothing but wall clocks tells. clock: what that rests on, in words. why_not: why it has no recording.
     """
 
@@ -152,6 +153,7 @@ class RankLine(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     pid: int
     saw: bool
+    elsewhere: bool = False
     reference: bool = False
     uncertainty_s: float | None = None
     clock: str = ""

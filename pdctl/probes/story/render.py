@@ -62,7 +62,7 @@ def _clocks(story: RoomStory) -> Table:
         who = ", ".join(line.rank for line in saw if (line.clock, line.uncertainty_s) == clock)
         why, within = clock
         lines.append(why if not within and len({line.clock for line in saw}) == 1 else f"{who}: {_sure(within, why)}")
-    others = [line for line in story.ranks if not line.saw and not line.why_not]
+    others = [line for line in story.ranks if not line.saw and not line.elsewhere and not line.why_not]
     if others:
         lines.append(f"never on {', '.join(line.rank for line in others)}, as far as recordings go")
     for n, text in enumerate(lines):

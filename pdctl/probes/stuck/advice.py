@@ -100,6 +100,22 @@ def clock_s(request: Waiting) -> float | None:
     return None if request.left_s is None or request.limit_s is None else request.limit_s - request.left_s
 
 
+def orphan(request: Waiting, side: Side, first: Sequence[Side]) -> Advice:
+    """Return what to do with a request of a later pipeline stage that the first one has no more; first: sides of that one.
+
+    A later stage carries out only what the first has passed on, so an abort does not end it.
+    """
+    key = request.room, request.rid
+    asked = [one for one in first if one.answered]
+    if not first or len(asked) < len(first) or any(key in one.requests or key in one.requests_before for one in asked):
+        return Advice()
+    return Advice(
+        "orphan",
+        "The first stage does not have it.",
+        f"Restart this {side.role} server. An abort does not end it: this stage carries out only what the first one passes on.",
+    )
+
+
 def complete(request: Waiting, side: Side) -> Advice:
     """Return why a request waits whose transfer is complete on every rank that waits with it."""
     waits = [rank for one in request.ranks if one.queue not in COMPUTED for rank in one.ranks]
@@ -148,5 +164,6 @@ def standing(side: Side) -> str:
 
 
 __all__ = [
-    "BEHIND", "BOOTSTRAP_TIMEOUT", "FIRST", "GIVEN_UP", "Advice", "clock_s", "complete", "ended_as", "lost", "standing",
+    "BEHIND", "BOOTSTRAP_TIMEOUT", "FIRST", "GIVEN_UP", "Advice", "clock_s", "complete", "ended_as", "lost", "orphan",
+    "standing",
 ]  # fmt: skip

@@ -288,6 +288,10 @@ def _findings(
 
 
 def _advice(code: str, request: Waiting, side: Side, peers: dict[tuple[str, str], list[Side]]) -> Advice:
+    if side.looks[0].identity.pp > 0:
+        kept = advice.orphan(request, side, _first_stage(side, peers))
+        if kept.kind:
+            return kept
     if code == "PD142":
         return advice.lost(request, advice.ended_as(request, _other(request, peers)))
     if code == "PD141" and _complete(request):
@@ -298,6 +302,10 @@ def _advice(code: str, request: Waiting, side: Side, peers: dict[tuple[str, str]
 def _failed_there(request: Waiting, peers: dict[tuple[str, str], list[Side]]) -> bool:
     last = advice.ended_as(request, _other(request, peers)) if request.peer_is == ENDED else None
     return last is not None and last.what != SUCCESS
+
+
+def _first_stage(side: Side, peers: dict[tuple[str, str], list[Side]]) -> list[Side]:
+    return [one for one in peers[side.key] if one.unit == side.unit and one.looks[0].identity.pp == 0]
 
 
 def _other(request: Waiting, peers: dict[tuple[str, str], list[Side]]) -> list[Side]:

@@ -12,7 +12,7 @@ import pytest
 from pdctl.probes.ranks.judge import RanksDocument, judge
 from pdctl.probes.ranks.probe import PROBE
 from pdctl.probes.turns import call_words
-from pdctl.protocol.model import Call, Frame, Seam, Status
+from pdctl.protocol.model import Call, Frame, GroupInfo, Seam, Status
 from pdctl.protocol.rank import Answer, FoundRank, Silence
 from pdctl.recording import format as f
 from pdctl.recording.reader import read
@@ -164,3 +164,11 @@ def test_wide_shows_what_is_missing() -> None:
     )
     assert "seams missing: gate (no such function)" in text
     assert "seams present: poll" in text
+
+
+def test_a_rank_that_the_log_calls_otherwise_has_both_names() -> None:
+    groups = (GroupInfo("attn-tp", (1,), "w"), GroupInfo("tp", (0, 1), "w"))
+    assert identity(dp=1, world_rank=1, groups=groups).logged == "DP1 TP1"
+    assert identity(dp=0, world_rank=0, groups=(GroupInfo("attn-tp", (0,), "w"), groups[1])).logged == ""
+    assert identity(tp=1, world_rank=1, groups=(groups[1],)).logged == "", "it counts as pdctl does"
+    assert identity(dp=1, world_rank=1).logged == "", "its groups are not known"

@@ -327,3 +327,11 @@ def test_what_py_spy_writes() -> None:
     assert parse(b"[]", 41).frames == ()
     with pytest.raises(ValueError, match="JSON"):
         parse(b"Error: permission denied", 41)
+
+
+def test_ranks_that_get_on_are_not_mispaired() -> None:
+    """What a rank does and under which number are not read at one moment, so one that moves may say both of two moments."""
+    moving = [polls(0, 2, size=2, ticks=1), polls(1, 1, op="broadcast", size=2, ticks=1)]
+    assert [group.mispaired for group in judge(moving).collectives] == [(), ()]
+    stuck = [polls(0, 2, size=2), polls(1, 1, op="broadcast", size=2)]
+    assert [bool(group.mispaired) for group in judge(stuck).collectives] == [False, True]

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import random
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from pdctl.probes.story.absence import never_came, others_of, shared
 from pdctl.probes.story.find import known_rooms, meant, nearest
 from pdctl.probes.story.judge import story
-from pdctl.probes.story.model import RankPast, RoomStory
+from pdctl.probes.story.model import RankPast, RoomStory, StoryDocument
 from pdctl.probes.story.perfetto import arrows, trace, uncertainty
+from pdctl.probes.story.render import render
 from pdctl.protocol.model import Action, EventKind
 from pdctl.recording import format as f
 from tests.support.story_world import MS, Rank, Request, World, served
@@ -496,3 +499,31 @@ def test_one_request_id_of_two_rooms(world: World) -> None:
     [found] = shared([one, msgspec.structs.replace(two, started=one.started)])
     assert (found.code, found.rooms) == ("PD147", (ROOM, ROOM + 1))
     assert found.summary == f"rid {RID} has 2 rooms at the same time: {ROOM}, {ROOM + 1}."
+
+
+def test_dp_ranks_that_need_not_know_a_room_are_not_said_to_miss_it(world: World) -> None:
+    prefill, decode = pair(world)
+    world.rank("decode", dp=1, dp_size=2)
+    world.rank("prefill", dp=1, dp_size=2)
+    served(world, prefill, decode, ROOM, RID)
+    told = story(world.pasts(), ROOM)
+    assert {line.rank: line.elsewhere for line in told.ranks if not line.saw} == {
+        "decode dp1 tp0": True, "prefill dp1 tp0": True,
+    }  # fmt: skip
+    assert not any("never on" in line for line in drawn(told))
+
+
+def test_a_rank_of_the_group_that_has_the_room_is_said_to_miss_it(world: World) -> None:
+    prefill, decode = pair(world)
+    served(world, prefill, decode[:1], ROOM, RID)
+    told = story(world.pasts(), ROOM)
+    assert [line.rank for line in told.ranks if not line.saw and not line.elsewhere] == ["decode tp1"]
+    assert any("never on decode tp1" in line for line in drawn(told))
+
+
+def drawn(told: RoomStory) -> list[str]:
+    out = StringIO()
+    console = Console(file=out, width=160)
+    for part in render(StoryDocument(asked=str(told.room), stories=(told,))):
+        console.print(part)
+    return out.getvalue().splitlines()

@@ -210,3 +210,23 @@ def test_an_older_agent_says_nothing_of_clients_and_places() -> None:
     assert [each.client for each in rooms] == [-1]
     old = Rooms(0, 0, rooms, (), Space(), {}, {}, {})
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(old), type=Rooms) == old
+
+
+# ---- stages ----------------------------------------------------------------------------------------------------------
+
+
+def stage(pp: int, *entries: Any) -> RankLooks:
+    one = look("prefill", *entries)
+    return replace(one, identity=msgspec.structs.replace(one.identity, pp=pp, pp_size=2, world_rank=pp))
+
+
+def test_nobody_is_told_to_abort_what_the_first_stage_has_no_more() -> None:
+    kept = entry("prefill.bootstrap", state=KVPoll.BOOTSTRAPPING, clock_s=-1.0)
+    ended = replace(look("decode"), last={7: Last("Failed", 20.0, True, "Aborted by AbortReq.")})
+    found = one(stage(0), stage(1, kept), ended)
+    assert found.code == "PD142"
+    assert found.next_step.startswith("Restart this prefill server. An abort does not end it")
+    both = result(stage(0, kept), stage(1, kept), ended).findings
+    assert all(each.next_step.startswith("Abort the request on prefill") for each in both)
+    unheard = replace(stage(0), second=None, silence="no answer")
+    assert one(unheard, stage(1, kept), ended).next_step.startswith("Abort"), "what the first stage has is not known"
