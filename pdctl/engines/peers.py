@@ -115,7 +115,7 @@ def _of_prefill(manager: Any, table: Mapping[Any, Any]) -> tuple[Peer, ...]:
     found = _Peers()
     known: dict[str, tuple[Any, Any, Place]] = {}
     for session, memory in list(table.items())[-MAX_PEERS:]:  # the newest
-        tp = getattr(memory, "dst_tp_rank", None)
+        tp = getattr(memory, "dst_tp_rank", getattr(memory, "decode_tp_rank", None))  # the second: NIXL
         place = (-1, -1, tp if isinstance(tp, int) else -1, -1)
         held = known[str(session)] = (getattr(memory, "endpoint", ""), getattr(memory, "dst_port", None), place)
         found.add(held[0], held[1], session=str(session), place=place)

@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 TABLES = (
     "request_status",
+    "transfer_statuses",  # NIXL, decode, up to 0.5.22
+    "exceptions",  # NIXL, prefill, up to 0.5.22
     "transfer_infos",
     "req_to_decode_prefix_len",
     "required_prefill_response_num_table",
@@ -50,11 +52,19 @@ WAITING_TIMEOUT = "SGLANG_DISAGGREGATION_WAITING_TIMEOUT"
 
 
 @dataclass(frozen=True)
+class Ends:
+    """Which of the engine's time-outs end a request: prefill's for a handshake, decode's for what it told prefill."""
+
+    bootstrap: bool
+    waiting: bool
+
+
+@dataclass(frozen=True)
 class Places:
     """Locations in an engine. queues: name → the engine's list. manager: the KV manager. running: requests being computed.
 
-    known: whether pdctl knows this transfer backend's polls, and so the time-outs that end a request. prealloc: a decode rank's
-    queue that asks bootstrap servers, None on prefill. client: whether somebody waits for a request's answer, as
+    ends: the time-outs that this transfer backend's polls look at, None unknown. prealloc: a decode rank's queue that asks
+    bootstrap servers, None on prefill. client: whether somebody waits for a request's answer, as
     ``RoomEntry.client`` has it.
     """
 
@@ -62,7 +72,7 @@ class Places:
     manager: Any
     queues: Mapping[str, Callable[[], list[Any]]]
     space: Callable[[], Space]
-    known: bool
+    ends: Ends | None
     running: Callable[[], list[Any]]
     client: Callable[[Any], int]
     prealloc: Any = None
@@ -258,23 +268,27 @@ def _rooms_of(table: Iterable[Any]) -> list[int]:
 def covers(places: Places) -> tuple[Cover, ...]:
     """Return the time-out for each queue and state, from the attributes of this rank's manager."""
     manager = places.manager
-    if not places.known:
+    if places.ends is None:
         return tuple(Cover(queue, UNKNOWN, NOT_KNOWN) for queue in places.queues)
     if places.role == "prefill":
         limit = _limit(manager, "bootstrap_timeout")
+        handshake = Cover("prefill.bootstrap", KVPoll.BOOTSTRAPPING, limit, BOOTSTRAP_TIMEOUT, "when it arrived")
         return (
-            Cover("prefill.bootstrap", KVPoll.BOOTSTRAPPING, limit, BOOTSTRAP_TIMEOUT, "when it arrived"),
+            *([handshake] if places.ends.bootstrap else ()),
             Cover("prefill.bootstrap", UNKNOWN, NO_LIMIT),
             Cover("waiting", UNKNOWN, NO_LIMIT),
             Cover("prefill.inflight", UNKNOWN, NO_LIMIT),
         )
     limit = _limit(manager, "waiting_timeout")
     started = "when its KV space was told to prefill"
-    return (
-        Cover("decode.pending", UNKNOWN, NO_LIMIT),
+    waits = (
         Cover("decode.prealloc", KVPoll.WAITING_FOR_INPUT, limit, WAITING_TIMEOUT, started),
         Cover("decode.prealloc", KVPoll.BOOTSTRAPPING, limit, WAITING_TIMEOUT, "when prefill was asked"),
         Cover("decode.transfer", KVPoll.WAITING_FOR_INPUT, limit, WAITING_TIMEOUT, started),
+    )
+    return (
+        Cover("decode.pending", UNKNOWN, NO_LIMIT),
+        *(waits if places.ends.waiting else ()),
         Cover("decode.transfer", UNKNOWN, NO_LIMIT),
         Cover("decode.retracted", UNKNOWN, NO_LIMIT),
     )

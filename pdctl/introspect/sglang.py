@@ -32,7 +32,7 @@ from pdctl.protocol.processes import look
 from pdctl.protocol.requests import Rooms, Settings
 
 _C10D = "torch.distributed.distributed_c10d"
-_MODULES = ("os", "sglang", "sglang.version", seams.UTILS, seams.DECODE, _C10D)
+_MODULES = ("os", "sglang", "sglang.version", seams.UTILS, seams.DECODE, seams.COMMON, *seams.CONNECTIONS, _C10D)
 """Those that are asked for what no scheduler has."""
 _C10D_FILE = "torch/distributed/distributed_c10d.py"
 _MAX_HOSTNAME = 4096
@@ -147,7 +147,7 @@ class OutsideRank:
 
     def _rooms(self, scheduler: Any, world: World) -> Rooms:
         reader, _ = self._reader(scheduler, world)
-        where = request_tables.places(scheduler, self.identity.role, reader)
+        where = request_tables.places(scheduler, self.identity.role, reader, self._modules(world))
         found = room_reader.read(where, *reader.read(), 0)
         free = getattr(getattr(scheduler, "req_to_metadata_buffer_idx_allocator", None), "free_slots", None)
         if free is not None:  # what available_size() would say

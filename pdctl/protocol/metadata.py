@@ -53,7 +53,8 @@ class Metadata(msgspec.Struct, frozen=True):
     """A live rank's answer to ``metadata``.
 
     device: device of the tensors (``cpu``, ``cuda:0``). aux: transport of the rows: ``rdma`` (one-sided write by the transfer
-    engine), ``tcp`` (a message that this side copies), "" if unknown. aux_why: evidence for aux.
+    engine), ``bound`` (the same, and decode hears of the end by what is bound to that write), ``tcp`` (a message that this
+    side copies), "" if unknown. aux_why: evidence for aux.
     gate: whether the rank's code holds Success back while a slot reads 0; None on prefill. zeroed: whether it zeroes freed
     slots. slots: number of slots. rows: the rows asked for. left_out: whether more than MAX_SLOTS were asked for.
     not_read: why rooms or checksums are missing, "" if none is missing.

@@ -166,7 +166,8 @@ class Identity(msgspec.Struct, frozen=True):
     instance: one start of one server: equal for all its ranks, different after a restart.
     service: what stays the same over restarts (role, host, port).
     cluster: ranks of different clusters are never shown as one ("" where unknown).
-    lacks: seams of the engine's protections that this rank's code does not have (``gate``).
+    lacks: protections that this rank's code does not have: ``gate``, ``aborts`` (an ABORT message of decode ends prefill's
+    bootstrap thread), ``failures`` (prefill does not tell decode of a failed transfer).
     """
 
     engine: Name

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdctl.engines import sites
 from pdctl.engines.base import Hooks, Site
-from pdctl.engines.sglang.late import Writes
+from pdctl.engines.sglang.backends.mooncake import Writes
 from pdctl.engines.sglang.seams import kv_manager
 from pdctl.engines.sites import Write
 from pdctl.faults.kinds import FAIL_TRANSFER, METADATA_KINDS

@@ -8,7 +8,7 @@ from typing import Any
 
 from pdctl.engines import peers
 from pdctl.engines.lab.reader import QueueReader
-from pdctl.engines.request_tables import BOOTSTRAP_TIMEOUT, WAITING_TIMEOUT, Places
+from pdctl.engines.request_tables import BOOTSTRAP_TIMEOUT, WAITING_TIMEOUT, Ends, Places
 from pdctl.engines.sglang import request_tables
 from pdctl.engines.sglang.seams import kv_manager
 from pdctl.protocol.model import Seam
@@ -26,7 +26,7 @@ from pdctl.protocol.requests import (
 def places(scheduler: Any, reader: QueueReader) -> Places:
     """Return where this rank keeps its rooms."""
     there = request_tables.places(scheduler, scheduler.role, reader)
-    return replace(there, space=lambda: space(scheduler), known=True, client=client)
+    return replace(there, space=lambda: space(scheduler), ends=Ends(bootstrap=True, waiting=True), client=client)
 
 
 def client(req: Any) -> int:

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pdctl.agent.tap import QueueTap
+from pdctl.engines import peers
 from pdctl.engines import request_tables as room_reader
 from pdctl.engines.base import Hooks, Site
 from pdctl.engines.landing import Landings
 from pdctl.engines.metadata_rows import MetadataReader, holders
 from pdctl.engines.sglang import faults as fault_sites
-from pdctl.engines.sglang import late, metadata_rows, request_tables, revert, routing, seams, steps
+from pdctl.engines.sglang import metadata_rows, request_tables, revert, routing, seams, steps
+from pdctl.engines.sglang.backends import backend_of
 from pdctl.engines.sglang.hooks import SchedulerHooks
 from pdctl.engines.sglang.identity import identify
 from pdctl.engines.sglang.queues import QueueReader
@@ -66,9 +68,9 @@ class SGLangAdapter:
             self._scheduler, self.hooks, self._reader, recorder, self._landings, self._groups.number, polls
         )
         self._installed.install(role)
-        if role == "prefill":
-            self._more_seams += late.install(self.hooks, self._scheduler, recorder, faults)
-        self._more_seams += fault_sites.install(self.hooks, role, seams.kv_manager(self._scheduler), faults)
+        backend = backend_of(self._scheduler)
+        self._more_seams += backend.install(self.hooks, recorder, faults, role)
+        self._more_seams += fault_sites.install(self.hooks, role, backend, faults)
         self._more_seams += fault_sites.install_entry(self.hooks, role, self._scheduler, self._reader.queue, faults)
         self._slots(recorder)
         self._rows.prepare()
@@ -157,6 +159,9 @@ class SGLangAdapter:
         return self._landings is not None and self._landings.look()
 
     def transfer_address(self) -> str:
-        """Return the Mooncake session id under which a prefill's transfers know this rank, "" with another backend."""
-        get = getattr(seams.kv_manager(self._scheduler), "get_session_id", None)
-        return str(get()) if self._identity.role == "decode" and get is not None else ""
+        """Return the name under which a prefill's transfers know this rank (session id, name of the agent), "" unknown."""
+        if self._identity.role != "decode":
+            return ""
+        manager = seams.kv_manager(self._scheduler)
+        get = getattr(manager, "get_session_id", None)
+        return str(get()) if get is not None else peers.session(manager)

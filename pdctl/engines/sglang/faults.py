@@ -1,11 +1,7 @@
-"""The fault sites of an SGLang rank except its metadata writes: polls, messages between stages, entering requests.
-
-A message held back is sent later with the engine's own function, on a thread of pdctl.
-"""
+"""The fault sites of an SGLang rank that no transfer backend has for itself: polls, registrations, entering requests."""
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -14,7 +10,8 @@ from typing import Any
 from pdctl.engines import sites, stages
 from pdctl.engines.base import Hooks, Site
 from pdctl.engines.sglang import seams
-from pdctl.engines.sglang.late import ManagerProxy
+from pdctl.engines.sglang.backends import Backend
+from pdctl.faults.kinds import ABORT
 from pdctl.faults.table import FaultTable
 from pdctl.protocol.model import Seam
 
@@ -35,21 +32,23 @@ def install_query(hooks: Hooks, faults: FaultTable) -> list[Seam]:
     return sites.seams(sites.QUERY_KINDS, there, detail)
 
 
-def install(hooks: Hooks, role: str, manager: Any, faults: FaultTable) -> list[Seam]:
+def install(hooks: Hooks, role: str, backend: Backend, faults: FaultTable) -> list[Seam]:
     """Install the other hooks on an armed rank. Return the seams of the sites, on every rank.
 
     Call this after installing the recording hook. The recording hook then sees registrations as the fault changed them.
     """
-    found = sites.seams(sites.POLL_KINDS, True, "the poll functions of disaggregation/utils.py")
+    detail = "the poll functions of disaggregation/utils.py"
+    found = sites.seams([kind for kind in sites.POLL_KINDS if kind != ABORT], True, detail)
+    deadly = backend.deadly_abort(role)
+    found += sites.seams([ABORT], not deadly, deadly or detail)
     if role == "decode":
-        return found + sites.seams(stages.HEARTBEAT_KINDS, *_heartbeats(hooks, manager, faults))
+        return found + sites.seams(stages.HEARTBEAT_KINDS, *_heartbeats(hooks, backend.manager, faults))
     owner = getattr(seams.module(seams.COMMON), "CommonKVSender", None)
     there = owner is not None and hasattr(owner, _REGISTER)
     if there and faults.armed:
         hooks.wrap(owner, _REGISTER, "registration", sites.registration(faults))
     detail = f"CommonKVSender.{_REGISTER}, {_ONLY_WHERE}" if there else f"no CommonKVSender.{_REGISTER}"
-    found += sites.seams(sites.REGISTRATION_KINDS, there, detail)
-    return found + sites.seams(sites.STATUS_KINDS, *_status(hooks, manager, faults))
+    return found + sites.seams(sites.REGISTRATION_KINDS, there, detail)
 
 
 def install_entry(
@@ -111,75 +110,3 @@ class _Unanswered:
 
     def get(self, url: str, **_: Any) -> Any:
         raise TimeoutError(f"{url}: no answer (a fault of pdctl)")
-
-
-# ---- the message that tells a decode rank how a transfer ended -------------------------------------------------------
-
-
-def _status(hooks: Hooks, manager: Any, faults: FaultTable) -> tuple[bool, str]:
-    mooncake = getattr(seams.module(seams.MOONCAKE), "MooncakeKVManager", None)
-    if mooncake is None or not isinstance(manager, mooncake):
-        return False, "only Mooncake's status messages are known"
-    makers: dict[str, Callable[..., Any]] = {
-        "sync_status_to_decode_endpoint": _to_one,
-        "send_kv_status_message": _to_several,
-    }  # the second: 0.5.23
-    for name, maker in makers.items():
-        if hasattr(mooncake, name):
-            if faults.armed:
-                hooks.wrap(mooncake, name, "status", functools.partial(maker, faults))
-            return True, f"MooncakeKVManager.{name}"
-    return False, f"no MooncakeKVManager.{' or '.join(makers)}"
-
-
-def _held(
-    faults: FaultTable, manager: Any, room: int, status: Any, where: tuple[str, int], send: Callable[[], None]
-) -> bool:
-    """Return whether a fault holds back the message to ``where`` (host and port of a decode rank)."""
-    for session, info in list(manager.decode_kv_args_table.items()):
-        if (info.endpoint, int(info.dst_port)) == (where[0], int(where[1])):
-            tp = int(info.dst_tp_rank)
-            fault = sites.status_fault(faults, room, int(status), dp=-1, tp=tp, address=session)
-            return fault is not None and faults.hold(fault, send, room=room, tp=tp)
-    return False
-
-
-def _to_one(faults: FaultTable, original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    def sync_status(self_: Any, remote: str, dst_port: int, room: int, status: Any, *args: Any, **kwargs: Any) -> Any:
-        if faults.any and site.on:
-            try:
-
-                def send() -> None:
-                    own = ManagerProxy(self_)  # the engine's sockets belong to its threads
-                    try:
-                        original(own, remote, dst_port, room, status, *args, **kwargs)
-                    finally:
-                        own.close()
-
-                if _held(faults, self_, room, status, (remote, dst_port), send):
-                    return None
-            except Exception:
-                site.failed()
-        return original(self_, remote, dst_port, room, status, *args, **kwargs)
-
-    return sync_status
-
-
-def _to_several(faults: FaultTable, original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    def send_status(self_: Any, *, targets: Any, bootstrap_room: int, status: Any, **kwargs: Any) -> Any:
-        if faults.any and site.on:
-            try:
-                passing = []
-                for target in targets:
-
-                    def send(target: Any = target) -> None:  # takes the lock of the socket itself
-                        original(self_, targets=[target], bootstrap_room=bootstrap_room, status=status, **kwargs)
-
-                    if not _held(faults, self_, bootstrap_room, status, target, send):
-                        passing.append(target)
-                targets = passing
-            except Exception:
-                site.failed()
-        return original(self_, targets=targets, bootstrap_room=bootstrap_room, status=status, **kwargs)
-
-    return send_status

@@ -11,6 +11,7 @@ from typing import Any
 
 from pdctl import __version__
 from pdctl.engines.sglang import revert, seams
+from pdctl.engines.sglang.backends import backend_of
 from pdctl.engines.shared import group_number
 from pdctl.protocol.model import GroupInfo, Identity
 from pdctl.recording.writer import process_start
@@ -159,10 +160,15 @@ def identify(scheduler: Any, around: Around | None = None) -> tuple[Identity, Gr
         backend=str(seams.server_arg(scheduler, "disaggregation_transfer_backend", ""))
         if role != seams.UNIFIED
         else "",
-        lacks=seams.lacks(role, around.modules) or (around.reverted if role == "decode" else ()),
+        lacks=_lacks(scheduler, role, around),
         groups=tuple(groups.infos),
     )
     return identity, groups
+
+
+def _lacks(scheduler: Any, role: str, around: Around) -> tuple[str, ...]:
+    own = seams.lacks(role, around.modules) or (around.reverted if role == "decode" else ())
+    return own if role == seams.UNIFIED else (*own, *backend_of(scheduler, around.modules).lacks())
 
 
 def _place(groups: Groups, kind: str, me: int, scheduler: Any, rank: str, size: str) -> tuple[int, int]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pdctl.engines.metadata_rows import Buffers
 from pdctl.engines.sglang import seams
+from pdctl.engines.sglang.backends import backend_of
 from pdctl.protocol.metadata import Holder
 from pdctl.protocol.model import UNKNOWN
 
-SEND_AUX_TCP = "SGLANG_MOONCAKE_SEND_AUX_TCP"
 _BATCH_LISTS = ("mbs", "running_mbs", "last_mbs")
 """Microbatches of a pipeline stage, in ``scheduler_pp_mixin.py``."""
 
@@ -38,38 +38,10 @@ def facts(
 
     modules, environ: those of the rank's process, if it is another process.
     """
-    aux, why = _aux(scheduler, seams.kv_manager(scheduler), environ)
+    aux, why = backend_of(scheduler, modules).aux(environ)
     if role != "decode":
         return Facts(aux, why, None, None)
     return Facts(aux, why, "gate" not in lacks, any(seam.present for seam in seams.zeroes_slots(modules)))
-
-
-def _aux(scheduler: Any, manager: Any, environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return (``rdma`` or ``tcp`` or "", the evidence).
-
-    ``MooncakeKVManager.send_aux`` sends a message if its own code names the memory pool in use (NVLINK up to 0.5.23, also
-    INTRA_NODE_NVLINK in 0.5.11 to 0.5.12.post1), or if SGLANG_MOONCAKE_SEND_AUX_TCP is set.
-    """
-    kind = manager.__class__  # a manager seen from outside says so of itself
-    code = getattr(getattr(kind, "send_aux", None), "__code__", None)
-    if code is None or not kind.__name__.startswith("Mooncake"):
-        backend = seams.server_arg(scheduler, "disaggregation_transfer_backend", "?")
-        return "", f"backend {backend}: how it writes metadata is not known"
-    pool = getattr(manager, "custom_mem_pool_type", None) if getattr(manager, "enable_custom_mem_pool", False) else None
-    if pool is not None and pool in _words(code.co_consts):
-        return "tcp", f"memory pool {pool}: send_aux sends a message"
-    if environ.get(SEND_AUX_TCP, "").strip().lower() in ("1", "true", "yes", "y") and SEND_AUX_TCP in code.co_names:
-        return "tcp", f"{SEND_AUX_TCP} is set: send_aux sends a message"
-    where = f"memory pool {pool}" if pool is not None else "no custom memory pool"
-    return "rdma", f"{where}: send_aux writes into the row"
-
-
-def _words(consts: Iterable[Any]) -> Iterator[str]:
-    for const in consts:
-        if isinstance(const, str):
-            yield const
-        elif isinstance(const, tuple | frozenset):
-            yield from _words(const)
 
 
 def buffers(scheduler: Any, known: Facts, taken: dict[int, int]) -> Buffers | None:

@@ -12,12 +12,19 @@ from operator import attrgetter
 from typing import Any
 
 from pdctl.engines.sglang import seams
+from pdctl.engines.sites import transfer_of
 from pdctl.protocol.model import UNKNOWN, QueueEntry, Seam, SlotEntry
 
 _stats = attrgetter("time_stats")
 _AT_A_STRETCH = 100
 """Requests read before the agent's thread lets the scheduler have the GIL: about a tenth of a millisecond."""
 _PAUSE_S = 2e-5
+
+
+def _state(holder: Any, room: int, statuses: Any) -> int:
+    """Return what the poll of a request says: what its sender or receiver has concluded, else the status of its room."""
+    concluded = getattr(transfer_of(holder), "conclude_state", None)
+    return int(statuses.get(room, UNKNOWN) if concluded is None else concluded)
 
 
 def _in_parts(entries: list[Any]) -> Iterator[list[Any]]:
@@ -104,7 +111,6 @@ class QueueReader:
     def _entries(entries: list[Any], age: str, statuses: Any, now: float) -> list[QueueEntry]:
         if not entries:
             return []
-        state = statuses.get
         pairs = (
             [(entry.req, entry) for entry in entries]
             if hasattr(entries[0], "kv_receiver")
@@ -115,7 +121,7 @@ class QueueReader:
                 req.bootstrap_room or 0,
                 req.rid,
                 seams.slot_of(holder),
-                int(state(req.bootstrap_room, UNKNOWN)),
+                _state(holder, req.bootstrap_room, statuses),
                 now - entered if age and 0 < (entered := getattr(_stats(req), age, 0.0)) <= now else -1.0,
             )
             for req, holder in pairs

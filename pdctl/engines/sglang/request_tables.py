@@ -9,11 +9,9 @@ from typing import Any
 from pdctl.engines import peers
 from pdctl.engines.request_tables import Places
 from pdctl.engines.sglang import routing, seams
+from pdctl.engines.sglang.backends import backend_of
 from pdctl.engines.sglang.queues import QueueReader
 from pdctl.protocol.requests import Settings, Space
-
-KNOWN_BACKENDS = ("mooncake",)
-"""Backends whose senders' and receivers' ``poll`` were read, for what ends a request."""
 
 ARGUMENTS = (
     "attention_backend", "attn_cp_size", "chunked_prefill_size", "context_length", "decode_attention_backend",
@@ -31,20 +29,21 @@ _PLAIN_CACHES = ("ChunkCache", "RadixCache")
 """One pool, and one cache over it: there ``size == available + evictable + protected`` while no request is there, which
 the engine's own idle check holds against as well."""
 
-_PREFIXES = ("SGLANG_DISAGG", "SGLANG_MOONCAKE", "SGLANG_REQ_", "SGLANG_TEST_DISAGG", "MC_", "MOONCAKE_", "GLOO_")
+_PREFIXES = (
+    "SGLANG_DISAGG", "SGLANG_MOONCAKE", "SGLANG_REQ_", "SGLANG_TEST_DISAGG", "MC_", "MOONCAKE_", "NIXL_", "UCX_", "GLOO_",
+)  # fmt: skip
 _SECRET = ("KEY", "PASS", "SECRET", "TOKEN")
 
 
-def places(scheduler: Any, role: str, reader: QueueReader) -> Places:
-    """Return where this rank keeps its rooms."""
+def places(scheduler: Any, role: str, reader: QueueReader, modules: Mapping[str, Any] | None = None) -> Places:
+    """Return where this rank keeps its rooms. modules: the loaded ones of the rank, if it is another process."""
     names = [path.name for path in seams.QUEUE_PATHS if role in path.roles]
-    backend = str(seams.server_arg(scheduler, "disaggregation_transfer_backend", ""))
     return Places(
         role=role,
         manager=seams.kv_manager(scheduler),
         queues={name: _getter(reader, name) for name in names},
         space=lambda: space(scheduler),
-        known=backend in KNOWN_BACKENDS,
+        ends=backend_of(scheduler, modules).ends(),
         prealloc=getattr(scheduler, "disagg_decode_prealloc_queue", None),
         running=reader.running,
         client=client,

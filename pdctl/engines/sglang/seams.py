@@ -19,6 +19,11 @@ DECODE = "sglang.srt.disaggregation.decode"
 PREFILL = "sglang.srt.disaggregation.prefill"
 COMMON = "sglang.srt.disaggregation.common.conn"
 MOONCAKE = "sglang.srt.disaggregation.mooncake.conn"
+NIXL = "sglang.srt.disaggregation.nixl.conn"
+CONNECTIONS = (
+    MOONCAKE, NIXL, "sglang.srt.disaggregation.ascend.conn", "sglang.srt.disaggregation.mori.conn",
+)  # fmt: skip
+"""Modules of the transfer backends."""
 
 UNIFIED = "unified"
 """Role of a rank without disaggregation, as ``DisaggregationMode.to_engine_type`` names it."""

@@ -22,6 +22,10 @@ def safety(identity: Identity, body: Metadata) -> tuple[str, str]:
     where = f"no gate, rows on {body.device}"
     if body.aux == "tcp":
         return "partly", f"{where}, sent as messages before the status is{tail}"
+    if body.aux == "bound":
+        return (
+            "yes" if body.zeroed else "partly"
+        ), f"{where}, and Success is heard with the row, never before it{tail}"
     if body.device != "cpu":
         why = "written by the transfer engine asynchronously: one rank may see its row before another, unheld"
         return "no", f"{where}, {why}{tail}"

@@ -23,7 +23,7 @@ def test_two_requests_of_one_id_keep_their_rooms() -> None:
         manager=SimpleNamespace(),
         queues={"waiting": lambda: waiting},
         space=Space,
-        known=False,
+        ends=None,
         running=list,
         client=lambda _: -1,
     )

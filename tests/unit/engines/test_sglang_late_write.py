@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pdctl.engines.base import Hooks
-from pdctl.engines.sglang import late, seams
+from pdctl.engines.sglang.backends import backend_of
 from pdctl.faults.fault import AimedRank, Fault
 from pdctl.faults.table import FaultTable
 from pdctl.protocol.model import EventKind
@@ -71,19 +71,18 @@ class MooncakeKVManager:
 
 
 @pytest.fixture
-def parts(monkeypatch: pytest.MonkeyPatch) -> Any:
+def parts() -> Any:
     """A prefill rank's manager with slot 1 filled for room 77, a decode rank's empty buffers, and the hook between."""
     ids, rooms = np.zeros((4, 4), np.int32), np.zeros((4, 8), np.uint64)
     ids[1], rooms[1, 0] = 5, 77
     manager = MooncakeKVManager([ids, rooms])
     here = np.zeros_like(ids), np.zeros_like(rooms)
-    monkeypatch.setattr(seams, "module", lambda name: SimpleNamespace(MooncakeKVManager=MooncakeKVManager))
     scheduler = SimpleNamespace(
         disagg_prefill_bootstrap_queue=SimpleNamespace(kv_manager=manager),
         disagg_metadata_buffers=SimpleNamespace(bootstrap_room=SimpleNamespace(device=SimpleNamespace(type="cpu"))),
     )
     hooks, recorder, table = Hooks(), Recorder(), FaultTable(armed=True)
-    found = late.install(hooks, scheduler, recorder, table)
+    found = backend_of(scheduler).install(hooks, recorder, table, "prefill")
     yield SimpleNamespace(
         manager=manager, source=(ids, rooms), target=here, recorder=recorder, table=table, seams=found, hooks=hooks
     )
@@ -147,15 +146,15 @@ def test_a_failed_late_write_is_counted(parts: Any) -> None:
     assert parts.table.history()[-1].released == 0
 
 
-def test_metadata_on_a_device_refuses_the_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_on_a_device_refuses_the_fault() -> None:
     manager = MooncakeKVManager([np.zeros((1, 8), np.uint64)])
-    monkeypatch.setattr(seams, "module", lambda name: SimpleNamespace(MooncakeKVManager=MooncakeKVManager))
     scheduler = SimpleNamespace(
         disagg_prefill_bootstrap_queue=SimpleNamespace(kv_manager=manager),
         disagg_metadata_buffers=SimpleNamespace(bootstrap_room=SimpleNamespace(device=SimpleNamespace(type="cuda"))),
     )
     hooks = Hooks()
-    found = {seam.name: seam for seam in late.install(hooks, scheduler, Recorder(), FaultTable(armed=True))}
+    seams = backend_of(scheduler).install(hooks, Recorder(), FaultTable(armed=True), "prefill")
+    found = {seam.name: seam for seam in seams}
     hooks.remove_all()
     assert found["events.metadata"].present
     assert not found["fault.delay-metadata"].present

@@ -10,7 +10,8 @@ import pytest
 import zmq
 
 from pdctl.engines.base import Hooks
-from pdctl.engines.sglang import seams, slot_owner
+from pdctl.engines.sglang import seams
+from pdctl.engines.sglang.backends import backend_of, slot_owner
 from pdctl.faults.fault import AimedRank, Fault
 from pdctl.faults.kinds import HELD_METADATA
 from pdctl.faults.table import FaultTable
@@ -29,25 +30,35 @@ def manager(**rooms) -> SimpleNamespace:
 
 def test_wanted_while_nothing_says_otherwise():
     there = manager(own=info(7, 3), elsewhere=info(8, 3, "s2"), other_slot=info(9, 4))
-    assert slot_owner.check(there, info(7, 3))()
+    assert slot_owner.check(there, "s1", 7, 3)()
     there.transfer_infos.clear()  # as the engine does once it believes the row sent
-    assert slot_owner.check(there, info(7, 3))()
+    assert slot_owner.check(there, "s1", 7, 3)()
 
 
 def test_not_wanted_when_a_new_room_names_the_slot():
     there = manager(own=info(7, 3))
-    still = slot_owner.check(there, info(7, 3))
+    still = slot_owner.check(there, "s1", 7, 3)
     there.transfer_infos[8] = {"s1": info(8, 3)}
     assert not still()
 
 
 def test_not_wanted_by_a_server_that_started_anew():
     there = manager()
-    still = slot_owner.check(there, info(7, 3))
+    still = slot_owner.check(there, "s1", 7, 3)
     there.decode_kv_args_table["s1"] = SimpleNamespace(dst_aux_ptrs=[10, 20])
     assert still(), "the same process may register again"
     there.decode_kv_args_table["s1"] = SimpleNamespace(dst_aux_ptrs=[11, 21])
     assert not still()
+
+
+class MooncakeKVManager(SimpleNamespace):
+    """Named as the engine's: the backend is found by it."""
+
+
+def backend(there: SimpleNamespace):
+    found = backend_of(SimpleNamespace(disagg_prefill_bootstrap_queue=SimpleNamespace(kv_manager=there)))
+    assert found.prefix == "Mooncake"
+    return found
 
 
 @pytest.fixture
@@ -89,8 +100,8 @@ def dropped(table: FaultTable) -> None:
 def test_an_abort_message_drops_the_row_and_every_message_reaches_the_engine(engine, sockets):
     engine(_send_abort_notification=lambda self: None)
     pull, push = sockets
-    table, hooks, there = holding(7), Hooks(), SimpleNamespace(server_socket=pull)
-    assert slot_owner.watch_aborts(hooks, there, table).present
+    table, hooks, there = holding(7), Hooks(), MooncakeKVManager(server_socket=pull)
+    assert slot_owner.watch_aborts(hooks, backend(there), table).present
     messages = [[b"8", b"x"], [b"ABORT", b"9", b"h", b"1"], [b"ABORT", b"seven"], [b"ABORT", b"7", b"h", b"1"]]
     for message in messages:
         push.send_multipart(message)
@@ -106,8 +117,8 @@ def test_an_abort_message_drops_the_row_and_every_message_reaches_the_engine(eng
 def test_an_abort_method_is_used_where_there_is_one(engine):
     engine()
     table, hooks, seen = holding(7), Hooks(), []
-    there = SimpleNamespace(_handle_abort_notification=lambda msg: seen.append(msg) or True)
-    assert slot_owner.watch_aborts(hooks, there, table).present
+    there = MooncakeKVManager(_handle_abort_notification=lambda msg: seen.append(msg) or True)
+    assert slot_owner.watch_aborts(hooks, backend(there), table).present
     assert there._handle_abort_notification([b"ABORT", b"7"]) is True
     assert seen == [[b"ABORT", b"7"]]
     dropped(table)
@@ -116,8 +127,8 @@ def test_an_abort_method_is_used_where_there_is_one(engine):
 
 def test_versions_that_do_not_tell_are_said_to_be_so(engine):
     engine()
-    there = SimpleNamespace(server_socket=object())
+    there = MooncakeKVManager(server_socket=object())
     before = there.server_socket
-    assert not slot_owner.watch_aborts(Hooks(), there, FaultTable(True)).present
-    assert not slot_owner.watch_aborts(Hooks(), there, FaultTable(False)).present
+    assert not slot_owner.watch_aborts(Hooks(), backend(there), FaultTable(True)).present
+    assert not slot_owner.watch_aborts(Hooks(), backend(there), FaultTable(False)).present
     assert there.server_socket is before

@@ -14,21 +14,20 @@ from collections.abc import Callable
 from typing import Any
 
 from pdctl.engines.base import Hooks, Site
-from pdctl.engines.sglang import seams
+from pdctl.engines.sglang.backends.base import ABORT_HANDLER, Backend
 from pdctl.faults.table import FaultTable
 from pdctl.protocol.model import Seam
 
 
-def check(manager: Any, req: Any) -> Callable[[], bool]:
-    """Return a function that tells, at the late write, whether ``req`` (a TransferInfo) still owns its slot."""
-    session, room, slot = req.mooncake_session_id, req.room, req.dst_aux_index
-    rows = list(manager.decode_kv_args_table[session].dst_aux_ptrs)
+def check(manager: Any, peer: str, room: int, slot: int) -> Callable[[], bool]:
+    """Return a function that tells, at the late write to ``peer`` (session or agent), whether ``room`` still owns its slot."""
+    rows = list(manager.decode_kv_args_table[peer].dst_aux_ptrs)
 
     def still_wanted() -> bool:
-        if list(manager.decode_kv_args_table[session].dst_aux_ptrs) != rows:
+        if list(manager.decode_kv_args_table[peer].dst_aux_ptrs) != rows:
             return False
         for other, infos in list(manager.transfer_infos.items()):
-            info = infos.get(session)
+            info = infos.get(peer)
             if other != room and info is not None and info.dst_aux_index == slot:
                 return False
         return True
@@ -36,22 +35,21 @@ def check(manager: Any, req: Any) -> Callable[[], bool]:
     return still_wanted
 
 
-def watch_aborts(hooks: Hooks, manager: Any, faults: FaultTable) -> Seam:
+def watch_aborts(hooks: Hooks, backend: Backend, faults: FaultTable) -> Seam:
     """Tell ``faults`` about rooms that decode aborts, if faults are possible here.
 
-    0.5.23 has a method for aborts. Up to 0.5.13 the bootstrap thread reads ``manager.server_socket`` anew for every
-    message. So a proxy of the socket sees all messages but the one that the thread waits for at installation.
+    Newer versions have a method for aborts. Mooncake's bootstrap thread of the others reads ``manager.server_socket`` anew for
+    every message. So a proxy of the socket sees all messages but the one that the thread waits for at installation.
     """
-    name = "events.abort-message"
+    name, manager, kind = "events.abort-message", backend.manager, backend.kind.__name__
     if not faults.armed:
         return Seam(name, False, "not looked for: this rank is not armed")
-    if hooks.wrap(manager, "_handle_abort_notification", "abort-message", lambda f, site: _method(f, site, faults)):
-        return Seam(name, True, "MooncakeKVManager._handle_abort_notification")
-    receiver = getattr(seams.module(seams.MOONCAKE), "MooncakeKVReceiver", None)
-    if not hasattr(receiver, "_send_abort_notification"):
+    if hooks.wrap(manager, ABORT_HANDLER, "abort-message", lambda f, site: _method(f, site, faults)):
+        return Seam(name, True, f"{kind}.{ABORT_HANDLER}")
+    if not backend.sends_aborts():
         return Seam(name, False, "this version's decode ranks do not tell of aborts")
     hooks.wrap(manager, "server_socket", "abort-message", lambda socket, site: _heard(socket, site, faults))
-    return Seam(name, True, "MooncakeKVManager.server_socket")
+    return Seam(name, True, f"{kind}.server_socket")
 
 
 def _hear(frames: Any, site: Site, faults: FaultTable) -> None:

@@ -1,4 +1,4 @@
-"""Hook the metadata write of the Mooncake backend: record it, and delay, change or fail it for a fault.
+"""The Mooncake backend. Its metadata write is recorded, and delayed, changed or failed for a fault.
 
 ``MooncakeKVManager.send_aux`` writes one row of MetadataBuffers into the decode rank's memory. Then ``transfer_worker`` sends
 the status. If the hook returns 0 at once and writes later, the decode rank sees "Success, but no metadata yet".
@@ -7,13 +7,17 @@ the status. If the hook returns 0 at once and writes later, the decode rank sees
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from pdctl.engines import sites
 from pdctl.engines.base import Hooks, Site
-from pdctl.engines.sglang import seams, slot_owner
+from pdctl.engines.sglang import seams
+from pdctl.engines.sglang.backends import slot_owner, status
+from pdctl.engines.sglang.backends.base import Backend
+from pdctl.engines.sglang.backends.status import ManagerProxy
 from pdctl.engines.sites import Write, WriteSites
 from pdctl.faults.table import FaultTable
 from pdctl.protocol.model import EventKind, Seam
@@ -22,21 +26,59 @@ if TYPE_CHECKING:
     from pdctl.agent.sinks import Recorder
 
 
-def install(hooks: Hooks, scheduler: Any, recorder: Recorder, faults: FaultTable) -> list[Seam]:
-    """Hook the metadata write of a prefill rank; returns the seams of the event and of the fault sites."""
-    owner = getattr(seams.module(seams.MOONCAKE), "MooncakeKVManager", None)
-    manager = seams.kv_manager(scheduler)
-    if owner is None or not isinstance(manager, owner):
-        backend = seams.server_arg(scheduler, "disaggregation_transfer_backend", "?")
-        why = f"backend {backend}: only Mooncake's write is known"
-        return [Seam("events.metadata", False, why), *sites.seams(sites.WRITE_KINDS, False, why)]
-    why_not = _why_not(manager, scheduler)
-    writes = Writes(scheduler, recorder, faults, possible=not why_not)
-    there = hooks.wrap(owner, "send_aux", "metadata", writes.make)
-    detail = "MooncakeKVManager.send_aux"
-    aborts = slot_owner.watch_aborts(hooks, manager, faults)
-    kinds = sites.seams(sites.WRITE_KINDS, there and not why_not, why_not or detail)
-    return [Seam("events.metadata", there, detail), *kinds, aborts]
+SEND_AUX_TCP = "SGLANG_MOONCAKE_SEND_AUX_TCP"
+
+
+class Mooncake(Backend):
+    """Mooncake, and Ascend, whose classes are Mooncake's with another engine."""
+
+    prefix = "Mooncake"
+
+    def is_it(self) -> bool:
+        """Return whether the rank's manager is Mooncake's or Ascend's."""
+        return self.manager is not None and self.kind.__name__ in ("MooncakeKVManager", "AscendKVManager")
+
+    def aux(self, environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
+        """Return (``rdma`` or ``tcp``, the evidence).
+
+        ``MooncakeKVManager.send_aux`` sends a message if its own code names the memory pool in use (NVLINK up to 0.5.23, also
+        INTRA_NODE_NVLINK in 0.5.11 to 0.5.12.post1), or if SGLANG_MOONCAKE_SEND_AUX_TCP is set.
+        """
+        manager = self.manager
+        code = getattr(getattr(self.kind, "send_aux", None), "__code__", None)
+        if code is None or not self.kind.__name__.startswith(self.prefix):
+            return super().aux(environ)
+        custom = getattr(manager, "enable_custom_mem_pool", False)
+        pool = getattr(manager, "custom_mem_pool_type", None) if custom else None
+        if pool is not None and pool in _words(code.co_consts):
+            return "tcp", f"memory pool {pool}: send_aux sends a message"
+        if environ.get(SEND_AUX_TCP, "").strip().lower() in ("1", "true", "yes", "y") and SEND_AUX_TCP in code.co_names:
+            return "tcp", f"{SEND_AUX_TCP} is set: send_aux sends a message"
+        where = f"memory pool {pool}" if pool is not None else "no custom memory pool"
+        return "rdma", f"{where}: send_aux writes into the row"
+
+    def install(self, hooks: Hooks, recorder: Recorder, faults: FaultTable, role: str) -> list[Seam]:
+        """Hook the metadata write and the status of a prefill rank; return the seams of the event and of the fault sites."""
+        if role != "prefill":
+            return []
+        why_not = _why_not(self.manager, self.scheduler)
+        writes = Writes(self.scheduler, recorder, faults, possible=not why_not)
+        there = hooks.wrap(self.kind, "send_aux", "metadata", writes.make)
+        detail = f"{self.kind.__name__}.send_aux"
+        return [
+            Seam("events.metadata", there, detail),
+            *sites.seams(sites.WRITE_KINDS, there and not why_not, why_not or detail),
+            *sites.seams(sites.STATUS_KINDS, *status.install(hooks, self.kind, faults)),
+            slot_owner.watch_aborts(hooks, self, faults),
+        ]
+
+
+def _words(consts: Iterable[Any]) -> Iterator[str]:
+    for const in consts:
+        if isinstance(const, str):
+            yield const
+        elif isinstance(const, tuple | frozenset):
+            yield from _words(const)
 
 
 class Writes:
@@ -81,7 +123,7 @@ class Writes:
 
     @staticmethod
     def _still_wanted(manager: Any, req: Any) -> Callable[[], bool] | None:
-        return slot_owner.check(manager, req)
+        return slot_owner.check(manager, req.mooncake_session_id, req.room, req.dst_aux_index)
 
     def _late(self, send_aux: Callable[..., Any], manager: Any, req: Any, index: int, targets: Any) -> Any:
         """Return the write of this row for later, as a LateWrite; None where the row can't be kept."""
@@ -179,47 +221,3 @@ class LateWrite:
     def close(self) -> None:
         """Close what the write opened."""
         self._proxy.close()
-
-
-class ManagerProxy:
-    """A proxy of the KV manager for its own functions on a thread of pdctl. It has its own sockets.
-
-    kv_args: location of the row of a late write, None for the manager's own.
-
-    The path that sends metadata in messages (``send_aux_tcp``) keeps ZeroMQ sockets which belong to the engine's
-    threads; a late write runs on another one and opens its own.
-    """
-
-    def __init__(self, manager: Any, kv_args: Any = None) -> None:
-        self._manager = manager
-        self._sockets: list[Any] = []
-        self.kv_args = manager.kv_args if kv_args is None else kv_args
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._manager, name)
-
-    def send_aux_tcp(self, *args: Any, **kwargs: Any) -> Any:
-        """Do as the manager does, through these sockets."""
-        return type(self._manager).send_aux_tcp(self, *args, **kwargs)
-
-    def send_aux_data_to_endpoint(self, *args: Any, **kwargs: Any) -> Any:
-        """Do as the manager does, through these sockets."""
-        return type(self._manager).send_aux_data_to_endpoint(self, *args, **kwargs)
-
-    def _connect(self, endpoint: str, is_ipv6: bool = False) -> Any:
-        import zmq
-
-        if not self._sockets:
-            socket: Any = zmq.Context.instance().socket(zmq.PUSH)
-            socket.setsockopt(zmq.LINGER, 10_000)
-            if is_ipv6:
-                socket.setsockopt(zmq.IPV6, 1)
-            socket.connect(endpoint)
-            self._sockets.append(socket)
-        return self._sockets[0]
-
-    def close(self) -> None:
-        """Close the sockets; what was sent goes out first."""
-        for socket in self._sockets:
-            socket.close()
-        self._sockets.clear()

@@ -1,0 +1,332 @@
+"""The NIXL backend. Its metadata write is recorded, and delayed, changed or failed for a fault.
+
+``NixlKVManager.send_aux`` posts one row of MetadataBuffers to a decode rank and returns NIXL's handle of the transfer; the
+worker waits for the handle. Up to 0.5.22 a notification is bound to the row (``{room}_aux``), and it is all that decode
+hears. NIXL delivers it after the row, so a row that comes after its notification, as a held one does, is what NIXL never does
+by itself. Since 0.5.23 nothing is bound to it: the worker sends a status message when the handle is done, as Mooncake's does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pdctl.engines import sites
+from pdctl.engines.base import Hooks, Site
+from pdctl.engines.sglang import seams
+from pdctl.engines.sglang.backends import slot_owner, status
+from pdctl.engines.sglang.backends.base import ABORT_HANDLER, TELLS, Backend, constants
+from pdctl.engines.sites import Write, WriteSites
+from pdctl.faults.kinds import DROP_STATUS, FAIL_TRANSFER, HELD_METADATA, STALL_TRANSFER
+from pdctl.faults.table import FaultTable
+from pdctl.protocol.model import EventKind, KVPoll, Seam
+
+if TYPE_CHECKING:
+    from pdctl.agent.sinks import Recorder
+
+_WAIT_S = 0.002
+_LONGEST_WAIT_S = 60.0
+"""A late write that NIXL has not ended by then is given up, as failed."""
+_BREAKS = "breaks NIXL's own order: it delivers a row before the notification that is bound to it"
+
+
+class Nixl(Backend):
+    """NIXL."""
+
+    prefix = "Nixl"
+
+    @property
+    def notifies(self) -> bool:
+        """Whether decode hears of the end of a transfer by the notification that is bound to the row (up to 0.5.22)."""
+        return hasattr(self.kind, "update_transfer_status")
+
+    def lacks(self) -> tuple[str, ...]:
+        """Return ``aborts`` where an ABORT of decode ends prefill's bootstrap thread, which asserts that none comes.
+
+        That is so in 0.5.13 to 0.5.15. ``failures`` where prefill does not tell decode of a failed transfer (up to 0.5.18).
+        """
+        aborts = self.sends_aborts() and not hasattr(self.kind, ABORT_HANDLER) and not self._hears_aborts()
+        return (*(["aborts"] if aborts else []), *([] if self.tells_failures() else ["failures"]))
+
+    def _hears_aborts(self) -> bool:
+        code = getattr(getattr(self.kind, "_start_bootstrap_thread", None), "__code__", None)
+        return code is None or any(const in (b"ABORT", "ABORT") for const in constants(code))
+
+    def tells_failures(self) -> bool:
+        """Return whether prefill tells decode of a failed transfer."""
+        return any(hasattr(self.kind, name) for name in TELLS)
+
+    def aux(self, environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
+        """Return (``bound`` or ``rdma``, the evidence)."""
+        del environ
+        if self.notifies:
+            return "bound", "send_aux writes into the row, and what decode hears is bound to that write"
+        return "rdma", "send_aux writes into the row"
+
+    def install(self, hooks: Hooks, recorder: Recorder, faults: FaultTable, role: str) -> list[Seam]:
+        """Hook what a prefill rank writes and tells, or what a decode rank hears. Return the seams of events and sites."""
+        if role == "decode":
+            return [self._heard(hooks, recorder)]
+        why_not = _why_not(self.manager, self.scheduler)
+        writes = _Writes(self.scheduler, recorder, faults, possible=not why_not)
+        there = hooks.wrap(self.kind, "send_aux", "metadata", writes.make)
+        if there and faults.armed:
+            hooks.wrap(self.manager.agent, "check_xfer_state", "metadata", _check)
+        detail = f"{self.kind.__name__}.send_aux"
+        order = f"{detail}; {_BREAKS}" if self.notifies else detail
+        can = there and not why_not
+        rest = [kind for kind in sites.WRITE_KINDS if kind not in HELD_METADATA and kind != FAIL_TRANSFER]
+        found = [
+            Seam("events.metadata", there, detail),
+            *sites.seams(HELD_METADATA, can, why_not or order),
+            *sites.seams(rest, can, why_not or detail),
+        ]
+        left = self.left_waiting()
+        found += sites.seams([FAIL_TRANSFER], can and not left, why_not or left or detail)
+        message, where = status.install(hooks, self.kind, faults)
+        if self.notifies:
+            message, where = can, why_not or f"{detail}, the notification bound to the row"
+        found += sites.seams(sites.STATUS_KINDS, message, where)
+        return [*found, slot_owner.watch_aborts(hooks, self, faults)]
+
+    def deadly_abort(self, role: str) -> str:
+        """Return why no abort must be made on a rank of this role."""
+        return self.left_waiting() if role == "prefill" else DEADLY if "aborts" in self.lacks() else ""
+
+    def left_waiting(self) -> str:
+        """Return why a room that only prefill has failed must not be made here, "" where it may be.
+
+        Decode is not told, waits for its time-out, and then sends the ABORT that ends prefill's bootstrap thread.
+        """
+        if {"aborts", "failures"} <= set(self.lacks()):
+            return f"decode is not told of it here, and after its time-out {DEADLY}"
+        return ""
+
+    def _heard(self, hooks: Hooks, recorder: Recorder) -> Seam:
+        """Record that a decode rank has heard the end of a transfer: it changes no status, only what the receiver concludes."""
+        name, method = "events.transfer-done", "check_transfer_done"
+        if not self.notifies:
+            return Seam(name, False, "the status of the room changes instead")
+        there = hooks.wrap(self.kind, method, "transfer-done", lambda f, site: _done(f, site, recorder.event))
+        return Seam(name, there, f"{self.kind.__name__}.{method}")
+
+
+DEADLY = "decode's ABORT message ends the bootstrap thread of prefill for good (SGLang 0.5.13 to 0.5.15 over NIXL)"
+
+
+def _done(original: Callable[..., Any], site: Site, event: Callable[..., None]) -> Callable[..., Any]:
+    def check_transfer_done(self_: Any, room: int, *args: Any, **kwargs: Any) -> Any:
+        result = original(self_, room, *args, **kwargs)
+        if result and site.on:
+            try:
+                event(EventKind.STATE, room=room, a=int(KVPoll.SUCCESS))
+            except Exception:
+                site.failed()
+        return result
+
+    return check_transfer_done
+
+
+class _Handle:
+    """The handle of a transfer that the engine is told is done."""
+
+    def release(self) -> None:
+        """Nothing is kept."""
+
+
+DONE = _Handle()
+
+
+def _check(original: Callable[..., Any], _site: Site) -> Callable[..., Any]:
+    return lambda handle, *args, **kwargs: "DONE" if handle is DONE else original(handle, *args, **kwargs)
+
+
+class FailedWriteError(RuntimeError):
+    """What a write that a fault fails raises in the engine's transfer worker, as a write that NIXL rejects does."""
+
+
+class _Writes:
+    """The hook at ``send_aux``. possible: whether a row can be copied, which faults need."""
+
+    def __init__(self, scheduler: Any, recorder: Recorder, faults: FaultTable, *, possible: bool) -> None:
+        self._rooms = seams.follow(scheduler, ("disagg_metadata_buffers", "bootstrap_room"))
+        self._event = recorder.event
+        self._faults = faults
+        self._possible = possible
+        self._sites = WriteSites(faults)
+
+    def make(self, original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+        """Return the function to put in place of ``send_aux``."""
+
+        def send_aux(self_: Any, peer: str, index: int, targets: Any, slot: int, *args: Any, **kwargs: Any) -> Any:
+            handle, write = None, None
+            notif = _notification(args, kwargs)
+            if site.on:
+                try:
+                    write = _write(self_, peer, slot, notif)
+                    if self._faults.any and self._possible and write is not None:
+                        handle = self._faulty(original, self_, write, index, targets, notif)
+                except FailedWriteError:
+                    raise
+                except Exception:  # the write goes its usual way
+                    site.failed()
+            if handle is not None:
+                return handle
+            handle = original(self_, peer, index, targets, slot, *args, **kwargs)
+            if write is not None and site.on:
+                try:
+                    self._sent(write)
+                except Exception:
+                    site.failed()
+            return handle
+
+        return send_aux
+
+    def _sent(self, write: Write) -> None:
+        self._event(EventKind.META_SENT, room=write.room, slot=write.place[1], a=write.tp, b=0)
+        if self._faults.armed:
+            self._sites.done(write)
+
+    def _faulty(
+        self, send_aux: Callable[..., Any], manager: Any, write: Write, index: int, targets: Any, notif: str
+    ) -> Any:
+        """Return the handle that the engine gets of a write that a fault took, None where none did."""
+        if self._sites.fails(write):
+            raise FailedWriteError("KVSender failed to post transfer (a fault of pdctl)")
+        fault = self._sites.holds(write)
+        if fault is not None:
+            return self._hold(fault, manager, write, index, targets, notif)
+        wrong = self._sites.wrong_room(write)
+        if wrong:
+            late = LateWrite(manager, write, index, targets)
+            if not late.set_room(self._rooms, wrong):
+                return None
+            late(notif)
+            self._sent(write)
+            return DONE
+        return self._silence(send_aux, manager, write, index, targets, notif) if notif else None
+
+    def _hold(self, fault: Any, manager: Any, write: Write, index: int, targets: Any, notif: str) -> Any:
+        late = LateWrite(manager, write, index, targets)
+
+        def write_now() -> None:
+            late("")
+            self._sent(write)
+
+        room, slot = write.room, write.place[1]
+        still_wanted = slot_owner.check(manager, write.address, room, slot)
+        if not self._faults.hold(
+            fault, write_now, room=room, tp=write.tp, place=write.place, still_wanted=still_wanted
+        ):
+            return None
+        if notif:
+            manager.agent.send_notif(write.address, notif.encode("ascii"))
+        return DONE
+
+    def _silence(
+        self, send_aux: Callable[..., Any], manager: Any, write: Write, index: int, targets: Any, notif: str
+    ) -> Any:
+        """Write the row without its notification where a fault holds that back; it is sent by itself later."""
+        kinds = (STALL_TRANSFER, DROP_STATUS)
+        fault = self._faults.offer(kinds, write.room, dp=write.dp, tp=write.tp, address=write.address)
+        if fault is None:
+            return None
+
+        def tell() -> None:
+            manager.agent.send_notif(write.address, notif.encode("ascii"))
+
+        if not self._faults.hold(fault, tell, room=write.room, tp=write.tp):
+            return None
+        handle = send_aux(manager, write.address, index, targets, write.place[1], "")
+        self._sent(write)
+        return handle
+
+
+def _notification(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    notif = args[0] if args else kwargs.get("notif", "")
+    return notif if isinstance(notif, str) else ""
+
+
+def _write(manager: Any, peer: str, slot: int, notif: str) -> Write | None:
+    """Return the write; its notification names the room, and without one (0.5.23) the slot tells it."""
+    if notif:
+        room = int(notif.partition("_")[0])
+    else:
+        rooms = [
+            room
+            for room, infos in list(manager.transfer_infos.items())
+            if peer in infos and infos[peer].dst_aux_index == slot
+        ]
+        if not rooms:
+            return None
+        room = rooms[-1]
+    return Write(room, -1, status.tp_of(manager.decode_kv_args_table[peer]), peer, (peer, slot))
+
+
+def _why_not(manager: Any, scheduler: Any) -> str:
+    for name in ("kv_args", "decode_kv_args_table", "transfer_infos", "agent"):
+        if not hasattr(manager, name):
+            return f"no NixlKVManager.{name}"
+    rooms = seams.follow(scheduler, ("disagg_metadata_buffers", "bootstrap_room"))
+    if rooms is None or rooms.device.type != "cpu":
+        return f"metadata is on {getattr(getattr(rooms, 'device', None), 'type', 'no device')}: its row can't be kept"
+    return ""
+
+
+class LateWrite:
+    """A metadata write for later: a copy of the present row, sent with NIXL's own functions.
+
+    The engine reuses the row's slot as soon as it believes that the row was sent. So the late write uses the copy only.
+    Calling the object does the write. It raises RuntimeError if NIXL reports a failure, or does not end it.
+    """
+
+    def __init__(self, manager: Any, write: Write, index: int, targets: Any) -> None:
+        kv_args, slot = manager.kv_args, write.place[1]
+        self._agent, self._peer = manager.agent, write.address
+        self._bases = list(kv_args.aux_data_ptrs)
+        lengths = list(kv_args.aux_item_lens)[: len(targets)]
+        rows = [
+            ctypes.string_at(base + length * index, length) for base, length in zip(self._bases, lengths, strict=False)
+        ]
+        self._length = sum(lengths)
+        self._buffer = ctypes.create_string_buffer(b"".join(rows), self._length)
+        start = self._start = ctypes.addressof(self._buffer)
+        self._sources = [(start + sum(lengths[:at]), length, 0) for at, length in enumerate(lengths)]
+        self._places = [(base + length * slot, length, 0) for base, length in zip(targets, lengths, strict=False)]
+
+    def set_room(self, rooms: Any, room: int) -> bool:
+        """Change the room in the row. False if the row of ``MetadataBuffers.bootstrap_room`` is not found in it."""
+        for (address, _, _), base in zip(self._sources, self._bases, strict=False):
+            if base == rooms.data_ptr():
+                ctypes.c_uint64.from_address(address).value = room
+                return True
+        return False
+
+    def __call__(self, notif: str = "") -> None:
+        """Do the write, with what is bound to it, on any thread."""
+        agent = self._agent
+        registered = agent.register_memory([(self._start, self._length, 0, "")], "DRAM")
+        try:
+            handle = agent.initialize_xfer(
+                "WRITE",
+                agent.get_xfer_descs(self._sources, "DRAM"),
+                agent.get_xfer_descs(self._places, "DRAM"),
+                self._peer,
+                notif.encode("ascii"),
+            )
+            state = agent.transfer(handle)
+            until = time.monotonic() + _LONGEST_WAIT_S
+            while state == "PROC" and time.monotonic() < until:
+                time.sleep(_WAIT_S)
+                state = agent.check_xfer_state(handle)
+            agent.release_xfer_handle(handle)
+        finally:
+            agent.deregister_memory(registered)
+        if state != "DONE":
+            raise RuntimeError(f"NIXL says {state} of the late write")
+
+
+__all__ = ["DEADLY", "Nixl"]
