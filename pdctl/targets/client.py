@@ -28,7 +28,10 @@ MAX_ERROR = 2000
 MAX_LARGE = 16 << 20
 """Bytes of all larger answers to one question together."""
 DEAR = frozenset(("flight_recorder",))
-"""Questions that may take a rank longer than others: one that passes is no sign that the rank will not answer the next."""
+"""Questions that may take a rank longer than others: one that passes is no sign that the rank will not answer the next.
+
+They are waited for longer than ``rank_timeout_s`` where there is time: up to half of what is left of the deadline.
+"""
 _TICK_S = 0.002
 """What a poll that counts milliseconds may leave of a deadline that it waited for: none."""
 _CUT_OFF = "connected, but nothing comes back: its host is cut off, its process is stopped, or something holds the GIL"
@@ -125,7 +128,8 @@ class Client:
         answers: dict[int, Answer[T]] = {}
         outside = [index for index, (rank, _) in enumerate(questions) if rank.state == "outside"]
         asking = self._from_outside([questions[index] for index in outside], op) if outside else None
-        patience = Deadline(self.deadline.left(self._rank_timeout_s))
+        wait_s = max(self._rank_timeout_s, self.deadline.left(self._timeout_s) / 2 if op in DEAR else 0.0)
+        patience = Deadline(self.deadline.left(wait_s))
         waiting: list[Question] = []
         for index, (rank, args) in enumerate(questions):
             if rank.state == "outside":
@@ -133,7 +137,7 @@ class Client:
             if self._given_up and rank.connection in self._given_up:
                 answers[index] = self._given_up[rank.connection]
                 continue
-            question = Question(index, rank, op, args)
+            question = Question(index, rank, op, args, wait_s)
             silent = not_asked(rank) or self._begin(question)
             if silent is not None:
                 answers[index] = Answer(rank, None, *silent)
@@ -285,7 +289,7 @@ class Client:
         silence = Silence.NOT_AUTHORISED if not_through else Silence.TIMED_OUT
         if self.over:
             return Answer(rank, None, silence, f"no answer within {self._timeout_s:g} s overall: {why}")
-        answer = Answer[Any](rank, None, silence, f"no answer within {self._rank_timeout_s:g} s: {why}")
+        answer = Answer[Any](rank, None, silence, f"no answer within {question.wait_s:.3g} s: {why}")
         if self._given_up is not None and question.op not in DEAR:
             self._given_up[rank.connection] = answer
         return answer

@@ -21,12 +21,13 @@ SMALL = 256 << 10
 
 @dataclass
 class Question:
-    """One question to one rank."""
+    """One question to one rank. wait_s: how long it is waited for."""
 
     index: int
     rank: FoundRank
     op: str
     args: dict[str, Any]
+    wait_s: float
     number: int = 0
     line: Line = field(init=False)
 

@@ -12,8 +12,10 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 from pdctl import cli
+from pdctl.targets.client import RANK_TIMEOUT_S, TIMEOUT_S, Client
 from tests.support.patience import patience
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +32,10 @@ class Printed(NamedTuple):
 def run_here(words: Sequence[str], env: Mapping[str, str], folder: Path) -> Printed:
     """Run ``pdctl words`` in this process, as its console script would: a start of Python costs more than most commands."""
     out, err = _stream(), _stream()
-    with _as_console_script(words, env, folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with (
+        _as_console_script(words, env, folder), _patient(),
+        contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
+    ):  # fmt: skip
         try:
             cli.main()
             code = 0
@@ -71,6 +76,20 @@ def _as_console_script(words: Sequence[str], env: Mapping[str, str], folder: Pat
         os.environ.update(before)
         sys.argv, sys.modules["__main__"] = argv, main
         gc.set_threshold(*collects)
+
+
+@contextlib.contextmanager
+def _patient() -> Iterator[None]:
+    """Wait for ranks longer than told by as much as this machine is slower than a quiet one: who answers is not silent."""
+    made = Client.__init__
+
+    def init(
+        self: Client, *, timeout_s: float = TIMEOUT_S, rank_timeout_s: float = RANK_TIMEOUT_S, **more: float
+    ) -> None:
+        made(self, timeout_s=patience(timeout_s), rank_timeout_s=patience(rank_timeout_s), **more)
+
+    with mock.patch.object(Client, "__init__", init):
+        yield
 
 
 def _stream() -> io.TextIOWrapper:

@@ -11,7 +11,7 @@ from pdctl.probes.queues.model import RankView
 from pdctl.probes.standing import standing
 from pdctl.probes.view import now_ns
 from pdctl.protocol.model import Status
-from pdctl.protocol.rank import FoundRank
+from pdctl.protocol.rank import FoundRank, Silence
 from pdctl.targets.silence import not_asked
 
 if TYPE_CHECKING:
@@ -89,10 +89,15 @@ def again(view: View, views: Sequence[RankView]) -> list[RankView]:
 
 
 def flights(view: View, views: Sequence[RankView]) -> list[RankView]:
-    """Return the same ranks with the flight recorders of those that answer and have one."""
+    """Return the same ranks with the flight recorders of those that answer and have one, or why one was not read in time."""
     ranks = [rank for rank, one in zip(view.ranks, views, strict=True) if one.status is not None]
-    fresh = {id(a.rank): a.body for a in view.flights(ranks)}
-    return [replace(one, flight=tuple(fresh.get(id(rank)) or ())) for rank, one in zip(view.ranks, views, strict=True)]
+    answers = {id(answer.rank): answer for answer in view.flights(ranks)}
+    fresh = []
+    for rank, one in zip(view.ranks, views, strict=True):
+        answer = answers.get(id(rank))
+        off = answer.reason if answer is not None and answer.silence is Silence.TIMED_OUT else ""
+        fresh.append(replace(one, flight=tuple(answer.body or ()) if answer is not None else (), flight_off=off))
+    return fresh
 
 
 def _silence(rank: FoundRank, reason: str, *, sockets: bool) -> str:

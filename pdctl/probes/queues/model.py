@@ -21,6 +21,7 @@ class RankView:
 
     ended: its process has, as far as can be seen. recording_off: why there are no rounds. now_ns: this moment on the clock of
     its recording, None where unknown. flight: PyTorch's flight recorder of it, where that is on and was asked.
+    flight_off: why it was asked for that in vain, though it may have one.
     stands: its scheduler loop has not turned and can't.
     """
 
@@ -34,6 +35,7 @@ class RankView:
     recording_off: str = ""
     now_ns: int | None = None
     flight: tuple[FlightEntry, ...] = ()
+    flight_off: str = ""
     stands: bool = False
 
     @property

@@ -37,3 +37,5 @@ def _flights(info: GroupInfo, members: Mapping[str, RankView]) -> Iterable[str]:
         last = newest(view.flight, mine[0].fr_id) if mine else None
         if last is not None:
             yield f"flight recorder of {name}: {entry_words(last)} last in group {info.kind}"
+        elif view.flight_off:
+            yield f"flight recorder of {name}: not read, {view.flight_off}"

@@ -355,7 +355,8 @@ def test_one_rank_silent_and_the_other_waits_for_it(ranks: Callable[..., list[Ra
         rank.arrive(1)
     a.enter({}, gate=False)
     silent = RankView(identity=b.identity, state="live", silence="no answer within 2 s: stopped (state T)")
-    document = judge([a.view(), silent], stalled_s=5)
+    document = judge([a.view(flight_off="no answer within 5 s: busy"), silent], stalled_s=5)
+    assert document.groups[0].pairing == ("flight recorder of tp0: not read, no answer within 5 s: busy",)
     [finding] = document.findings
     assert (finding.code, finding.ranks) == ("PD110", ("tp1",))
     assert "state T" in finding.evidence[0]
