@@ -225,6 +225,7 @@ class Agent:
             recording_size=self.recorder.size if isinstance(self.recorder, RecordingWriter) else 0,
             recording_off=self.recorder.reason,
             store=self._store(env),
+            log=_log_file(),
         )
         reasons: list[str] = []
         for folder in paths.run_dirs(env):
@@ -286,6 +287,18 @@ class Agent:
         self.recorder.event(kind, room=room, a=fault.number, b=fault.target_tp, text=text)
         if what in ("armed", "ended"):  # a deliberate fault is the one thing an engine's log must show
             log.warning("pdctl fault %s (%s, %s) %s: %s", fault.id, fault.kind, fault.target, what, text)
+
+
+def _log_file() -> str:
+    """Return the path of what standard error or output is, "" where neither has one. The file system is not asked."""
+    for fd in (2, 1):
+        try:
+            path = str(Path(f"/proc/self/fd/{fd}").readlink())
+        except OSError:
+            continue
+        if path.startswith("/") and not path.startswith("/dev/"):
+            return path
+    return ""
 
 
 def _registration_file(r: paths.Registration) -> Path:

@@ -54,9 +54,14 @@ def bootstrap_address(config: LabConfig, prefill: str) -> str:
         ) from None
 
 
+def log_file(folder: Path, label: str) -> Path:
+    """Return where a process writes its log."""
+    return folder / f"{label.replace(' ', '-')}.log"
+
+
 def logs_to(folder: Path, label: str) -> None:
     """Send this process's standard output and error to its log file."""
-    fd = os.open(folder / f"{label.replace(' ', '-')}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    fd = os.open(log_file(folder, label), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)

@@ -183,6 +183,7 @@ class Supervisor:
                 return
             child = self.children.pop(pid, None)
             if child is not None:
+                _log_end(self.folder, child, status)
                 _note_end(self.folder, child, status)
 
     def _serve(self) -> None:
@@ -228,6 +229,19 @@ class Supervisor:
                     peer.send(state.DONE)
         except OSError as error:
             sys.stderr.write(f"an order was not carried out: {error}\n")
+
+
+def _log_end(folder: Path, child: state.Process, status: int) -> None:
+    """Write into a child's log what a server's main process says of a rank that was killed, in SGLang's words."""
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return
+    name = child.label.replace(" ", "_")
+    try:
+        with rank.log_file(folder, child.label).open("a") as log:
+            log.write(f"Subprocess {name} (pid={child.pid}) crashed with exit code {code}.\n")
+    except OSError as error:
+        sys.stderr.write(f"{child.label} ended with {code}, which could not be logged: {error}\n")
 
 
 def _note_end(folder: Path, child: state.Process, status: int) -> None:

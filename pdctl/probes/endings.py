@@ -1,25 +1,30 @@
 """Finds servers that have ended: which rank went first, when and how, and what waits for it. Pure.
 
-A server that was restarted, or that another has replaced, and one that ended in good order without a request is none.
+A server that was restarted, or that another has replaced, and one that ended in good order without a request is none. Where no
+request is known to be lost, the server may be about to come back, as in a rolling restart: that is a warning, not an error.
 """
 
 from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 
 from pdctl.protocol.durations import seconds
-from pdctl.protocol.model import OTHER, UNKNOWN, WAITS_FOR_OTHER, Identity
+from pdctl.protocol.model import OTHER, UNKNOWN, WAITS_FOR_OTHER, Identity, KVPoll
 from pdctl.protocol.requests import RoomEntry, Rooms
-from pdctl.report.findings import Finding, finding
+from pdctl.report.findings import Finding, Level, finding
 from pdctl.targets import nodeset
 
 CLOSED = "closed"
 MOST_ROOMS, MOST_FIRST = 8, 4
 TURN_NS = 200_000_000
 """Last signs that are nearer than this tell no order: ranks in step write once a turn."""
+GAP_S = 30.0
+"""For so long requests that came since a server ended may wait for it without being stuck: it may come back."""
+NO_TIME_OUT, NOT_KNOWN = "no time-out", "what ends it is not known"
 
 
 @dataclass(frozen=True)
@@ -28,8 +33,8 @@ class Ending:
 
     last_ns: its last sign on the clock of the wall, 0 unknown. age_s: seconds since then, None unknown. recorded: the state of
     its recording, "" without one. raised: what its recording says of the exception that ended its scheduler, "" without one.
-    status: exit status as waitpid gives it, 0 unknown or good. held: rooms in its polled queues at the end. known: all rooms
-    that its recording tells of.
+    status: exit status as waitpid gives it, 0 unknown or good. logged: the status is from the engine's log. held: rooms in its
+    polled queues at the end. known: all rooms that its recording tells of.
     """
 
     identity: Identity
@@ -38,6 +43,7 @@ class Ending:
     recorded: str = ""
     raised: str = ""
     status: int = 0
+    logged: bool = False
     held: frozenset[int] = frozenset()
     known: frozenset[int] = frozenset()
 
@@ -72,29 +78,29 @@ def _server(ranks: Sequence[Ending], seen: Endings) -> Finding | None:
     left = [one for one in seen.living if nodeset.server(one) == nodeset.server(who)]
     peers = [one for one in seen.living if one.cluster == who.cluster and nodeset.server(one) != nodeset.server(who)]
     others = [one for one in peers if one.role == who.role]
+    heard = [seen.living[n] for n in seen.rooms]
     waiting = _waiting(ranks, seen, alone=not others)
     held = frozenset(room for one in ranks for room in one.held)
+    successor = any(one.started_wall_ns > max(rank.last_ns for rank in ranks) for one in others)
     if not left and not waiting:
-        replaced = any(one.started_wall_ns > max(rank.last_ns for rank in ranks) for one in others)
         beside = [
             one for one in seen.ended if one.identity.cluster == who.cluster and one.identity.role == OTHER[who.role]
         ]
         together = not seen.living and not any(rank.in_order for rank in (*ranks, *beside)) and bool(beside)
         harmless = not held and not together and (not peers or all(one.in_order for one in ranks))
-        if replaced or harmless or (seen.living and not peers):
+        if successor or harmless or (seen.living and not peers):
             return None
     first = _first(ranks)
     name = nodeset.server_names([one.identity for one in seen.ended] + list(seen.living))[nodeset.server(who)]
     known = {(one.dp, one.pp, one.cp, one.tp) for one in (*(rank.identity for rank in ranks), *left)}
     some = f"{len(ranks)} of {len(known)} ranks of {name}" if left else f"server {name}"
-    when = f" {seconds(first[0].age_s)} ago" if first[0].age_s is not None else ""
     labels = " or ".join(one.identity.label for one in first[:MOST_FIRST])
-    summary = f"{some} {'have' if left and len(ranks) > 1 else 'has'} ended{when}: {labels} first, {how(first[0])}. "
+    summary = f"{some} ended{_when(first[0])}: {labels} first, {how(first[0])}. "
     if waiting:
         summary += _wait(waiting, OTHER[who.role])
     else:
-        were = "1 room was in it" if len(held) == 1 else f"{len(held)} rooms were in it"
-        summary += were if held else "No request waits for it"
+        summary += _nobody_waits(held, [one for one in peers if one.role == OTHER[who.role] and one not in heard])
+    gap = not left and bool(peers) and not _lost(ranks, [entry for entry, _ in waiting])
     return finding(
         "PD113",
         f"{summary[0].upper()}{summary[1:]}.",
@@ -106,7 +112,58 @@ def _server(ranks: Sequence[Ending], seen: Endings) -> Finding | None:
             *(_said(one) for one in sorted(ranks, key=lambda one: one.last_ns)),
             *(f"room {entry.room}: {ends}" for entry, ends in waiting[:MOST_ROOMS]),
         ),
+        level=Level.WARNING if gap else None,
+        next_step=_next(waiting, held, OTHER[who.role], successor=successor, gap=gap),
     )
+
+
+def _nobody_waits(held: Collection[int], unheard: Sequence[Identity]) -> str:
+    """Return what is said where no request is seen to wait. unheard: ranks of other servers that did not tell."""
+    if held:
+        return "1 room was in it" if len(held) == 1 else f"{len(held)} rooms were in it"
+    if unheard:
+        return f"Whether requests wait for it is not known: {unheard[0].label} was not heard"
+    return "No request waits for it"
+
+
+def _lost(ranks: Sequence[Ending], waiting: Sequence[RoomEntry]) -> bool:
+    """Return whether requests are known that this server can't serve any more, or that have waited for it for long."""
+    gone_s = min((one.age_s for one in ranks if one.age_s is not None), default=None)
+    if any(one.held for one in ranks):
+        return True
+    if not waiting or gone_s is None:
+        return bool(waiting)
+    known = frozenset(room for one in ranks for room in one.known)
+    return gone_s >= GAP_S or any(not 0 <= one.age_s <= gone_s or one.room in known for one in waiting)
+
+
+def _next(
+    waiting: Sequence[tuple[RoomEntry, str]], held: Collection[int], side: str, *, successor: bool, gap: bool
+) -> str:
+    if successor:
+        said = ["Another server has taken its place: what waits here does not wait for that one."]
+    elif gap:
+        said = [
+            "Where it is being restarted, wait until its ranks are back: pdctl ranks. Else start it again, as a whole."
+        ]
+    else:
+        said = ["Start this server again, as a whole; keep what it knew first: pdctl record FILE."]
+    if waiting or held:
+        said.append("pdctl story ROOM tells what a request went through.")
+    endless = sum(ends == NO_TIME_OUT for _, ends in waiting)
+    if endless:
+        said.append(f"Abort on {side} the {endless} room{'s'[: endless != 1]} that no time-out ends.")
+    return " ".join(said)
+
+
+def _when(one: Ending) -> str:
+    if one.age_s is not None:
+        return f" {seconds(one.age_s)} ago"
+    return f" at {_clock(one.last_ns)}" if one.last_ns else ""
+
+
+def _clock(wall_ns: int) -> str:
+    return f"{datetime.fromtimestamp(wall_ns / 1e9, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _first(ranks: Sequence[Ending]) -> list[Ending]:
@@ -119,16 +176,17 @@ def _first(ranks: Sequence[Ending]) -> list[Ending]:
 
 def how(one: Ending) -> str:
     """Return how a rank ended, in words."""
+    logged = " (the engine's log says so)" if one.logged else ""
     if one.status & 0x7F:
-        return f"killed by {_signal(one.status & 0x7F)}"
+        return f"killed by {_signal(one.status & 0x7F)}{logged}"
     if one.raised:
         return one.raised
     if one.status:
-        return f"with exit code {one.status >> 8 & 0xFF}"
+        return f"with exit code {one.status >> 8 & 0xFF}{logged}"
     if one.recorded == CLOSED:
         return "in good order, as one that is told to end"
     killed = (
-        "killed, out of memory or crashed: it had no time to close its recording"
+        "killed by somebody or by its own server, out of memory, or crashed: it had no time to close its recording"
         if one.recorded
         else "how is not known"
     )
@@ -143,7 +201,9 @@ def _signal(number: int) -> str:
 
 
 def _said(one: Ending) -> str:
-    last = f"last sign {seconds(one.age_s)} ago" if one.age_s is not None else "when it was last seen is not known"
+    ago = "" if one.age_s is None else f" {seconds(one.age_s)} ago"
+    at = f" at {_clock(one.last_ns)}" if one.last_ns else ""
+    last = f"last sign{ago}{at}" if ago or at else "when it was last seen is not known"
     held = f", {len(one.held)} rooms in its queues" if one.held else ""
     return f"{one.identity.label} (pid {one.identity.pid}): {last}, {how(one)}{held}"
 
@@ -161,7 +221,8 @@ def _waiting(ranks: Sequence[Ending], seen: Endings, *, alone: bool) -> list[tup
         if one.role != OTHER[who.role] or one.cluster != who.cluster:
             continue
         for entry in rooms.rooms:
-            if entry.room and entry.queue in WAITS_FOR_OTHER and (alone or entry.room in known):
+            waits = entry.queue in WAITS_FOR_OTHER and entry.state not in (KVPoll.SUCCESS, KVPoll.FAILED)
+            if entry.room and waits and (alone or entry.room in known):
                 found.setdefault(entry.room, (entry, _ends(rooms, entry)))
     return list(found.values())
 
@@ -173,9 +234,9 @@ def _ends(rooms: Rooms, entry: RoomEntry) -> str:
     covers = {(cover.queue, cover.state): cover for cover in rooms.covers}
     cover = covers.get((entry.queue, entry.state)) or covers.get((entry.queue, UNKNOWN))
     if cover is None or not cover.limit_s:
-        return "no time-out"
+        return NO_TIME_OUT
     if cover.limit_s < 0:
-        return "what ends it is not known"
+        return NOT_KNOWN
     left = f" in {seconds(max(0.0, cover.limit_s - entry.clock_s))}" if entry.clock_s >= 0 else ""
     return f"{cover.name}{left}"
 
@@ -187,9 +248,11 @@ def _wait(waiting: Sequence[tuple[RoomEntry, str]], side: str) -> str:
         longest.setdefault(words.partition(" in ")[0], words.partition(" in ")[2])
     said = []
     for name, count in ends.items():
-        if name == "no time-out":
-            said.append(f"no time-out ends {count}")
-        elif name == "what ends it is not known":
+        if name == NO_TIME_OUT:
+            every = "it" if count == 1 else "them"
+            none = f"{count} {'has' if count == 1 else 'have'} no time-out"
+            said.append(f"no time-out ends {every}" if count == len(waiting) else none)
+        elif name == NOT_KNOWN:
             said.append(f"what ends {count} is not known")
         else:
             said.append(f"{name} ends {count}" + (f" in {longest[name]} at most" if longest[name] else ""))

@@ -27,6 +27,7 @@ from pdctl.recording.header import read_header
 from pdctl.targets.client import Client
 from pdctl.targets.fallback import apply_fallback
 from pdctl.targets.find import Found, refresh
+from pdctl.targets.logs import exit_status
 from pdctl.targets.recordings import recording_file
 
 if TYPE_CHECKING:
@@ -398,10 +399,12 @@ def _there(rank: FoundRank) -> bool:
 
 
 def _ending(rank: FoundRank, recording: Recording | None) -> Ending:
-    """Return how a rank ended, as its recording and the kernel have it."""
+    """Return how a rank ended, as its recording, the kernel and the engine's log have it."""
     process = rank.process if rank.access is None else NO_PROCESS
+    logged = exit_status(rank.log, rank.identity.pid) if rank.access is None and not process.exit_status else 0
+    status = process.exit_status or logged
     if recording is None:
-        return Ending(rank.identity, status=process.exit_status)
+        return Ending(rank.identity, status=status, logged=bool(logged))
     from pdctl.recording.requests import last_sign_ns, rooms_of  # loads numpy
 
     last = last_sign_ns(recording)
@@ -413,7 +416,8 @@ def _ending(rank: FoundRank, recording: Recording | None) -> Ending:
         age_s=None if now is None else max(0.0, (now - last) / 1e9),
         recorded=recording.state,
         raised=next((note.text for note in notes if note.text.startswith(SCHEDULER_ENDED)), ""),
-        status=process.exit_status,
+        status=status,
+        logged=bool(logged),
         held=frozenset(rooms_of(recording, last).rooms.column("room")) - {0},
         known=frozenset(recording.event_table()["room"].tolist()) - {0},
     )

@@ -42,7 +42,8 @@ class Registration(msgspec.Struct, frozen=True):
     tcp: the socket for other hosts; "" if none was requested, or if ``tcp_off`` says why it is missing. server_key: the
     agent's public key at that socket; "" if the socket is open to every user of the host. store: HOST:PORT of the job's
     TCPStore as this rank reaches it; "" if it has none, or must not use it.
-    recording: path of the recording; "" if there is none, and ``recording_off`` says why. recording_size: bytes.
+    recording: path of the recording; "" if there is none, and ``recording_off`` says why. recording_size: bytes. log: path of
+    what the rank's standard error or output is, "" if neither has one; who reads it checks that it is a file.
     """
 
     protocol: int
@@ -56,6 +57,7 @@ class Registration(msgspec.Struct, frozen=True):
     tcp_off: str = ""
     server_key: str = ""
     store: str = ""
+    log: str = ""
 
 
 def read_registration(path: Path) -> Registration:

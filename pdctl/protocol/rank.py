@@ -56,8 +56,9 @@ class FoundRank:
     access: set for a rank that is reached over TCP; pdctl does not look for it in /proc or in files of this host. tcp: its
     endpoint for other hosts, "" without one; tcp_off says why a requested one is missing. store: the address of its job's
     TCPStore, "" without one. remembered: it does not answer, and its identity is that of the rank which last answered at this
-    endpoint. silent: why asking it is useless, if that is known already: a kind and a text. agent_off: why its agent is
-    silent, if the rank is read from outside instead (state ``outside``).
+    endpoint. log: the file that it writes its log to, where this host has it. silent: why asking it is useless, if that is
+    known already: a kind and a text. agent_off: why its agent is silent, if the rank is read from outside instead (state
+    ``outside``).
     """
 
     identity: Identity
@@ -77,6 +78,7 @@ class FoundRank:
     tcp_off: str = ""
     store: str = ""
     remembered: bool = False
+    log: Path | None = None
     silent: Silence = Silence.NONE
     silent_why: str = ""
     agent_off: str = ""

@@ -67,6 +67,9 @@ ORDER = (
 REPEATED = ("PD113", "PD114", "PD115")
 """What several probes say, each in its words: once for the same units."""
 
+FIRST = ("PD113",)
+"""Causes that are told, and mended, before other ones of their level: the other side needs this server when it starts again."""
+
 _RANK = {code: number for number, code in enumerate(ORDER)}
 _LEVELS = (Level.ERROR, Level.WARNING, Level.INFO)
 _UNIT = re.compile(r"\b(prefill|decode) dp(\d+)\b")
@@ -80,7 +83,9 @@ class _About(NamedTuple):
 
 
 def connect(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return the same findings: each cause, the worst first, with its consequences behind it, which say what they follow.
+    """Return the same findings: each cause with its consequences behind it, which say what they follow.
+
+    The worst come first; of those, servers that ended (FIRST).
 
     A finding that an earlier one says, too, is left out: the same in everything, or of REPEATED and about the same units.
     """
@@ -101,12 +106,16 @@ def connect(findings: Sequence[Finding]) -> tuple[Finding, ...]:
         while (above := cause_of[root]) is not None:
             root = above
         groups.setdefault(root, []).append(n)
-    told = sorted(groups.items(), key=lambda group: min(_LEVELS.index(once[n].level) for n in group[1]))
+    told = sorted(groups.items(), key=lambda group: (_worst(once, group[1]), once[group[0]].code not in FIRST))
     out: list[Finding] = []
     for root, members in told:
         out.append(msgspec.structs.replace(once[root], follows=""))
         out += [msgspec.structs.replace(once[n], follows=once[root].code) for n in members if n != root]
     return tuple(out)
+
+
+def _worst(findings: Sequence[Finding], members: Sequence[int]) -> int:
+    return min(_LEVELS.index(findings[n].level) for n in members)
 
 
 def _once(findings: Sequence[Finding]) -> list[Finding]:

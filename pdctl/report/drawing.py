@@ -93,7 +93,7 @@ def dim(text: str) -> Text:
 
 
 def headline(found: Sequence[Finding]) -> Iterable[RenderableType]:
-    """Yield the first cause and its next step, then an empty line; nothing where nothing is wrong.
+    """Yield the first cause, its next step, and what other errors there are; nothing where nothing is wrong.
 
     found: connected, as documents have them.
     """
@@ -103,6 +103,10 @@ def headline(found: Sequence[Finding]) -> Iterable[RenderableType]:
     drawn.add_row(Text(found[0].code, style="bold red"), found[0].summary)
     yield drawn
     yield f"Next: {found[0].next_step}"
+    then = [one for one in found[1:] if one.level is Level.ERROR and not one.follows]
+    if then:
+        more = f"; and {len(then) - 1} more" if len(then) > 1 else ""
+        yield f"Then: {then[0].code} {_first_words(then[0].summary)}{more} (below)"
     yield ""
 
 

@@ -160,6 +160,7 @@ def rank_of(
         tcp=r.tcp,
         tcp_off=r.tcp_off,
         store=r.store,
+        log=Path(r.log) if r.log.startswith("/") else None,
     )
 
 

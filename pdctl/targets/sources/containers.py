@@ -156,6 +156,7 @@ def _rank(container: Container, r: paths.Registration) -> FoundRank:
         identity=msgspec.structs.replace(r.identity, pid=pid),
         endpoint=f"ipc://{socket}" if socket is not None and not why else "",
         endpoint_off=why or rank.endpoint_off,
+        log=None,  # its path is one of the container's, and so are pids in it
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 from pdctl.probes.endings import Ending, Endings, how, judge
 from pdctl.protocol.model import UNKNOWN, Identity, KVPoll
 from pdctl.protocol.requests import Cover, Lookup, RoomEntry, Rooms, RoomTable, Space
+from pdctl.report.findings import Level
 from tests.support.identities import identity
 
 S = 10**9
@@ -56,14 +57,72 @@ def test_who_went_first_when_how_and_what_waits_for_it() -> None:
     [found] = judge(Endings([raised, ended(1)], [DECODE], {0: rooms}))
     assert (found.code, found.level.value, found.rooms) == ("PD113", "error", (5, 6, 7))
     assert found.summary == (
-        "Server prefill has ended 30.0 s ago: prefill dp0 pp0 tp1 first, killed, out of memory or crashed: it had no time to"
-        " close its recording (the engine's log or the kernel's may say more). 3 rooms of decode wait for it;"
-        f" {TIMEOUT} ends 2 in 280.0 s at most, no time-out ends 1."
+        "Server prefill ended 30.0 s ago: prefill dp0 pp0 tp1 first, killed by somebody or by its own server, out of memory,"
+        " or crashed: it had no time to close its recording (the engine's log or the kernel's may say more). 3 rooms of decode"
+        f" wait for it; {TIMEOUT} ends 2 in 280.0 s at most, 1 has no time-out."
     )
-    assert found.evidence[0].startswith("prefill dp0 pp0 tp1 (pid 71): last sign 30.0 s ago, killed")
+    assert found.evidence[0].startswith(
+        "prefill dp0 pp0 tp1 (pid 71): last sign 30.0 s ago at 1970-01-01 00:01:40 UTC, killed"
+    )
     assert found.evidence[1].endswith("scheduler ended: RuntimeError in broadcast, distributed_c10d.py:3151")
     assert f"room 6: {TIMEOUT} in 250.0 s" in found.evidence
     assert found.units == ("prefill dp0 of first",)
+
+
+def test_the_next_step_is_of_the_rooms_that_there_are() -> None:
+    def next_step(*entries: RoomEntry) -> str:
+        [found] = judge(Endings([ended(0, age_s=60.0)], [DECODE], {0: waits(*entries)}))
+        return found.next_step
+
+    assert next_step(entry(5)).endswith("pdctl story 5 tells what a request went through.")
+    assert next_step(entry(5, KVPoll.TRANSFERRING)).endswith("Abort on decode the 1 room that no time-out ends.")
+    [crashed] = judge(Endings([ended(0), ended(identity=identity(pid=9, tp_size=1))]))[:1]
+    assert crashed.next_step == "Start this server again, as a whole; keep what it knew first: pdctl record FILE."
+
+
+def test_what_waits_for_the_other_side_no_more_does_not_wait_for_a_server_that_ended() -> None:
+    rooms = waits(entry(5), entry(6, KVPoll.SUCCESS, -1.0), entry(7, KVPoll.FAILED, -1.0))
+    [found] = judge(Endings([ended(0)], [DECODE], {0: rooms}))
+    assert found.rooms == (5,)
+    [one] = judge(Endings([ended(0)], [DECODE], {0: waits(entry(5, KVPoll.TRANSFERRING, -1.0))}))
+    assert "1 room of decode waits for it; no time-out ends it." in one.summary
+
+
+def test_when_it_ended_is_told_by_the_clock_where_its_age_is_not_known() -> None:
+    [found] = judge(Endings([ended(0, age_s=None)], [DECODE], {0: waits(entry(5))}))
+    assert found.summary.startswith("Server prefill ended at 1970-01-01 00:01:40 UTC: prefill dp0 pp0 tp0 first")
+
+
+@pytest.mark.parametrize("recorded", ["closed", "writing"])  # an engine that is told to end kills its ranks at last
+@pytest.mark.parametrize(
+    ("age_s", "held", "entries", "level"),
+    [
+        (5.0, (), [entry(5, age_s=3.0)], Level.WARNING),  # it may be back before what ends the request
+        (5.0, (), [entry(5, age_s=9.0)], Level.ERROR),  # it was there before the server went
+        (5.0, (5,), [entry(5, age_s=3.0)], Level.ERROR),
+        (5.0, (4,), [], Level.ERROR),
+        (60.0, (), [entry(5, age_s=3.0)], Level.ERROR),  # it does not come back
+        (None, (), [entry(5, age_s=3.0)], Level.ERROR),
+    ],
+)
+def test_a_gap_without_a_lost_request_is_no_error(
+    recorded: str, age_s: float | None, held: tuple[int, ...], entries: list[RoomEntry], level: Level
+) -> None:
+    gone = ended(recorded=recorded, age_s=age_s, held=frozenset(held))
+    [found] = judge(Endings([gone], [DECODE], {0: waits(*entries)}))
+    assert found.level is level
+    assert ("being restarted" in found.next_step) is (level is Level.WARNING)
+
+
+def test_a_server_that_was_killed_and_that_nobody_waits_for_is_a_warning() -> None:
+    [found] = judge(Endings([ended(age_s=300.0)], [DECODE], {0: waits()}))
+    assert (found.level, "No request waits for it" in found.summary) == (Level.WARNING, True)
+
+
+def test_nobody_is_told_to_start_a_server_whose_place_is_taken() -> None:
+    seen = [DECODE, prefill(service="prefill here:30010", **LATER)]
+    [found] = judge(Endings([ended(known=frozenset({5}))], seen, {0: waits(entry(5))}))
+    assert found.next_step.startswith("Another server has taken its place: what waits here does not wait for that one.")
 
 
 def test_last_signs_within_a_turn_tell_no_order() -> None:
@@ -74,9 +133,14 @@ def test_last_signs_within_a_turn_tell_no_order() -> None:
 
 
 def test_one_rank_is_gone_and_the_others_are_not_yet() -> None:
-    [found] = judge(Endings([ended(1, recorded="closed")], [prefill(0), DECODE]))
-    assert found.summary.startswith("1 of 2 ranks of prefill has ended 30.0 s ago: prefill dp0 pp0 tp1 first")
+    [found] = judge(Endings([ended(1, recorded="closed")], [prefill(0), DECODE], {1: waits()}))
+    assert found.summary.startswith("1 of 2 ranks of prefill ended 30.0 s ago: prefill dp0 pp0 tp1 first")
     assert "No request waits for it" in found.summary
+    assert found.level is Level.ERROR, "what is left of it can't go on"
+    assert "ROOM" not in found.next_step
+    assert "Abort" not in found.next_step
+    [unheard] = judge(Endings([ended(1)], [DECODE]))
+    assert "Whether requests wait for it is not known: decode dp0 pp0 tp0 was not heard" in unheard.summary
 
 
 def test_what_was_in_it_when_nothing_is_left() -> None:
@@ -118,6 +182,7 @@ def test_what_waits_for_another_server_does_not_wait_for_this_one() -> None:
     [
         ({"status": 9}, "killed by SIGKILL"),
         ({"status": 256}, "with exit code 1"),
+        ({"status": 9, "logged": True}, "killed by SIGKILL (the engine's log says so)"),
         ({"status": 256, "raised": "scheduler ended: ValueError in run"}, "scheduler ended: ValueError in run"),
         ({"recorded": "closed"}, "in good order, as one that is told to end"),
         ({"recorded": ""}, "how is not known (the engine's log or the kernel's may say more)"),

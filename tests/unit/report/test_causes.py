@@ -7,7 +7,7 @@ from rich.console import Console
 
 from pdctl.report import drawing
 from pdctl.report.causes import ORDER, REPEATED, RULES, connect
-from pdctl.report.findings import Finding, catalogue, finding
+from pdctl.report.findings import Finding, Level, catalogue, finding
 
 DECODE, OTHER_DECODE, PREFILL = "decode dp0 of d/1", "decode dp0 of d/2", "prefill dp0 of p/1"
 
@@ -112,6 +112,20 @@ def test_a_consequence_that_begins_with_a_name_says_what_is_of_it() -> None:
     parted = finding("PD101", "Parted.", units=(DECODE,))
     gone = finding("PD112", "decode dp0 pp0 tp1: process has ended.", units=(DECODE,))
     assert "so also PD112: decode dp0 pp0 tp1: process has ended\n" in drawn(parted, gone)
+
+
+def test_a_server_that_ended_comes_before_what_else_is_wrong_on_the_other_side() -> None:
+    parted = finding("PD101", "Parted. More.", units=(DECODE,))
+    ended = finding("PD113", "Ended.", units=(PREFILL,))
+    lost = finding("PD142", "Lost.", rooms=(7,), units=(DECODE, PREFILL))
+    assert told(parted, lost, ended) == ["PD113", "PD101", "PD142<PD101"]
+    lines = [line.strip() for line in drawn(parted, lost, ended).splitlines()]
+    assert lines[0] == "PD113  Ended."
+    assert [line for line in lines if line.startswith("Then: ")] == ["Then: PD101 Parted (below)"]
+    here = finding("PD113", "Ended.", units=(DECODE,))
+    assert told(here, parted) == ["PD101", "PD113<PD101"], "it aborted since its lists differed"
+    only_warned = finding("PD113", "Ended.", units=(PREFILL,), level=Level.WARNING)
+    assert told(parted, only_warned) == ["PD101", "PD113"]
 
 
 def test_the_same_of_many_ranks_is_one_line_below_its_cause() -> None:
