@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pdctl.probes.turns import ENDED, OUTSIDE_S, STOOD_S, STOPPED, Loop, Turn
+from pdctl.probes.turns import ENDED, FROZEN, HALTED, OUTSIDE_S, STOOD_S, STOPPED, TRACED, Loop, Turn
 from pdctl.protocol.durations import seconds
 from pdctl.report.findings import Finding, finding
 from pdctl.targets import nodeset
@@ -58,7 +58,7 @@ def _standing(loops: Sequence[Loop], members: Sequence[int]) -> list[int]:
 
 
 def _is_stopped(turn: Turn) -> bool:
-    return turn.state == STOPPED and not turn.turned and turn.stood_s >= STOOD_S
+    return turn.state in HALTED and not turn.turned and turn.stood_s >= STOOD_S
 
 
 def _waits(turn: Turn) -> bool:
@@ -89,7 +89,7 @@ def _finding(loops: Sequence[Loop], members: Sequence[int]) -> Finding:
     def fold(ranks: Iterable[int]) -> str:
         return nodeset.fold((nodeset.place(loops[n].identity, names) for n in ranks), axes)
 
-    stopped = [n for n in members if loops[n].turn.state == STOPPED]
+    stopped = [n for n in members if loops[n].turn.state in HALTED]
     waiting = [n for n in members if n not in stopped]
     places: dict[str, list[int]] = {}
     for n in waiting:
@@ -100,11 +100,20 @@ def _finding(loops: Sequence[Loop], members: Sequence[int]) -> Finding:
     )
     next_step = ""
     if stopped:
-        summary += f": {'its process is' if len(stopped) == 1 else 'their processes are'} stopped (SIGSTOP)"
+        halts = {
+            loops[n].turn.state: [m for m in stopped if loops[m].turn.state == loops[n].turn.state] for n in stopped
+        }
+        if len(halts) == 1:
+            summary += (
+                f": {'its process is' if len(stopped) == 1 else 'their processes are'} {_HALTS[next(iter(halts))]}"
+            )
+        else:
+            each = [f"{fold(ranks)} {'are' if len(ranks) > 1 else 'is'} {_HALTS[how]}" for how, ranks in halts.items()]
+            summary += f": {'; '.join(each)}"
         them = "it" if len(stopped) == 1 else "them"
-        next_step = (
-            f"{_continue(loops, stopped)}. What waits for {them} goes on then: nothing has to be aborted or restarted."
-        )
+        steps = [_continue(loops, halts[STOPPED])] if STOPPED in halts else []
+        steps += [_GO_ON[how] for how in halts if how in _GO_ON]
+        next_step = f"{'. '.join(steps)}. What waits for {them} goes on then: nothing has to be aborted or restarted."
         if waiting:
             waits = [f"{fold(ranks)}, in {doing}" for doing, ranks in places.items()]
             summary += f". For {them} {'wait' if len(waiting) > 1 else 'waits'} {'; '.join(waits)}"
@@ -120,6 +129,15 @@ def _finding(loops: Sequence[Loop], members: Sequence[int]) -> Finding:
         evidence=tuple(_evidence(loops[n]) for n in members[:MOST_EVIDENCE]),
         next_step=next_step,
     )
+
+
+_HALTS = {
+    STOPPED: "stopped (SIGSTOP)", TRACED: "stopped by a debugger", FROZEN: "frozen with the cgroup, as in a paused container",
+}  # fmt: skip
+_GO_ON = {
+    TRACED: "End the debugger, or let the process go on in it",
+    FROZEN: "Thaw the container: docker unpause, or 0 into its cgroup.freeze",
+}
 
 
 def _continue(loops: Sequence[Loop], stopped: Sequence[int]) -> str:
@@ -153,7 +171,7 @@ def _evidence(loop: Loop) -> str:
     parts = [
         f"last turn began {seconds(turn.age_s)} ago" if turn.age_s is not None else "when it last turned is not known"
     ]
-    parts.append("its process is stopped (state T)" if turn.state == STOPPED else f"in {turn.doing}")
+    parts.append(f"its process is {_HALTS[turn.state]}" if turn.state in HALTED else f"in {turn.doing}")
     return f"{loop.identity.label}: {', '.join(parts)}, the same in all looks over {seconds(turn.stood_s)}"
 
 

@@ -15,8 +15,11 @@ RECENT_S = 1.0
 """A loop whose last turn began less than this ago turns."""
 STOOD_S, OUTSIDE_S = 2.0, 5.0
 """For how long several looks must find a loop at one place before it stands; read from outside, where its age is not known."""
-RUNNING, STOPPED, ENDED, UNSEEN = "running", "stopped", "ended", ""
-"""States of a rank's process. UNSEEN: it can't be seen from here, and it has not answered."""
+RUNNING, STOPPED, TRACED, FROZEN, ENDED, UNSEEN = "running", "stopped", "traced", "frozen", "ended", ""
+"""States of a rank's process. TRACED: a debugger has stopped it. FROZEN: its cgroup's freezer holds it. UNSEEN: it can't be
+seen from here, and it has not answered."""
+HALTED = (STOPPED, TRACED, FROZEN)
+"""States in which no thread of it runs, until somebody lets it go on."""
 
 COMPUTES = ("model forward", "sampling", "process_batch_result", "process_input_requests", "scheduler loop")
 """Steps of a turn that take as long as their work does. In ``process_batch_result``, and with pipeline stages in the loop
@@ -39,7 +42,7 @@ class Looked:
     """What was seen of a rank's loop: its answers and the pulses of its recording, oldest first.
 
     outside: the answers were read from outside, where ``ticks`` counts how often the main thread was given a processor.
-    process: RUNNING, STOPPED, ENDED or UNSEEN. stopped_s: over how many seconds several looks found it stopped.
+    process: its state, one of the above. stopped_s: over how many seconds several looks found it HALTED.
     """
 
     statuses: tuple[Status, ...] = ()
@@ -56,7 +59,7 @@ class Turn:
     turned: whether a turn began between two looks, or less than RECENT_S before the last; None unknown.
     age_s: seconds since the last turn began, None unknown. doing: where the main thread is, in words, "" unknown.
     computing: it works in a step that takes as long as its work; it waits for nobody. idle: it is in the engine's idle step.
-    state: of the process: RUNNING, STOPPED, ENDED or UNSEEN. stood_s: seconds over which several looks found it at one place,
+    state: of the process, one of the above. stood_s: seconds over which several looks found it at one place,
     without a turn, a round or a collective in between, or stopped. call: the call it is in, as it said last. outside: it was
     read from outside, where turns are not counted.
     """
@@ -152,6 +155,6 @@ def call_words(call: Call, stack: Sequence[Frame] = ()) -> str:
 
 
 __all__ = [
-    "COMPUTES", "ENDED", "OUTSIDE_S", "RECENT_S", "RUNNING", "STOOD_S", "STOPPED", "UNSEEN",
+    "COMPUTES", "ENDED", "FROZEN", "HALTED", "OUTSIDE_S", "RECENT_S", "RUNNING", "STOOD_S", "STOPPED", "TRACED", "UNSEEN",
     "Looked", "Loop", "Pulse", "Turn", "call_words", "judge",
 ]  # fmt: skip

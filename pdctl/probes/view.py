@@ -344,7 +344,7 @@ def _unsettled(turn: Turn, *, first: bool) -> bool:
     """Return whether another look at a loop tells more: it may stand, and has not been seen to stand for long."""
     if turn.turned or turn.state == turns.ENDED:
         return False
-    if turn.state == turns.STOPPED:
+    if turn.state in turns.HALTED:
         return turn.stood_s < STOOD_S
     if not turn.doing or turn.computing or turn.idle:
         return first
@@ -361,7 +361,7 @@ def _looked(one: Looked, rank: FoundRank, answer: Answer[Status] | None, after_s
         statuses=(*one.statuses, *statuses),
         pulses=(*one.pulses, *pulses),
         process=process,
-        stopped_s=after_s if process == turns.STOPPED else 0.0,
+        stopped_s=after_s if process in turns.HALTED else 0.0,
     )
 
 
@@ -376,6 +376,9 @@ def _pulses(rank: FoundRank) -> tuple[Pulse, ...]:
     return (Pulse(header.ticks, header.tick_mono_ns, now_ns(rank, header.wall_ns, header.mono_ns)),)
 
 
+_HALTS = {"T": turns.STOPPED, "t": turns.TRACED, "F": turns.FROZEN}
+
+
 def _process(rank: FoundRank, *, answered: bool) -> str:
     """Return the state of a rank's process now; in a trace, as it was when that was made."""
     if rank.state == "dead" or (rank.seen_ns and rank.seen_live is False):
@@ -388,8 +391,8 @@ def _process(rank: FoundRank, *, answered: bool) -> str:
     if now.state == "dead":
         return turns.ENDED
     state = now.process.state if rank.access is None else ""
-    if state in ("T", "t"):
-        return turns.STOPPED
+    if state in _HALTS:
+        return _HALTS[state]
     return turns.RUNNING if state or answered else turns.UNSEEN
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 
@@ -11,7 +11,8 @@ from pathlib import Path
 class Process:
     """A process. state: the letter in /proc/PID/stat (R S D T t Z X), "" if there is no such process. start: clock ticks.
 
-    exit_status: of a zombie, as waitpid gives it, where this user may read it; else 0.
+    state is F for a process that is frozen, from :func:`look_closely` only. exit_status: of a zombie, as waitpid gives it,
+    where this user may read it; else 0.
     """
 
     state: str = ""
@@ -36,6 +37,7 @@ class Process:
             "t": "process is stopped by a debugger",
             "Z": "process has ended and is a zombie: its parent has not reaped it",
             "X": "process has ended",
+            "F": "process is frozen with its cgroup, as in a paused container",
             "D": "process is in an uninterruptible wait in the kernel",
         }.get(
             self.state, "process runs, but its agent does not: something holds the GIL, or the agent's thread has ended"
@@ -56,6 +58,35 @@ def look(pid: int) -> Process:
     if len(fields) <= 19:
         return NO_PROCESS
     return Process(fields[0].decode(), int(fields[19]), int(fields[49]) if len(fields) > 49 else 0)
+
+
+def look_closely(pid: int) -> Process:
+    """Return what :func:`look` does, and whether the process is frozen, which its own state does not tell."""
+    process = look(pid)
+    return replace(process, state="F") if process.state in ("S", "D") and _frozen(pid) else process
+
+
+def _frozen(pid: int, root: Path = Path("/")) -> bool:
+    """Return whether the cgroup of a process is frozen, or one that it is in. root: of the file system."""
+    try:
+        lines = (root / f"proc/{pid}/cgroup").read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    for line in lines:
+        _, controllers, path = line.split(":", 2) if line.count(":") > 1 else ("", "-", "")
+        if "freezer" in controllers.split(","):
+            states = {f"sys/fs/cgroup/freezer{path}/freezer.state": "FROZEN"}
+        elif not controllers:
+            states = {f"sys/fs/cgroup{at}{path}/cgroup.events": "frozen 1" for at in ("", "/unified")}
+        else:
+            continue
+        for file, word in states.items():
+            try:
+                if word in (root / file).read_text(errors="replace").splitlines():
+                    return True
+            except OSError:
+                continue
+    return False
 
 
 def age_s(start: int) -> float | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pdctl.protocol import structs, wire
 from pdctl.protocol.errors import Exit
-from pdctl.protocol.processes import look
+from pdctl.protocol.processes import look_closely
 from pdctl.protocol.rank import Answer, FoundRank, Silence
 from pdctl.targets.lines import AGAIN_S, Line, LocalLine
 from pdctl.targets.recordings import Recordings
@@ -276,7 +276,7 @@ class Client:
         not_through = self._drop(rank.connection)
         if rank.access is not None:
             return self._without_answer(question, not_through or _CUT_OFF, not_through)
-        process = look(rank.identity.pid)
+        process = look_closely(rank.identity.pid)
         gone = ended(rank, process)
         if gone:
             return Answer(rank, None, Silence.DEAD, gone)

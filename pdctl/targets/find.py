@@ -18,7 +18,7 @@ import msgspec
 from pdctl.protocol import paths
 from pdctl.protocol.errors import PdctlError
 from pdctl.protocol.files import is_folder
-from pdctl.protocol.processes import look
+from pdctl.protocol.processes import look_closely
 from pdctl.protocol.rank import FoundRank
 from pdctl.targets import registration, servers
 from pdctl.targets.places import OFF, OutsideSetting, Places
@@ -254,7 +254,7 @@ def refresh(rank: FoundRank) -> FoundRank:
     """Return ``rank`` with its process looked at again, where that is on this host."""
     if rank.access is not None:
         return rank
-    process = look(rank.identity.pid)
+    process = look_closely(rank.identity.pid)
     unseen = not (process.state or rank.process.state)  # in another pid namespace, then as now
     live = rank.live and (process.runs_since(rank.identity.proc_start) or unseen)
     return replace(rank, process=process, state="dead" if rank.live and not live else rank.state)

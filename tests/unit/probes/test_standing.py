@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pdctl.probes.standing import judge, standing
-from pdctl.probes.turns import ENDED, RUNNING, STOPPED, UNSEEN, Loop, Turn
+from pdctl.probes.turns import ENDED, FROZEN, RUNNING, STOPPED, TRACED, UNSEEN, Loop, Turn
 from pdctl.protocol.model import NEXT_STAGE, STAGE_BEFORE, Call
 from tests.support.identities import identity
 
@@ -169,3 +169,16 @@ def test_processes_of_several_hosts_are_let_go_on_host_by_host() -> None:
     loops = [Loop(identity(tp=n, tp_size=3, pid=70 + n, host=f"node{n // 2}"), STOP) for n in range(3)]
     [found] = judge(loops)
     assert found.next_step.startswith("Let them go on, on node0: kill -CONT 70 71; on node1: kill -CONT 72. What waits")
+
+
+def test_what_a_debugger_or_a_freezer_holds_is_let_go_on_by_it() -> None:
+    frozen, traced = (Turn(turned=False, age_s=34.0, state=state, stood_s=2.0) for state in (FROZEN, TRACED))
+    [found] = judge(group(frozen, frozen))
+    assert found.summary.endswith("their processes are frozen with the cgroup, as in a paused container.")
+    assert found.next_step.startswith("Thaw the container: docker unpause")
+    assert "kill" not in found.next_step
+    [found] = judge(group(traced, turn(POLL)))
+    assert "its process is stopped by a debugger. For it waits decode dp0 tp1" in found.summary
+    [found] = judge(group(traced, STOP))
+    assert "decode dp0 tp0 is stopped by a debugger; decode dp0 tp1 is stopped (SIGSTOP)" in found.summary
+    assert found.next_step.startswith("kill -CONT 71 lets it go on, on its host. End the debugger")

@@ -173,7 +173,7 @@ def test_a_silent_rank_is_not_asked_again_and_its_process_is_looked_at(
     one = identity(pid=77, proc_start=5)
     writer = RecordingWriter.create(tmp_path / "a.pdrec", msgspec.json.encode(one), size=f.MIN_SIZE)
     writer.pulse(3, 1)
-    monkeypatch.setattr("pdctl.targets.find.look", lambda pid: Process("T", 5) if pid == 77 else Process())
+    monkeypatch.setattr("pdctl.targets.find.look_closely", lambda pid: Process("T", 5) if pid == 77 else Process())
     monkeypatch.setattr(view_module, "now_ns", lambda *_: 31 * S)
     rank = FoundRank(one, "live", recording=tmp_path / "a.pdrec", process=Process("T", 5))
     client = Answering((None,), (), ())
