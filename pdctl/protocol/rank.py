@@ -7,8 +7,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from pdctl.protocol.model import Identity
-from pdctl.protocol.processes import NO_PROCESS, Process
+from pdctl.protocol.model import ATTACHED, Identity
+from pdctl.protocol.processes import NO_PROCESS, Process, age_s
 from pdctl.protocol.wire import PROTOCOL
 
 T = TypeVar("T")
@@ -97,6 +97,18 @@ class FoundRank:
     def live(self) -> bool:
         """Whether its process runs and can be asked, by its agent or from outside."""
         return self.state in ("live", "outside")
+
+    def up_s(self, mono_ns: int = 0) -> float | None:
+        """Return how many seconds ago its process began. None: unknown, as where its agent came later.
+
+        mono_ns: this moment on its clock, 0 unknown.
+        """
+        one = self.identity
+        if self.access is None and self.process.runs_since(one.proc_start):
+            return age_s(one.proc_start)
+        if not mono_ns or not one.started_mono_ns or one.loaded_by == ATTACHED:
+            return None
+        return max(0.0, (mono_ns - one.started_mono_ns) / 1e9)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from pdctl.recording import format as f
 from pdctl.recording.rings import events
 
 if TYPE_CHECKING:
+    from pdctl.protocol.model import Identity
     from pdctl.recording.reader import Recording
 
 SAME_S = 2.0
@@ -19,6 +21,22 @@ SAME_S = 2.0
 INPUT_QUEUE = {"prefill": "prefill.bootstrap", "decode": "decode.prealloc"}
 """The polled queue that a turn of the scheduler visits right after it has taken in new requests, by role."""
 _BEING_WRITTEN = 8
+T = TypeVar("T")
+
+
+def takers(those: Iterable[T], identity_of: Callable[[T], Identity]) -> Iterator[list[T]]:
+    """Yield the ranks that take in requests from outside, those together that take in the same: first stages, by dp rank."""
+    parts: dict[tuple[str, int], list[T]] = {}
+    for one in those:
+        parts.setdefault(part(identity_of(one)), []).append(one)
+    for members in parts.values():
+        first = min(identity_of(one).pp for one in members)
+        yield [one for one in members if identity_of(one).pp == first]
+
+
+def part(identity: Identity) -> tuple[str, int]:
+    """Return which requests a rank takes in: those of its server and dp rank."""
+    return identity.service, identity.dp
 
 
 @dataclass(frozen=True)

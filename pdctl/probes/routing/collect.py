@@ -15,10 +15,10 @@ from pdctl.probes.routing.judge import pause_s
 from pdctl.probes.routing.lookups import missed
 from pdctl.probes.routing.model import FAKE_HOST, Fault, Look, Place, RankView, ServerView, waits
 from pdctl.probes.routing.peers import own_address
-from pdctl.protocol.model import ATTACHED, EventKind, Identity
-from pdctl.protocol.processes import age_s, network_of
+from pdctl.protocol.model import ATTACHED, EventKind
+from pdctl.protocol.processes import network_of
 from pdctl.protocol.rank import FoundRank
-from pdctl.protocol.requests import NOTES_CONFLICTS, QUERY_FORCED, REGISTERS_EVERY_ROOM, RoomEntry, Rooms
+from pdctl.protocol.requests import NOTES_CONFLICTS, QUERY_FORCED, REGISTERS_EVERY_ROOM, RoomEntry
 from pdctl.recording.requests import alive_ns, doubts, moments, rooms_of, seen_until_ns
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _views(ranks: Sequence[FoundRank], view: View) -> list[RankView]:
                 seams=seams,
                 events_off="pdctl's hook of registrations and queries failed in this rank" if broken else "",
                 network=_network(rank),
-                up_s=_up_s(rank, identity, answer.body),
+                up_s=rank.up_s(answer.body.mono_ns if answer.body is not None else 0),
             )
         )
     return views
@@ -132,15 +132,6 @@ def _recorded(ranks: Sequence[FoundRank], view: View) -> list[RankView]:
         rooms = rooms_of(recording, seen_ns)
         views.append(RankView(rank.identity, rank.state, rooms=rooms, problems=problems, up_s=up_s))
     return views
-
-
-def _up_s(rank: FoundRank, identity: Identity, rooms: Rooms | None) -> float | None:
-    """Return how many seconds ago a rank's process began. None: unknown, as where its agent came later."""
-    if rank.access is None and rank.process.runs_since(identity.proc_start):
-        return age_s(identity.proc_start)
-    if rooms is None or not identity.started_mono_ns or identity.loaded_by == ATTACHED:
-        return None
-    return max(0.0, (rooms.mono_ns - identity.started_mono_ns) / 1e9)
 
 
 def _network(rank: FoundRank) -> str:

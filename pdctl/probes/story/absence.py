@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 
+from pdctl.probes.several_rooms import several_rooms, some
 from pdctl.probes.story.find import Known
 from pdctl.probes.story.model import RankPast, RoomStory
 from pdctl.probes.story.names import short_names
@@ -12,7 +13,7 @@ from pdctl.probes.unknown import unknown_words
 from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import OTHER
 from pdctl.recording.witness import SAME_S, witness
-from pdctl.report.findings import Finding, finding
+from pdctl.report.findings import Finding
 
 
 def never_came(asked: str, pasts: Sequence[RankPast], now_ns: int) -> tuple[str, str]:
@@ -66,8 +67,7 @@ def others_of(told: RoomStory, known: Sequence[Known]) -> Iterator[str]:
     for rid in told.rids:
         rooms = [one.room for one in known if rid in one.rids and one.room != told.room]
         if rooms:
-            named = ", ".join(map(str, rooms[:5])) + (" …" if len(rooms) > 5 else "")
-            yield f"rid {rid} is also that of room{'s'[: len(rooms) != 1]} {named}: pdctl story {rid} tells all"
+            yield f"rid {rid} is also that of room{'s'[: len(rooms) != 1]} {some(rooms)}: pdctl story {rid} tells all"
 
 
 def shared(stories: Sequence[RoomStory]) -> tuple[Finding, ...]:
@@ -80,15 +80,8 @@ def shared(stories: Sequence[RoomStory]) -> tuple[Finding, ...]:
     for rid, all_told in by_rid.items():
         meeting = [one for one in all_told if any(one is not other and _meet(one, other) for other in all_told)]
         if meeting:
-            rooms = tuple(one.room for one in meeting)
-            found.append(
-                finding(
-                    "PD147",
-                    f"rid {rid} has {len(rooms)} rooms at the same time: {', '.join(map(str, rooms))}.",
-                    rooms=rooms,
-                    evidence=tuple(f"room {one.room}: from {one.started[11:23]} on, {_long(one)}" for one in meeting),
-                )
-            )
+            lines = [f"room {one.room}: from {one.started[11:23]} on, {_long(one)}" for one in meeting]
+            found.append(several_rooms(rid, [one.room for one in meeting], lines))
     return tuple(found)
 
 

@@ -14,10 +14,10 @@ from pdctl.probes.story.model import Entry, Lost, Moment, RankLine, RankPast, Ra
 from pdctl.probes.story.names import short_names
 from pdctl.probes.story.sync import Time, times
 from pdctl.probes.story.timeline import rank_story, rids_of
-from pdctl.protocol.model import OTHER, Identity
+from pdctl.protocol.model import OTHER
 from pdctl.recording.reader import Recording
 from pdctl.recording.requests import last_sign_ns
-from pdctl.recording.witness import SAME_S, Witness, witness
+from pdctl.recording.witness import SAME_S, Witness, part, takers, witness
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -179,13 +179,14 @@ def _absent(role: str, pasts: Sequence[RankPast], told: Sequence[_Told], wall: i
     came = min((t.line_ns(m.ns) for t in told if t.story.came for m in t.story.moments), default=None)
     if came is None:
         return
-    parts = {_part(past.identity) for past in pasts if past.identity.role == role}
-    if not those or parts - {_part(t.past.identity) for t in those}:
+    parts = {part(past.identity) for past in pasts if past.identity.role == role}
+    if not those or parts - {part(t.past.identity) for t in those}:
         no = "not every" if those else "no"
         yield False, f"whether it came to {role}: {no} {role} rank has a recording"
         return
     latest = []
-    for t in _takers(those):
+    for members in takers(those, lambda t: t.past.identity):
+        t = max(members, key=lambda one: one.line_ns(one.witness.took_in_ns))
         seen = t.witness
         took_in = t.line_ns(seen.took_in_ns)
         if seen.since_ns is None or t.line_ns(seen.since_ns) > came - _SAME_NS:
@@ -203,21 +204,6 @@ def _absent(role: str, pasts: Sequence[RankPast], told: Sequence[_Told], wall: i
 
 
 _SAME_NS = int(SAME_S * 1e9)
-
-
-def _part(identity: Identity) -> tuple[str, int]:
-    """Return which requests a rank takes in: those of its server and dp rank."""
-    return identity.service, identity.dp
-
-
-def _takers(those: Sequence[_Told]) -> Iterator[_Told]:
-    """Yield one rank for each part of a side that takes in requests of its own, the one that did so last."""
-    parts: dict[tuple[str, int], list[_Told]] = {}
-    for t in those:
-        parts.setdefault(_part(t.past.identity), []).append(t)
-    for members in parts.values():
-        first = min(t.past.identity.pp for t in members)
-        yield max((t for t in members if t.past.identity.pp == first), key=lambda t: t.line_ns(t.witness.took_in_ns))
 
 
 __all__ = ["story"]

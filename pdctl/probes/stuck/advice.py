@@ -15,6 +15,8 @@ BOOTSTRAP_TIMEOUT = "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT"
 GIVEN_UP = "given up"
 FIRST, BEHIND = "first in line for space", "waits for space"
 """Notes of requests that wait until decode has space for them."""
+NOT_TOLD = "recordings do not tell what ends it"
+"""Note of requests whose time-out only a live rank could tell."""
 
 
 class Advice(NamedTuple):
@@ -88,6 +90,15 @@ def _given_up(request: Waiting) -> Advice:
 def _message(request: Waiting) -> Advice:
     other = OTHER[request.role]
     return Advice("message", "", f"{_abort(request)} Then look for what loses messages from {other} to {request.role}.")
+
+
+def too_late(request: Waiting) -> Advice:
+    """Return what to do about a request that came before the process on the other side, which has never had it."""
+    return Advice(
+        "too late",
+        "A process that was there before may have had it, and is gone.",
+        f"Send the request again. {_abort(request)}",
+    )
 
 
 def _abort(request: Waiting) -> str:
@@ -164,6 +175,6 @@ def standing(side: Side) -> str:
 
 
 __all__ = [
-    "BEHIND", "BOOTSTRAP_TIMEOUT", "FIRST", "GIVEN_UP", "Advice", "clock_s", "complete", "ended_as", "lost", "orphan",
-    "standing",
+    "BEHIND", "BOOTSTRAP_TIMEOUT", "FIRST", "GIVEN_UP", "NOT_TOLD", "Advice", "clock_s", "complete", "ended_as", "lost",
+    "orphan", "standing", "too_late",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from pdctl.probes.stuck import UNHEARD_S
 from pdctl.probes.stuck.model import Earlier, Last, RankLooks
 from pdctl.probes.view import now_ns
 from pdctl.protocol.metadata import NOT_READ
-from pdctl.protocol.model import OTHER, UNKNOWN, WAITS_FOR_OTHER, Action, EventKind, KVPoll, poll_name
+from pdctl.protocol.model import ATTACHED, OTHER, UNKNOWN, WAITS_FOR_OTHER, Action, EventKind, KVPoll, poll_name
 from pdctl.protocol.rank import FoundRank
 from pdctl.protocol.requests import Rooms, RoomTable
 from pdctl.recording.format import kept_text
@@ -42,6 +42,7 @@ def collect(view: View, *, pause_s: float) -> list[RankLooks]:
             second=after.body,
             recorded=rank.recording is not None,
             whole_why=rank.recording_off or "it has no recording",
+            up_s=rank.up_s(after.body.mono_ns) if after.body is not None else None,
         )
         rooms = missing.get(rank.identity.role, frozenset())
         if rooms and now.has_recording(rank):
@@ -130,6 +131,7 @@ def collect_recorded(view: View, *, pause_s: float) -> list[RankLooks]:
             unseen_s=(end_ns - seen_ns) / 1e9,
             stood_s=max(0.0, (seen_ns - recording.tick_mono_ns) / 1e9) if recording.tick_mono_ns else 0.0,
             problems=doubts(recording, (end_ns - seen_ns) / 1e9),
+            up_s=(end_ns - recording.start_mono_ns) / 1e9 if rank.identity.loaded_by != ATTACHED else None,
         )
         looks.append(_told(look, recording, missing.get(rank.identity.role, frozenset()), end_ns))
     looks = _with_since(looks, missing, lambda n: answers[n].body)

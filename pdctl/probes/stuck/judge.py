@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 import msgspec
 
+from pdctl.probes.queues.formatting import names
 from pdctl.probes.queues.formatting import rooms as some_rooms
 from pdctl.probes.stuck import STUCK_S, UNHEARD_S, advice, place
-from pdctl.probes.stuck.advice import BEHIND, FIRST, Advice
+from pdctl.probes.stuck.advice import BEHIND, FIRST, NOT_TOLD, Advice
 from pdctl.probes.stuck.model import Place, RankLooks, SideSpace, StuckDocument, Waiting
-from pdctl.probes.stuck.peer import ABSENT, ENDED, GONE, NEVER, UNREAD, peer_of
+from pdctl.probes.stuck.peer import ABSENT, ENDED, GONE, LATER, NEVER, UNREAD, peer_of
 from pdctl.probes.stuck.shared import shared_findings
 from pdctl.probes.stuck.sides import (
     COMPUTED,
@@ -77,7 +78,7 @@ def _waiting(side: Side, other: Sequence[Side], pause_s: float, full: SideSpace 
     answer = side.first_answer
     if answer is None:
         return []
-    covers, lookups = _Covers(answer.covers), answer.lookups
+    covers, lookups, recorded = _Covers(answer.covers), answer.lookups, side.recorded
     progress = _Progress(side, pause_s)
     since, title, role, cluster, unseen_s = side.since, side.title, side.role, side.cluster, side.unseen_s
     found = []
@@ -94,6 +95,8 @@ def _waiting(side: Side, other: Sequence[Side], pause_s: float, full: SideSpace 
         cover = covers.of(entry)
         if lookups and entry.queue == "decode.pending":
             cover = _attempts(lookups.get(entry.bootstrap), entry.bootstrap) or cover
+        if recorded and cover.name == "unknown":
+            cover = _NOT_TOLD
         room, rid = key
         peer = peer_of(room, side, other, max(age_s, since.get(key, -1.0)) if since else age_s)
         found.append(
@@ -189,6 +192,9 @@ class _Ends(msgspec.Struct, frozen=True, gc=False):
         return self.limit_s - entry.clock_s if self.running and self.limit_s is not None else None
 
 
+_NOT_TOLD = _Ends("unknown", None, note=NOT_TOLD)
+
+
 def _attempts(lookup: Lookup | None, address: str) -> _Ends | None:
     """Return what ends requests whose bootstrap server is asked in vain: decode fails them after its last attempt."""
     if lookup is None or lookup.left_s is None:
@@ -265,14 +271,22 @@ def _findings(
     pause_s: float,
     stuck_s: float,
 ) -> Iterator[Finding]:
-    groups: dict[_Group, list[Waiting]] = defaultdict(list)
+    groups: dict[_Group, dict[tuple[int, str], Waiting]] = defaultdict(dict)
+    sides: dict[_Group, dict[int, Side]] = defaultdict(dict)
+    first: dict[tuple[object, ...], _Group] = {}
     given_up: dict[int, dict[int, Waiting]] = defaultdict(dict)
     held = _held_up(side for those in peers.values() for side in those)
     for side, request in requests:
         code = "" if id(side) in held else _code(request, pause_s, stuck_s, _other(request, peers))
         if code:
             why = _advice(code, request, side, peers)
-            groups[_Group(code, side, request.queue, request.state, why.kind)].append(request)
+            group = _Group(code, side, request.queue, request.state, why.kind)
+            key = (request.room, request.rid)
+            group = first.setdefault(
+                (code, side.cluster, side.unit, *key), group
+            )  # the stages of a server have one request
+            groups[group].setdefault(key, request)
+            sides[group].setdefault(id(side), side)
             if why.kind == advice.GIVEN_UP:
                 given_up[id(side)][request.room] = request
     for side, one in space:
@@ -284,7 +298,7 @@ def _findings(
             yield batch
     for group, ones in groups.items():
         of = next((one for side, one in space if side is group.side), None)
-        yield _finding(group, ones, of, peers)
+        yield _finding(group, list(ones.values()), list(sides[group].values()), of, peers)
 
 
 def _advice(code: str, request: Waiting, side: Side, peers: dict[tuple[str, str], list[Side]]) -> Advice:
@@ -296,6 +310,8 @@ def _advice(code: str, request: Waiting, side: Side, peers: dict[tuple[str, str]
         return advice.lost(request, advice.ended_as(request, _other(request, peers)))
     if code == "PD141" and _complete(request):
         return advice.complete(request, side)
+    if request.peer_is == LATER:
+        return advice.too_late(request)
     return Advice()
 
 
@@ -313,19 +329,25 @@ def _other(request: Waiting, peers: dict[tuple[str, str], list[Side]]) -> list[S
 
 
 def _finding(
-    group: _Group, ones: Sequence[Waiting], space: SideSpace | None, peers: dict[tuple[str, str], list[Side]]
+    group: _Group,
+    ones: Sequence[Waiting],
+    sides: Sequence[Side],
+    space: SideSpace | None,
+    peers: dict[tuple[str, str], list[Side]],
 ) -> Finding:
+    """Return what is found of these requests. sides: that have them, the stages of one server."""
     side, oldest = group.side, max(ones, key=lambda one: one.age_s)
     why = _advice(group.code, oldest, side, peers)
     many = f"{len(ones)} requests, the oldest room {oldest.room}," if len(ones) > 1 else f"Room {oldest.room}"
     wait = "wait" if len(ones) > 1 else "waits"
+    where = names([one.title for one in sides])
     words = [
-        f"{many} {wait} in {group.queue} of {side.title}, {group.state} for {seconds(oldest.age_s)}: {oldest.peer}.",
+        f"{many} {wait} in {group.queue} of {where}, {group.state} for {seconds(oldest.age_s)}: {oldest.peer}.",
         why.why,
         "" if group.code == "PD141" and _complete(oldest) else _end(oldest),
         _slots_held(ones, space),
     ]
-    stands = advice.standing(side) if group.code in ("PD141", "PD142") else ""
+    stands = next(filter(None, map(advice.standing, sides)), "") if group.code in ("PD141", "PD142") else ""
     return finding(
         group.code,
         " ".join(filter(None, words)),
@@ -355,7 +377,7 @@ def _code(request: Waiting, pause_s: float, stuck_s: float, other: Sequence[Side
         return ""
     if request.note in (FIRST, BEHIND):
         return ""  # full is not stuck
-    if request.peer_is in (NEVER, ABSENT):
+    if request.peer_is in (NEVER, LATER, ABSENT):
         return "PD143" if request.peer_without_s >= stuck_s else ""
     if request.peer_is == GONE:
         return "PD143" if request.peer_without_s >= max(UNHEARD_S, pause_s) else ""
@@ -398,7 +420,8 @@ def _end(request: Waiting) -> str:
     if request.left_s is not None:
         return f"{request.cover} ends it in {seconds(max(0.0, request.left_s))}."
     if request.cover == "unknown":
-        return "Which time-out covers this on this backend is not known."
+        backend = "Which time-out covers this on this backend is not known."
+        return f"{NOT_TOLD.capitalize()}." if request.note == NOT_TOLD else backend
     if request.note in (FIRST, BEHIND):
         return "No time-out runs while it waits for space."
     note = f" ({request.note})" if request.note else ""

@@ -50,7 +50,8 @@ class RankLooks:
     whole_s: for so long before the second look its recording has every request that came; None where it has no recording, or
     one that may lack some. whole_why: what limits that, in words. took_in_s: seconds since it last took in new requests, as
     its recording shows, None unknown. turn: whether and when its loop turned, None not asked.
-    landed: whether the metadata of a room is in its slot, of rooms that were asked about.
+    landed: whether the metadata of a room is in its slot, of rooms that were asked about. up_s: seconds since its process
+    began, None unknown.
 
     Of recordings: unseen_s is how long before the end of them all the rank was last seen; ages in its looks count to then,
     those in ``last`` to the end. stood_s: for how long its loop had not turned then. problems: what in its recording can't be
@@ -71,6 +72,7 @@ class RankLooks:
     took_in_s: float | None = None
     turn: Turn | None = None
     landed: dict[int, bool] = field(default_factory=dict)
+    up_s: float | None = None
     unseen_s: float = 0.0
     stood_s: float = 0.0
     problems: tuple[str, ...] = ()
@@ -105,8 +107,9 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     side: its group of ranks. queue, state: of the rank that has it longest; ranks: all of the group that have it.
     peer: what the other side says of its room, in words; peer_is: in one word, of pdctl.probes.stuck.peer (``here``,
-    ``ended``, ``gone``, ``never``, ``absent``, ``unread``, ``silent``, "" where nobody can say). peer_ended_s: seconds since
-    it was over there, None while it is not. peer_without_s: for how long the other side is known to lack it, seconds.
+    ``ended``, ``gone``, ``never``, ``later``, ``absent``, ``unread``, ``silent``, "" where nobody can say).
+    peer_ended_s: seconds since it was over there, None while it is not. peer_without_s: for how long the other side is
+    known to lack it, seconds.
     progress: ``moving`` (it changed
     between the looks), ``in line`` (others ahead of it did), ``still``, ``new``. cover: the variable of the time-out that
     will end it, ``nothing`` or ``unknown``; limit_s and left_s of it, None without one. holds: in words. unseen_s: how

@@ -6,7 +6,7 @@ to have had it only where its recordings tell of all that came since then.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdctl.probes.stuck.model import Last, RankLooks
@@ -14,14 +14,15 @@ from pdctl.probes.stuck.sides import Side
 from pdctl.probes.turns import RECENT_S
 from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import OTHER
-from pdctl.recording.witness import SAME_S
+from pdctl.recording.witness import SAME_S, takers
 
-HERE, ENDED, GONE, NEVER, ABSENT, UNREAD, SILENT, NOBODY = (
-    "here", "ended", "gone", "never", "absent", "unread", "silent", "",
+HERE, ENDED, GONE, NEVER, LATER, ABSENT, UNREAD, SILENT, NOBODY = (
+    "here", "ended", "gone", "never", "later", "absent", "unread", "silent", "",
 )  # fmt: skip
 """What the other side says of a room. here: it has it. ended: it was over there. gone: it came, did not end, and is in no
-queue. never: it never came. absent: it is not there now, and whether it ever came is not known. unread: the loop has not
-turned since the request could have come. silent: a rank does not answer."""
+queue. never: it never came. later: it never came to those that were there, and some began after the request could have come.
+absent: it is not there now, and whether it ever came is not known. unread: the loop has not turned since the request could
+have come. silent: a rank does not answer."""
 
 
 @dataclass(frozen=True)
@@ -95,30 +96,29 @@ def _without(
     came_s = since_s + side.unseen_s  # to the end of the recordings, as the other side's times are
     before = any(room in peer.rooms_before for peer in other)
     without_s, partly = float("inf"), ""
-    for looks in _entries(other):
+    began: dict[str, float] = {}
+    for looks in takers((look for peer in other for look in peer.looks), lambda look: look.identity):
         look, took_in_s = min(((each, _took_in_s(each)) for each in looks), key=lambda one: _late(one[1]))
         if took_in_s is None or took_in_s > came_s - SAME_S or before:
             return Peer(f"not known: {_busy(look, look.identity.label)}", UNREAD)
         without_s = min(without_s, came_s - took_in_s)
-        if not any(each.whole_s is not None and each.whole_s >= came_s + SAME_S for each in looks):
+        if any(each.whole_s is not None and each.whole_s >= came_s + SAME_S for each in looks):
+            continue
+        up_s = [each.up_s for each in looks if each.up_s is not None]
+        if len(up_s) == len(looks) and max(up_s) < came_s - SAME_S:
+            began[look.identity.service] = max(up_s)
+        else:
             partly = partly or _limit(look)
     earlier = _earlier([one for one in last if one[2].came])
     if partly:
         words = f"no {role} rank has it now; whether one ever had it is not known: {partly}"
         return Peer(f"{words}{earlier}", ABSENT, without_s=without_s)
+    if began:
+        servers = ", ".join(f"{service} began {seconds(up_s)} ago" for service, up_s in began.items())
+        words = f"no {role} rank has it: {servers}, after this request came"
+        return Peer(f"{words}{earlier}", LATER, without_s=without_s)
     told = [one for one in last if not one[2].came]
     return Peer(f"it never came to {role}{_told(told)}{earlier}", NEVER, without_s=without_s)
-
-
-def _entries(other: Sequence[Side]) -> Iterator[list[RankLooks]]:
-    """Yield the ranks that take in requests from outside, those together that take in the same: first stages, by dp rank."""
-    takers: dict[tuple[str, int], list[RankLooks]] = {}
-    for look in (look for peer in other for look in peer.looks):
-        i = look.identity
-        takers.setdefault((i.service, i.dp), []).append(look)
-    for looks in takers.values():
-        first = min(look.identity.pp for look in looks)
-        yield [look for look in looks if look.identity.pp == first]
 
 
 def _took_in_s(look: RankLooks) -> float | None:

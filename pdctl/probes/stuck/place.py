@@ -26,8 +26,9 @@ def full(
     """
     line = [one for one in requests if one.room == space.head or one.note == BEHIND]
     head = next((one for one in line if one.room == space.head), None)
-    since = f" for {seconds(head.age_s)} now" if head is not None and head.age_s >= 0 else ""
-    words = [f"{side.title} is full{since}: {space.full}."]
+    words = [f"{side.title} is full: {space.full}."]
+    if head is not None and head.age_s >= 0:
+        words.append(f"Room {head.room} has waited for {seconds(head.age_s)}.")
     if len(line) > 1:
         words.append(f"{len(line) - 1} more {_verb(len(line) - 1, 'waits', 'wait')} behind it.")
     dead, kv = _dead(side, failed)

@@ -78,5 +78,5 @@ def _ends(request: Waiting) -> str:
     if request.queue in _UNTIL or request.note in (FIRST, BEHIND):
         return _UNTIL.get(request.queue, request.note)
     if request.cover == "unknown":
-        return "what ends it is not known for this backend"
+        return request.note or "what ends it is not known for this backend"
     return f"nothing ends it{f': {request.note.removeprefix(_PREFIX)}' if request.note else ''}"

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from pdctl.probes.several_rooms import several_rooms
 from pdctl.probes.stuck.model import Waiting
 from pdctl.probes.stuck.sides import Key, Seen, Side
 from pdctl.protocol.durations import seconds
 from pdctl.report.findings import Finding, finding
 
-_SHOWN = 5
+_EVIDENCE = 20
 
 
 def shared_findings(sides: Sequence[Side], waiting: Iterable[tuple[Side, Waiting]]) -> list[Finding]:
     """Return what is found of request ids with several rooms, and of rooms that had another request."""
     found = [_rid_finding(rid, places) for rid, places in _shared_rids(sides)]
+    reused: dict[tuple[str, str], tuple[Side, dict[int, str]]] = {}
     for side, request in waiting:
         if (
             request.progress == "still"
@@ -24,17 +26,25 @@ def shared_findings(sides: Sequence[Side], waiting: Iterable[tuple[Side, Waiting
         ):
             earlier = side.earlier[request.room]
             ended = f", which ended there as {earlier.ended}" if earlier.ended else ""
-            found.append(
-                finding(
-                    "PD147",
-                    f"Room {request.room} of request {request.rid}, which waits in {request.queue} of {side.title} for"
-                    f" {seconds(request.age_s)}, was that of request {earlier.rid} {seconds(earlier.age_s)} ago{ended}.",
-                    group=side.title,
-                    rooms=(request.room,),
-                    units=(side.unit,),
-                )
+            reused.setdefault((side.cluster, side.unit), (side, {}))[1].setdefault(
+                request.room,
+                f"Room {request.room} of request {request.rid}, which waits in {request.queue} of {side.title} for"
+                f" {seconds(request.age_s)}, was that of request {earlier.rid} {seconds(earlier.age_s)} ago{ended}.",
             )
-    return found
+    return [*found, *(_reused(side, rooms) for side, rooms in reused.values())]
+
+
+def _reused(side: Side, rooms: Mapping[int, str]) -> Finding:
+    """rooms: of a side that another request had before, with what is said of each."""
+    said, more = list(rooms.values()), len(rooms) - 1
+    return finding(
+        "PD147",
+        said[0] + (f" So it is with {more} more room{'s'[: more != 1]}." if more else ""),
+        group=side.title,
+        rooms=tuple(rooms),
+        evidence=tuple(said[1:_EVIDENCE]),
+        units=(side.unit,),
+    )
 
 
 def _shared_rids(sides: Sequence[Side]) -> Iterator[tuple[str, list[tuple[int, Side, list[Seen]]]]]:
@@ -55,14 +65,11 @@ def _shared_rids(sides: Sequence[Side]) -> Iterator[tuple[str, list[tuple[int, S
 
 
 def _rid_finding(rid: str, places: Sequence[tuple[int, Side, list[Seen]]]) -> Finding:
-    rooms = tuple(dict.fromkeys(room for room, _, _ in places))
-    named = ", ".join(map(str, rooms[:_SHOWN])) + (" …" if len(rooms) > _SHOWN else "")
-    return finding(
-        "PD147",
-        f"rid {rid} has {len(rooms)} rooms at the same time: {named}.",
+    return several_rooms(
+        rid,
+        list(dict.fromkeys(room for room, _, _ in places)),
+        [f"room {room}: {side.words(seen)}" for room, side, seen in places[:_EVIDENCE]],
         group=places[0][1].title,
-        rooms=rooms,
-        evidence=tuple(f"room {room}: {side.words(seen)}" for room, side, seen in places[:20]),
         units=tuple(dict.fromkeys(side.unit for _, side, _ in places)),
     )
 

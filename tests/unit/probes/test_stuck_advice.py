@@ -86,8 +86,8 @@ def test_a_decode_that_is_full_until_prefill_gives_up() -> None:
     found = connect(result(prefill, look("decode", line(7), line(8), space=FULL)).findings)
     assert [(each.code, each.follows) for each in found] == [("PD140", ""), ("PD142", "PD140")]
     assert found[0].summary == (
-        "decode dp0 pp0 is full for 60.0 s now: room 7 is first in line and needs 90 KV tokens, 0 free. 1 more waits"
-        " behind it. Prefill has given up 2 requests meanwhile."
+        "decode dp0 pp0 is full: room 7 is first in line and needs 90 KV tokens, 0 free. Room 7 has waited for 60.0 s."
+        " 1 more waits behind it. Prefill has given up 2 requests meanwhile."
     )
     assert "Abort on decode what prefill has given up" in found[0].next_step
     assert "for want of space" in found[1].summary

@@ -447,3 +447,49 @@ def test_attempts_at_a_bootstrap_server_end_a_wait_that_no_time_out_covers() -> 
     [request] = [request for request in document.requests if request.role == "decode"]
     assert (request.cover, request.left_s) == ("attempt 15 at the bootstrap server 10.0.0.1:8998 (now 4)", 11.0)
     assert not [found for found in document.findings if found.group.startswith("decode")]
+
+
+def test_who_began_after_the_request_came_can_not_have_had_it() -> None:
+    begun = replace(look("prefill"), whole_s=40.0, up_s=40.5)
+    document = result(begun, look("decode", WAITS))
+    [found] = document.findings
+    assert (found.code, document.requests[0].peer_is) == ("PD143", "later")
+    assert "no prefill rank has it: prefill began 40.5 s ago, after this request came. A process" in found.summary
+    assert found.next_step == (
+        "Send the request again. Abort the request on decode (POST /abort_request with its rid), or wait for"
+        f" {WAITING}."
+    )
+    # One of two servers is new, and the other never had it.
+    other = look("prefill")
+    other = replace(other, identity=msgspec.structs.replace(other.identity, service="other"))
+    assert peer(begun, other)[1:] == ("later", ["PD143"])
+    # Of the other one nothing is known.
+    assert peer(begun, replace(other, whole_s=None, whole_why="it has no recording"))[1:] == ("absent", ["PD143"])
+    for up_s in (None, 59.0, 61.0):
+        assert peer(replace(begun, up_s=up_s))[1] == "absent"
+    assert peer(begun, mine=entry("decode.transfer", age_s=43.0))[1:] == ("later", ["PD143"])
+    assert peer(replace(begun, up_s=20.0), mine=entry("decode.transfer", age_s=29.0))[2] == []
+
+
+def test_a_request_of_several_stages_is_one_finding() -> None:
+    stages = []
+    for pp in (0, 1):
+        one = look("prefill", entry("prefill.bootstrap", state=KVPoll.BOOTSTRAPPING, age_s=60.0 - pp))
+        stages.append(replace(one, identity=msgspec.structs.replace(one.identity, pp=pp, pp_size=2, world_rank=pp)))
+    [found] = result(*stages, look("decode")).findings
+    assert found.code == "PD143"
+    assert found.rooms == (7,)
+    assert (
+        "Room 7 waits in prefill.bootstrap of prefill dp0 pp0 and prefill dp0 pp1, Bootstrapping for" in found.summary
+    )
+
+
+def test_many_rooms_that_other_requests_had_before_are_one_finding() -> None:
+    many = range(1, 100)
+    decode = look("decode", *(entry("decode.transfer", room) for room in many))
+    decode = replace(decode, earlier={room: Earlier(f"old{room}", 90.0) for room in many})
+    prefill = look("prefill", *(entry("prefill.inflight", room) for room in many))
+    [found] = [one for one in result(prefill, decode).findings if one.code == "PD147"]
+    assert found.rooms == tuple(many)
+    assert found.summary.endswith("was that of request old1 90.0 s ago. So it is with 98 more rooms.")
+    assert len(found.evidence) < 20
