@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -131,6 +131,10 @@ class Probe(Generic[O, E, D]):
     def rests_on_loops(self, options: O) -> bool:
         """Return whether what it says rests on scheduler loops that turn: its document then tells of those that don't."""
         return False
+
+    def held_up(self, document: D) -> Collection[int]:
+        """Return the rooms that wait for the other side: its document then tells what is wrong with the way there."""
+        return ()
 
     def deepen(self, view: View, evidence: E, document: D) -> E | None:
         """Return more evidence where the first judgement calls for it: it is judged again. None: it stands."""

@@ -138,7 +138,8 @@ def look(probe: AnyProbe, view: View, options: Any) -> Any:
         document = probe.judge(more, options)
     if "findings" in document.__struct_fields__:
         below = view.underlying if probe.rests_on_loops(options) else ()
-        document = msgspec.structs.replace(document, findings=connect((*document.findings, *below)))
+        between = misrouted(view, rooms) if (rooms := frozenset(probe.held_up(document))) else ()
+        document = msgspec.structs.replace(document, findings=connect((*document.findings, *below, *between)))
     silent = [
         f"{rank.identity.label}: read from outside, its agent is silent: {rank.agent_off}"
         for rank in view.ranks
@@ -148,6 +149,15 @@ def look(probe: AnyProbe, view: View, options: Any) -> Any:
         said = tuple(dict.fromkeys((*silent, *document.problems)))
         document = msgspec.structs.replace(document, problems=said, partial=True)
     return document
+
+
+def misrouted(view: View, rooms: frozenset[int]) -> tuple[Finding, ...]:
+    """Return what is wrong with the way of these rooms to the other side: who is asked for it, and who is there."""
+    from pdctl.probes.routing.collect import usual
+    from pdctl.probes.routing.judge import judge
+
+    seen = usual(view)
+    return tuple(found for found in judge(seen.look, seen.first).findings if not rooms.isdisjoint(found.rooms))
 
 
 def exit_code(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -68,6 +68,7 @@ class View:
         self._recordings: dict[tuple[int, bool, bool], Answer[Recording]] = {}
         self._turns: list[Turn] | None = None
         self._endings: Endings | None = None
+        self._once: dict[str, Any] = {}
 
     @classmethod
     def open(
@@ -101,6 +102,13 @@ class View:
     def again(self) -> View:
         """Return another look at the same ranks, now: nothing is known in it yet."""
         return View(self.found, self.client, others=self.others, recorded=self.recorded, anything=self._anything)
+
+    def once(self, name: str, collect: Callable[[], T]) -> T:
+        """Return what ``collect`` found when it was first asked for under ``name`` in this look."""
+        if name not in self._once:
+            self._once[name] = collect()
+        found: T = self._once[name]
+        return found
 
     # ---- time --------------------------------------------------------------------------------------------------------
 

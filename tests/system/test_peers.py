@@ -67,12 +67,14 @@ def test_a_restart_that_decode_has_noticed_is_clean_and_one_that_it_has_not_is_f
     now = found(labs)
     assert now["PD144"]["rooms"] == [4101]
     assert "1 request waits for an answer that will not come" in str(now["PD144"]["summary"])
+    assert found(labs, command="stuck")["PD144"]["rooms"] == [4101]
     assert labs.cli("check", "--probe", *PATIENT, code=1).returncode == 1
     trace = tmp_path / "x.pdtrace"
     labs.cli("record", trace)
     recorded = found(labs, "--from", str(trace))  # there, times tell
     assert recorded["PD144"]["rooms"] == [4101]
     assert "sent its addresses for 1 request before prefill@lab:lab started" in str(recorded["PD144"]["summary"])
+    assert found(labs, "--from", str(trace), command="stuck")["PD144"] == recorded["PD144"]
     load.kill()
     load.wait()
 
@@ -97,7 +99,22 @@ def test_decode_was_restarted_with_requests_in_flight_and_without(labs: Labs) ->
     labs.cli("lab", "restart", "decode")
     now = found(labs)
     assert now["PD144"]["rooms"] == [4201]
+    assert found(labs, command="stuck")["PD144"]["rooms"] == [4201]
     assert "holds 1 request from before decode@lab:lab started" in str(now["PD144"]["summary"])
+    load.kill()
+    load.wait()
+
+
+def test_a_bootstrap_server_that_refuses_is_the_cause_whoever_is_asked(labs: Labs) -> None:
+    lab = labs.up()
+    labs.cli("lab", "kill", "bootstrap")
+    load = waiting(labs, 4301)
+    until("the request at prefill", lambda: queue(lab, "prefill dp0 pp0 tp0", "prefill.bootstrap") == [4301])
+    until("PD145 of it", lambda: found(labs, command="stuck").get("PD145", {}).get("rooms") == [4301])
+    gave_up = "no client aborted it"
+    until("decode to give up", lambda: gave_up in str(found(labs, command="stuck")["PD145"]["summary"]), every_s=2.0)
+    now = found(labs, command="stuck")
+    assert [code for code, one in now.items() if not one["follows"]] == ["PD145"]
     load.kill()
     load.wait()
 

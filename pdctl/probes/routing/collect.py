@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from pdctl.probes.routing import GRACE_S
 from pdctl.probes.routing.bootstrap import Question, ask, split
 from pdctl.probes.routing.judge import pause_s
 from pdctl.probes.routing.lookups import missed
@@ -39,6 +40,7 @@ EVENTS = (
     EventKind.DEQUEUE,
     EventKind.LOOKUP,
 )
+_ONCE = "routing"
 _SEAMS = (NOTES_CONFLICTS, REGISTERS_EVERY_ROOM, QUERY_FORCED)
 
 
@@ -55,12 +57,23 @@ def twice(view: View, *, grace_s: float, rooms: Sequence[int] = (), instead: Seq
 
     grace_s: how long a difference must last.
     """
+    if grace_s == GRACE_S and not (rooms or instead):
+        return view.once(_ONCE, lambda: _twice(view, grace_s))
+    return _twice(view, grace_s, rooms, instead)
+
+
+def _twice(view: View, grace_s: float, rooms: Sequence[int] = (), instead: Sequence[str] = ()) -> Seen:
     first = collect(view, rooms=rooms, instead=instead)
     pause = pause_s(first, grace_s)
     if pause is None:
         return Seen(first)
     view.pause(pause)
     return Seen(collect(view.again(), rooms=rooms, instead=instead), first)
+
+
+def usual(view: View) -> Seen:
+    """Return what :func:`twice` does by default, once for all probes of a command; who has not looked before asks anew."""
+    return view.once(_ONCE, lambda: _twice(view if view.recorded else view.again(), GRACE_S))
 
 
 def collect(view: View, *, rooms: Sequence[int] = (), instead: Sequence[str] = ()) -> Look:

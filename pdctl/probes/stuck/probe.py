@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from pdctl.probes.base import SECONDS, WATCH_S, Option, Probe, WrongOptionError, fits
 from pdctl.probes.stuck import ORDER, STUCK_S
 from pdctl.protocol.documents import Rows
+from pdctl.protocol.model import WAITS_FOR_OTHER
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -34,8 +35,9 @@ class StuckOptions:
 class Stuck(Probe["StuckOptions", "list[RankLooks]", "StuckDocument"]):
     """Show every waiting request, what the other side says of its room, and which time-out ends the wait.
 
-    pdctl looks twice to tell moving requests from stuck ones. A full decode server is full, and not faulty. --from shows
-    the polled queues at the end of the recordings. Recordings have no time-outs and no memory use.
+    pdctl looks twice to tell moving requests from stuck ones. A full decode server is full, and not faulty. Of requests that
+    stay where they are, it also says what verify-routing finds wrong. --from shows the polled queues at the end of the
+    recordings. Recordings have no time-outs and no memory use.
     """
 
     name = "stuck"
@@ -81,6 +83,14 @@ class Stuck(Probe["StuckOptions", "list[RankLooks]", "StuckDocument"]):
     def rests_on_loops(self, options: StuckOptions) -> bool:
         """Return that it does."""
         return True
+
+    def held_up(self, document: StuckDocument) -> Collection[int]:
+        """Return the rooms that did not get any further between the looks."""
+        return {
+            one.room
+            for one in document.requests
+            if one.room and one.queue in WAITS_FOR_OTHER and one.progress not in ("new", "moving")
+        }
 
     def render(self, document: StuckDocument, *, wide: bool) -> Iterable[RenderableType]:
         """Yield room by room."""
