@@ -141,6 +141,8 @@ def _converse(asking: _Asking, end: float) -> None:
             asking.view = replace(asking.view, silence="", fault=Fault.NONE, info=facts)
         elif status == 503:  # not all of its ranks have registered
             asking.view = replace(asking.view, silence="", fault=Fault.NONE, info_off=f"{status}: {body.strip()[:200]}")
+        elif status >= 500:
+            raise _NoAnswer(f"GET /route is answered with status {status}: it, or what is behind it, fails")
         else:
             raise _NoAnswer(f"GET /route is answered with status {status}: it is no bootstrap server")
         _rooms(connection, asking, end)
@@ -228,8 +230,9 @@ def _call(
 def _fault(error: OSError) -> Fault:
     if isinstance(error, ConnectionRefusedError):
         return Fault.REFUSES
-    unreachable = isinstance(error, socket.gaierror) or error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH)
-    return Fault.UNREACHABLE if unreachable else Fault.OTHER
+    if isinstance(error, socket.gaierror):
+        return Fault.UNRESOLVED
+    return Fault.UNREACHABLE if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH) else Fault.OTHER
 
 
 def _mapping(body: Any, path: str) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from pdctl.probes.routing import GRACE_S
 from pdctl.probes.routing.bootstrap import Question, ask, split
 from pdctl.probes.routing.judge import pause_s
-from pdctl.probes.routing.lookups import missed
 from pdctl.probes.routing.model import FAKE_HOST, Fault, Look, Place, RankView, ServerView, waits
 from pdctl.probes.routing.peers import own_address
 from pdctl.protocol.model import ATTACHED, EventKind
@@ -79,8 +78,9 @@ def usual(view: View) -> Seen:
 def collect(view: View, *, rooms: Sequence[int] = (), instead: Sequence[str] = ()) -> Look:
     """Return one look at every rank and at the bootstrap servers they name.
 
-    rooms: look at these as well as at those that wait, wherever they are. instead: addresses to ask in place of those
-    the ranks name. One server may take as long as one rank, or as decode would wait; all are asked at the same time.
+    rooms: look at these as well as at those that wait, wherever they are; the judge tells of them alone. instead: addresses
+    to ask in place of those the ranks name. One server may take as long as one rank, or as decode would wait; all are asked
+    at the same time.
     """
     ranks = [rank for rank in view.ranks if rank.identity.role in ("prefill", "decode")]
     views = (_recorded if view.recorded else _views)(ranks, view)
@@ -163,11 +163,10 @@ def _with_events(rank: FoundRank, one: RankView, rooms: Collection[int], view: V
 def _with_failures(
     rank: FoundRank, one: RankView, servers: Mapping[tuple[str, str], ServerView], view: View
 ) -> RankView:
-    """Return the rank with why its engine failed rooms, where a bootstrap server that it asks does not answer."""
-    silent = [
-        server for a in addresses_of(one) for server in [servers.get((one.network, a))] if server and server.silence
-    ]
-    if one.identity.role != "decode" or not (silent or (view.recorded and missed(one))):
+    """Return the rank with why its engine failed rooms, where a bootstrap server gives it no answer that it can use."""
+    asked = [server for a in addresses_of(one) if (server := servers.get((one.network, a))) is not None]
+    useless = any(not server.usable for server in asked)
+    if one.identity.role != "decode" or not (useless or one.missed):
         return one
     failures, _ = view.events(rank, None, (EventKind.FAILURE, EventKind.ABORT))
     rooms = {event.room for event in failures if event.kind == EventKind.FAILURE}
@@ -229,7 +228,7 @@ def addresses_of(view: RankView) -> list[str]:
     """Return the addresses of the bootstrap servers that the rank uses, without those of warm-ups."""
     if view.rooms is None:
         return []
-    named = dict.fromkeys([*view.rooms.rooms.distinct("bootstrap"), *view.rooms.prefills, *missed(view)])
+    named = dict.fromkeys([*view.rooms.rooms.distinct("bootstrap"), *view.rooms.prefills, *view.missed])
     return [address for address in named if address and not address.startswith(f"{FAKE_HOST}:")]
 
 

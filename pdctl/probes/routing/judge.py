@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 
 from pdctl.probes.queues.formatting import names
@@ -55,6 +56,9 @@ def judge(look: Look, before: Look | None = None, *, grace_s: float = GRACE_S) -
     """Return the document of a look. before: an earlier look, to tell what lasts."""
     rooms = gather(look)
     suspects = _suspects(look, rooms)
+    if look.named:
+        rooms = [facts for facts in rooms if facts.room in look.named]
+        suspects = [one for one in suspects if not one.rooms or not set(one.rooms).isdisjoint(look.named)]
     sure = _sure(suspects, look, before, grace_s)
     by_room: dict[tuple[str, int], list[Suspect]] = defaultdict(list)
     for suspect in sure:
@@ -100,8 +104,11 @@ def _sure(suspects: Sequence[Suspect], look: Look, before: Look | None, grace_s:
     if before is None:
         return [s for s in suspects if s.age_s is not None and s.age_s >= grace_s]
     seen = {s.key for s in _suspects(before, gather(before))}
-    far = look.taken_s - before.taken_s >= grace_s
-    return [s for s in suspects if s.key in seen and (far or (s.age_s is not None and s.age_s >= grace_s))]
+    apart_s = look.taken_s - before.taken_s
+    lasts = [s for s in suspects if s.key in seen]
+    sure = [s for s in lasts if apart_s >= grace_s or (s.age_s is not None and s.age_s >= grace_s)]
+    twice = f"the same at two looks, {seconds(apart_s)} apart"
+    return [replace(s, evidence=(*s.evidence, twice)) if s.age_s is None else s for s in sure]
 
 
 def _findings(suspects: Sequence[Suspect]) -> list[Finding]:

@@ -6,48 +6,19 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pdctl.probes.queues.formatting import names
-from pdctl.probes.routing.model import FAKE_HOST, Fault, Look, RankView, ServerView
+from pdctl.probes.routing.model import FAKE_HOST, RECENT_S, Fault, Look, Misses, RankView, ServerView
 from pdctl.probes.routing.peers import addresses, serves
 from pdctl.probes.routing.suspects import Suspect
 from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import ABORTED, EVERY_REQUEST, LOST, EventKind, KVPoll
-from pdctl.protocol.requests import MAX_LOOKUPS, Lookup
+from pdctl.protocol.requests import Lookup
 
-RECENT_S = 600.0
-"""So long what decode gave up on is told of, after its last attempt."""
 _SURELY = 2
 """Attempts without an answer, from which on a server that accepts connections is more than slow."""
 _AFTER_NS = 2_000_000_000
 
 
 _WITHOUT = "{service} runs without its bootstrap server: restart it as a whole."
-
-
-@dataclass
-class Misses:
-    """What a decode rank's recording has of asking a server in vain. times: in a row. since_s, last_s: ago, None: unknown."""
-
-    times: int
-    since_s: float | None
-    last_s: float | None
-    last_ns: int
-
-
-def missed(view: RankView) -> dict[str, Misses]:
-    """Return address → what the recording of a decode rank has of bootstrap servers whose last answer is still awaited."""
-    found: dict[str, Misses] = {}
-    for event in view.events:
-        if event.kind != EventKind.LOOKUP or not event.text or event.text.startswith(f"{FAKE_HOST}:"):
-            continue
-        if event.a <= 0:
-            found.pop(event.text, None)
-            continue
-        ago = view.age_s(event.mono_ns)
-        known = found.get(event.text)
-        since = known.since_s if known is not None else ago if event.a == 1 else None
-        found[event.text] = Misses(event.a, since, ago, event.mono_ns)
-    recent = {address: one for address, one in found.items() if one.last_s is not None and one.last_s <= RECENT_S}
-    return dict(sorted(recent.items(), key=lambda one: -one[1].last_ns)[:MAX_LOOKUPS])
 
 
 @dataclass
@@ -60,6 +31,11 @@ class _Address:
     waiting: dict[int, float] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
 
+    @property
+    def near_the_end(self) -> bool:
+        """Whether decode has failed requests, or will soon: no server that starts takes it so long to know its ranks."""
+        return bool(self.failed) or any(0 < found.most < 2 * found.attempts for found in self.lookups)
+
 
 def suspects_of_lookups(look: Look) -> Iterator[Suspect]:
     """Yield the bootstrap servers that decode needs and that do not answer."""
@@ -68,10 +44,12 @@ def suspects_of_lookups(look: Look) -> Iterator[Suspect]:
         server = look.servers.get((network, address)) if not look.instead else None
         prefill = [v for v in look.views if (v.identity.cluster, v.identity.role) == (cluster, "prefill")]
         forgot = server is not None and _forgot(address, one, server, prefill)
-        if look.instead or (server is not None and not server.silence and not forgot):
-            continue
         attempts = max((found.attempts for found in one.lookups), default=0)
         times = max((found.times for found in one.misses), default=0)
+        if look.instead or (
+            server is not None and (server.usable or not (server.silence or forgot or one.near_the_end))
+        ):
+            continue
         fault = server.fault if server is not None else Fault.OTHER
         if not (one.waiting or attempts or one.failed or times):
             continue  # nobody needs it now
@@ -135,7 +113,7 @@ def _addresses(look: Look) -> dict[tuple[str, str, str], _Address]:
                 at(address).waiting[room] = max(age_s, at(address).waiting.get(room, -1.0))
         for address, lookup in view.rooms.lookups.items():
             at(address).lookups.append(lookup)
-        for address, misses in missed(view).items():
+        for address, misses in view.missed.items():
             one = at(address)
             one.misses.append(misses)
             one.failed.update(_failed(view, misses))
@@ -181,10 +159,13 @@ def _suspect(
     plural = len(one.views) != 1
     since_s = max((m.since_s for m in one.misses if m.since_s is not None), default=None)
     at_least = max((_lasted_s(found) for found in one.lookups if found.attempts), default=None)
-    forgot = server is not None and not server.silence
-    does = fault.value if fault is not Fault.OTHER else "does not answer decode"
+    forgot = server is not None and _forgot(address, one, server, prefill)
+    does = fault.value
     if forgot:
         does = "does not know prefill ranks that run: it has started anew, and they register only once"
+    elif fault in (Fault.NONE, Fault.OTHER):
+        said_so = "" if server is None else server.silence or server.info_off
+        does = f"gives decode no answer that it can use ({said_so})" if said_so else "does not answer decode"
     if since_s is not None:
         when = f"; decode has had no answer for {seconds(since_s)}"
     elif at_least is not None:
@@ -230,7 +211,7 @@ def _suspect(
             evidence.append(f"{view.identity.label}: {lookup.attempts} attempts in a row without an answer")
         if lookup is not None and lookup.missed:
             evidence.append(f"{view.identity.label}: {lookup.missed} heartbeats in a row without an answer")
-        kept = missed(view).get(address)
+        kept = view.missed.get(address)
         if kept is not None:
             evidence.append(f"{view.identity.label}: {kept.times} attempts in a row without an answer, as recorded")
     return Suspect(

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from pdctl.protocol.documents import Document
-from pdctl.protocol.model import Identity, KVPoll
-from pdctl.protocol.requests import RoomEntry, Rooms, Settings
+from pdctl.protocol.model import EventKind, Identity, KVPoll
+from pdctl.protocol.requests import MAX_LOOKUPS, RoomEntry, Rooms, Settings
 from pdctl.report.findings import Finding
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 FAKE_HOST = "2.2.2.2"
 """SGLang's ``FAKE_BOOTSTRAP_HOST``: a warm-up request that is transferred to nobody."""
+_FAKE = f"{FAKE_HOST}:"
 
 WAITING = frozenset(("prefill.bootstrap", "decode.pending", "decode.prealloc"))
 """Queues of requests for which routing still matters."""
@@ -30,12 +32,27 @@ class Fault(str, Enum):
     NONE = ""
     REFUSES = "refuses connections"
     UNREACHABLE = "can't be reached"
+    UNRESOLVED = "has a name that can't be resolved from here"
     SILENT = "does not answer"
     OTHER = "other"
 
 
 Place = tuple[int, int, int, int]
 """dp, cp, tp, pp of a prefill rank, in the order in which ``/route`` takes them."""
+
+
+RECENT_S = 600.0
+"""So long what decode gave up on is told of, after its last attempt."""
+
+
+@dataclass
+class Misses:
+    """What a decode rank's recording has of asking a server in vain. times: in a row. since_s, last_s: ago, None: unknown."""
+
+    times: int
+    since_s: float | None
+    last_s: float | None
+    last_ns: int
 
 
 @dataclass(frozen=True)
@@ -45,7 +62,7 @@ class RankView:
     seams: name → present, of the seams of routing. events: of the rooms that are looked at; events_off: why there are
     none. network: name of the network namespace its process is in, "" where that can't be seen from here.
     problems: what in its recording can't be trusted, where that is all there is of it. up_s: seconds since its process began;
-    None unknown. failures: why and when its engine failed rooms, and aborts, where a bootstrap server is silent.
+    None unknown. failures: why and when its engine failed rooms, and aborts, where a bootstrap server gives no answer.
     """
 
     identity: Identity
@@ -64,6 +81,23 @@ class RankView:
     def age_s(self, mono_ns: int) -> float | None:
         """Return how long ago a moment on this rank's clock was, None where it does not answer."""
         return None if self.rooms is None else max(0.0, (self.rooms.mono_ns - mono_ns) / 1e9)
+
+    @cached_property
+    def missed(self) -> Mapping[str, Misses]:
+        """Address → what a decode rank's recording has of bootstrap servers whose last answer is still awaited."""
+        found: dict[str, Misses] = {}
+        for event in self.events:
+            if event.kind != EventKind.LOOKUP or not event.text or event.text.startswith(_FAKE):
+                continue
+            if event.a <= 0:
+                found.pop(event.text, None)
+                continue
+            ago = self.age_s(event.mono_ns)
+            known = found.get(event.text)
+            since = known.since_s if known is not None else ago if event.a == 1 else None
+            found[event.text] = Misses(event.a, since, ago, event.mono_ns)
+        recent = {address: one for address, one in found.items() if one.last_s is not None and one.last_s <= RECENT_S}
+        return dict(sorted(recent.items(), key=lambda one: -one[1].last_ns)[:MAX_LOOKUPS])
 
 
 @dataclass(frozen=True)
@@ -87,6 +121,11 @@ class ServerView:
     asked_off: str = ""
     routes: Mapping[Place, int] = field(default_factory=dict)
     way: str = ""
+
+    @property
+    def usable(self) -> bool:
+        """Whether it answered, and knows all of its prefill ranks."""
+        return not self.silence and not self.info_off
 
 
 @dataclass(frozen=True)
@@ -232,5 +271,4 @@ def waits(entry: RoomEntry) -> bool:
     return there and entry.room != 0 and not entry.bootstrap.startswith(_FAKE)
 
 
-_FAKE = f"{FAKE_HOST}:"
 _TRANSFERS = int(KVPoll.WAITING_FOR_INPUT)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pdctl.probes.queues.formatting import names
@@ -210,7 +210,7 @@ def _decode_replaced(look: Look) -> Iterator[Suspect]:
     clusters = dict.fromkeys(view.identity.cluster for view in look.views)
     for cluster in clusters:
         decode = [v for v in look.views if (v.identity.cluster, v.identity.role) == (cluster, "decode")]
-        sessions = {setting(view, "transfer_session") for view in decode if view.rooms is not None}
+        sessions = {setting(view, "transfer_session"): view for view in decode if view.rooms is not None}
         if not decode or "" in sessions or any(view.rooms is None or view.up_s is None for view in decode):
             continue  # who does not tell may be the one
         there = {room for view in decode if view.rooms is not None for room in view.rooms.rooms.column("room")}
@@ -221,20 +221,46 @@ def _decode_replaced(look: Look) -> Iterator[Suspect]:
             yield from _held_for_ended(view, decode, sessions, there)
 
 
+def _host(session: str) -> str:
+    """Return the host that a session names, "" where it names none."""
+    return session.rpartition(":")[0]
+
+
 def _held_for_ended(
-    view: RankView, decode: Sequence[RankView], sessions: set[str], there: set[int]
+    view: RankView, decode: Sequence[RankView], sessions: Mapping[str, RankView], there: set[int]
 ) -> Iterator[Suspect]:
-    """A prefill rank holds requests for decode processes that are gone, and others run in their place that began later."""
+    """A prefill rank holds requests for decode processes that are gone, and others run in their place that began later.
+
+    Which server took their place, the host of a session tells, where it names one. A request that no session is known to
+    have is told of only where it is older than all decode ranks.
+    """
     assert view.rooms is not None
-    gone = [peer for peer in view.rooms.peers or () if peer.session and peer.session not in sessions]
-    after = max(one.up_s for one in decode if one.up_s is not None)
+    began: dict[str, dict[str, float]] = {}
+    for session, one in sessions.items():
+        up_s = one.up_s if one.up_s is not None else float("inf")
+        servers = began.setdefault(_host(session), {})
+        servers[one.identity.service] = max(up_s, servers.get(one.identity.service, 0.0))
+    everywhere = max((up_s for servers in began.values() for up_s in servers.values()), default=float("inf"))
+    gone = [
+        peer
+        for peer in view.rooms.peers or ()
+        if peer.session and peer.session not in sessions and (not _host(peer.session) or _host(peer.session) in began)
+    ]
+    since = {
+        room: min(began.get(_host(peer.session), {}).values(), default=everywhere)
+        for peer in gone
+        for room in peer.rooms
+    }
     ages: dict[int, float] = {}
     for room, age_s, queue in view.rooms.rooms.rows("room", "age_s", "queue"):
-        if room and room not in there and queue.startswith("prefill") and age_s > after:
+        if room and room not in there and queue.startswith("prefill") and age_s > since.get(room, everywhere):
             ages[room] = max(age_s, ages.get(room, 0.0))
     if not gone or not ages:
         return
+    after = max(since.get(room, everywhere) for room in ages)
     held = [room for peer in gone for room in peer.rooms if room in ages]
+    those = {service for servers in began.values() for service, up_s in servers.items() if up_s <= after}
+    decode = [one for one in decode if one.identity.service in those]
     service = names(dict.fromkeys(one.identity.service for one in decode))
     many = f"{len(ages)} request{'s'[: len(ages) != 1]}"
     yield Suspect(

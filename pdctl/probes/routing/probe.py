@@ -90,9 +90,19 @@ class Routing(Probe["RoutingOptions", "Seen", "RoutingDocument"]):
 
     def summary(self, document: RoutingDocument) -> str:
         """Return how many rooms wait, and how many servers were heard."""
-        heard = sum(1 for server in document.servers if not server.silence)
+        heard = sum(1 for server in document.servers if not server.silence and not server.info_off)
+        many, young = len(document.rooms), document.young
         servers = f"{heard} of {len(document.servers)} bootstrap servers heard"
-        return f"{len(document.rooms)} rooms wait, {servers}, nothing contradicts"
+        contradicts = "nothing contradicts"
+        if young:
+            contradicts = f"{young} difference{'s'[: young != 1]} too young to be told from skew"
+        return ", ".join(
+            (
+                f"{many} room{'s'[: many != 1]} wait{'s'[: many == 1]}",
+                servers if document.servers else "no bootstrap server is known",
+                contradicts,
+            )
+        )
 
     def notes(self, document: RoutingDocument) -> Iterable[str]:
         """Yield what is known less well, and which rooms nobody knows."""

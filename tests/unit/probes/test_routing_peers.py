@@ -12,7 +12,6 @@ import pytest
 from pdctl.probes.routing import collect
 from pdctl.probes.routing.bootstrap import Question, ask
 from pdctl.probes.routing.judge import judge, pause_s
-from pdctl.probes.routing.lookups import missed
 from pdctl.probes.routing.model import Fault, Look, RankView, RoutingDocument, ServerView
 from pdctl.protocol.model import EventKind, KVPoll
 from pdctl.protocol.requests import MAX_LOOKUPS, Lookup, Peer, RoomEntry, Rooms, RoomTable, Settings, Space
@@ -185,6 +184,28 @@ def test_what_a_decode_rank_may_still_have_is_not_called_lost(held: RoomEntry, o
     assert codes(twice(prefill(held, peers=gone), *others, at=server())) == []
 
 
+def test_one_of_two_decode_servers_was_replaced() -> None:
+    """The host of the session tells which; what no session has may be the other server's, which is not in need of it yet."""
+    gone = (Peer(HOST, 6000, f"{HOST}:9000", rooms=(8,), used=1),)
+    held = prefill(
+        entry("prefill.bootstrap", age_s=90.0), entry("prefill.inflight", 8, KVPoll.TRANSFERRING, 80.0), peers=gone
+    )
+    other = decode(1, up_s=900.0, service="decode there")
+    assert other.settings is not None
+    far = replace(other, settings=Settings({**other.settings.values, "transfer_session": "10.0.0.2:7001"}, {}))
+    for second in (other, far):
+        [found] = judge(look(held, decode(0, up_s=40.0), second, at=server())).findings
+        assert (found.code, found.rooms) == ("PD144", (8,))
+        assert "holds 1 request from before decode here started 40.0 s ago" in found.summary
+        assert "decode there" not in found.summary
+
+
+def test_a_decode_server_that_is_not_in_sight_did_not_end() -> None:
+    away = (Peer("10.0.0.9", 6000, "10.0.0.9:9000", rooms=(8,), used=1),)
+    held = prefill(entry("prefill.inflight", 8, KVPoll.TRANSFERRING, 80.0), peers=away)
+    assert codes(twice(held, decode(0, up_s=40.0), at=server())) == []
+
+
 def test_a_first_start_of_decode_replaced_nobody() -> None:
     assert (
         codes(twice(prefill(entry("prefill.bootstrap", age_s=90.0), peers=()), decode(0, up_s=40.0), at=server())) == []
@@ -274,7 +295,12 @@ def row_of(one: RoomEntry) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize(
     ("fault", "says"),
-    [(Fault.UNREACHABLE, "can't be reached"), (Fault.SILENT, "does not answer"), (Fault.OTHER, "does not answer")],
+    [
+        (Fault.UNREACHABLE, "can't be reached"),
+        (Fault.UNRESOLVED, "has a name that can't be resolved from here"),
+        (Fault.SILENT, "does not answer"),
+        (Fault.OTHER, "gives decode no answer that it can use (connection refused)"),
+    ],
 )
 def test_other_silences_are_named_as_what_they_are(fault: Fault, says: str) -> None:
     [found] = judge(look(prefill(WAITS), decode(0, *PENDING, peers=(), lookups=TRYING), at=silent(fault))).findings
@@ -282,7 +308,7 @@ def test_other_silences_are_named_as_what_they_are(fault: Fault, says: str) -> N
     assert f"{ADDRESS} {says}" in found.summary
 
 
-@pytest.mark.parametrize("fault", [Fault.SILENT, Fault.OTHER])
+@pytest.mark.parametrize("fault", [Fault.SILENT, Fault.OTHER, Fault.UNRESOLVED])
 def test_a_slow_bootstrap_server_is_clean(fault: Fault) -> None:
     first = {ADDRESS: Lookup(attempts=1, most=15, every_s=1.0, last_s=0.2)}
     for lookups in ({}, first):
@@ -343,6 +369,49 @@ def test_a_bootstrap_server_that_started_anew_knows_nobody(ticks: int, found: li
         assert one.next_step == "Restart prefill here as a whole, so that its ranks register again."
 
 
+@pytest.mark.parametrize(("attempts", "found"), [(4, []), (8, ["PD145"])])
+def test_a_server_that_knows_nobody_is_told_once_decode_is_about_to_give_up(attempts: int, found: list[str]) -> None:
+    """Of what is behind it nothing is in sight: it may be a server that starts, or a proxy before one that has ended."""
+    tries = {ADDRESS: Lookup(attempts=attempts, most=15, every_s=1.0, last_s=0.2)}
+    empty = ServerView(ADDRESS, NET, info_off="503: no upstream")
+    document = twice(decode(0, *PENDING, peers=(), lookups=tries), at=empty)
+    assert codes(document) == found
+    for one in document.findings:
+        assert f"{ADDRESS} gives decode no answer that it can use (503: no upstream)" in one.summary
+
+
+def test_why_rooms_failed_is_asked_wherever_a_server_gives_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Told:
+        recorded = False
+
+        @staticmethod
+        def events(*_: Any) -> tuple[tuple[Event, ...], str]:
+            return (event(EventKind.FAILURE, 1.0, text="Aborted by AbortReq."),), ""
+
+    def failures(at: ServerView, **more: Any) -> int:
+        one = decode(0, *PENDING, peers=(), **more)
+        return len(collect._with_failures(None, one, {(NET, ADDRESS): at}, Told()).failures)  # type: ignore[arg-type]
+
+    assert failures(server()) == 0
+    assert failures(silent()) == failures(ServerView(ADDRESS, NET, info_off="503: not yet")) == 2
+    assert failures(server(), events=(event(EventKind.LOOKUP, 3.0, 15, ADDRESS, room=0),)) == 2
+
+
+def test_what_lasts_by_two_looks_says_so() -> None:
+    [found] = twice(prefill(), decode(0, peers=()), at=silent()).findings
+    assert "the same at two looks, 10.0 s apart" in found.evidence
+
+
+def test_a_room_that_was_asked_for_is_told_alone() -> None:
+    views = prefill(WAITS, entry("prefill.bootstrap", 8)), decode(0, *PENDING, peers=(), lookups=TRYING)
+    given = look(*views, at=server())
+    assert [row.room for row in judge(given).rooms] == [7, 8]
+    assert [row.room for row in judge(replace(given, named=(8,))).rooms] == [8]
+    refused = replace(look(*views, at=silent()), named=(8,))
+    assert codes(judge(refused)) == []
+    assert codes(judge(replace(refused, named=(7,)))) == ["PD145"]
+
+
 def test_a_bootstrap_server_that_ended_is_found_before_anybody_needs_it() -> None:
     [found] = twice(prefill(), decode(0, peers=()), at=silent()).findings
     assert found.code == "PD145"
@@ -401,4 +470,4 @@ def test_many_addresses_are_not_all_asked(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_many_addresses_in_a_recording_are_bounded() -> None:
     events = tuple(event(EventKind.LOOKUP, 9.0, 1, f"{HOST}:{port}", room=0) for port in range(1, 2000))
-    assert len(missed(decode(0, peers=(), events=events))) == MAX_LOOKUPS
+    assert len(decode(0, peers=(), events=events).missed) == MAX_LOOKUPS
