@@ -79,7 +79,8 @@ class Probe(Generic[O, E, D]):
     """One thing to find out about ranks. The docstring of a subclass is the help of its command.
 
     name: of the stage in ``check``. about: what is so where all is well. cost: what asking does to the ranks.
-    offline: recordings alone can answer it (``--from``). live_stage: not well enough for ``check``, which needs live ranks.
+    offline: recordings alone can answer it (``--from``). untold: what of it they do not tell, "" nothing.
+    live_stage: not well enough for ``check``, which needs live ranks.
     selects: ranks can be chosen (``--rank``). starts: ranks of earlier starts can be asked for (``--all``).
     examples: two command lines that its help ends with.
     timeout_s: of the whole command, where none is given. waits_once: a rank that does not answer is not waited for again.
@@ -90,6 +91,7 @@ class Probe(Generic[O, E, D]):
     cost: ClassVar[str]
     examples: ClassVar[tuple[str, str]]
     offline: ClassVar[bool] = False
+    untold: ClassVar[str] = ""
     live_stage: ClassVar[bool] = False
     selects: ClassVar[bool] = False
     starts: ClassVar[bool] = False

@@ -86,7 +86,7 @@ def _said(found: Finding) -> tuple[str, str, str]:
 def _row(outcome: Outcome, found: Sequence[tuple[Finding, str]]) -> StageRow:
     """Return the row of a stage. found: its findings, each with the code that it follows from or that says it already."""
     worst = max((one.level.value for one, _ in found), key=RANKING.index, default=OK)
-    if outcome.problems and RANKING.index(worst) < RANKING.index(UNKNOWN):
+    if (outcome.problems and RANKING.index(worst) < RANKING.index(UNKNOWN)) or (outcome.untold and worst == OK):
         worst = UNKNOWN
     told = [(one, follows) for one, follows in found if one.level.value == worst]
     if told:
@@ -94,6 +94,8 @@ def _row(outcome: Outcome, found: Sequence[tuple[Finding, str]]) -> StageRow:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         after = f"follows from {follows}: " if follows not in ("", one.code) else ""
         summary = f"{one.code} {after}{one.summary}{more}"
+    elif worst == UNKNOWN and not outcome.problems:
+        summary = f"recordings do not tell of {outcome.untold}{outcome.said and f'; otherwise {outcome.said}'}"
     elif worst == UNKNOWN:
         problems = fold_lines(outcome.problems)
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""

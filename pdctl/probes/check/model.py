@@ -15,13 +15,14 @@ OK, INFO, WARNING, ERROR, UNKNOWN = "ok", "info", "warning", "error", "unknown"
 @dataclass(frozen=True)
 class Outcome:
     """What a probe comes to as a stage of ``check``. said: a line for when nothing was found, "" where nothing was judged.
-    problems: what could not be looked at."""
+    problems: what could not be looked at. untold: what recordings do not tell, where they are all there is."""
 
     name: str
     said: str
     findings: tuple[Finding, ...] = ()
     problems: tuple[str, ...] = ()
     seconds: float = 0.0
+    untold: str = ""
 
 
 class StageRow(msgspec.Struct, frozen=True):

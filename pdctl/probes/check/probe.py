@@ -170,6 +170,8 @@ def run(view: View, stages: Iterable[AnyProbe], watch_s: float) -> Iterator[Outc
         progress.doing(f"{stage.name} of {len(view.ranks)} rank{'s'[: len(view.ranks) != 1]}")
         started = time.monotonic()
         outcome = stage.outcome(look(stage, view, stage.in_check(watch_s)))
+        if view.recorded:
+            outcome = replace(outcome, untold=stage.untold)
         over = view.over
         if over:
             late = f"{stage.name}: {over} before it had looked at everything"

@@ -49,6 +49,7 @@ class MetadataSlots(Probe["MetadataOptions", "Seen", "MetadataDocument"]):
     cost = "reads slots twice, and recordings"
     examples = ("pdctl dump metadata --rank decode --all-slots", "pdctl dump metadata --from incident.pdtrace")
     offline = True
+    untold = "what is in the slots"
     selects = True
     options = MetadataOptions
 

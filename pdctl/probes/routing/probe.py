@@ -48,6 +48,7 @@ class Routing(Probe["RoutingOptions", "Seen", "RoutingDocument"]):
     cost = "a few questions to ranks and servers"
     examples = ("pdctl verify-routing", "pdctl verify-routing --from incident.pdtrace")
     offline = True
+    untold = "settings and what bootstrap servers answer"
     options = RoutingOptions
 
     def refuse(self, options: RoutingOptions, *, timeout_s: float, recorded: bool) -> None:
@@ -99,7 +100,7 @@ class Routing(Probe["RoutingOptions", "Seen", "RoutingDocument"]):
         return ", ".join(
             (
                 f"{many} room{'s'[: many != 1]} wait{'s'[: many == 1]}",
-                servers if document.servers else "no bootstrap server is known",
+                servers if document.servers else "no bootstrap server was asked",
                 contradicts,
             )
         )

@@ -96,7 +96,7 @@ def too_late(request: Waiting) -> Advice:
     """Return what to do about a request that came before the process on the other side, which has never had it."""
     return Advice(
         "too late",
-        "A process that was there before may have had it, and is gone.",
+        "If a process before had it, it is lost.",
         f"Send the request again. {_abort(request)}",
     )
 

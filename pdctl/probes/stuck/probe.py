@@ -45,6 +45,7 @@ class Stuck(Probe["StuckOptions", "list[RankLooks]", "StuckDocument"]):
     cost = "two questions to each rank, a pause apart"
     examples = ("pdctl stuck --older 10s", "pdctl stuck --by queue --from incident.pdtrace")
     offline = True
+    untold = "running batches, space and time-outs"
     options = StuckOptions
 
     def refuse(self, options: StuckOptions, *, timeout_s: float, recorded: bool) -> None:
@@ -110,7 +111,7 @@ class Stuck(Probe["StuckOptions", "list[RankLooks]", "StuckDocument"]):
             return ""
         if not document.requests and not document.hidden:
             if all(one.kv < 0 and one.slots < 0 for one in document.space):  # as of recordings
-                return "no request waits for the other side; what is computed is not in recordings"
+                return "no request waits for the other side"
             return "no request waits: a gauge that shows some is stale"
         count = len({(one.cluster, one.room, one.rid) for one in document.requests})
         return f"{count} request{'s' if count != 1 else ''} wait{'s'[: count == 1]}, none is stuck"

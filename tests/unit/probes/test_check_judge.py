@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pdctl.probes.check.judge import judge, parse_suppressed, wanted
 from pdctl.probes.check.model import CheckDocument, Outcome
+from pdctl.probes.registry import stages
 from pdctl.report.findings import Finding, finding
 
 FULL = finding("PD140", "Full.", rooms=(9,))
@@ -25,6 +28,22 @@ def test_nothing_found() -> None:
     document = summed(stage())
     [row] = document.stages
     assert (row.level, row.summary, document.level, document.failed) == ("ok", "nothing", "ok", False)
+
+
+def test_what_recordings_do_not_tell_is_unknown_and_fails_nothing() -> None:
+    untold = replace(stage(), untold="running batches")
+    document = summed(untold, replace(untold, said=""), replace(untold, findings=(FULL,)))
+    assert [row.level for row in document.stages] == ["unknown", "unknown", "info"]
+    assert [row.summary for row in document.stages[:2]] == [
+        "recordings do not tell of running batches; otherwise nothing",
+        "recordings do not tell of running batches",
+    ]
+    assert (document.failed, document.partial) == (False, False)
+
+
+def test_every_stage_says_what_recordings_do_not_tell_of_it() -> None:
+    for probe in stages():
+        assert probe.untold or not probe.offline or probe.live_stage or probe.name in ("ranks", "queues")
 
 
 @pytest.mark.parametrize(

@@ -454,7 +454,7 @@ def test_who_began_after_the_request_came_can_not_have_had_it() -> None:
     document = result(begun, look("decode", WAITS))
     [found] = document.findings
     assert (found.code, document.requests[0].peer_is) == ("PD143", "later")
-    assert "no prefill rank has it: prefill began 40.5 s ago, after this request came. A process" in found.summary
+    assert "no prefill rank has it: prefill began 40.5 s ago, after this request came. If a process" in found.summary
     assert found.next_step == (
         "Send the request again. Abort the request on decode (POST /abort_request with its rid), or wait for"
         f" {WAITING}."
