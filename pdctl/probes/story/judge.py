@@ -116,10 +116,10 @@ def _rank(name: str, past: RankPast, told: Sequence[_Told], span_ns: int) -> Ran
 
 def _ranks(lines: Sequence[RankLine], pasts: Sequence[RankPast]) -> tuple[RankLine, ...]:
     """Return the lines of ``pasts``, with those that need not know the room: others of their side have it to themselves."""
-    parts = {(line.role, _part(past.identity)) for line, past in zip(lines, pasts, strict=True) if line.saw}
+    parts = {(line.role, part(past.identity)) for line, past in zip(lines, pasts, strict=True) if line.saw}
     roles = {role for role, _ in parts}
     return tuple(
-        replace(line, elsewhere=line.role in roles and (line.role, _part(past.identity)) not in parts)
+        replace(line, elsewhere=line.role in roles and (line.role, part(past.identity)) not in parts)
         for line, past in zip(lines, pasts, strict=True)
     )
 
