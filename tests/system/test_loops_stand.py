@@ -78,14 +78,17 @@ def test_stages_that_parted_at_a_request_stand_for_good(labs: Labs) -> None:
 
 @pytest.mark.long
 def test_a_forward_that_takes_long_is_no_loop_that_stands(labs: Labs) -> None:
-    lab = labs.up("--prefill", "pp=2", "--decode", "tp=2", "--step", "prefill=14s")
-    with lab.waiting(7001, "both"):
+    labs.up("--prefill", "pp=2", "--decode", "tp=2", "--step", "prefill=14s")
+    load = labs.start("lab", "load", "-n", "0", "-c", "2", "--seconds", "3600")  # one forward comes after another
+    try:
 
         def old() -> bool:
-            rows = look(labs, "ranks", code=0)["ranks"]
-            return any((row["tick_age_s"] or 0) > 11 for row in rows if row["role"] == "prefill")
+            document = look(labs, "ranks", code=0)
+            assert document["findings"] == []
+            assert not any(row["stands"] for row in document["ranks"])
+            return any((row["tick_age_s"] or 0) > 11 for row in document["ranks"] if row["role"] == "prefill")
 
         until("a turn that began long ago", old, limit_s=90)
-        document = look(labs, "ranks", code=0)
-        assert document["findings"] == []
-        assert not any(row["stands"] for row in document["ranks"])
+    finally:
+        load.kill()
+        load.communicate()
