@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pdctl.faults.limits import MAX_TTL_S
 from pdctl.lab import state
 from pdctl.lab.client import Client, Load, Outcome
 from pdctl.lab.config import LabConfig
@@ -126,7 +127,7 @@ class Lab:
 
     def inject_late_metadata(self, *options: object, delay: str = "3s") -> None:
         """Hold back the metadata of decode tp1."""
-        lives = f"{max(60.0, durations.parse(delay, most_s=600)):.0f}s"
+        lives = f"{min(MAX_TTL_S, max(patience(60), durations.parse(delay, most_s=600))):.0f}s"
         self.labs.cli("inject", "--delay-metadata", delay, "--for", lives, "--rank", "decode:tp1", "--detach", *options)
 
     def queues(self) -> dict[str, dict[str, list[int]]]:

@@ -127,7 +127,7 @@ def test_a_detached_fault_whose_id_can_not_be_told_is_taken_back(cluster):
 
 
 def test_an_inject_that_can_say_nothing_goes_on_and_heals(cluster):
-    done = shell(cluster, f"{DELAY} 200ms --for 3s -o json 2>/dev/full")
+    done = shell(cluster, f"{DELAY} 200ms --for {patience(3):.0f}s -o json 2>/dev/full")
     assert done.returncode == 0, done
     assert '"healed": true' in done.stdout
     assert cluster.faults() == []

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import time
 from pathlib import Path
@@ -67,6 +69,15 @@ def _peer(one: socket.socket) -> str:
         return str(one.getpeername())
     except OSError:
         return ""
+
+
+def unread(process: subprocess.Popen[str], path: Path) -> int:
+    """Return how many bytes of the process's questions to ``path`` have not been read."""
+    total = 0
+    for one in connections(process, path):
+        with one:
+            total += int.from_bytes(fcntl.ioctl(one, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    return total
 
 
 def cut(process: subprocess.Popen[str], path: Path) -> int:
@@ -255,7 +266,7 @@ class At:
         command.send_signal(signal.SIGCONT)
         log = self.cluster.folder / "state/pdctl/audit.jsonl"
         until("the line in its audit log", lambda: log.exists() and '"what":"inject"' in log.read_text())
-        time.sleep(1)  # to send it
+        until("the question to the stopped rank", lambda: unread(command, sock(self.cluster, self.prefill)))
         return command
 
     def _wait(self) -> subprocess.Popen[str]:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.system
 
 def test_delays_one_rank_for_a_while_and_lets_go(cluster):
     prefill = cluster.pair()
-    done = cluster.run(*INJECT, "300ms", "--for", "2s", "-o", "json")
+    done = cluster.run(*INJECT, "300ms", "--for", f"{patience(2):.0f}s", "-o", "json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["schema"] == "pdctl.injected"

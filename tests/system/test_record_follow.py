@@ -61,7 +61,7 @@ def followed(process: subprocess.Popen[str]) -> None:
 def test_for_a_while_keeps_what_the_ring_loses(labs: Labs) -> None:
     lab = labs.up()
     file = labs.folder / "x.pdtrace"
-    process = recording(labs, file, "--for", "10s", "--keep-names")
+    process = recording(labs, file, "--for", f"{patience(10):.0f}s", "--keep-names")
     followed(process)
     sent = 0
     while process.poll() is None and not _lapped(lab):

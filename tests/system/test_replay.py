@@ -211,7 +211,7 @@ def test_what_ends_the_command_ends_its_workers(how: signal.Signals, tmp_path: P
     me = psutil.Process(command.pid)
     workers = until("both workers", lambda: found if len(found := me.children(recursive=True)) == 3 else None)
     command.send_signal(how)
-    command.wait(30)
+    command.wait(patience(60))
     until(
         "the end of both workers and of what has forked them",
         lambda: not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers),
