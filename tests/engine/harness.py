@@ -68,12 +68,14 @@ def patiently(*arguments: str) -> list[str]:
 
 @dataclass
 class Server:
-    """One server process tree, and its log."""
+    """One server process tree, how it was started, and its log."""
 
     role: str
     port: int
     process: subprocess.Popen[bytes]
     log: Path
+    argv: Sequence[str]
+    tp: int
 
     def tail(self, lines: int = 40) -> str:
         """Return the end of the log without its longest lines."""
@@ -161,19 +163,18 @@ class Pair:
         """What agents and commands need to find each other."""
         return {"PDCTL_RUN_DIR": str(self.run_dir), "PDCTL_RECORD_DIR": str(self.record_dir)}
 
-    def restart_decode(self, *, tp: int = 2, environ: Mapping[str, str] | None = None, keep: bool = False) -> None:
-        """Start the decode server anew while prefill goes on. keep: what the old one's agents have left stays."""
-        [old] = [server for server in self.servers if server.role == "decode"]
+    def restart(self, role: str, *, environ: Mapping[str, str] | None = None, keep: bool = False) -> None:
+        """Start one server anew while the other goes on. keep: what the old one's agents have left stays."""
+        [old] = [server for server in self.servers if server.role == role]
         old.stop()
         for rank in self.ranks():
-            if rank.identity.role == "decode" and not keep:
+            if rank.identity.role == role and not keep:
                 for left in itertools.chain(
                     *(d.glob(f"{rank.identity.pid}-*") for d in (self.run_dir, self.record_dir))
                 ):
                     left.unlink()
-        argv = self.env.server_argv("decode", port=DECODE_PORT, tp=tp, bootstrap_port=BOOTSTRAP_PORT)
-        log = old.log.with_name("decode-again.log")
-        new = self._spawn("decode", DECODE_PORT, argv, log, tp, {**self.environ, **(environ or {})})
+        log = old.log.with_name(f"{role}-again.log")
+        new = self._spawn(role, old.port, old.argv, log, old.tp, {**self.environ, **(environ or {})})
         self.servers[self.servers.index(old)] = new
         self._healthy(new, READY_S)
 
@@ -190,7 +191,7 @@ class Pair:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        return Server(role, port, process, log)
+        return Server(role, port, process, log, argv, tp)
 
     def _healthy(self, server: Server, limit_s: float) -> None:
         def look() -> bool:

@@ -1,78 +1,55 @@
-"""Faults placed on a pair of real servers through the command line."""
+"""Faults placed on a pair of real servers through the command line.
+
+They are detached: a busy machine could end a lease, and with it what a test waits for.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
-from tests.engine.env import ROOT
 from tests.engine.harness import Pair
-from tests.support.patience import patience, until
+from tests.support.patience import until
 
 
 class Fault:
-    """``pdctl inject`` in the foreground, until it is healed by Ctrl-C."""
+    """A fault that ``pdctl inject`` has placed, until it ends or is healed."""
 
     def __init__(self, pair: Pair, *arguments: str, rank: str = "decode:tp1") -> None:
         self._pair = pair
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "pdctl.cli",
-                "inject",
-                *arguments,
-                "--rank",
-                rank,
-                "--for",
-                "5m",
-                "-o",
-                "json",
-            ],
-            env={**os.environ, **pair.agent_environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        until("the fault is in place", lambda: self.counts() is not None, 60)
+        done = pair.pdctl("inject", *arguments, "--rank", rank, "--for", "15m", "--detach", "-o", "json")
+        assert done.returncode == 0, done.stderr
+        self._id = str(json.loads(done.stdout)["fault"])
 
-    def counts(self) -> dict[str, Any] | None:
-        """Return its row of ``pdctl faults``, None before it is in place."""
-        if self.process.poll() is not None:
-            raise AssertionError(f"inject ended: {self.process.communicate()}")
-        done = self._pair.pdctl("faults", "-o", "json")
-        rows = json.loads(done.stdout)["faults"] if done.stdout else []
-        return rows[0] if rows else None
+    def _rows(self) -> list[dict[str, Any]]:
+        """Return its row of ``pdctl faults`` for each rank that holds it or did."""
+        done = self._pair.pdctl("faults", "--past", "-o", "json")
+        assert done.returncode == 0, done.stderr
+        return [row for row in json.loads(done.stdout)["faults"] if row["fault"] == self._id]
 
     def fired(self) -> bool:
         """Whether it has fired."""
-        return bool((self.counts() or {}).get("fired"))
+        return any(row["fired"] for row in self._rows())
 
-    def heal(self) -> dict[str, Any]:
-        """Press Ctrl-C; returns how the fault went."""
-        self.process.send_signal(signal.SIGINT)
-        out, err = self.process.communicate(timeout=patience(60))
-        assert self.process.returncode == 130, err
-        went: dict[str, Any] = json.loads(out)
-        assert went["healed"]
-        assert went["failed"] == 0
-        assert self._pair.pdctl("faults").returncode == 0
-        return went
+    def ended(self) -> dict[str, int]:
+        """Wait until it has ended on every rank; return how often it fired, and how many held rooms it released."""
+        rows = until("the fault has ended", lambda: (rows := self._rows()) and all(r["ended"] for r in rows) and rows)
+        assert not any(row["failed"] for row in rows), rows
+        return {count: sum(row[count] for row in rows) for count in ("fired", "released")}
+
+    def heal(self) -> dict[str, int]:
+        """End it; return what :meth:`ended` returns."""
+        done = self._pair.pdctl("heal", self._id)
+        assert done.returncode == 0, done.stderr
+        return self.ended()
 
 
 @contextlib.contextmanager
 def fault(pair: Pair, *arguments: str, rank: str = "decode:tp1") -> Iterator[Fault]:
-    """Have a fault in place as long as the block lasts."""
-    placed = Fault(pair, *arguments, rank=rank)
+    """Have a fault in place as long as the block lasts, and no other."""
     try:
-        yield placed
+        yield Fault(pair, *arguments, rank=rank)
     finally:
-        if placed.process.poll() is None:
-            placed.process.kill()
-            pair.heal()
+        pair.heal()

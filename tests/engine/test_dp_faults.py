@@ -22,7 +22,7 @@ from tests.engine.dp_attention import ARGUMENTS, with_dp_attention
 from tests.engine.env import Namespace
 from tests.engine.harness import BOOTSTRAP_PORT, Pair
 from tests.engine.injecting import fault
-from tests.support.patience import patience, until
+from tests.support.patience import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -141,7 +141,7 @@ def registered_elsewhere(pair: Pair) -> None:
         [answer] = pair.begin(1, limit_s=15, prefill_dp=0)
         room = pair.rooms[-1]
         until("decode was told", lambda: told(pair, TP0, room)[-1:] == told(pair, TP1, room)[-1:] == [1], 60)
-        assert placed.process.wait(patience(60)) == 0
+        assert placed.ended()["fired"] == 1
         assert registered(pair, room) == 1
         assert room in pair.queued("prefill.bootstrap")["prefill dp0 pp0 tp0"]
         assert answer().tokens is None

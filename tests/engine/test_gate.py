@@ -230,7 +230,7 @@ def test_what_fails_a_request(pair: Pair, right: list[int], kind: str) -> None:
         [answer] = pair.begin(1)
         outcome = answer()
         assert outcome.tokens is None, f"{kind}: {outcome}"
-        placed.process.wait(patience(60))
+        placed.ended()
     assert pair.one_by_one(1) == [right], kind
 
 
@@ -265,11 +265,7 @@ def test_rooms_are_used_twice(pair: Pair, right: list[int]) -> None:
         with fault(pair, "--duplicate-room", "any", *which, rank=role) as placed:
             [later] = pair.begin(1, rid=names[1])
             until("both have one room", lambda room=room, there=there: there([room, room]), 60, 0.2)
-            out, err = placed.process.communicate(timeout=60)
-            out, err = placed.process.communicate(timeout=patience(60))
-            assert placed.process.returncode == 0, err
-            assert json.loads(out)["fired"] == len(labels)
-            until("it is in place nowhere", lambda: pair.pdctl("faults").stdout == "no faults\n", 30, 0.5)
+            assert placed.ended()["fired"] == len(labels)
         assert pair.pdctl("diff-queues").returncode == 0
         pair.abort(*names)
         assert earlier().tokens is None
@@ -305,5 +301,5 @@ def test_a_wrong_room_parts_the_ranks(pair: Pair) -> None:
 
 
 def test_without_its_gate_the_drill_breaks(pair: Pair, tmp_path: Path) -> None:
-    pair.restart_decode(environ={"PDCTL_REVERT": "gate"})
+    pair.restart("decode", environ={"PDCTL_REVERT": "gate"})
     drill_late_metadata(pair, tmp_path / "journal", control=True)

@@ -57,10 +57,10 @@ def test_half_sent_requests_and_a_bootstrap_address_that_refuses(pair: Pair) -> 
     [refused] = pair.begin(1, limit_s=300, to=("decode",), bootstrap_port=NOBODY)
     room = pair.rooms[-1]
 
-    found = says_first(pair, ["PD145"], {room})
+    found = says_first(pair, ["PD145"], {room}, beside=never)
     assert f"127.0.0.1:{NOBODY} refuses connections" in found["summary"]
     assert refused().tokens is None
-    found = says_first(pair, ["PD145"], {room})
+    found = says_first(pair, ["PD145"], {room}, beside=never)
     assert "no client aborted it" in found["summary"]
 
     found = says_first(pair, ["PD143"], never)
@@ -128,6 +128,6 @@ def _ended_s(found: dict[str, Any]) -> float:
 
 @pytest.mark.long
 def test_a_server_that_was_started_again(pair: Pair) -> None:
-    pair.restart_decode(keep=True)
+    pair.restart("decode", keep=True)
     assert pair.one_by_one(1) != [None]
     is_clean(pair)

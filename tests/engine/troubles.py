@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,13 @@ def is_clean(pair: Pair) -> None:
     assert {stage["level"] for stage in seen["stages"] if stage["stage"] != "routing"} <= {"ok", "info"}, seen["stages"]
 
 
-def says_first(pair: Pair, codes: Sequence[str], rooms: set[int] | None = None) -> dict[str, Any]:
-    """Wait until `check` begins with one of these findings, about these rooms; return it. All others follow from it."""
+def says_first(
+    pair: Pair, codes: Sequence[str], rooms: set[int] | None = None, *, beside: Collection[int] = ()
+) -> dict[str, Any]:
+    """Wait until `check` begins with one of these findings, about these rooms; return it.
+
+    All others follow from it, but for those about rooms that are in trouble beside it.
+    """
 
     def look() -> Any:
         status, seen = asked(pair, "check", "--watch", "1s", *([] if REFUSED in codes else ["--suppress", REFUSED]))
@@ -58,6 +63,7 @@ def says_first(pair: Pair, codes: Sequence[str], rooms: set[int] | None = None) 
 
     seen: dict[str, Any] = until(f"check begins with {' or '.join(codes)}", look, 120, 0.5)
     first, *others = findings(seen)
+    others = [found for found in others if not found["rooms"] or set(found["rooms"]) - set(beside)]
     assert {found["follows"] for found in others} <= {first["code"]}, others
     found: dict[str, Any] = first
     return found
