@@ -26,6 +26,8 @@ COMPUTES = ("model forward", "sampling", "process_batch_result", "process_input_
 itself, the main thread waits for its device. ``process_input_requests`` carries out control requests, such as new weights."""
 _STAGES = (NEXT_STAGE, STAGE_BEFORE)
 IDLE = "idle"
+TAKES_IN = (IDLE, "recv_requests")
+"""Steps in which, outside of a collective, no request that has come before lies unread."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,7 @@ def call_words(call: Call, stack: Sequence[Frame] = ()) -> str:
 
 
 __all__ = [
-    "COMPUTES", "ENDED", "FROZEN", "HALTED", "OUTSIDE_S", "RECENT_S", "RUNNING", "STOOD_S", "STOPPED", "TRACED", "UNSEEN",
+    "COMPUTES", "ENDED", "FROZEN", "HALTED", "OUTSIDE_S", "RECENT_S", "RUNNING", "STOOD_S", "STOPPED", "TAKES_IN", "TRACED",
+    "UNSEEN",
     "Looked", "Loop", "Pulse", "Turn", "call_words", "judge",
 ]  # fmt: skip

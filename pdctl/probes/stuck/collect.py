@@ -11,10 +11,21 @@ import msgspec
 
 from pdctl.probes.stuck import UNHEARD_S
 from pdctl.probes.stuck.model import Earlier, Last, RankLooks
+from pdctl.probes.turns import TAKES_IN
 from pdctl.probes.view import now_ns
 from pdctl.protocol.metadata import NOT_READ
-from pdctl.protocol.model import ATTACHED, OTHER, UNKNOWN, WAITS_FOR_OTHER, Action, EventKind, KVPoll, poll_name
-from pdctl.protocol.rank import FoundRank
+from pdctl.protocol.model import (
+    ATTACHED,
+    OTHER,
+    UNKNOWN,
+    WAITS_FOR_OTHER,
+    Action,
+    EventKind,
+    KVPoll,
+    Status,
+    poll_name,
+)
+from pdctl.protocol.rank import Answer, FoundRank
 from pdctl.protocol.requests import Rooms, RoomTable
 from pdctl.recording.format import kept_text
 from pdctl.recording.requests import alive_ns, changed_since, doubts, moments, rooms_of, seen_until_ns
@@ -28,7 +39,10 @@ if TYPE_CHECKING:
 def collect(view: View, *, pause_s: float) -> list[RankLooks]:
     """Return two looks at every rank, ``pause_s`` seconds apart, in the view's order."""
     first = view.rooms()
+    lacking = _outside(view, _missing(view.ranks, [answer.body for answer in first]))
+    earlier = view.again().status(lacking)
     view.pause(pause_s)
+    taking_in = _taking_in(view, earlier)
     now = view.again()
     second = now.rooms()
     missing = _missing(view.ranks, [answer.body for answer in second])
@@ -51,11 +65,39 @@ def collect(view: View, *, pause_s: float) -> list[RankLooks]:
                 look = replace(look, recorded=False, whole_why=f"its recording can't be read: {answer.reason}")
             else:
                 look = _told(look, answer.body, rooms, after.body.mono_ns if after.body else _now_ns(rank, answer.body))
+        if look.took_in_s is None and id(rank) in taking_in and after.body is not None:
+            look = replace(look, took_in_s=max(0.0, (after.body.mono_ns - taking_in[id(rank)]) / 1e9))
         looks.append(look)
     if _open(looks, missing) or any(map(_unturned, looks)):
         looks = [replace(look, turn=turn) for look, turn in zip(looks, now.turns(), strict=True)]
     looks = _with_since(looks, missing, lambda n: now.recording(now.ranks[n]).body)
     return _with_earlier(looks, lambda n, rooms: now.events(now.ranks[n], rooms, _COMINGS)[0])
+
+
+def _outside(view: View, missing: dict[str, frozenset[int]]) -> list[FoundRank]:
+    """Return the ranks that are read from outside, and lack rooms that the other side has."""
+    return [rank for rank in view.ranks if rank.state == "outside" and missing.get(rank.identity.role)]
+
+
+def _taking_in(view: View, earlier: Sequence[Answer[Status]]) -> dict[int, int]:
+    """Return until when ranks that are read from outside have taken in requests, ns of their clock, by the id of the rank.
+
+    Their turns are not counted. But a main thread that has run since an earlier look, and is where new requests are taken in,
+    or idle until one comes, has left nothing unread that had come by then.
+    """
+    then = {id(answer.rank): answer.body for answer in earlier if answer.body is not None}
+    asked = [answer.rank for answer in earlier]
+    found: dict[int, int] = {}
+    for _ in range(_MOST_LOOKS if then else 0):
+        for answer in view.again().status([rank for rank in asked if id(rank) in then and id(rank) not in found]):
+            before, body = then[id(answer.rank)], answer.body
+            if body is not None and body.ticks > before.ticks and not body.call.op and body.call.inside in TAKES_IN:
+                found[id(answer.rank)] = before.mono_ns
+    return found
+
+
+_MOST_LOOKS = 6
+"""At the main thread of a rank: a loop that turns all the time is taking in requests in most of them."""
 
 
 def _unturned(look: RankLooks) -> bool:

@@ -49,7 +49,7 @@ class RankLooks:
 
     whole_s: for so long before the second look its recording has every request that came; None where it has no recording, or
     one that may lack some. whole_why: what limits that, in words. took_in_s: seconds since it last took in new requests, as
-    its recording shows, None unknown. turn: whether and when its loop turned, None not asked.
+    its recording or its main thread shows, None unknown. turn: whether and when its loop turned, None not asked.
     landed: whether the metadata of a room is in its slot, of rooms that were asked about. up_s: seconds since its process
     began, None unknown.
 

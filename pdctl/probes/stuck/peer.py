@@ -138,6 +138,8 @@ def _busy(look: RankLooks, who: str) -> str:
     turn = look.turn
     if turn is None or turn.age_s is None or turn.age_s < RECENT_S or not turn.doing:
         took_in_s = _took_in_s(look)
+        if took_in_s is None and turn is not None and turn.computing:
+            return f"{who} is in {turn.doing}"
         if took_in_s is None:
             return f"when {who} last took in requests can't be seen"
         return f"{who} last took in requests {seconds(took_in_s)} ago"
