@@ -10,7 +10,7 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,13 @@ NEEDS = ("msgspec", "numpy")
 """Packages that an agent needs in the process's own Python, besides pdctl."""
 ROOM = 2000
 """Characters in it: its place is taken before anything is done, for a disk may be full."""
-_SCHEDULERS = {"sglang.srt.managers.scheduler": "sglang", "pdctl.lab.engine.scheduler": "lab"}
+_SCHEDULERS = {
+    "sglang": (("server_args",), ("waiting_queue",), ("attn_tp_cpu_group", "tp_cpu_group")),
+    "lab": (("config",), ("waiting_queue",), ("attn_tp_cpu_group",), ("model_runner",)),
+}
+"""By what each engine's scheduler is known: its own attributes, one of each row. Its helpers live in the same module and lend
+it their methods, and other programs call a class so: neither module nor name tells.
+"""
 
 
 def start(options: Mapping[str, str]) -> None:
@@ -98,8 +104,15 @@ def find_scheduler() -> Any:
     return found
 
 
+def engine_of(attributes: Collection[str]) -> str:
+    """Return the engine whose scheduler has these attributes of its own, "" if they are no scheduler's."""
+    return next(
+        (engine for engine, rows in _SCHEDULERS.items() if all(any(n in attributes for n in row) for row in rows)), ""
+    )
+
+
 def _engine(one: Any) -> str:
-    return next((_SCHEDULERS[cls.__module__] for cls in type(one).__mro__ if cls.__module__ in _SCHEDULERS), "")
+    return engine_of(getattr(one, "__dict__", ()))
 
 
 def _adapter(scheduler: Any) -> Any:

@@ -27,7 +27,8 @@ class Layout:
     table of dict keys gives its size as a power of two. managed: how an instance of a class without ``__slots__`` keeps
     its attributes: "" (a dict at tp_dictoffset), ``pair`` (values and dict before the object), ``tagged`` (either, told by
     the lowest bit), ``inline`` (values after the object). values: offset of the first value in a block of them.
-    cached_keys: offset of ht_cached_keys. function: offsets of a function's code and globals; code: of its consts, names.
+    cached_keys: offset of ht_cached_keys. function: offsets of a function's code, globals
+    and closure; code: of its consts, names.
     """
 
     version: tuple[int, int]
@@ -38,17 +39,17 @@ class Layout:
     managed: str
     values: int
     cached_keys: int
-    function: tuple[int, int]
+    function: tuple[int, int, int]
     code: tuple[int, int]
 
 
 LAYOUTS = {
     layout.version: layout
     for layout in (
-        Layout((3, 10), (48, 72), 72, False, False, "", 0, 872, (48, 16), (56, 64)),
-        Layout((3, 11), (48, 72), 72, False, True, "pair", 0, 872, (48, 16), (24, 32)),
-        Layout((3, 12), (40, 56), 56, True, True, "tagged", 0, 880, (48, 16), (24, 32)),
-        Layout((3, 13), (40, 56), 56, True, True, "inline", 8, 880, (48, 16), (24, 32)),
+        Layout((3, 10), (48, 72), 72, False, False, "", 0, 872, (48, 16, 72), (56, 64)),
+        Layout((3, 11), (48, 72), 72, False, True, "pair", 0, 872, (48, 16, 72), (24, 32)),
+        Layout((3, 12), (40, 56), 56, True, True, "tagged", 0, 880, (48, 16, 72), (24, 32)),
+        Layout((3, 13), (40, 56), 56, True, True, "inline", 8, 880, (48, 16, 72), (24, 32)),
     )
 }
 OLDEST, NEWEST = min(LAYOUTS), max(LAYOUTS)

@@ -67,6 +67,8 @@ class World:
             return Function(self, address)
         if name == "code":
             return Code(self, address)
+        if name == "cell":
+            return Cell(self, address)
         if flags & layouts.TYPE:
             return Class(self, address)
         return Proxy(self, address)
@@ -143,16 +145,17 @@ class Module(Proxy):
 
 
 class Function(Proxy):
-    """A function: its code and its globals."""
+    """A function: its code, its globals, and the cells of what it encloses, None for none."""
 
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
-        code, names = self.pdctl_world.objects.layout.function
-        offset = {"__code__": code, "__globals__": names}.get(name)
+        code, names, closure = self.pdctl_world.objects.layout.function
+        offset = {"__code__": code, "__globals__": names, "__closure__": closure}.get(name)
         if offset is None:
             raise AttributeError(name)
-        return self.pdctl_world.at(self.pdctl_world.objects.word(self.pdctl_address + offset))
+        there = self.pdctl_world.objects.word(self.pdctl_address + offset)
+        return self.pdctl_world.at(there) if there else None
 
     @property
     def globals(self) -> dict[str, int]:
@@ -175,6 +178,18 @@ class Code(Proxy):
         if offset is None:
             raise AttributeError(name)
         return self.pdctl_world.at(self.pdctl_world.objects.word(self.pdctl_address + offset))
+
+
+class Cell(Proxy):
+    """What a function encloses."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        held = self.pdctl_world.objects.word(self.pdctl_address + 16) if name == "cell_contents" else 0
+        if not held:
+            raise AttributeError(name)
+        return self.pdctl_world.at(held)
 
 
 class Items(Sequence[Any]):

@@ -30,6 +30,13 @@ class _Slotted:
         self.side = _Side.PREFILL
 
 
+def _enclosing(method: Any) -> Any:
+    def enclosing(self: Any) -> Any:
+        return method(self)
+
+    return enclosing
+
+
 class _Derived(_Slotted):
     constant = "of the class"
 
@@ -39,6 +46,8 @@ class _Derived(_Slotted):
 
     def method(self) -> str:
         return sys.version
+
+    enclosing = _enclosing(method)
 
 
 class _Text(str):
@@ -131,7 +140,9 @@ def _differs(here: Any, there: Any, path: str) -> str:
             return f"{path}: an attribute is seen that is not there"
         if isinstance(here, _Derived):
             code = there.method.__code__
-            if there.constant != here.constant or tuple(code.co_names) != _Derived.method.__code__.co_names:
+            [cell] = there.enclosing.__closure__
+            named = (tuple(code.co_names), tuple(cell.cell_contents.__code__.co_names), there.method.__closure__)
+            if there.constant != here.constant or named != (*[_Derived.method.__code__.co_names] * 2, None):
                 return f"{path}: its class is not seen"
         return ""
     if isinstance(here, Enum):

@@ -16,6 +16,7 @@ from zlib import crc32
 
 import msgspec
 
+from pdctl.agent.injected import engine_of
 from pdctl.engines import request_tables as room_reader
 from pdctl.engines.metadata_rows import holders, select_slots
 from pdctl.engines.sglang import metadata_rows, request_tables, seams, steps
@@ -42,11 +43,8 @@ _COORDINATORS = ("world_group", "tp_group", "pp_group", "attn_tp_group")
 
 
 def is_scheduler(found: Proxy) -> bool:
-    """Return whether an object is an SGLang scheduler: its class, or one it derives from, is called so."""
-    objects = found.pdctl_world.objects
-    kind = objects.type_of(address_of(found))
-    names = {objects.type_name(base).rpartition(".")[2] for base in objects.mro(kind)}
-    return "Scheduler" in names and "server_args" in objects.attributes(address_of(found))
+    """Return whether an object is an SGLang scheduler, by what it has."""
+    return engine_of(found.pdctl_world.objects.attributes(address_of(found))) == "sglang"
 
 
 class OutsideRank:

@@ -168,6 +168,7 @@ class Identity(msgspec.Struct, frozen=True):
     cluster: ranks of different clusters are never shown as one ("" where unknown).
     lacks: protections that this rank's code does not have: ``gate``, ``aborts`` (an ABORT message of decode ends prefill's
     bootstrap thread), ``failures`` (prefill does not tell decode of a failed transfer).
+    element: torch's name of the type that polls are reduced in, "" unknown.
     """
 
     engine: Name
@@ -198,6 +199,7 @@ class Identity(msgspec.Struct, frozen=True):
     loaded_by: Name = ""
     lacks: tuple[Name, ...] = ()
     groups: tuple[GroupInfo, ...] = ()
+    element: Name = ""
 
     @property
     def label(self) -> str:

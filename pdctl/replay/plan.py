@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pdctl.engines.sglang.elements import UINT8, poll_type
-from pdctl.protocol.model import UNKNOWN, Action, EventKind, KVPoll, Phase
+from pdctl.engines.sglang.elements import INT32, UINT8, poll_type
+from pdctl.protocol.model import UNKNOWN, Action, EventKind, Identity, KVPoll, Phase
 
 if TYPE_CHECKING:
     from pdctl.recording.reader import Recording
@@ -148,7 +148,7 @@ def plan(
     return Plan(
         queue=queue,
         title=title,
-        element=poll_type(identity.engine_version) if identity.engine == "sglang" else UINT8,
+        element=_element(identity),
         requests=tuple(Request(room, of) for room, of in zip(rooms, slots, strict=True)),
         ranks=tuple(ranks),
         ordinals=tuple(ordinals),
@@ -160,6 +160,12 @@ def plan(
         engine=f"{'SGLang' if identity.engine == 'sglang' else identity.engine} {identity.engine_version}",
         decides=queue in DECIDED_BY_POLLS and (queue == HAS_ROWS or identity.pp_size == 1),
     )
+
+
+def _element(identity: Identity) -> str:
+    if identity.element in (UINT8, INT32):
+        return identity.element
+    return poll_type(identity.engine_version) if identity.engine == "sglang" else UINT8
 
 
 def _span(streams: Sequence[Stream]) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.engine import recipe
 from tests.engine.env import (
     EngineEnv,
     EngineNotInstalledError,
@@ -21,6 +22,10 @@ from tests.engine.env import (
 )
 from tests.engine.light.host import LightHost
 
+EVERY_VERSION = [
+    pytest.param(one.version, marks=[] if one.often else pytest.mark.long) for one in recipe.VERSIONS.values()
+]
+"""Parameters of tests that run for each version, those that are not tested at every change in the long ones."""
 LIGHT = ("env", "explorer_policies", "heartbeats", "light", "replay", "replay_light", "routing")
 
 

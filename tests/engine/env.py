@@ -60,7 +60,7 @@ def engine_home() -> Path:
 
 
 def stamp(part: str, home: Path | None = None) -> Path:
-    """File that exists once `part` (``"venv"``, ``"model"`` or an overlay's version) is completely installed."""
+    """File that exists once `part` (``"venv"``, ``"model"`` or that of an overlay) is completely installed."""
     return (home or engine_home()) / f"{part}.complete"
 
 
@@ -176,7 +176,7 @@ def engine_env(version: str) -> EngineEnv:
     """
     engine = recipe.VERSIONS[version]
     home = engine_home()
-    parts = ["venv", "model"] + ([] if engine is recipe.BASE else [version])
+    parts = ["venv", "model"] + ([] if engine is recipe.BASE else [engine.part])
     missing = [part for part in parts if not stamp(part, home).exists()]
     if missing:
         raise EngineNotInstalledError(
@@ -185,7 +185,7 @@ def engine_env(version: str) -> EngineEnv:
         )
     path: list[Path] = []
     if engine is not recipe.BASE:
-        path.append(home / "overlays" / version)
+        path.append(home / "overlays" / engine.part)
     if engine.stub:
         path.append(recipe.STUB)
     env = EngineEnv(

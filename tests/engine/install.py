@@ -70,7 +70,7 @@ def install(versions: Sequence[str]) -> None:
         part(home, "model", lambda: make_model(home))
         for overlay in recipe.OVERLAYS:
             if overlay.version in versions:
-                part(home, overlay.version, lambda v=overlay: make_overlay(home, v))  # type: ignore[misc]
+                part(home, overlay.part, lambda v=overlay: make_overlay(home, v))  # type: ignore[misc]
 
 
 def part(home: Path, name: str, make: Callable[[], None]) -> None:
@@ -118,7 +118,7 @@ def make_model(home: Path) -> None:
 
 def make_overlay(home: Path, engine: recipe.EngineVersion) -> None:
     """A directory with another SGLang and the packages it pins differently, to be put on PYTHONPATH."""
-    overlay = home / "overlays" / engine.version
+    overlay = home / "overlays" / engine.part
     shutil.rmtree(overlay, ignore_errors=True)
     python = home / "venv" / "bin" / "python"
     pip = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--target", overlay]

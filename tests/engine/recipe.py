@@ -1,7 +1,8 @@
 """What the engine tests install: SGLang versions, their pins, and what each lacks on a machine without a GPU.
 
-Pure data. :func:`recipe_key` names the directory it is installed into, so that changing the data below (and nothing
-else) makes a new installation; raise :data:`REVISION` when `install.py` starts to build something different.
+Pure data. :func:`recipe_key` names the directory it is installed into, and :attr:`EngineVersion.part` what is installed
+there for one version, so that changing the data below (and nothing else) installs anew what it is about; raise
+:data:`REVISION` when `install.py` starts to build something different.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class EngineVersion:
 
     `pins` are the pins of that version's own METADATA that differ from the base version's. `stub` puts the
     ``sgl_kernel`` stub on the path. `patches` are names from ``assets/engine_patches.py``. `plugins`: whether it loads any.
+    `often`: it is tested at every change; the others in ``make test-long``.
     """
 
     version: str
@@ -64,6 +66,12 @@ class EngineVersion:
     patches: tuple[str, ...] = ()
     decode_args: tuple[str, ...] = ()
     plugins: bool = True
+    often: bool = True
+
+    @property
+    def part(self) -> str:
+        """Name of its part of the installation: another one where its pins are others."""
+        return f"{self.version}-{hashlib.sha256(repr(self.pins).encode()).hexdigest()[:6]}"
 
 
 #: Lives in the venv itself; every other version is a directory put before it on PYTHONPATH.
@@ -71,7 +79,18 @@ BASE = EngineVersion("0.5.13.post1")
 
 OVERLAYS = (
     EngineVersion("0.5.10.post1", ("transformers==5.3.0", "xgrammar==0.1.32"), stub=True, plugins=False),
+    EngineVersion("0.5.11", ("transformers==5.6.0", "xgrammar==0.1.32"), stub=True, often=False),
     EngineVersion("0.5.12.post1", ("transformers==5.6.0", "xgrammar==0.2.0"), stub=True),
+    EngineVersion("0.5.15", ("transformers==5.12.1", "xgrammar==0.2.1"), stub=True, often=False),
+    EngineVersion("0.5.18", ("transformers==5.12.1", "xgrammar==0.2.1"), stub=True, often=False),
+    EngineVersion(
+        "0.5.22",
+        ("transformers==5.19.0", "xgrammar==0.2.7", "tokenizers>=0.23.1,<0.24"),
+        stub=True,
+        patches=("no-pinned-memory",),
+        decode_args=("--disaggregation-decode-retraction-backup", "cpu_tensor"),
+        often=False,
+    ),
     EngineVersion(
         "0.5.23",
         ("transformers==5.19.0", "xgrammar==0.2.7", "tokenizers>=0.23.1,<0.24"),
@@ -90,8 +109,6 @@ def recipe_key() -> str:
     digest.update(
         f"{REVISION} {sys.version_info[:2]} {TORCH} {WITHOUT_DEPENDENCIES} {BASE.version} {BASE.pins}".encode()
     )
-    for overlay in OVERLAYS:
-        digest.update(f"{overlay.version} {overlay.pins}".encode())
     for asset in (REQUIREMENTS, STARTUP_HOOK, TINY_MODEL):
         digest.update(asset.read_bytes())
     return digest.hexdigest()[:12]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine import recipe
+from tests.engine.conftest import EVERY_VERSION
 from tests.engine.env import loopback_namespace
 from tests.engine.light.host import LightHost
 from tests.support.patience import patience, until
@@ -48,7 +49,7 @@ def test_nothing_that_ran_in_the_namespace_outlives_it() -> None:
     assert process.wait(timeout=patience(10)) == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("version", sorted(recipe.VERSIONS))
+@pytest.mark.parametrize("version", EVERY_VERSION)
 def test_the_engine_has_its_version_its_patches_and_the_agents_entry_point(
     version: str, host: LightHost, tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pdctl.protocol.model import KVPoll
-from tests.engine import recipe
+from tests.engine.conftest import EVERY_VERSION
 from tests.engine.light.host import LightHost
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 SCRIPT = Path(__file__).parent / "light" / "heartbeat.py"
 
 
-@pytest.mark.parametrize("version", recipe.VERSIONS)
+@pytest.mark.parametrize("version", EVERY_VERSION)
 def test_silenced_heartbeats_have_the_engine_give_the_server_up(host: LightHost, tmp_path: Path) -> None:
     done = host.program(tmp_path, SCRIPT)
     assert done.returncode == 0, done.stderr[-4000:]

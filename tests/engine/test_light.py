@@ -33,13 +33,15 @@ from pdctl.protocol.requests import QUERY_FORCED
 from pdctl.recording.reader import Recording, Stream
 from pdctl.targets.find import discover
 from pdctl.targets.places import parse_places
+from tests.engine import recipe
+from tests.engine.conftest import EVERY_VERSION
 from tests.engine.harness import client_of_tests
 from tests.engine.light.host import LightHost, LightRun
 from tests.support.patience import until
 
 T = TypeVar("T")
 
-HAS_GATE = {"0.5.10.post1": False, "0.5.12.post1": False, "0.5.13.post1": True, "0.5.23": True}
+HAS_GATE = {version: version not in ("0.5.10.post1", "0.5.11", "0.5.12.post1") for version in recipe.VERSIONS}
 WITHOUT_GATE = [version for version, has in HAS_GATE.items() if not has]
 WITH_GATE = [version for version, has in HAS_GATE.items() if has]
 
@@ -57,7 +59,7 @@ LATE = {
 }
 
 
-@pytest.fixture(scope="module", params=HAS_GATE)
+@pytest.fixture(scope="module", params=EVERY_VERSION)
 def version(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -205,6 +207,28 @@ def test_late_metadata(version: str, host: LightHost, tmp_path: Path) -> None:
         until("both ranks are in round 4", lambda: in_round(run, 4), 120)
         assert not host.wait(run, 1.0), "a rank got out of the collective it can't get out of"
         diverged(run)
+
+
+@pytest.mark.parametrize("idle", [False, True], ids=["loaded", "idle"])
+def test_an_agent_goes_into_the_scheduler(version: str, host: LightHost, tmp_path: Path, *, idle: bool) -> None:
+    """Wherever its main thread is, in what the engine sleeps in while it is idle, too."""
+    requests = [] if idle else STEADY["decode"]
+    script = {"turns": 10_000_000, "size": 1, "requests": requests, "sleeps": idle}
+    run = host.prepare(script, tmp_path)
+    host.add(run, "decode", 0, {"PDCTL_AGENT": "off"})
+    try:
+        until("it takes its turns", lambda: "turns" in run.output(), 120)
+        [pid] = run.pids.values()
+        seen = pdctl(run, "attach", str(pid), "--inject-agent", code=0)
+        [put] = seen["processes"]
+        assert (put["state"], put["rank"]) == ("running", "decode dp0 pp0 tp0"), run.output()
+        [status] = until("its agent answers", lambda: asked(run, "status", Status), 100)
+        assert {seam.name for seam in status.seams if seam.present} >= {"queue.decode.transfer", "poll", "tick"}
+        [snapshot] = until("its queues are read", lambda: asked(run, "queues", Snapshot), 100)
+        assert len(snapshot.queues["decode.transfer"]) == (0 if idle else 1)
+        until("its turns are counted", lambda: [s for s in asked(run, "status", Status) or () if s.ticks > 1], 100)
+    finally:
+        run.kill()
 
 
 def in_round(run: LightRun, ordinal: int) -> bool:
@@ -384,12 +408,14 @@ def test_a_rank_whose_agent_is_silent_is_read_from_outside_in_its_group(
         run.kill()
 
 
-def pdctl(run: LightRun, *command: str) -> Any:
-    """Return the document of a command on these ranks."""
-    words = [sys.executable, "-m", "pdctl.cli", *command, "-o", "json", "--timeout", "100", "--rank-timeout", "30"]
+def pdctl(run: LightRun, *command: str, code: int | None = None) -> Any:
+    """Return the document of a command on these ranks. code: its exit code, None for any."""
+    words = [sys.executable, "-m", "pdctl.cli", *command, "-o", "json", "--timeout", "100"]
+    words += [] if command[0] == "attach" else ["--rank-timeout", "30"]
     kept = {k: v for k, v in os.environ.items() if not k.startswith("PDCTL_")}
     done = subprocess.run(words, env={**kept, **run.environ}, capture_output=True, text=True, timeout=200, check=False)
     assert done.stdout, done.stderr
+    assert code in (None, done.returncode), done.stdout + done.stderr
     return json.loads(done.stdout)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from pdctl import __version__
 from pdctl.engines.sglang import revert, seams
 from pdctl.engines.sglang.backends import backend_of
+from pdctl.engines.sglang.elements import reduced_type
 from pdctl.engines.shared import group_number
 from pdctl.protocol.model import GroupInfo, Identity
 from pdctl.recording.writer import process_start
@@ -162,6 +163,7 @@ def identify(scheduler: Any, around: Around | None = None) -> tuple[Identity, Gr
         else "",
         lacks=_lacks(scheduler, role, around),
         groups=tuple(groups.infos),
+        element=reduced_type(around.modules) if role != seams.UNIFIED else "",
     )
     return identity, groups
 

@@ -85,6 +85,27 @@ POLL_FUNCTIONS: dict[str, tuple[Callable[..., list[Any]] | None, Callable[..., A
 """Poll functions of ``disaggregation/utils.py``: which of their arguments are the pollers (None: the first) and the
 reduced group."""
 
+REDUCERS = ("all_reduce_flags", "_all_reduce_polls", "poll_and_all_reduce")
+"""Where ``disaggregation/utils.py`` reduces polls: since 0.5.23, in 0.5.22, before."""
+
+
+_DEEPEST = 8
+
+
+def names_in(function: Any, depth: int = 0) -> set[str]:
+    """Return the names that a function's code uses beside its own variables: what it calls, and attributes.
+
+    Those of the functions that it encloses are among them: a hook encloses the engine's function. depth: how deep this is.
+    """
+    names = getattr(getattr(function, "__code__", None), "co_names", ())
+    if not isinstance(names, tuple) or depth > _DEEPEST:
+        return set()
+    found = set(names)
+    for cell in getattr(function, "__closure__", None) or ():
+        found |= names_in(getattr(cell, "cell_contents", None), depth + 1)
+    return found
+
+
 GATE = "_apply_metadata_gate"
 """The metadata gate, in ``disaggregation/utils.py`` since 0.5.13.post1."""
 
@@ -295,13 +316,9 @@ def slot_view(scheduler: Any) -> tuple[Any, Seam]:
 
 
 def zeroes_slots(modules: Mapping[str, Any] | None = None) -> list[Seam]:
-    """Return whether a freed slot is set to 0 (0.5.13.post1 on: ``pop_transferred`` then uses the buffers itself).
-
-    Asked before any hook is in: it looks at the engine's own code object.
-    """
+    """Return whether a freed slot is set to 0 (0.5.13.post1 on: ``pop_transferred`` then uses the buffers itself)."""
     method = getattr(getattr(module(DECODE, modules), "DecodeTransferQueue", None), "pop_transferred", None)
-    names = getattr(getattr(method, "__code__", None), "co_names", ())
-    there = "metadata_buffers" in names
+    there = "metadata_buffers" in names_in(method)
     return [
         Seam("slots.zeroed", there, "pop_transferred sets freed slots to 0" if there else "freed slots keep their room")
     ]

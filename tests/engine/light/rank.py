@@ -115,10 +115,25 @@ def scheduler_class() -> type:
 
         def abort_request(self, recv_req: Any) -> None: ...
 
+        def maybe_sleep_on_idle(self) -> None:
+            if self.idle_sleeper is not None:
+                self.idle_sleeper.maybe_sleep()
+
         def handle_bootstrap_failure(self, req: Any) -> None:
             req.finished_reason = "failed"
 
     return Scheduler
+
+
+def make_sleeper() -> Any:
+    """Make what the engine sleeps in with ``--sleep-on-idle``, with a socket on which nothing comes."""
+    import zmq
+
+    try:
+        from sglang.srt.managers.scheduler_components.idle_sleeper import IdleSleeper  # since 0.5.13
+    except ImportError:
+        from sglang.srt.managers.scheduler import IdleSleeper
+    return IdleSleeper([zmq.Context.instance().socket(zmq.PULL)])
 
 
 def make_scheduler(role: str, rank: int, size: int, slots: int) -> Any:
@@ -162,6 +177,7 @@ def make_scheduler(role: str, rank: int, size: int, slots: int) -> Any:
         processed_tokens_counter=0,
         scheduler_stage_metrics=MagicMock(),
         last_batch=None,
+        idle_sleeper=None,
     )
     return scheduler
 
@@ -227,6 +243,8 @@ def run_decode(script: dict[str, Any], scheduler: Any, rank: int) -> None:
     start_agent(scheduler)
     rooms = scheduler.disagg_metadata_buffers.bootstrap_room
     requests = []
+    if script.get("sleeps"):
+        scheduler.idle_sleeper = make_sleeper()
 
     def arrive(entry: dict[str, Any]) -> None:
         receiver = Transfer(entry["room"], entry["polls"], rank, prealloc.kv_manager)
@@ -255,6 +273,9 @@ def run_decode(script: dict[str, Any], scheduler: Any, rank: int) -> None:
             say("transferred", turn, req.bootstrap_room)
         for _, receiver, _ in requests:
             receiver.next_turn()
+        if not turn:
+            say("turns")
+        scheduler.maybe_sleep_on_idle()
         time.sleep(script.get("pause_s", 0.002))
     say("left", script["turns"], *[made.req.bootstrap_room for made in transfer.queue])
 
