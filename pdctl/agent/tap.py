@@ -3,6 +3,7 @@
 The engine adapter calls, in this order and once per turn of the scheduler:
 
     tap.visit(queue)                  the queue is about to be polled (or skipped, when it is empty)
+    tap.about(part)                   only a part of it is polled (seldom)
     tap.polled(pollers)               the poll function was called with these pollers
     tap.raw(polls)                    the polls before the metadata gate, where the engine has a gate
     tap.entering(group, data, width)  a collective is about to start with these polls: numbers, or ``width`` bytes each
@@ -136,6 +137,10 @@ class QueueTap:
         words[1] = _now()
         if not queue:
             self._flush()  # else it is in the file when the round that follows is entered
+
+    def about(self, part: Sequence[Any]) -> None:
+        """Say that only this part of the queue is polled in this turn, in the queue's order."""
+        self._queue = part
 
     def polled(self, pollers: list[Any]) -> None:
         """Take the pollers of this turn, one per entry. The same objects in the same order mean the same requests."""

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from pdctl.agent.tap import QueueTap
 from pdctl.engines.base import Hooks, Site
+from pdctl.engines.reductions import Reductions, reader
+from pdctl.engines.sites import transfer_of
 
 if TYPE_CHECKING:
     from pdctl.engines.sites import PollSites
@@ -32,12 +34,16 @@ class PollHooks:
         self.room_failed = None if sites is None else sites.table.room_failed
         """What a tap tells of rooms that failed: the stop condition of faults."""
         self._queue: list[Any] = []
+        self._part: set[int] = set()
+        """Entries of the queue that are polled in this turn, by id(), where not all are; else empty."""
         self._group_index = group_index
         self.current: QueueTap | None = None
         """The tap whose queue is about to be polled; None outside of a queue's method and after its poll."""
         self.polling: QueueTap | None = None
         """The tap whose queue's poll is running."""
         self._entered: list[int] = []
+        self.reductions = Reductions(hooks)
+        """What is reduced besides the polls of queues."""
 
     def poll_method(
         self,
@@ -75,11 +81,9 @@ class PollHooks:
             if not site.on:
                 return original(self_, *args, **kwargs)
             try:
-                queue = queue_of(self_)
-                if sites is not None:
-                    self._queue = queue
-                    if sites.table.any:
-                        sites.before(queue)
+                self._queue = queue = queue_of(self_)
+                if sites is not None and sites.table.any:
+                    sites.before(queue)
                 tap.visit(queue)
                 self.current = tap
                 entered.clear()
@@ -88,16 +92,34 @@ class PollHooks:
             try:
                 result = original(self_, *args, **kwargs)
             finally:
-                self.current = None
+                self.current = self.polling = None
             # Not where the engine raised: that round has not been applied, and its recording says so.
             if leaves:
                 try:
-                    tap.leave(queue_of(self_))
+                    tap.leave(self._polled_of(queue_of(self_)))
                 except Exception:
                     site.failed()
             return result
 
         return polls_queue
+
+    def _polled_of(self, queue: list[Any]) -> list[Any]:
+        """Return what is left of the entries that were polled in this turn."""
+        if not self._part:
+            return queue
+        kept = [entry for entry in queue if id(entry) in self._part]
+        self._part = set()
+        return kept
+
+    def _polled(self, tap: QueueTap, pollers: list[Any]) -> None:
+        """Tell the tap who is polled: the whole queue, or a part of it (0.5.18, of requests that no other stage decided on)."""
+        if len(pollers) != len(self._queue):
+            asked = set(map(id, pollers))
+            part = [entry for entry in self._queue if id(transfer_of(entry)) in asked]
+            if len(part) == len(pollers):
+                tap.about(part)
+                self._part = set(map(id, part))
+        tap.polled(pollers)
 
     def picking_method(
         self, owner: Any, attribute: str, site_name: str, pick: Callable[..., tuple[QueueTap | None, list[Any]]]
@@ -155,13 +177,19 @@ class PollHooks:
             def polls(*args: Any, **kwargs: Any) -> Any:
                 tap = self.current
                 if tap is None or not site.on:
+                    call = self.reductions.current
+                    if call is not None and site.on:
+                        try:
+                            call.pollers = args[0] if pollers_of is None else pollers_of(*args, **kwargs)
+                        except Exception:
+                            site.failed()
                     return original(*args, **kwargs)
                 self.current = None
                 self.polling = tap
                 try:
                     try:
                         pollers = args[0] if pollers_of is None else pollers_of(*args, **kwargs)
-                        tap.polled(pollers)
+                        self._polled(tap, pollers)
                         if sites is not None and sites.table.any and group_of(*args, **kwargs) is not None:
                             sites.flip(tap.queue, self._queue, pollers)
                     except Exception:
@@ -222,49 +250,92 @@ class PollHooks:
 
         return self._hooks.wrap(owner, attribute, "gate", make)
 
-    def collective(self, owner: Any) -> bool:
+    def collective(self, owner: Any, attribute: str = "dist") -> bool:
         """Replace ``owner.dist`` (the module's name for torch.distributed) by a wrapper that records all_reduce.
 
-        The engine's all_reduce of polls is recorded before and after. Any other call passes directly.
+        The engine's all_reduce of polls is recorded before and after, and so is one that a hooked caller makes
+        (:attr:`reductions`). Any other call passes directly. attribute: ``torch`` for a module that calls torch's by this name.
         """
+        if attribute != "torch":
+            return self._hooks.wrap(owner, attribute, "collective", self._dist)
 
-        def make(dist: Any, site: Site) -> Any:
-            entered, group_index = self._entered, self._group_index
-            numbers: dict[Any, int] = {}  # torch's groups are compared as objects
-            all_reduces = dist.all_reduce
-            total = getattr(getattr(dist, "ReduceOp", None), "SUM", None)
+        def make(torch: Any, site: Site) -> Any:
+            return _Torch(torch, self._dist(torch.distributed, site))
 
-            # torch's own parameters, by name: to pass on whatever comes costs as much as all else here
-            def all_reduce(tensor: Any, op: Any = total, group: Any = None, async_op: bool = False) -> Any:
-                tap = self.polling
-                if tap is None or not site.on:
+        return self._hooks.wrap(owner, attribute, "collective", make)
+
+    def _dist(self, dist: Any, site: Site) -> Any:
+        """Return torch.distributed with an all_reduce that is recorded."""
+        entered, group_index = self._entered, self._group_index
+        numbers: dict[Any, int] = {}  # torch's groups are compared as objects
+        all_reduces, reductions = dist.all_reduce, self.reductions
+        total = getattr(getattr(dist, "ReduceOp", None), "SUM", None)
+
+        # torch's own parameters, by name: to pass on whatever comes costs as much as all else here
+        def all_reduce(tensor: Any, op: Any = total, group: Any = None, async_op: bool = False) -> Any:
+            tap = self.polling or self._unknown_poll(tensor)
+            if tap is None or not site.on:
+                if reductions.current is None or async_op or not site.on:
                     return all_reduces(tensor, op, group, async_op)
+                return self._reduce(site, all_reduces, tensor, op, group)
+            read = None
+            number = width = 0
+            try:
+                found = numbers.get(group)
+                if found is None:
+                    found = numbers[group] = group_index(group)
+                number = found
+                if number >= 0 and number not in entered:
+                    width = tensor.itemsize
+                    entered.append(number)  # first: whatever fails, one collective is one round
+                    read = _reader(tensor)
+                    tap.entering(number, read(), width)
+            except Exception:
                 read = None
-                number = width = 0
+                site.failed()
+            result = all_reduces(tensor, op, group, async_op)
+            if read is not None:
                 try:
-                    found = numbers.get(group)
-                    if found is None:
-                        found = numbers[group] = group_index(group)
-                    number = found
-                    if number >= 0 and number not in entered:
-                        width = tensor.itemsize
-                        entered.append(number)  # first: whatever fails, one collective is one round
-                        read = _reader(tensor)
-                        tap.entering(number, read(), width)
+                    tap.left(number, read(), width)
                 except Exception:
-                    read = None
                     site.failed()
-                result = all_reduces(tensor, op, group, async_op)
-                if read is not None:
-                    try:
-                        tap.left(number, read(), width)
-                    except Exception:
-                        site.failed()
-                return result
+            return result
 
-            return _Distributed(dist, all_reduce)
+        return _Distributed(dist, all_reduce)
 
-        return self._hooks.wrap(owner, "dist", "collective", make)
+    def _unknown_poll(self, tensor: Any) -> QueueTap | None:
+        """Return the tap of the queue whose polls are reduced here, by a function that is no known poll function."""
+        tap, queue = self.current, self._queue
+        if tap is None or not queue or tensor.numel() != len(queue):
+            return None
+        self.current, self.polling = None, tap
+        tap.polled(list(queue))
+        return tap
+
+    def _reduce(self, site: Site, all_reduces: Callable[..., Any], tensor: Any, op: Any, group: Any) -> Any:
+        """Make the collective of a hooked caller, and record it where its group is known and its numbers can be read."""
+        call, read, number = self.reductions.current, None, -1
+        try:
+            if call is not None and (readable := reader(tensor)) is not None:
+                number = self._known(group)
+                if number >= 0 and call.begins(number, tensor.numel()):
+                    call.tap.entering(number, readable(), 1)
+                    read = readable
+        except Exception:
+            site.failed()
+        result = all_reduces(tensor, op, group)
+        if call is not None and read is not None:
+            try:
+                call.tap.left(number, read(), 1)
+            except Exception:
+                site.failed()
+        return result
+
+    def _known(self, group: Any) -> int:
+        try:
+            return self._group_index(group)
+        except KeyError:
+            return -1
 
 
 _SHORT = 64
@@ -291,3 +362,13 @@ class _Distributed:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dist, name)
+
+
+class _Torch:
+    """torch for a module that calls ``torch.distributed``: all else is the original's."""
+
+    def __init__(self, torch: Any, distributed: _Distributed) -> None:
+        self.__dict__.update(_torch=torch, distributed=distributed)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._torch, name)

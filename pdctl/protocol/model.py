@@ -71,6 +71,12 @@ class Action(IntEnum):
     MOVED = 4
 
 
+REDUCED_QUEUES = ("decode.held", "decode.deferred", "decode.checksum", "prefill.waiting", "prefill.chunk")
+"""Lists about which the ranks of a group agree besides their polls: failed transfers whose memory may have to be kept, their
+releases, KV checksums of a batch, requests that wait for the model, one that is computed in parts."""
+SPARE_QUEUES = ("reduction.0", "reduction.1", "reduction.2")
+"""Names for further functions of the engine that reduce; a NOTE in the recording says which function has which name."""
+
 QUEUES: tuple[str, ...] = (
     "prefill.bootstrap",
     "prefill.inflight",
@@ -80,11 +86,15 @@ QUEUES: tuple[str, ...] = (
     "decode.retracted",
     "waiting",
     "running",
+    *REDUCED_QUEUES,
+    *SPARE_QUEUES,
 )
 """Queue names in the order a request passes them; the index is the code used in recordings."""
 
 POLLED_QUEUES: tuple[str, ...] = ("prefill.bootstrap", "prefill.inflight", "decode.prealloc", "decode.transfer")
-"""Queues whose polls are reduced over a group: only these have rounds."""
+"""Queues whose polls are reduced over a group."""
+COMPARED_QUEUES = (*POLLED_QUEUES, *REDUCED_QUEUES, *SPARE_QUEUES)
+"""All that has rounds: queues whose polls are reduced over a group, and lists of flags that are."""
 
 OTHER = {"prefill": "decode", "decode": "prefill"}
 """The role that a request of a role needs on the other side."""

@@ -9,10 +9,11 @@ from pdctl.agent.tap import QueueTap
 from pdctl.engines.base import Hooks, Site
 from pdctl.engines.landing import Landings
 from pdctl.engines.polls import PollHooks
-from pdctl.engines.sglang import events, seams
+from pdctl.engines.reductions import ByRoom
+from pdctl.engines.sglang import events, reductions, seams
 from pdctl.engines.sglang.queues import QueueReader
 from pdctl.engines.shared import LEAVES, failure
-from pdctl.protocol.model import EVERY_REQUEST, EventKind, Seam
+from pdctl.protocol.model import EVERY_REQUEST, SPARE_QUEUES, EventKind, Seam
 
 if TYPE_CHECKING:
     from pdctl.agent.sinks import Recorder
@@ -52,8 +53,10 @@ class SchedulerHooks:
             ("PrefillBootstrapQueue", prefill),
         ):
             owners[name] = getattr(home, name, None)
+        found = reductions.callers(role)  # before any of them is hooked
         self._poll_methods(role, owners)
         self._poll_functions()
+        self._reductions(found)
         if role == "decode":
             self._gate()
             self._commit(owners["DecodeTransferQueue"])
@@ -129,6 +132,23 @@ class SchedulerHooks:
         utils = seams.module(seams.UTILS)
         there = utils is not None and self._polls.collective(utils)
         self._say("collective", there, "disaggregation/utils.py dist.all_reduce")
+
+    def _reductions(self, found: list[reductions.Caller]) -> None:
+        """Hook what reduces besides: each function has a name of its own, under which its rounds are recorded."""
+        named, left = reductions.name(found)
+        for one in named:
+            tap = QueueTap(one.queue, ByRoom(), self._recorder, self._next_stream, ())
+            self.taps[one.queue] = tap
+            there = self._polls.reductions.caller(
+                one.caller.owner, one.caller.name, f"rounds.{one.queue}", tap, one.entries, steady=one.steady
+            )
+            self._say(f"rounds.{one.queue}", there, one.caller.title)
+            if one.queue in SPARE_QUEUES:
+                self._recorder.event(EventKind.NOTE, text=f"{one.queue} is {one.caller.title}")
+        for module in dict.fromkeys(one.caller.module for one in named if one.caller.direct):
+            self._polls.collective(module, "torch")
+        if left:
+            self._say("rounds.others", False, f"not recorded: {', '.join(left)}")
 
     def _gate(self) -> None:
         utils = seams.module(seams.UTILS)

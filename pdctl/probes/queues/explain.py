@@ -8,7 +8,7 @@ from pdctl.probes.queues.formatting import diverged
 from pdctl.probes.queues.formatting import names as named
 from pdctl.probes.queues.groups import Group
 from pdctl.probes.queues.model import RankView, RoomSide, RoomSplit
-from pdctl.protocol.model import Action, EventKind, Identity, Phase, poll_name
+from pdctl.protocol.model import Action, EventKind, Identity, Phase
 from pdctl.recording.reader import Event, Item, Run
 from pdctl.report.findings import Finding, finding
 
@@ -48,7 +48,7 @@ def splits(group: Group, queue: str, difference: Difference) -> tuple[RoomSplit,
                     room,
                     _rid(views, room),
                     tuple(
-                        _side(group.place(n), view, room, *_of(known, room))
+                        _side(queue, group.place(n), view, room, *_of(known, room))
                         for n, view, known in zip(group.judged, views, sides, strict=True)
                         if view is not None
                     ),
@@ -88,13 +88,13 @@ def _act(item: Item, run: Run, *, last: bool) -> str:
 _ACTION_VALUES = {int(action) for action in Action}
 
 
-def _side(rank: str, view: RankView, room: int, action: str, item: Item | None) -> RoomSide:
+def _side(queue: str, rank: str, view: RankView, room: int, action: str, item: Item | None) -> RoomSide:
     slot = item.slot if item else -1
     return RoomSide(
         rank=rank,
         action=action,
-        local=poll_name(item.local) if item else "-",
-        gated=poll_name(item.gated) if item else "-",
+        local=formatting.value(queue, item.local) if item else "-",
+        gated=formatting.value(queue, item.gated) if item else "-",
         slot=slot,
         found=item.found if item else None,
         landed_s=_landed(view, room, slot),
@@ -181,7 +181,7 @@ def _classify(group: Group, queue: str, diff: Difference, found: tuple[RoomSplit
         rest = [name for name in names if name not in odd]
         return "PD103", (
             f"{named(odd)} had nothing in {queue} and skipped the collective of round {diff.ordinal};"
-            f" {named(rest)} entered it with {polls} poll{'s'[: lengths != {1}]}."
+            f" {named(rest)} entered it with {formatting.counted(queue, polls)}."
         )
     if diff.kind is Kind.LISTS:
         counts = [f"{name} {run.n}" for name, run in zip(names, diff.runs, strict=True) if run is not None]

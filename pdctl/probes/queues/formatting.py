@@ -9,7 +9,30 @@ from pdctl.probes.queues.gate import Held
 from pdctl.probes.queues.model import RankView, RoomSide, RoomSplit
 from pdctl.probes.turns import call_words
 from pdctl.protocol.durations import seconds
-from pdctl.protocol.model import Phase, poll_name
+from pdctl.protocol.model import SPARE_QUEUES, Phase, poll_name
+
+_FLAGS = {
+    "decode.held": ("may be released", "must be kept"),
+    "decode.deferred": ("not ready", "ready"),
+    "decode.checksum": ("right", "wrong"),
+}
+"""What the two values of a flag mean, for the lists that are no polls."""
+
+
+def value(queue: str, number: int) -> str:
+    """Return what a number that is reduced says: the name of a poll, what a flag means, or the number."""
+    if queue in _FLAGS and number in (0, 1):
+        return _FLAGS[queue][number]
+    return str(number) if queue in SPARE_QUEUES else poll_name(number)
+
+
+def counted(queue: str, count: int | str) -> str:
+    """Return ``3 polls`` or ``1 flag``."""
+    word = "flag" if queue in _FLAGS else "number" if queue in SPARE_QUEUES else "poll"
+    return f"{count} {word}{'s'[: str(count) != '1']}"
+
+
+_MEANINGS = {meaning for meanings in _FLAGS.values() for meaning in meanings}
 
 
 def names(ranks: Iterable[str]) -> str:
@@ -99,7 +122,9 @@ def side(s: RoomSide, *, ordinal: int) -> tuple[str, str]:
             return did, f"slot {s.slot} held 0: metadata not written{landed}"
         return did, f"slot {s.slot} held room {s.found}"
     if s.local != "-":
-        return did, f"its own poll: {s.local}" + (f", gated to {s.gated}" if s.gated != s.local else "")
+        return did, f"its own {'flag' if s.local in _MEANINGS else 'poll'}: {s.local}" + (
+            f", gated to {s.gated}" if s.gated != s.local else ""
+        )
     return did, ""
 
 
@@ -117,13 +142,8 @@ def last_round(view: RankView) -> str:
         return ""
     run = stream.newest
     how = {
-        Phase.ENTERED: f"waits in the all_reduce of {run.n} poll{'s'[: run.n != 1]}",
-        Phase.REDUCED: "has the reduced polls, has not decided",
+        Phase.ENTERED: f"waits in the all_reduce of {counted(stream.queue, run.n)}",
+        Phase.REDUCED: f"has the reduced {counted(stream.queue, run.n).partition(' ')[2].rstrip('s')}s, has not decided",
         Phase.APPLIED: "has left it",
     }
     return f"round {run.last} of {stream.queue}: {how[run.phase]}"
-
-
-def poll(value: int) -> str:
-    """Return the engine's name of a poll."""
-    return poll_name(value)

@@ -15,7 +15,7 @@ from pdctl.probes.queues.groups import Group, groups_of
 from pdctl.probes.queues.holds import held_findings
 from pdctl.probes.queues.model import GroupReport, QueueRow, QueuesDocument, RankNow, RankView, RoomSplit
 from pdctl.probes.queues.pairing import pairing
-from pdctl.protocol.model import POLLED_QUEUES, QUEUES, Phase
+from pdctl.protocol.model import COMPARED_QUEUES, POLLED_QUEUES, QUEUES, Phase
 from pdctl.recording.requests import last_sign_ns
 from pdctl.report.findings import Finding, finding
 
@@ -87,7 +87,7 @@ def _group(
         if view is not None and view.recording is not None and not _distrusted(view)
     ]
     recordings = [group.members[n].recording for n in group.judged]  # type: ignore[union-attr]
-    queues = [q for q in POLLED_QUEUES if any(r is not None and r.stream(q, group.info.kind) for r in recordings)]
+    queues = [q for q in COMPARED_QUEUES if any(r is not None and r.stream(q, group.info.kind) for r in recordings)]
     if len(group.judged) > 1:
         for queue in queues:
             group.comparisons[queue] = compare(
@@ -321,7 +321,7 @@ def _length(view: RankView | None, queue: str) -> int | None:
     if view.snapshot is not None:
         entries = view.snapshot.queues.get(queue)
         return None if entries is None else len(entries)
-    if view.recording is None or queue not in POLLED_QUEUES:
+    if view.recording is None or queue not in COMPARED_QUEUES:
         return None
     visits = view.recording.visits.get(queue)
     stream = view.recording.stream(queue)
