@@ -6,7 +6,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from pdctl.commands.lab_load import load
+from pdctl.commands.lab_load import abort, load
 from pdctl.commands.lab_parts import NameOption, env_of, find_lab, one_of
 from pdctl.commands.lab_processes import crash, kill, restart
 from pdctl.commands.lab_show import LabDown, draw_down, show_lab
@@ -19,6 +19,7 @@ EXAMPLES = {
     "up": ("pdctl lab up", "pdctl lab up --prefills 2 --step prefill=12s --without gate"),
     "status": ("pdctl lab status", "pdctl lab status -o json"),
     "load": ("pdctl lab load --requests 4 --room 4711", "pdctl lab load -n 2 --rid a-name --new-tokens 64"),
+    "abort": ("pdctl lab abort a-name", "pdctl lab abort a-name-0 a-name-1 --to decode"),
     "restart": ("pdctl lab restart prefill", "pdctl lab restart bootstrap"),
     "kill": ("pdctl lab kill decode:tp1 --signal STOP", "pdctl lab kill decode:tp1 --signal CONT"),
     "crash": ("pdctl lab crash decode:tp1", "pdctl lab crash 'decode dp0 pp0 tp0' --name two"),
@@ -202,7 +203,7 @@ def status(
     return int(Exit.CLEAN if listen and there >= {"supervisor", *expected(config)} else Exit.PARTIAL)
 
 
-for _command in (load, restart, kill, crash):
+for _command in (load, abort, restart, kill, crash):
     app.command()(_command)
 
 

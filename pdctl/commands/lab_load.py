@@ -1,4 +1,4 @@
-"""``pdctl lab load``: sends requests to a lab."""
+"""``pdctl lab load`` and ``abort``: sends requests to a lab, and ends them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from pdctl.commands.lab_parts import NameOption, check_alive, env_of, find_lab, one_of
-from pdctl.commands.lab_show import LabLoad, draw_outcome
+from pdctl.commands.lab_show import LabAbort, LabLoad, draw_abort, draw_outcome
 from pdctl.commands.options import OutputOption, RunDirOption, seconds
 from pdctl.lab.config import MAX_ROOM, SIDES
 from pdctl.protocol.errors import Exit, PdctlError
@@ -135,6 +135,39 @@ def load(
     document = LabLoad(name=name, **{field: getattr(outcome, field) for field in outcome.__struct_fields__})
     Output(output).document(document, draw=draw_outcome)
     return int(Exit.CLEAN if outcome.good else Exit.FINDING)
+
+
+def abort(
+    rids: Annotated[list[str], typer.Argument(metavar="RID...", help="Ids of requests.", show_default=False)],
+    to: Annotated[str, typer.Option(metavar="SIDE", help="Side that is told: both, prefill, decode.")] = "both",
+    name: NameOption = "lab",
+    timeout: Annotated[float, typer.Option(parser=seconds, metavar="TIME", help="Time limit for telling them.")] = 5.0,
+    output: OutputOption = Format.TABLE,
+    run_dir: RunDirOption = None,
+) -> int:
+    """Tell servers of a lab to abort requests.
+
+    It is POST /abort_request of an engine. A server carries it out in the next turn of its scheduler loop. An id that it does
+    not have is no error.
+
+    Exit code: 0 all servers were told, 2 wrong options, 3 a server takes no messages, 4 there is no such lab.
+    """
+    from pdctl.lab import processes as chosen
+    from pdctl.lab.messages import MAX_RID
+
+    side = one_of(to, ("both", *SIDES), "side")
+    if not all(0 < len(rid) <= MAX_RID for rid in rids):
+        raise PdctlError("that is no request id", f"one has 1 to {MAX_RID} characters", Exit.USAGE)
+    config, processes = find_lab(name, env_of(run_dir))
+    check_alive(name, processes)
+    servers = [server for server in config.servers if side == "both" or server.startswith(side)]
+    told = chosen.abort(config, rids, servers, timeout)
+    document = LabAbort(name=name, rids=tuple(rids), servers=tuple(servers))
+    out = Output(output)
+    out.document(document, draw=draw_abort)
+    if not told:
+        out.note(f"not all were told within {timeout:g} s: pdctl lab status --name {name}")
+    return int(Exit.CLEAN if told else Exit.PARTIAL)
 
 
 def _enough(option: str, given: Sized, requests: int) -> None:

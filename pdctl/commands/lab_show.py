@@ -53,6 +53,14 @@ class LabKill(Document, frozen=True, kw_only=True, tag="pdctl.lab.kill"):
     processes: list[LabProcess]
 
 
+class LabAbort(Document, frozen=True, kw_only=True, tag="pdctl.lab.abort"):
+    """Requests that servers were told to abort."""
+
+    name: str
+    rids: tuple[str, ...]
+    servers: tuple[str, ...]
+
+
 class LabLoad(Document, frozen=True, kw_only=True, tag="pdctl.lab.load"):
     """What came of a load. Times in seconds. See :class:`pdctl.lab.client.Outcome`."""
 
@@ -173,6 +181,11 @@ def draw_kill(document: LabKill, console: Console) -> None:
     for row in document.processes:
         how = (row.state in ("ended", "failed") and row.detail) or row.state
         console.print(f"{row.process} (pid {row.pid}) got {document.sent}: {how}")
+
+
+def draw_abort(document: LabAbort, console: Console) -> None:
+    """Draw who was told what."""
+    console.print(f"{', '.join(document.servers)} told to abort {', '.join(document.rids)}")
 
 
 def draw_outcome(outcome: LabLoad, console: Console) -> None:

@@ -1,4 +1,4 @@
-"""Choose processes of a lab by name, signal them, and make a scheduler fail."""
+"""Choose processes of a lab by name, signal them, make a scheduler fail, and abort requests."""
 
 from __future__ import annotations
 
@@ -75,6 +75,24 @@ def wait_for_end(processes: Sequence[state.Process], wait_s: float) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def abort(config: LabConfig, rids: Sequence[str], servers: Sequence[str], wait_s: float) -> bool:
+    """Tell servers to abort requests, as ``/abort_request`` does.
+
+    Returns whether all dp ranks of the servers were told within ``wait_s`` seconds; one that has ended is not.
+    """
+    with zmq.Context() as context:
+        context.setsockopt(zmq.LINGER, int(wait_s * 1000))
+        begun = time.monotonic()
+        for server in servers:
+            for dp in range(config.shape(server).dp):
+                socket = context.socket(zmq.PUSH)
+                socket.connect(rank.request_endpoint(config, server, dp))
+                for rid in rids:
+                    socket.send(messages.encode(messages.Abort(rid)))
+                socket.close()
+    return time.monotonic() - begun < wait_s
 
 
 def crash(config: LabConfig, process: state.Process, wait_s: float) -> None:

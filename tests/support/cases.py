@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import subprocess
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +19,8 @@ from types import TracebackType
 from tests.support.labs import Lab, Labs
 from tests.support.patience import until
 
-PAGE = Path(__file__).parents[2] / "docs" / "lab.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "lab.md"
 SECTION = "## Situations to make"
 
 
@@ -67,10 +69,10 @@ class Cases:
     def start(self, command: str) -> subprocess.Popen[str]:
         """Start a load that goes on, and wait until a rank has a request of it, or until it has ended."""
         lab = Lab(self.labs, "lab")
-        before = _rooms(lab)
+        before = _places(lab)
         load = self.labs.start(*shlex.split(command))
         self.loads.append(load)
-        until("a request of the load", lambda: load.poll() is not None or _rooms(lab) - before)
+        until("a request of the load", lambda: load.poll() is not None or _places(lab) - before)
         return load
 
     def make(self, name: str, *, twin: bool = False) -> Lab:
@@ -93,5 +95,6 @@ class Cases:
         self.run("lab down")
 
 
-def _rooms(lab: Lab) -> set[int]:
-    return {room for queues in lab.queues().values() for rooms in queues.values() for room in rooms}
+def _places(lab: Lab) -> Counter[tuple[str, int]]:
+    """Return how many times each rank has each room."""
+    return Counter((rank, room) for rank, queues in lab.queues().items() for rooms in queues.values() for room in rooms)

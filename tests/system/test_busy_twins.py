@@ -13,7 +13,8 @@ from tests.support.labs import Labs
 pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(7200, method="signal")]
 
 LOOKS = int(os.environ.get("PDCTL_TEST_BUSY_LOOKS", "200"))
-"""How many looks each of the five labs gets."""
+"""How many looks each of the labs gets."""
+PATIENT = "--rank-timeout 60s --timeout 300s"
 BUSY = {
     "forwards take long": (
         "lab up --step prefill=8s",
@@ -35,6 +36,18 @@ BUSY = {
         "lab up --prefill tp=2",
         "",
     ),
+    "prefill servers are restarted beside one that serves": (
+        "lab up --prefills 3",
+        "lab load -n 0 -c 6 --prefill-server 0 --seconds 100000",
+    ),
+    "nobody asks for anything, whatever a gauge says": (
+        "lab up",
+        "lab load -n 64 -c 16 --abort-after 0.1",
+    ),
+}
+RESTARTED = {
+    "servers are restarted, with nothing in flight": ("prefill", "decode"),
+    "prefill servers are restarted beside one that serves": ("prefill1", "prefill2"),
 }
 
 
@@ -43,13 +56,17 @@ def test_nothing_is_found(labs: Labs, name: str) -> None:
     up, load = BUSY[name]
     with Cases(labs) as cases:
         cases.run(f"{up} --owner {os.getpid()}", code=0)
-        if load:
+        if "100000" in load:
             cases.start(load)
+        elif load:
+            cases.run(load)
         for look in range(LOOKS):
+            if name in RESTARTED:
+                servers = RESTARTED[name]
+                cases.run(f"lab restart {servers[look % len(servers)]}", code=0)
             if not load:
-                cases.run(f"lab restart {('prefill', 'decode')[look % 2]}", code=0)
                 cases.run("lab load -n 4", code=0)
-            done = cases.run("check --watch 300ms -o json")
+            done = cases.run(f"check --watch 300ms -o json {PATIENT}")
             found = [
                 f"{row['code']} {row['summary']}"
                 for row in json.loads(done.stdout)["findings"]

@@ -42,6 +42,14 @@ def test_servers_are_apart_and_can_be_restarted_killed_and_made_to_fail(labs: La
     after = servers(labs)
     assert {name for name in after if after[name] != before[name]} == {"prefill1@lab:lab"}
     assert Lab(labs, "lab").process("bootstrap1").endpoint == address
+    with lab.waiting(41, "decode", rids=("held",)):
+        until("the request", lambda: 41 in lab.queues()["decode dp0 pp0 tp0"]["decode.transfer"])
+        assert (
+            labs.cli("lab", "abort", "held", "unknown", "--to", "decode").stdout
+            == "decode told to abort held, unknown\n"
+        )
+        until("its end", lambda: not any(lab.queues()["decode dp0 pp0 tp0"].values()))
+    assert "no request id" in labs.cli("lab", "abort", "", code=2).stderr
     # Decode keeps the ranks it knows of that address. Nobody is there any more.
     assert load(labs, "-n", 1, "--prefill-server", 1, "--seconds", 1, code=1)["unfinished"] == 1
 

@@ -63,11 +63,12 @@ def test_stages_that_parted_at_a_request_stand_for_good(labs: Labs) -> None:
     lab = labs.up("--prefill", "pp=2", "--decode", "tp=1")
     assert lab.load(requests=4).completed == 4
     assert look(labs, "check", code=0)["findings"] == []
-    labs.cli("inject", "--abort", "--rank", "prefill:pp1", "--hits", "1", "--for", "60s", "--detach")
-    outcome = lab.load(requests=1, seconds=2)
-    assert outcome.unfinished == 1
-    [room] = outcome.unfinished_rooms
-    document = until("both stages stand", lambda: (d := look(labs, "check")) and "PD115" in causes(d) and d)
+    labs.cli("inject", "--abort", "--rank", "prefill:pp1", "--hits", "1", "--for", "10m", "--detach")
+    room = 7
+    with lab.waiting(room, "decode", seed=1):  # decode is ready before prefill gets the request
+        until("decode's addresses", lambda: lab.queues()["decode dp0 pp0 tp0"]["decode.transfer"] == [room])
+        assert lab.load(requests=1, room=room, seed=1, to="prefill", seconds=2).unfinished_rooms == [room]
+        document = until("both stages stand", lambda: (d := look(labs, "check")) and "PD115" in causes(d) and d)
     first = document["findings"][0]
     assert (first["code"], first["rooms"], causes(document)) == ("PD115", [room], ["PD115"])
     assert "prefill dp0 pp0 tp0 took it on in round" in first["summary"]

@@ -46,6 +46,7 @@ class Stuck(Probe["StuckOptions", "list[RankLooks]", "StuckDocument"]):
     examples = ("pdctl stuck --older 10s", "pdctl stuck --by queue --from incident.pdtrace")
     offline = True
     untold = "running batches, space and time-outs"
+    waits_once = True
     options = StuckOptions
 
     def refuse(self, options: StuckOptions, *, timeout_s: float, recorded: bool) -> None:
