@@ -57,7 +57,8 @@ class Agent:
         self.pid = os.getpid()
         self._registering = threading.Lock()
         self._stopped = False
-        self.identity = self._stamp(adapter.identity(), env, loaded_by)
+        self._known = adapter.identity()
+        self.identity = self._stamp(self._known, env, loaded_by)
         self.recorder: RecordingWriter | NullRecorder = self._recorder(env)
         self.faults = FaultTable(self.identity.armed, self._fault_event)
         self._install()
@@ -123,6 +124,20 @@ class Agent:
                 _registration_file(self.registration).unlink(missing_ok=True)
         if isinstance(self.recorder, RecordingWriter):
             self.recorder.stop()
+
+    def follow_identity(self, r: paths.Registration) -> paths.Registration | None:
+        """Take over the rank's identity if its engine has given it another role; None where it is the same."""
+        found = self.adapter.identity()
+        if found is self._known or found == self._known:
+            return None
+        self._known, old = found, self.identity
+        self.identity = msgspec.structs.replace(
+            found, pid=old.pid, proc_start=old.proc_start, pdctl_version=old.pdctl_version, cluster=old.cluster,
+            started_wall_ns=old.started_wall_ns, started_mono_ns=old.started_mono_ns, armed=old.armed, loaded_by=old.loaded_by,
+        )  # fmt: skip
+        if isinstance(self.recorder, RecordingWriter):
+            self.recorder.set_identity(msgspec.json.encode(self.identity))
+        return msgspec.structs.replace(r, identity=self.identity)
 
     def update_registration(self, r: paths.Registration) -> None:
         """Replace this agent's registration by ``r``, in the run directory and in the store. Nothing once it has stopped."""

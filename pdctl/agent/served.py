@@ -19,6 +19,9 @@ class Served(Protocol):
     faults: FaultTable
     recorder: RecordingWriter | NullRecorder
 
+    def follow_identity(self, r: Registration) -> Registration | None:
+        """Take over the rank's identity if it is another one now; return ``r`` with it, None where it is the same."""
+
     def update_registration(self, r: Registration) -> None:
         """Replace this agent's registration by ``r``."""
 

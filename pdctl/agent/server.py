@@ -90,12 +90,20 @@ class Server:
         self._answers.registration = self._registration
 
     def _rotated(self, server_key: str) -> None:
-        self._registration = msgspec.structs.replace(self._registration, server_key=server_key)
-        self._answers.registration = self._registration
+        self._register(msgspec.structs.replace(self._registration, server_key=server_key), "key")
+
+    def _follow(self) -> None:
+        """Register the rank anew if it is another one now."""
+        r = self._agent.follow_identity(self._registration)
+        if r is not None:
+            self._register(r, "role")
+
+    def _register(self, r: Registration, changed: str) -> None:
+        self._registration = self._answers.registration = r
         try:
-            self._agent.update_registration(self._registration)
+            self._agent.update_registration(r)
         except OSError as error:
-            self._agent.note(f"its registration still names its former key: {error.strerror or error}")
+            self._agent.note(f"its registration still names its former {changed}: {error.strerror or error}")
 
     def stop(self) -> None:
         """Remove the socket's file and end the thread within one poll. Called once, from any other thread.
@@ -141,6 +149,7 @@ class Server:
     def _turns(self) -> None:
         while not self._stopping and os.getpid() == self._agent.pid:
             try:
+                self._follow()
                 self._turn(AWAITING_MS if self._awaiting() else IDLE_MS)
             except Exception:  # one bad turn must not end the agent, nor spin
                 self.dropped += 1
@@ -172,6 +181,7 @@ class Server:
         try:
             request = wire.decode_request(frame)
             number = request.id
+            self._follow()
             raw = wire.encode(self._answers.answer(request.op, request.args))
             if len(raw) > wire.MAX_MESSAGE - 1024:
                 raise PdctlError(f"the answer is {len(raw)} bytes, over the limit of {wire.MAX_MESSAGE}")

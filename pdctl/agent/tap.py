@@ -138,6 +138,10 @@ class QueueTap:
         if not queue:
             self._flush()  # else it is in the file when the round that follows is entered
 
+    def reads(self, view: QueueView) -> None:
+        """Read entries and slots with ``view`` from now on: the engine has made a new queue of this name."""
+        self._view = view
+
     def about(self, part: Sequence[Any]) -> None:
         """Say that only this part of the queue is polled in this turn, in the queue's order."""
         self._queue = part

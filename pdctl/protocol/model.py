@@ -140,6 +140,10 @@ SCHEDULER_ENDED = "scheduler ended"
 A rank that was killed leaves none."""
 
 
+ROLE_CHANGED = "role changed"
+"""How the NOTE begins that a rank leaves when its engine gives it another role: ``role changed: prefill to decode``."""
+
+
 class GroupInfo(msgspec.Struct, frozen=True):
     """One process group a rank is in.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pdctl.agent.tap import QueueTap
 from pdctl.engines import peers
 from pdctl.engines import request_tables as room_reader
-from pdctl.engines.base import Hooks, Site
+from pdctl.engines.base import MAX_ERRORS, Hooks, Site
 from pdctl.engines.landing import Landings
 from pdctl.engines.metadata_rows import MetadataReader, holders
 from pdctl.engines.sglang import faults as fault_sites
@@ -23,7 +23,7 @@ from pdctl.engines.sites import PollSites
 from pdctl.engines.slots import SlotWatch
 from pdctl.faults.table import FaultTable
 from pdctl.protocol.metadata import Metadata, Wanted
-from pdctl.protocol.model import Frame, Identity, QueueEntry, Seam, SlotEntry
+from pdctl.protocol.model import ROLE_CHANGED, EventKind, Frame, Identity, QueueEntry, Seam, SlotEntry
 from pdctl.protocol.requests import Rooms, Settings
 
 if TYPE_CHECKING:
@@ -36,9 +36,17 @@ class SGLangAdapter:
     def __init__(self, scheduler: Any) -> None:
         self.hooks = Hooks()
         self._scheduler = scheduler
+        self._installed: SchedulerHooks | None = None
+        self._ticks = 0
+        self._tick_ns = 0
+        self._look()
+
+    def _look(self) -> None:
+        """Find out who the rank is, and where its role keeps what is read."""
+        scheduler = self._scheduler
+        self._mode = getattr(scheduler, "disaggregation_mode", None)
         self._identity, self._groups = identify(scheduler)
         self._reader = QueueReader(scheduler, self._identity.role)
-        self._installed: SchedulerHooks | None = None
         self._landings: Landings | None = None
         self._more_seams: list[Seam] = seams.zeroes_slots() if self._identity.role == "decode" else []
         if self._identity.role != seams.UNIFIED:
@@ -46,16 +54,14 @@ class SGLangAdapter:
         self._facts = metadata_rows.facts(scheduler, self._identity.role, self._identity.lacks)
         self._taken: dict[int, int] = {}
         self._rows = MetadataReader(lambda: metadata_rows.buffers(scheduler, self._facts, self._taken))
-        self._ticks = 0
-        self._tick_ns = 0
 
     def identity(self) -> Identity:
-        """Return who this rank is."""
+        """Return who this rank is. Another object once the engine has given it another role."""
         return self._identity
 
     def install(self, recorder: Recorder, faults: FaultTable) -> None:
         """Install the hooks. A rank without disaggregation gets only the pulse of its loop."""
-        self._loop(recorder)
+        self._loop(recorder, faults)
         if self._identity.role == seams.UNIFIED:
             return
         role = self._identity.role
@@ -65,7 +71,14 @@ class SGLangAdapter:
         self._landings = Landings(self._reader, recorder)
         polls = PollSites(faults) if faults.armed else None
         self._installed = SchedulerHooks(
-            self._scheduler, self.hooks, self._reader, recorder, self._landings, self._groups.number, polls
+            self._scheduler,
+            self.hooks,
+            self._reader,
+            recorder,
+            self._landings,
+            self._groups.number,
+            polls,
+            self._installed,
         )
         self._installed.install(role)
         backend = backend_of(self._scheduler)
@@ -82,16 +95,38 @@ class SGLangAdapter:
         self._taken = watch.taken
         self._more_seams.append(Seam("events.slots", there, "ReqToMetadataIdxAllocator.alloc, free"))
 
-    def _loop(self, recorder: Recorder) -> None:
+    def _switched(self, recorder: Recorder, faults: FaultTable, site: Site) -> None:
+        """Follow the rank to its new role: its queues, buffers and managers are others, and so are the hooks.
+
+        Runs on the scheduler's thread at the end of the turn in which the engine made them; it is idle then.
+        """
+        before = self._identity.role
+        try:
+            faults.heal(why=f"{ROLE_CHANGED} from {before}")
+            self.hooks.remove_all()
+            self._look()
+            self.install(recorder, faults)
+            recorder.event(EventKind.NOTE, text=f"{ROLE_CHANGED}: {before} to {self._identity.role}")
+        except Exception:  # it was not understood: the engine goes on, without hooks
+            self.hooks.remove_all()
+            for _ in range(MAX_ERRORS):
+                site.failed()
+
+    def _loop(self, recorder: Recorder, faults: FaultTable) -> None:
+        mode = self._mode
+
         def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-            del site  # two stores that can't fail
+            # Two stores, and a look at an attribute that was there: none of them can fail.
             pulse, clock = recorder.pulse, time.monotonic_ns
 
             def process_input_requests(self_: Any, *args: Any, **kwargs: Any) -> Any:
                 self._ticks += 1
                 self._tick_ns = now = clock()
                 pulse(self._ticks, now)
-                return original(self_, *args, **kwargs)
+                result = original(self_, *args, **kwargs)
+                if mode is not None and self_.disaggregation_mode is not mode and self_ is self._scheduler:
+                    self._switched(recorder, faults, site)
+                return result
 
             return process_input_requests
 

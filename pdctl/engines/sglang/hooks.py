@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pdctl.agent.tap import QueueTap
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 
 
 class SchedulerHooks:
-    """Installs the hooks that write to the recording. Afterwards ``seams`` lists the seams, found or not."""
+    """Installs the hooks that write to the recording. Afterwards ``seams`` lists the seams, found or not.
+
+    before: the hooks of the role that this rank had before.
+    """
 
     def __init__(
         self,
@@ -32,6 +36,7 @@ class SchedulerHooks:
         landings: Landings,
         group_number: Callable[[Any], int],
         sites: PollSites | None = None,
+        before: SchedulerHooks | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._hooks = hooks
@@ -39,8 +44,10 @@ class SchedulerHooks:
         self._recorder = recorder
         self._landings = landings
         self._polls = PollHooks(hooks, group_number, sites)
-        self._streams = 0
         self.taps: dict[str, QueueTap] = {}
+        # What was recorded in an earlier role goes on: a recording has few streams, and each is one queue's.
+        self._streams: Iterator[int] = itertools.count() if before is None else before._streams
+        self._earlier: dict[str, QueueTap] = {} if before is None else {**before._earlier, **before.taps}
         self.seams: list[Seam] = []
 
     def install(self, role: str) -> None:
@@ -76,14 +83,14 @@ class SchedulerHooks:
 
     def _tap(self, queue: str) -> QueueTap:
         if queue not in self.taps:
-            self.taps[queue] = QueueTap(
+            self.taps[queue] = self._earlier.get(queue) or QueueTap(
                 queue, self._reader, self._recorder, self._next_stream, LEAVES[queue], self._polls.room_failed
             )
+            self.taps[queue].reads(self._reader)
         return self.taps[queue]
 
     def _next_stream(self) -> int:
-        self._streams += 1
-        return self._streams - 1
+        return next(self._streams)
 
     def _queue_of(self, name: str) -> Callable[[Any], list[Any]]:
         """Return a function from the object with the poll method to the polled list."""
@@ -137,7 +144,7 @@ class SchedulerHooks:
         """Hook what reduces besides: each function has a name of its own, under which its rounds are recorded."""
         named, left = reductions.name(found)
         for one in named:
-            tap = QueueTap(one.queue, ByRoom(), self._recorder, self._next_stream, ())
+            tap = self._earlier.get(one.queue) or QueueTap(one.queue, ByRoom(), self._recorder, self._next_stream, ())
             self.taps[one.queue] = tap
             there = self._polls.reductions.caller(
                 one.caller.owner, one.caller.name, f"rounds.{one.queue}", tap, one.entries, steady=one.steady

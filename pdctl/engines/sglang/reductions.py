@@ -31,16 +31,13 @@ def reducers(utils: Any) -> set[str]:
 
 @dataclass(frozen=True)
 class Caller:
-    """A function that reduces. owner: its class or module. direct: it calls torch itself. polls: only by poll functions.
-    uses: the names in its code.
-    """
+    """A function that reduces. owner: its class or module. direct: it calls torch itself. polls: only by poll functions."""
 
     module: ModuleType
     owner: Any
     name: str
     direct: bool
     polls: bool
-    uses: frozenset[str]
 
     @property
     def title(self) -> str:
@@ -49,22 +46,29 @@ class Caller:
 
 
 def callers(role: str, modules: Mapping[str, Any] | None = None) -> list[Caller]:
-    """Return the functions that reduce in this role, the same ones in the same order on all ranks with the same code."""
+    """Return the functions that reduce in this role, the same ones in the same order on all ranks with the same code.
+
+    The methods that poll a queue are left out, but for what they reduce besides; and so are their helpers.
+    """
     loaded = sys.modules if modules is None else modules
     utils = loaded.get(seams.UTILS)
     known = reducers(utils) if utils is not None else set[str]()
     plain = known - set(seams.POLL_FUNCTIONS)
-    found = []
+    found, polling = [], {spec.method for spec in seams.POLL_METHODS}
+    helpers: set[str] = set()
     for module in _modules(loaded, role):
         for owner in _owners(module):
             for name, one in list(vars(owner).items()):
                 if not isinstance(one, FunctionType) or name in known:
                     continue
                 uses = seams.names_in(one)
+                if name in polling:
+                    helpers |= uses
                 direct = {_REDUCES, "distributed"} <= uses
                 if direct or uses & known:
-                    found.append(Caller(module, owner, name, direct, not direct and not uses & plain, frozenset(uses)))
-    return found
+                    found.append(Caller(module, owner, name, direct, polls=not direct and not uses & plain))
+    # The polls of a queue are its own rounds, whether its method or a helper of that has them reduced.
+    return [one for one in found if not (one.polls and one.name in polling | helpers)]
 
 
 def _modules(loaded: Mapping[str, Any], role: str) -> Iterator[ModuleType]:
@@ -136,19 +140,10 @@ class Named:
 
 
 def name(found: Iterable[Caller]) -> tuple[list[Named], list[str]]:
-    """Return the callers with their names, and the titles of those that there is no name left for.
-
-    The methods that poll a queue are left out, but for what they reduce besides; and so are their helpers.
-    """
-    found = list(found)
-    polling = {spec.method for spec in seams.POLL_METHODS}
-    helpers = {use for one in found if one.name in polling for use in one.uses}
-    helpers |= {use for one in found if one.name in helpers for use in one.uses}
+    """Return the callers with their names, and the titles of those that there is no name left for."""
     spare = iter(SPARE_QUEUES)
     named, left = [], []
     for one in found:
-        if one.polls and (one.name in polling | helpers):
-            continue
         queue, entries = _KNOWN.get(one.name, ("", _nothing))
         if one.name == "resolve_deferred_releases" and one.direct:
             entries = _host_deferred

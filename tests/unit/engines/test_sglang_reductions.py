@@ -188,6 +188,21 @@ def test_what_reduces_is_found_by_what_it_calls(tmp_path: Path) -> None:
     assert {one.queue for one in prefill.named} == {"prefill.waiting", "prefill.chunk"}
 
 
+def test_what_polls_a_queue_for_its_method_is_no_reduction_of_its_own() -> None:
+    utils, decode = ModuleType(seams.UTILS), ModuleType(seams.DECODE)
+    exec(UTILS, vars(utils))
+    vars(decode).update({name: getattr(utils, name) for name in REDUCERS})
+    exec(
+        "class DecodeTransferQueue:\n"
+        " def pop_transferred(self): return self._poll_with_metadata_gate()\n"
+        " def _poll_with_metadata_gate(self): return poll_and_all_reduce([], 'g')\n"
+        " def _count(self): return poll_and_all_reduce([], 'g')\n",
+        vars(decode),
+    )
+    found = reductions.callers("decode", {seams.UTILS: utils, seams.DECODE: decode})
+    assert [one.title for one in found] == ["DecodeTransferQueue._count"]
+
+
 def test_held_and_deferred_transfers_are_rounds_of_their_own(tmp_path: Path) -> None:
     rank = Rank(0, tmp_path)
     queue = rank.made("DecodeTransferQueue", "g")
