@@ -92,7 +92,7 @@ WAYS = {
     "A decode rank stands": Way("PD114", ("decode dp0 tp1", *_STOPPED)),
     "A rank stands, and dp attention makes its server wait": Way("PD114", ("decode dp1", *_STOPPED)),
     "Clients abort, and decode is full": Way("PD140", ("is full", "first in line and needs")),
-    "Prefill times out because decode is full": Way("PD140", ("is full", "Prefill has given up", "Abort on decode")),
+    "Prefill times out because decode is full": Way("PD140", ("is full", "first in line and needs")),
     "Two prefill servers, one bootstrap server": Way(
         "PD137",
         ("prefill@lab:lab and prefill1@lab:lab share the bootstrap server", "Next: Give each prefill server its own"),
