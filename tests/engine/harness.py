@@ -33,6 +33,7 @@ import psutil
 
 from pdctl.faults.fault import AimedRank
 from pdctl.faults.messages import HealBody, InjectArgs, InjectBody
+from pdctl.introspect.find import candidates
 from pdctl.protocol.model import Snapshot
 from pdctl.recording.reader import Recording, read
 from pdctl.targets.client import Client
@@ -322,6 +323,11 @@ class Pair:
     def ranks(self) -> list[FoundRank]:
         """Return the ranks that pdctl finds, those that have an agent or had one."""
         return [rank for rank in discover(parse_places(self.agent_environ)).ranks if rank.state != "no agent"]
+
+    def schedulers(self) -> dict[int, str]:
+        """Return pid → title of the scheduler processes, also of those without an agent."""
+        family = {child.pid for s in self.servers for child in psutil.Process(s.process.pid).children(recursive=True)}
+        return {one.pid: one.title for one in candidates() if one.pid in family}
 
     def queued(self, queue: str) -> dict[str, set[int]]:
         """Return label → rooms that each live rank has in a queue now."""

@@ -10,10 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from pdctl.introspect.find import candidates
 from tests.engine.env import ROOT, EngineNotInstalledError, Namespace, engine_env
 from tests.engine.harness import Pair
 from tests.support.patience import until
@@ -38,12 +36,6 @@ def pair(namespace: Namespace, tmp_path: Path) -> Iterator[Pair]:
         yield started
 
 
-def schedulers(pair: Pair) -> dict[int, str]:
-    """Return pid → title of the pair's scheduler processes."""
-    family = {child.pid for s in pair.servers for child in psutil.Process(s.process.pid).children(recursive=True)}
-    return {one.pid: one.title for one in candidates() if one.pid in family}
-
-
 def asked(pids: dict[int, str], *arguments: str) -> tuple[int, dict[str, Any]]:
     """Run a command on these processes, with no directory of agents named."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("PDCTL_")}
@@ -62,7 +54,7 @@ def attached(pids: dict[int, str]) -> dict[str, dict[str, Any]]:
 
 def test_a_pair_without_pdctl_is_diagnosed_from_outside(pair: Pair, tmp_path: Path) -> None:
     assert all(pair.one_by_one(2))
-    pids = schedulers(pair)
+    pids = pair.schedulers()
     assert sorted(pids.values()) == ["sglang::scheduler", "sglang::scheduler_TP0", "sglang::scheduler_TP1"]
     busy = pair.begin(4, tokens=64)
     labels = {"prefill dp0 pp0 tp0", "decode dp0 pp0 tp0", "decode dp0 pp0 tp1"}

@@ -48,7 +48,8 @@ def test_a_long_forward_of_one_stage(pair: Pair) -> None:
 
 
 def test_a_stage_that_is_stopped(pair: Pair) -> None:
-    with stopped(pair, PP1) as pid:
+    pid = pair.rank(PP1).identity.pid
+    with stopped(pid):
         found = says_first(pair, ["PD114"])
         assert f"loop of {PP1} has not turned" in found["summary"]
         assert f"kill -CONT {pid}" in found["next_step"]

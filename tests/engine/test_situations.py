@@ -93,7 +93,8 @@ def test_a_rank_that_is_stopped(pair: Pair, busy: bool) -> None:
     load = pair.begin(3, tokens=600, limit_s=300) if busy else []
     if busy:
         until("decode computes", lambda: len(pair.queued("running").get(TP0, ())) == 3, 60, 0.2)
-    with stopped(pair, TP1) as pid:
+    pid = pair.rank(TP1).identity.pid
+    with stopped(pid):
         found = says_first(pair, ["PD114"])
         assert "loop of decode dp0 tp1 has not turned" in found["summary"]
         assert "its process is stopped (SIGSTOP)" in found["summary"]
@@ -127,7 +128,8 @@ def _ended_s(found: dict[str, Any]) -> float:
 
 
 @pytest.mark.long
-def test_a_server_that_was_started_again(pair: Pair) -> None:
-    pair.restart("decode", keep=True)
+@pytest.mark.parametrize("role", ["decode", "prefill"])
+def test_a_server_that_was_started_again(pair: Pair, role: str) -> None:
+    pair.restart(role, keep=True)
     assert pair.one_by_one(1) != [None]
     is_clean(pair)

@@ -37,12 +37,14 @@ def findings(document: dict[str, Any]) -> list[dict[str, Any]]:
     return [found for found in document["findings"] if found["level"] != "info"]
 
 
-def is_clean(pair: Pair) -> None:
-    """`check` finds nothing and could look at everything."""
+def is_clean(pair: Pair, unseen: Collection[str] = ("routing",)) -> None:
+    """`check` finds nothing and could look at everything, but for these stages."""
     status, seen = asked(pair, "check", "--watch", "1s", "--suppress", REFUSED)
     assert not findings(seen), seen["findings"]
     assert status in (0, 3), seen
-    assert {stage["level"] for stage in seen["stages"] if stage["stage"] != "routing"} <= {"ok", "info"}, seen["stages"]
+    assert {stage["level"] for stage in seen["stages"] if stage["stage"] not in unseen} <= {"ok", "info"}, seen[
+        "stages"
+    ]
 
 
 def says_first(
@@ -81,12 +83,11 @@ def long_forward(pair: Pair, role: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def stopped(pair: Pair, label: str) -> Iterator[int]:
-    """A rank's process is stopped as long as the block lasts; its pid."""
-    pid = pair.rank(label).identity.pid
+def stopped(pid: int) -> Iterator[None]:
+    """A process is stopped as long as the block lasts."""
     os.kill(pid, signal.SIGSTOP)
     try:
-        yield pid
+        yield
     finally:
         os.kill(pid, signal.SIGCONT)
 
