@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pdctl.engines import peers
+from pdctl.engines.shared import table_of
 from pdctl.engines.sites import transfer_of
 from pdctl.protocol.model import UNKNOWN, KVPoll, QueueEntry
 from pdctl.protocol.requests import (
@@ -254,7 +255,7 @@ def _tables(manager: Any) -> dict[str, list[int]]:
     for name in TABLES:
         table = getattr(manager, name, None)
         if table is not None:
-            found[name] = _rooms_of(table)
+            found[name] = _rooms_of(table_of(table))
     tracker = getattr(manager, _TRACKER, None)
     if tracker is not None:
         found[_TRACKER] = sorted({room for rooms in list(tracker.values()) for room in list(rooms)})[:MAX_TABLE]

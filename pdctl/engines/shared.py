@@ -31,6 +31,15 @@ POLLED_STATES: dict[str, frozenset[int]] = {
 """Reduced polls that the engine expects in a queue; it raises on others (SGLang 0.5.10.post1 to 0.5.23)."""
 
 
+def table_of(table: Any) -> Any:
+    """Return a table that is keyed by rooms, as a dict.
+
+    With pipeline stages SGLang keeps its statuses in a store that tells stage 0 of each change (since 0.5.22); its own part is
+    a dict in it.
+    """
+    return getattr(table, "_local_map", table)
+
+
 def group_number(group: Any) -> int:
     """Return the number PyTorch's flight recorder knows a group by (its name is that number), -1 for another name."""
     name = str(getattr(group, "group_name", ""))

@@ -73,6 +73,8 @@ class SchedulerHooks:
         elif role == "prefill":
             self._entering("prefill.bootstrap", owners["PrefillBootstrapQueue"], "add", "queue")
         self._states()
+        if role == "decode":
+            self._checksums(owners["Scheduler"])
         self._aborts(owners["Scheduler"])
         self._routing(role)
 
@@ -186,6 +188,24 @@ class SchedulerHooks:
         self._say("events.state", there, "CommonKVManager.update_status")
         there = owner is not None and self._hooks.wrap(owner, "record_failure", "events.failure", failure(event))
         self._say("events.failure", there, "CommonKVManager.record_failure")
+
+    def _checksums(self, owner: Any) -> None:
+        """Record each request whose KV is not what prefill sent, where the engine compares checksums (since 0.5.23)."""
+        event = self._recorder.event
+
+        def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+            def drops(self_: Any, req: Any, msg: str, *args: Any, **kwargs: Any) -> Any:
+                if site.on:
+                    try:
+                        event(EventKind.FAILURE, room=seams.room_of(req), text=str(msg))
+                    except Exception:
+                        site.failed()
+                return original(self_, req, msg, *args, **kwargs)
+
+            return drops
+
+        there = self._hooks.wrap(owner, "_handle_kv_checksum_mismatch", "events.checksum", make)
+        self._say("events.checksum", there, "Scheduler._handle_kv_checksum_mismatch")
 
     def _aborts(self, owner: Any) -> None:
         event = self._recorder.event

@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Any
 
 from pdctl.engines.sglang import seams
+from pdctl.engines.shared import table_of
 from pdctl.engines.sites import transfer_of
 from pdctl.protocol.model import UNKNOWN, QueueEntry, Seam, SlotEntry
 
@@ -85,14 +86,15 @@ class QueueReader:
             if found is None:
                 missing[path.name] = f"this SGLang has no scheduler.{'.'.join(path.path)}"
                 continue
-            copies.append((path.name, path.age, list(found)))
+            held = seams.follow(self._scheduler, path.held) if path.held else None
+            copies.append((path.name, path.age, [*found, *(held or ())]))
         copies.append(("running", seams.RUNNING_AGE, self.running()))
         for name, age, entries in copies:
             queues[name] = [entry for part in _in_parts(entries) for entry in self._entries(part, age, statuses, now)]
         return queues, missing
 
     def _statuses(self) -> Any:
-        return getattr(self._manager, "request_status", None)
+        return table_of(getattr(self._manager, "request_status", None))
 
     def running(self) -> list[Any]:
         """Return the requests that are computed: those of any batch that have not finished."""

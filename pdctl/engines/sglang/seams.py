@@ -157,12 +157,16 @@ POLL_METHODS = (
 
 @dataclass(frozen=True)
 class QueuePath:
-    """The attribute path of a queue, from the scheduler. age: the field of ``Req.time_stats`` that is set on entry."""
+    """The attribute path of a queue, from the scheduler. age: the field of ``Req.time_stats`` that is set on entry.
+
+    held: the path of a list of requests that will be put into the queue, () without one.
+    """
 
     name: str
     roles: tuple[str, ...]
     path: tuple[str, ...]
     age: str = ""
+    held: tuple[str, ...] = ()
 
 
 QUEUE_PATHS = (
@@ -187,7 +191,13 @@ QUEUE_PATHS = (
     QueuePath(
         "decode.transfer", ("decode",), ("disagg_decode_transfer_queue", "queue"), "decode_transfer_queue_entry_time"
     ),
-    QueuePath("decode.retracted", ("decode",), ("disagg_decode_prealloc_queue", "retracted_queue")),
+    # held since 0.5.22: retracted for new weights, sent to prefill again when generation goes on
+    QueuePath(
+        "decode.retracted",
+        ("decode",),
+        ("disagg_decode_prealloc_queue", "retracted_queue"),
+        held=("disagg_decode_prealloc_queue", "held_rebootstrap_reqs"),
+    ),
     QueuePath("waiting", ("prefill", "decode", UNIFIED), ("waiting_queue",), "wait_queue_entry_time"),
 )
 

@@ -42,3 +42,41 @@ def test_a_forward_of_another_micro_batch_has_its_requests() -> None:
         waiting_queue=[], cur_batch=batch(mine), running_batch=None, mbs=[batch(mine), batch(other, done), None]
     )
     assert QueueReader(scheduler, "prefill").running() == [mine, other]
+
+
+class Store:
+    """The statuses of a pipeline stage, as SGLang keeps them from 0.5.22 on: no dict, and not iterable."""
+
+    def __init__(self, **rooms: int) -> None:
+        self._local_map = {int(room[1:]): poll for room, poll in rooms.items()}
+
+    def __getitem__(self, room: int) -> int:
+        return self._local_map[room]
+
+
+def test_the_statuses_of_a_pipeline_stage_are_read_from_its_part_of_the_store() -> None:
+    manager = SimpleNamespace(request_status=Store(r7=2, r9=3))
+    queue = SimpleNamespace(queue=[request(7, "a", time_stats=None)], kv_manager=manager)
+    scheduler = SimpleNamespace(
+        disagg_prefill_bootstrap_queue=queue, disagg_prefill_inflight_queue=[], waiting_queue=[], running_batch=None
+    )
+    reader = QueueReader(scheduler, "prefill")
+    queues, missing = reader.read()
+    assert [(entry.room, entry.state) for entry in queues["prefill.bootstrap"]] == [(7, 2)]
+    assert not missing
+    places = Places(
+        role="prefill", manager=manager, queues={}, space=Space, ends=None, running=list, client=lambda _: -1
+    )
+    assert request_tables.read(places, {}, {}, 1).tables == {"request_status": [7, 9]}
+
+
+def test_requests_held_for_new_weights_are_among_the_retracted() -> None:
+    queue = SimpleNamespace(
+        queue=[], pending_reqs=[], retracted_queue=[request(7, "a")], held_rebootstrap_reqs=[request(8, "b")],
+        kv_manager=SimpleNamespace(request_status={}),
+    )  # fmt: skip
+    scheduler = SimpleNamespace(
+        disagg_decode_prealloc_queue=queue, disagg_decode_transfer_queue=queue, waiting_queue=[], running_batch=None
+    )
+    read, _ = QueueReader(scheduler, "decode").read()
+    assert [entry.room for entry in read["decode.retracted"]] == [7, 8]

@@ -108,6 +108,9 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> type:
             if received is not None:
                 self.becomes(received)
 
+        def _handle_kv_checksum_mismatch(self, req: Any, msg: str) -> None:
+            self.dropped = req
+
         def turn(self, received: Any = None) -> None:
             self.process_input_requests(received)
             if self.disaggregation_mode is Mode.PREFILL:
@@ -190,6 +193,16 @@ def test_all_follows_it_there_and_back(engine: Any, tmp_path: Path) -> None:
     ]  # fmt: skip
     assert adapter.ticks()[0] == found.ticks == 7
     assert not adapter.hooks.errors()
+
+
+def test_a_request_whose_kv_is_wrong_is_told_with_its_room(engine: Any, tmp_path: Path) -> None:
+    scheduler = engine(Mode.DECODE)
+    _, recording = installed(scheduler, tmp_path)
+    req = SimpleNamespace(bootstrap_room=12)
+    scheduler._handle_kv_checksum_mismatch(req, "KV checksum mismatch req=r12 expected=0x1 got=0x2")
+    assert scheduler.dropped is req
+    [event] = [event for event in recording().events() if event.kind is EventKind.FAILURE]
+    assert (event.room, event.text) == (12, "KV checksum mismatch req=r12 expected=0x1 got=0x2")
 
 
 def test_a_role_that_is_not_understood_leaves_the_engine_alone(engine: Any, tmp_path: Path) -> None:
