@@ -8,8 +8,9 @@ there for one version, so that changing the data below (and nothing else) instal
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 REVISION = 1
@@ -100,7 +101,17 @@ OVERLAYS = (
     ),
 )
 
-VERSIONS = {v.version: v for v in (BASE, *OVERLAYS)}
+NEWS = "PDCTL_TEST_ENGINE_NEWS"
+"""Names one more version and its pins: ``0.5.24 transformers==5.20.0``. It is else like the last of the overlays."""
+
+
+def _news() -> tuple[EngineVersion, ...]:
+    version, *pins = os.environ.get(NEWS, "").split() or [""]
+    known = {BASE.version, *(one.version for one in OVERLAYS)}
+    return (replace(OVERLAYS[-1], version=version, pins=tuple(pins)),) if version and version not in known else ()
+
+
+VERSIONS = {v.version: v for v in (BASE, *OVERLAYS, *_news())}
 
 
 def recipe_key() -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from pdctl.commands.self_test import wrong
 from pdctl.engines.sglang.survey import FOUND, GONE, MOVED, Place, Source, survey
+from tests.engine.news import changes
 
 UTILS = """
 def all_reduce_flags(flags, group): return dist.all_reduce(flags, group=group)
@@ -81,3 +82,21 @@ def test_what_reduces_is_found_by_what_it_calls(places: dict[str, Place]) -> Non
 def test_a_folder_without_the_package_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no sglang/srt"):
         Source(tmp_path)
+
+
+def test_what_a_new_version_changes_is_one_line_a_place() -> None:
+    before = [
+        Place("gate", FOUND, "u.py", 3, "_gate"),
+        Place("commit", FOUND, "d.py", 5, "Q.commit"),
+        Place("reduction", FOUND, "d.py", 7, "Q.resolve"),
+    ]
+    after = [
+        Place("gate", FOUND, "u.py", 9, "_gate"),
+        Place("commit", MOVED, "e.py", 6, "Q.commit"),
+        Place("reduction", FOUND, "d.py", 8, "Q.agree"),
+    ]
+    assert changes(before, after) == [
+        "  commit: moved, now e.py:6 Q.commit; it was found in d.py Q.commit",
+        "  reduction Q.resolve: gone, it was in d.py",
+        "  reduction Q.agree: new, d.py:8",
+    ]
