@@ -154,9 +154,10 @@ def test_prefill_rounds(version: str, finish: Callable[..., LightRun]) -> None:
 
 
 def polled(snapshots: list[Snapshot] | None) -> list[Snapshot] | None:
-    """Return the snapshots where each request of the transfer queue has been in a round."""
-    entries = [entry for one in snapshots or () for entry in one.queues["decode.transfer"]]
-    return snapshots if entries and all(entry.state != UNKNOWN for entry in entries) else None
+    """Return the snapshots where every rank has its request in the transfer queue, and it has been in a round."""
+    queues = [one.queues["decode.transfer"] for one in snapshots or ()]
+    there = bool(queues) and all(queues)
+    return snapshots if there and all(entry.state != UNKNOWN for queue in queues for entry in queue) else None
 
 
 def test_seams_and_snapshot_of_a_live_rank(version: str, host: LightHost, tmp_path: Path) -> None:
