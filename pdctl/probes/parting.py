@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING
 from pdctl.probes.standing import standing
 from pdctl.probes.turns import Loop
 from pdctl.protocol.durations import seconds
-from pdctl.protocol.model import POLLED_QUEUES, Action, EventKind
+from pdctl.protocol.model import POLLED_QUEUES, Action, EventKind, Identity
 from pdctl.report.findings import Finding, finding
 
 if TYPE_CHECKING:
     from pdctl.recording.reader import Recording
 
 MOST_RUNS = 64
-"""Runs of each queue that are looked at: the newest, since the loop stands since then."""
+"""Runs of each queue that are looked at: the newest."""
+PARTS = ("prefill.bootstrap", "decode.prealloc", "decode.transfer")
+"""Queues that a request has to leave in one way on all stages; ``prefill.inflight`` it leaves as the stage's transfer ended."""
 _TOOK = {int(Action.MOVED): "took it on", int(Action.COMMITTED): "ended it well"}
 _FAILED = {int(Action.FAILED): "failed it", int(Action.ABORTED): "aborted it"}
 
@@ -31,6 +33,10 @@ class Recorded:
 
     recording: Recording
     now_ns: int | None = None
+
+
+Done = Mapping[tuple[str, int], Sequence["Did"]]
+"""What the stages of a pipeline did with rooms that left a queue, by queue and room."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,11 @@ class Did:
     wall_ns: int
     age_s: float | None
     reason: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has failed the room."""
+        return self.action in _FAILED
 
     @property
     def words(self) -> str:
@@ -64,30 +75,44 @@ def judge(loops: Sequence[Loop], recorded: Mapping[int, Recorded]) -> tuple[Find
     units: dict[str, list[int]] = {}
     for n in recorded:
         units.setdefault(loops[n].identity.unit, []).append(n)
-    found = (_finding(loops, recorded, members) for members in units.values())
-    return tuple(one for one in found if one is not None)
+    found = []
+    for members in units.values():
+        done = done_by((loops[n].identity, recorded[n]) for n in members)
+        at = parted(done)
+        if at is not None:
+            ages = [loop.turn.age_s for loop in (loops[n] for n in members) if loop.turn.age_s is not None]
+            found.append(parting([loops[n].identity for n in members], at, done[at], min(ages, default=None)))
+    return tuple(found)
 
 
-def _finding(loops: Sequence[Loop], recorded: Mapping[int, Recorded], members: Sequence[int]) -> Finding | None:
+def done_by(members: Iterable[tuple[Identity, Recorded]]) -> dict[tuple[str, int], list[Did]]:
+    """Return what these ranks of a pipeline did with the rooms that left a polled queue lately."""
     done: dict[tuple[str, int], list[Did]] = {}
-    for n in members:
-        for room, did in _done(loops[n], recorded[n]):
+    for identity, one in members:
+        for room, did in _done(identity, one):
             done.setdefault((did.queue, room), []).append(did)
-    parted = [(at, each) for at, each in done.items() if _parted(each)]
-    if not parted:
-        return None
-    (queue, room), each = max(parted, key=lambda one: max(did.wall_ns for did in one[1]))
+    return done
+
+
+def parted(done: Done) -> tuple[str, int] | None:
+    """Return the queue and the room with which stages went different ways, the last of several, None without one."""
+    found = [at for at, each in done.items() if at[0] in PARTS and _parted(each)]
+    return max(found, key=lambda at: max(did.wall_ns for did in done[at]), default=None)
+
+
+def parting(members: Sequence[Identity], at: tuple[str, int], each: Sequence[Did], unturned_s: float | None) -> Finding:
+    """Return the finding that these stages parted there. unturned_s: for how long no stage has turned, None unknown."""
+    queue, room = at
     took = next(did for did in each if did.action in _TOOK)
     failed = next(did for did in each if did.action in _FAILED and did.stage != took.stage)
-    ages = [loop.turn.age_s for loop in (loops[n] for n in members) if loop.turn.age_s is not None]
-    since = f" for {seconds(min(ages))}" if ages else ""
+    since = f" for {seconds(unturned_s)}" if unturned_s is not None else ""
     return finding(
         "PD115",
-        f"Stages of {loops[members[0]].identity.role} dp{loops[members[0]].identity.dp} parted at room {room}: {took.words} of"
-        f" {queue}, {failed.words}. No stage has turned{since}.",
+        f"Stages of {members[0].role} dp{members[0].dp} parted at room {room}: {took.words} of {queue}, {failed.words}."
+        f" No stage has turned{since}.",
         rooms=(room,),
-        ranks=tuple(loops[n].identity.label for n in members),
-        units=(loops[n].identity.unit for n in members),
+        ranks=tuple(one.label for one in members),
+        units=(one.unit for one in members),
         evidence=tuple(
             f"{did.words} of {queue}" + (f", {seconds(did.age_s)} ago" if did.age_s is not None else "")
             for did in sorted(each, key=lambda did: did.wall_ns)
@@ -100,7 +125,7 @@ def _parted(each: Sequence[Did]) -> bool:
     return bool(took) and bool({did.stage for did in each if did.action in _FAILED} - took)
 
 
-def _done(loop: Loop, one: Recorded) -> Iterable[tuple[int, Did]]:
+def _done(who: Identity, one: Recorded) -> Iterable[tuple[int, Did]]:
     """Yield each room that has left a polled queue of a rank lately, with how."""
     recording, wall = one.recording, one.recording.start_wall_ns - one.recording.start_mono_ns
     left = []
@@ -119,8 +144,7 @@ def _done(loop: Loop, one: Recorded) -> Iterable[tuple[int, Did]]:
     for queue, run, room, action in left:
         age_s = None if one.now_ns is None else max(0.0, (one.now_ns - run.t_done) / 1e9)
         reason = reasons.get(room, "") if action in _FAILED else ""
-        who = loop.identity
         yield room, Did(who.label, who.pp, action, queue, run.last, run.t_done + wall, age_s, reason)
 
 
-__all__ = ["Recorded", "judge", "stages"]
+__all__ = ["PARTS", "Did", "Done", "Recorded", "done_by", "judge", "parted", "parting", "stages"]

@@ -46,7 +46,7 @@ RULES = (
     Rule(("PD114",), _WAITS, ("rooms", "unit")),
     Rule(("PD110",), ("PD112", "PD141", "PD142", "PD143", "PD148"), ("unit",)),
     Rule(("PD111",), ("PD112", "PD141", "PD142", "PD143"), ("unit",)),
-    Rule(("PD152",), ("PD141", "PD142", "PD143"), ("rooms",)),
+    Rule(("PD116", "PD152"), ("PD141", "PD142", "PD143"), ("rooms",)),
     Rule(("PD145",), ("PD141", "PD142", "PD143", "PD122", "PD126"), ("rooms",)),
     Rule(_REPLACED, ("PD120", "PD122", "PD125", "PD128", "PD129"), ("rooms", "server")),
     Rule(_REPLACED, ("PD141", "PD142", "PD143"), ("rooms", "units")),
@@ -60,7 +60,7 @@ RULES = (
 ORDER = (
     "PD115", "PD131", "PD132", "PD133", *_DIVERGED, "PD113", *_DEADLOCKED, "PD114", "PD110", "PD111",
     *_REPLACED, "PD145", "PD123", "PD124", "PD120", "PD121", "PD122", "PD125", "PD128", "PD129", *_SHARED,
-    "PD152", "PD148", "PD146", "PD140",
+    "PD116", "PD152", "PD148", "PD146", "PD140",
 )  # fmt: skip
 """Causes, those first that others follow from. A finding follows from one that comes before it here, so nothing goes round."""
 
@@ -69,6 +69,9 @@ REPEATED = ("PD113", "PD114", "PD115")
 
 FIRST = ("PD113",)
 """Causes that are told, and mended, before other ones of their level: the other side needs this server when it starts again."""
+
+OF_ONE_ROOM = ("PD116", "PD152")
+"""What several probes say of one room of one rank."""
 
 _RANK = {code: number for number, code in enumerate(ORDER)}
 _LEVELS = (Level.ERROR, Level.WARNING, Level.INFO)
@@ -87,7 +90,8 @@ def connect(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
     The worst come first; of those, servers that ended (FIRST).
 
-    A finding that an earlier one says, too, is left out: the same in everything, or of REPEATED and about the same units.
+    A finding that an earlier one says, too, is left out: the same in everything, of REPEATED and about the same units, or of
+    OF_ONE_ROOM and about the same room of the same ranks.
     """
     once = _once(findings)
     about = [_about(found) for found in once]
@@ -121,7 +125,11 @@ def _worst(findings: Sequence[Finding], members: Sequence[int]) -> int:
 def _once(findings: Sequence[Finding]) -> list[Finding]:
     found: dict[object, Finding] = {}
     for one in findings:
-        key = (one.code, one.units) if one.code in REPEATED and one.units else msgspec.structs.replace(one, follows="")
+        key: object = msgspec.structs.replace(one, follows="")
+        if one.code in REPEATED and one.units:
+            key = one.code, one.units
+        elif one.code in OF_ONE_ROOM:
+            key = one.code, one.rooms, one.ranks
         first = found.setdefault(key, one)
         if first is not one:
             found[key] = msgspec.structs.replace(first, rooms=tuple(dict.fromkeys((*first.rooms, *one.rooms))))

@@ -33,8 +33,10 @@ class Seen:
 def look(view: View, *, confirm: int, sockets: bool = True, files: bool = True) -> Seen:
     """Return one whole look: what has no rounds is looked at ``confirm`` times. sockets, files: as :func:`collect` has them."""
     views, confirmed = collect(view, sockets=sockets, files=files), True
-    stand = standing(view.loops()) if sockets else frozenset()
-    views = [replace(one, stands=n in stand) for n, one in enumerate(views)]
+    if sockets or view.recorded:
+        loops = view.loops()
+        stand = standing(loops)
+        views = [replace(one, stands=n in stand, turn=loops[n].turn) for n, one in enumerate(views)]
     if unconfirmed(views):
         for _ in range(confirm - 1):
             later = again(view, views)

@@ -13,8 +13,11 @@ from pdctl.probes.queues.compare import Difference, Polled, compare
 from pdctl.probes.queues.gate import Held, holding
 from pdctl.probes.queues.groups import Group, groups_of
 from pdctl.probes.queues.holds import held_findings
-from pdctl.probes.queues.model import GroupReport, QueueRow, QueuesDocument, RankNow, RankView, RoomSplit
+from pdctl.probes.queues.lockstep import locksteps
+from pdctl.probes.queues.model import WELL, GroupReport, QueueRow, QueuesDocument, RankNow, RankView, RoomSplit
+from pdctl.probes.queues.now import length_of, now
 from pdctl.probes.queues.pairing import pairing
+from pdctl.probes.queues.stages import pipelines
 from pdctl.protocol.model import COMPARED_QUEUES, POLLED_QUEUES, QUEUES, Phase
 from pdctl.recording.requests import last_sign_ns
 from pdctl.report.findings import Finding, finding
@@ -38,6 +41,9 @@ def judge(views: Sequence[RankView], *, stalled_s: float = STALLED_S, confirmed:
         reports.append(report)
         findings += found
         problems += [f"{report.title}: {note}" for note in report.notes]
+    for report, found in (*pipelines(views, stalled_s=stalled_s), *locksteps(views, stalled_s=stalled_s)):
+        reports.append(report)
+        findings += found
     return QueuesDocument(
         groups=tuple(reports), findings=tuple(findings), partial=bool(problems), problems=tuple(problems)
     )
@@ -48,9 +54,9 @@ def unconfirmed(views: Sequence[RankView], before: Sequence[RankView] | None = N
 
     before: the views of an earlier look; then only a difference that is still the same is one.
     """
-    now = {group.info.key: _snapshot_lists(group) for group in groups_of(views) if _without_rounds(group)}
-    then = now if before is None else {g.info.key: _snapshot_lists(g) for g in groups_of(before) if _without_rounds(g)}
-    return any(len(set(lists.values())) > 1 and then.get(key) == lists for key, lists in now.items())
+    last = {group.info.key: _snapshot_lists(group) for group in groups_of(views) if _without_rounds(group)}
+    then = last if before is None else {g.info.key: _snapshot_lists(g) for g in groups_of(before) if _without_rounds(g)}
+    return any(len(set(lists.values())) > 1 and then.get(key) == lists for key, lists in last.items())
 
 
 def _without_rounds(group: Group) -> bool:
@@ -125,9 +131,10 @@ def _group(
         leaders=leaders,
         stragglers=stragglers,
         now=tuple(_now(group, splits)),
-        pairing=() if verdict in ("AGREE", "HELD") else pairing(group.info, _by_name(group)),
+        pairing=() if verdict in WELL else pairing(group.info, _by_name(group)),
         compared={q: c.last - c.first + 1 for q, c in group.comparisons.items() if c.last >= c.first},
         notes=tuple(notes),
+        said="one rank, nothing to compare" if group.info.size == 1 else "",
         role=group.known[0].identity.role,
         cluster=group.known[0].identity.cluster,
     ), findings
@@ -157,8 +164,8 @@ def _when(difference: Difference) -> int:
 
 
 def _age(group: Group, difference: Difference) -> float | None:
-    now = _clock(group)
-    return None if now is None else max(0.0, (now - _when(difference)) / 1e9)
+    clock = _clock(group)
+    return None if clock is None else max(0.0, (clock - _when(difference)) / 1e9)
 
 
 def _clock(group: Group) -> int | None:
@@ -185,28 +192,28 @@ def _ahead(group: Group) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _waiting(group: Group, stalled_s: float) -> list[Finding]:
-    now = _clock(group) if any(not view.ended for view in group.known) else _last_sign(group)
+    clock = _clock(group) if any(not view.ended for view in group.known) else _last_sign(group)
     leaders, stragglers = _ahead(group)
-    if not leaders or now is None:
-        return _waiting_for_the_silent(group, stalled_s, now)
+    if not leaders or clock is None:
+        return _waiting_for_the_silent(group, stalled_s, clock)
     since = []
     for n in group.judged:
         view = group.members[n]
         if group.place(n) in leaders and view is not None and view.recording is not None:
             entered = [s.newest for s in view.recording.streams if len(s) and s.newest.phase is Phase.ENTERED]
             since += [run.t_enter for run in entered]
-    waited = (now - max(since)) / 1e9 if since else 0.0
+    waited = (clock - max(since)) / 1e9 if since else 0.0
     if waited < stalled_s:
         return []
     return [_late(group, leaders, stragglers, waited)]
 
 
-def _waiting_for_the_silent(group: Group, stalled_s: float, now: int | None) -> list[Finding]:
+def _waiting_for_the_silent(group: Group, stalled_s: float, clock: int | None) -> list[Finding]:
     """One rank alone has rounds, sits in a collective, and the rest of its group says nothing."""
     silent = [
         group.place(n) for n, view in enumerate(group.members) if n not in group.judged and (not view or view.silence)
     ]
-    if now is None or not silent:
+    if clock is None or not silent:
         return []
     entered = []
     for n in group.judged:
@@ -217,9 +224,9 @@ def _waiting_for_the_silent(group: Group, stalled_s: float, now: int | None) -> 
                 for s in view.recording.streams
                 if s.group.size > 1 and len(s) and s.newest.phase is Phase.ENTERED
             ]
-    if not entered or (now - max(entered)[0]) / 1e9 < stalled_s:
+    if not entered or (clock - max(entered)[0]) / 1e9 < stalled_s:
         return []
-    return [_late(group, tuple(name for _, name in entered), tuple(silent), (now - max(entered)[0]) / 1e9)]
+    return [_late(group, tuple(name for _, name in entered), tuple(silent), (clock - max(entered)[0]) / 1e9)]
 
 
 def _late(group: Group, leaders: tuple[str, ...], late: tuple[str, ...], waited: float) -> Finding:
@@ -273,7 +280,7 @@ def _verdict(
         return "HELD"
     if (group.info.size > 1 and len(group.judged) < 2) or _unheard(group):
         return "UNKNOWN"
-    return "AGREE"
+    return "AGREE" if group.info.size > 1 else "ALONE"
 
 
 def _unheard(group: Group) -> list[str]:
@@ -288,7 +295,7 @@ def _rows(
     splits: Sequence[RoomSplit],
 ) -> Iterable[QueueRow]:
     for queue in QUEUES:
-        lengths = tuple(_length(view, queue) for view in group.members)
+        lengths = tuple(length_of(view, queue) for view in group.members)
         comparison = group.comparisons.get(queue)
         polled = comparison is not None and (comparison.last >= 0 or comparison.difference is not None)
         if not polled and not any(lengths):
@@ -306,7 +313,7 @@ def _rows(
             yield QueueRow(queue, lengths, "unknown", comparison.gap)
         else:
             past = [h for h in held.get(queue, ()) if not h.now]
-            text = "" if group.info.size > 1 else "one rank"
+            text = ""
             if past:
                 text = f"the gate held {formatting.held_past(past)}"
             unheard = [] if group.info.size == 1 else _unheard(group)
@@ -315,45 +322,11 @@ def _rows(
             yield QueueRow(queue, lengths, "unknown" if unheard else "agree", text, comparison.last)
 
 
-def _length(view: RankView | None, queue: str) -> int | None:
-    if view is None:
-        return None
-    if view.snapshot is not None:
-        entries = view.snapshot.queues.get(queue)
-        return None if entries is None else len(entries)
-    if view.recording is None or queue not in COMPARED_QUEUES:
-        return None
-    visits = view.recording.visits.get(queue)
-    stream = view.recording.stream(queue)
-    if visits is not None and visits.empty:
-        return 0
-    if stream is None:
-        return None if visits is None else 0
-    run = stream.newest
-    return run.n_after if run.phase is Phase.APPLIED else run.n
-
-
 def _by_name(group: Group) -> dict[str, RankView]:
     return {group.place(n): view for n, view in enumerate(group.members) if view is not None}
 
 
 def _now(group: Group, splits: Sequence[RoomSplit] = ()) -> Iterable[RankNow]:
     for n, view in enumerate(group.members):
-        if view is None:
-            yield RankNow(group.place(n), "no agent", "nothing is known of it")
-            continue
-        age = None
-        if view.status is not None and view.status.tick_mono_ns:
-            age = max(0.0, (view.status.mono_ns - view.status.tick_mono_ns) / 1e9)
-        elif view.recording is not None and view.now_ns is not None and view.recording.tick_mono_ns:
-            age = max(0.0, (view.now_ns - view.recording.tick_mono_ns) / 1e9)
-        state = view.state
-        if state != "outside":
-            state = "live" if view.status is not None else "silent" if state == "live" else state
-        doing = formatting.doing(view) or view.silence
-        batch = [split.room for split in splits if explain.where_now(view, split.room) == "running"]
-        if batch:
-            doing += f", with {formatting.rooms(batch)} in its batch"
-        if view.silence not in ("", state, doing):
-            doing = f"{view.silence}; {doing}" if doing else view.silence
-        yield RankNow(group.place(n), state, doing, age, formatting.last_round(view))
+        rooms = [split.room for split in splits if view and explain.where_now(view, split.room) == "running"]
+        yield now(group.place(n), view, rooms)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from pdctl.probes.turns import Turn
 from pdctl.protocol.documents import Document
 from pdctl.protocol.model import FlightEntry, Identity, Snapshot, Status
 from pdctl.report.findings import Finding
@@ -22,7 +23,7 @@ class RankView:
     ended: its process has, as far as can be seen. recording_off: why there are no rounds. now_ns: this moment on the clock of
     its recording, None where unknown. flight: PyTorch's flight recorder of it, where that is on and was asked.
     flight_off: why it was asked for that in vain, though it may have one.
-    stands: its scheduler loop has not turned and can't.
+    stands: its scheduler loop has not turned and can't. turn: what is known of that loop, None where nobody was asked.
     """
 
     identity: Identity
@@ -37,6 +38,7 @@ class RankView:
     flight: tuple[FlightEntry, ...] = ()
     flight_off: str = ""
     stands: bool = False
+    turn: Turn | None = None
 
     @property
     def answers(self) -> bool:
@@ -76,7 +78,10 @@ class RoomSplit(msgspec.Struct, frozen=True):
 
 
 class QueueRow(msgspec.Struct, frozen=True):
-    """One queue of a group. lengths: per rank, None unknown. verdict: agree, diverged, held, waiting, skewed, unknown."""
+    """One queue of a group. lengths: per rank, None unknown. verdict: agree, diverged, held, waiting, skewed, unknown.
+
+    Of pipeline stages: alike (requests that left it came to the same on all), kept (one has what another let go).
+    """
 
     queue: str
     lengths: tuple[int | None, ...]
@@ -95,12 +100,19 @@ class RankNow(msgspec.Struct, frozen=True):
     last_round: str = ""
 
 
-class GroupReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One group of ranks that reduce their polls together.
+WELL = ("AGREE", "ALONE", "HELD")
+"""Verdicts of groups in which nothing has to be explained."""
 
-    verdict: AGREE (every member was heard), DIVERGED, HELD, WAITING, SKEWED or UNKNOWN. round / queue / age_s: of the first
-    round that differs.
-    compared: per queue, how many rounds were compared. pairing: what the ranks' collectives of this group say, in words.
+
+class GroupReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One group of ranks that go on together.
+
+    kind: ``polls`` (they reduce their polls together), ``stages`` (of a pipeline), ``lockstep`` (dp ranks that meet in each
+    turn). verdict: AGREE (every member was heard), ALONE (one rank), DIVERGED, HELD, WAITING, SKEWED, KEPT (one stage has what
+    another let go) or UNKNOWN. said: what was and what was not compared, in words.
+    round / queue / age_s: of the first round that differs; of stages, of the request with which they parted.
+    compared: per queue, how many rounds were compared; of stages, how many requests.
+    pairing: what the ranks' collectives of this group say, in words.
     leaders and stragglers: ranks ahead and behind, when they differ.
     """
 
@@ -120,6 +132,8 @@ class GroupReport(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     role: str = ""
     cluster: str = ""
+    kind: str = "polls"
+    said: str = ""
 
 
 class QueuesDocument(Document, frozen=True, kw_only=True, tag="pdctl.queues"):

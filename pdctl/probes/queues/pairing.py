@@ -21,7 +21,8 @@ def _mispaired(info: GroupInfo, members: Mapping[str, RankView]) -> Iterable[str
         str, dict[str, Call]
     ] = {}  # a group of torch at a time: two may be of one kind, and count for themselves
     for name, view in members.items():
-        call = view.status.call if view.status is not None else None
+        moves = view.turn is not None and view.turn.stood_s == 0  # then its operation and its number are of two moments
+        call = view.status.call if view.status is not None and not moves else None
         if call is not None and call.group == info.kind:
             calls.setdefault(call.pg, {})[name] = call
     for of_one in calls.values():

@@ -102,10 +102,32 @@ class Queues(Probe["QueuesOptions", "Seen", "QueuesDocument"]):
 
     def summary(self, document: QueuesDocument) -> str:
         """Return how much was compared."""
-        compared = sum(sum(group.compared.values()) for group in document.groups)
-        several = [group for group in document.groups if len(group.ranks) > 1]
-        groups = "1 group" if len(several) == 1 else f"{len(several)} groups"
-        return f"{groups} of several ranks, {f'{compared:,} rounds compared, in step' if compared else 'no rounds yet'}"
+        parts = [part for kind, (one, many, unit) in _KINDS.items() if (part := _part(document, kind, one, many, unit))]
+        return "; ".join(parts) or "every group has one rank: nothing to compare"
+
+
+_KINDS = {
+    "polls": ("group of several ranks", "groups of several ranks", "rounds"),
+    "stages": ("pipeline", "pipelines", "requests"),
+    "lockstep": ("dp attention", "dp attentions", ""),
+}
+
+
+def _part(document: QueuesDocument, kind: str, one: str, many: str, unit: str) -> str:
+    """Return what was compared in groups of one kind, "" without one."""
+    from pdctl.probes.queues.model import WELL
+
+    groups = [group for group in document.groups if group.kind == kind and len(group.ranks) > 1]
+    if not groups:
+        return ""
+    compared = sum(sum(group.compared.values()) for group in groups)
+    said = f"{compared:,} {unit} compared" if compared else f"no {unit} yet" if unit else "every loop turns"
+    not_known = [group.title for group in groups if group.verdict not in WELL]
+    if not_known:
+        said += f", not known of {not_known[0]}" + (f" and {len(not_known) - 1} more" if len(not_known) > 1 else "")
+    elif compared:
+        said += ", in step"
+    return f"{len(groups)} {one if len(groups) == 1 else many}, {said}"
 
 
 PROBE = Queues()

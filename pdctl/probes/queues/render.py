@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from pdctl.probes.queues.formatting import side
+from pdctl.probes.queues.model import WELL
 from pdctl.protocol.durations import seconds as spoken
 from pdctl.report import drawing
 
@@ -39,18 +40,20 @@ def _group(group: GroupReport) -> Iterable[RenderableType]:
     line.append("   ")
     line.append(verdict, style=_STYLE.get(group.verdict, ""))
     yield line
+    if group.said and (group.kind != "polls" or not group.queues):
+        yield f"  {group.said}"
     yield from _queues(group)
     if group.splits:
         yield from _splits(group)
-    if group.verdict not in ("AGREE", "HELD"):
+    if group.verdict not in WELL:
         yield from _now(group.now, group.pairing)
 
 
 def _queues(group: GroupReport) -> Iterable[RenderableType]:
     if not group.queues:
-        if len(group.ranks) == 1:
-            yield "  one rank, nothing to compare"
-        elif group.verdict == "UNKNOWN":
+        if group.said:
+            return
+        if group.verdict == "UNKNOWN":
             yield "  nothing to compare: fewer than two ranks have rounds that can be read"
         else:
             yield "  no requests, no rounds yet"
@@ -80,7 +83,8 @@ def _queues(group: GroupReport) -> Iterable[RenderableType]:
 def _splits(group: GroupReport) -> Iterable[RenderableType]:
     for split in group.splits[:5]:
         rid = f" (rid {split.rid})" if split.rid else ""
-        yield drawing.dim(f"      round {group.round}, room {split.room}{rid}")
+        where = f"round {group.round}" if group.round >= 0 else group.queue
+        yield drawing.dim(f"      {where}, room {split.room}{rid}")
         table = drawing.grid(False, True)
         for s in split.sides:
             did, knew = side(s, ordinal=group.round)

@@ -30,6 +30,10 @@ class Stream:
     def __len__(self) -> int:
         return len(self.runs)
 
+    @property
+    def newest(self) -> Run:
+        return self.runs[-1]
+
     def run(self, row: int) -> Run:
         return self.runs[row]
 
@@ -45,7 +49,7 @@ class Kept:
     def __init__(self, *runs: Run) -> None:
         self._stream = Stream(*runs)
 
-    def stream(self, queue: str) -> Stream | None:
+    def stream(self, queue: str, kind: str | None = None) -> Stream | None:
         return self._stream if queue == "prefill.bootstrap" else None
 
     def events_of(self, rooms: Any, kinds: Any) -> list[Any]:

@@ -1,0 +1,221 @@
+"""Compares the stages of a pipeline: what each did with a request. Pure.
+
+Stages poll for themselves, so their rounds have no numbers in common, and a later one is legally behind. What a request came
+to must be the same on all, and a stage lets go what the others have let go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from pdctl.probes import parting
+from pdctl.probes.parting import PARTS, Did, Done, Recorded
+from pdctl.probes.queues.model import GroupReport, QueueRow, RankView, RoomSide, RoomSplit
+from pdctl.probes.queues.now import age_of, length_of, now
+from pdctl.probes.queues.waits import kept_waiting, late_finding
+from pdctl.probes.servers import told_apart
+from pdctl.probes.standing import STANDS_S
+from pdctl.protocol.durations import seconds
+from pdctl.protocol.model import POLLED_QUEUES, QUEUES, Action
+from pdctl.report.findings import Finding, finding
+
+KEPT_S, KEPT_ROUNDS = 10.0, 50
+"""For how long, and in how many rounds, a stage must have kept a request that another has let go: a lag is none."""
+_ACTIONS = {int(action): name for action, name in (
+    (Action.COMMITTED, "committed"), (Action.FAILED, "failed"), (Action.ABORTED, "aborted"), (Action.MOVED, "moved on"),
+)}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A request that is on one stage only, though another one has failed it. did: when and how."""
+
+    view: RankView
+    queue: str
+    room: int
+    rid: str
+    did: Did
+
+    @property
+    def words(self) -> str:
+        """Return ``room 6 is on pp1 only: prefill dp0 pp0 tp0 failed it in round 25, 34.0 s ago``."""
+        ago = f", {seconds(self.did.age_s)} ago" if self.did.age_s is not None else ""
+        return f"room {self.room} is on pp{self.view.identity.pp} only: {self.did.words}{ago}"
+
+    @property
+    def finding(self) -> Finding:
+        """Return the finding that this stage keeps it."""
+        one = self.view.identity
+        rid = f" (rid {self.rid})" if self.rid else ""
+        return finding(
+            "PD152" if one.role == "prefill" and one.pp > 0 else "PD116",
+            f"room {self.room}{rid} is in {self.queue} of {one.label}; {self.did.words}",
+            rooms=(self.room,),
+            ranks=(one.label,),
+            evidence=(self.words,),
+            units=(one.unit,),
+        )
+
+
+def pipelines(views: Sequence[RankView], *, stalled_s: float) -> Iterator[tuple[GroupReport, list[Finding]]]:
+    """Yield a report and its findings for each pipeline: the stages of one dp rank of a server."""
+    of_unit: dict[str, list[RankView]] = {}
+    for view in views:
+        if view.identity.pp_size > 1:
+            of_unit.setdefault(f"{view.identity.cluster} {view.identity.unit}", []).append(view)
+    units = [sorted(members, key=lambda view: view.identity.pp) for members in of_unit.values()]
+    names = [f"{one.role} dp{one.dp}" for one in (members[0].identity for members in units)]
+    apart = told_apart([members[0].identity for members in units], names)
+    for members, name, server in zip(units, names, apart, strict=True):
+        title = f"{name} · pipeline of {members[0].identity.pp_size} stages" + (f" · {server}" if server else "")
+        yield _pipeline(title, members, stalled_s)
+
+
+def _pipeline(title: str, members: Sequence[RankView], stalled_s: float) -> tuple[GroupReport, list[Finding]]:
+    one = members[0].identity
+    stages = {pp: list(those) for pp, those in groupby(members, key=lambda view: view.identity.pp)}
+    recorded = [(v.identity, Recorded(v.recording, v.now_ns)) for v in members if v.recording is not None]
+    done = parting.done_by(recorded)
+    at = parting.parted(done)
+    if at is not None and not _stands_since(members, done[at]):
+        at = None
+    kept = _kept(members, done)
+    wait = kept_waiting({_name(view): view for view in members}, stalled_s)
+    findings = [one.finding for one in kept]
+    if at is not None:
+        ages = [age for view in members if (age := age_of(view)) is not None]
+        findings.append(parting.parting([view.identity for view in members], at, done[at], min(ages, default=None)))
+    if wait.late:
+        findings.append(late_finding(wait, {_name(view): view for view in members}, title))
+    alike = _alike(done, one.pp_size)
+    unheard = len(stages) < one.pp_size or any(not view.answers or view.recording is None for view in members)
+    if at is not None:
+        verdict = "DIVERGED"
+    elif wait.late or any(view.stands for view in members):
+        verdict = "WAITING"
+    else:
+        verdict = "KEPT" if kept else "UNKNOWN" if unheard else "AGREE"
+    return GroupReport(
+        title=title,
+        ranks=tuple(f"pp{pp}" for pp in range(one.pp_size)),
+        verdict=verdict,
+        queue=at[0] if at is not None else "",
+        age_s=max((did.age_s for did in done[at] if did.age_s is not None), default=None) if at is not None else None,
+        queues=tuple(_rows(stages, one.pp_size, alike, kept)),
+        splits=(_split(at[1], done[at]),) if at is not None else (),
+        leaders=wait.waiting,
+        stragglers=wait.late,
+        now=tuple(now(_name(view), view) for view in members),
+        compared=alike,
+        kind="stages",
+        said=_said(alike, unheard=unheard),
+        role=one.role,
+        cluster=one.cluster,
+    ), findings
+
+
+def _name(view: RankView) -> str:
+    one = view.identity
+    return f"pp{one.pp}" + (f" tp{one.tp}" if one.tp_size > 1 else "") + (f" cp{one.cp}" if one.cp_size > 1 else "")
+
+
+def _stands_since(members: Sequence[RankView], did: Sequence[Did]) -> bool:
+    """Return whether no stage has gone on since they parted. Else the request is over, whatever each stage made of it."""
+    if any(view.turn is not None and view.turn.turned for view in members):
+        return False
+    if any(view.stands for view in members):
+        return True
+    ages = [age_of(view) for view in members if view.recording is not None]
+    since = [one.age_s for one in did]
+    if None in ages or None in since:
+        return False
+    known, parted_s = [age for age in ages if age is not None], min(age for age in since if age is not None)
+    return min(known) >= STANDS_S and all(age >= parted_s - STANDS_S for age in known)
+
+
+def _kept(members: Sequence[RankView], done: Done) -> list[Kept]:
+    """Return the requests that a stage still has though another let them go long before, while both went on."""
+    if not all(view.turn is not None and view.turn.turned for view in members):
+        return []
+    found: dict[tuple[int, str, int], Kept] = {}  # once for the ranks of a stage
+    for (queue, room), each in done.items():
+        failed = [did for did in each if did.failed] if queue in PARTS else []
+        if not failed:
+            continue
+        gone = {view.identity.pp for view in members if not _has(view, room)}
+        last = max((did for did in failed if did.stage in gone), key=lambda did: did.wall_ns, default=None)
+        for view in members:
+            entries = view.snapshot.queues.get(queue, []) if view.snapshot is not None and last is not None else []
+            rid = next((entry.rid for entry in entries if entry.room == room), None)
+            if rid is not None and last is not None and _still_polls(view, last):
+                found.setdefault((view.identity.pp, queue, room), Kept(view, queue, room, rid, last))
+    return list(found.values())
+
+
+def _has(view: RankView, room: int) -> bool:
+    """Return whether a rank has the room in some queue, or is not known to be without it."""
+    if view.snapshot is None:
+        return True
+    return any(entry.room == room for entries in view.snapshot.queues.values() for entry in entries)
+
+
+def _still_polls(view: RankView, did: Did) -> bool:
+    """Return whether a rank's list of a queue has been the same for KEPT_ROUNDS, the last of them KEPT_S after ``did``."""
+    stream = view.recording.stream(did.queue) if view.recording is not None else None
+    if view.recording is None or stream is None or stream.newest.repeat < KEPT_ROUNDS:
+        return False
+    entered_ns = stream.newest.t_enter + view.recording.start_wall_ns - view.recording.start_mono_ns
+    return entered_ns >= did.wall_ns + KEPT_S * 1e9
+
+
+def _alike(done: Done, size: int) -> dict[str, int]:
+    """Return how many rooms left each queue on every stage: with those that parted they are what was compared."""
+    found: dict[str, int] = {}
+    for (queue, _), each in done.items():
+        if len({did.stage for did in each}) == size:
+            found[queue] = found.get(queue, 0) + 1
+    return {queue: found[queue] for queue in POLLED_QUEUES if queue in found}
+
+
+def _said(alike: dict[str, int], *, unheard: bool) -> str:
+    many = sum(alike.values())
+    what = (
+        f"what became of requests on every stage, {many:,} times"
+        if many
+        else "nothing: no request left a queue of every stage"
+    )
+    whole = "; not every stage was heard" if unheard else ""
+    return f"compared: {what}{whole}. Not compared: what stages send each other"
+
+
+def _rows(
+    stages: dict[int, list[RankView]], size: int, alike: dict[str, int], kept: Sequence[Kept]
+) -> Iterator[QueueRow]:
+    for queue in QUEUES:
+        lengths = tuple(_length(stages.get(pp, ()), queue) for pp in range(size))
+        here = [one for one in kept if one.queue == queue]
+        if not any(lengths) and queue not in alike:
+            continue
+        if here:
+            more = f"; {len(here) - 1} more" if len(here) > 1 else ""
+            yield QueueRow(queue, lengths, "kept", here[0].words + more)
+        elif queue in alike:
+            many = alike[queue]
+            yield QueueRow(queue, lengths, "alike", f"{many:,} request{'s'[: many != 1]} left it on every stage")
+        else:
+            yield QueueRow(queue, lengths, "not polled")
+
+
+def _length(those: Sequence[RankView], queue: str) -> int | None:
+    known = [length for view in those if (length := length_of(view, queue)) is not None]
+    return max(known, default=None)
+
+
+def _split(room: int, each: Sequence[Did]) -> RoomSplit:
+    sides = {did.stage: RoomSide(f"pp{did.stage}", _ACTIONS.get(did.action, "kept"), where=did.queue) for did in each}
+    return RoomSplit(room, "", tuple(sides[stage] for stage in sorted(sides)))
+
+
+__all__ = ["pipelines"]

@@ -1,0 +1,235 @@
+"""What is compared of pipeline stages and of the dp ranks of one dp attention, and what they legally differ in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pdctl.probes.queues.lockstep import locksteps
+from pdctl.probes.queues.model import GroupReport, QueuesDocument, RankView
+from pdctl.probes.queues.probe import PROBE
+from pdctl.probes.queues.stages import pipelines
+from pdctl.probes.turns import ENDED, RUNNING, STOPPED, Turn
+from pdctl.protocol.model import (
+    NEXT_STAGE,
+    STAGE_BEFORE,
+    Action,
+    Call,
+    GroupCount,
+    GroupInfo,
+    QueueEntry,
+    Snapshot,
+    Status,
+)
+from pdctl.report.findings import Finding
+from tests.support.identities import identity
+from tests.unit.probes import test_parting
+from tests.unit.probes.test_parting import Run, S
+
+TURNS = Turn(turned=True, age_s=0.1, doing="recv_requests", state=RUNNING)
+SYNC = Call("all_gather_into_tensor", "tp", 4, "dp attention sync", seq=7, pg="3")
+NOW_S = 150
+
+
+def waits(inside: str, op: str = "", age_s: float = 30.0) -> Turn:
+    call = Call(op, inside=inside)
+    return Turn(turned=False, age_s=age_s, doing=inside, state=RUNNING, stood_s=2.0, call=call)
+
+
+class Kept(test_parting.Kept):
+    """A recording of one queue. tick_s: when its last turn began."""
+
+    entered_last = None
+
+    def __init__(self, *runs: Run, tick_s: float = NOW_S) -> None:
+        super().__init__(*runs)
+        self.tick_mono_ns = int(tick_s * S)
+
+
+def run(last: int, done_s: float, repeat: int = 1, entered_s: float = NOW_S, **rooms: Action) -> Run:
+    made = Run(last, done_s, **rooms)
+    made.repeat, made.t_enter = repeat, int(entered_s * S)  # type: ignore[attr-defined]
+    return made
+
+
+def stage(pp: int, recording: Any, turn: Turn | None = TURNS, *rooms: int, **more: Any) -> RankView:
+    entries = [QueueEntry(room, f"r{room}") for room in rooms]
+    snapshot = Snapshot(0, 0, {"prefill.bootstrap": entries}, [], {})
+    who = identity(role="prefill", pp=pp, pp_size=2, world_rank=pp)
+    given = {"state": "live", "snapshot": snapshot, "recording": recording, "now_ns": NOW_S * S, "turn": turn, **more}
+    return RankView(who, **given)
+
+
+def judged(*views: RankView) -> tuple[GroupReport, list[Finding]]:
+    [(report, found)] = pipelines(views, stalled_s=10.0)
+    return report, found
+
+
+def test_stages_that_did_the_same_agree_and_what_was_not_compared_is_said() -> None:
+    both = [run(9, 20.0, r4=Action.MOVED), run(11, 30.0, r5=Action.FAILED)]
+    report, found = judged(stage(0, Kept(*both)), stage(1, Kept(run(8, 21.0, r4=Action.MOVED, r5=Action.FAILED))))
+    assert (report.title, report.kind, report.verdict) == ("prefill dp0 · pipeline of 2 stages", "stages", "AGREE")
+    assert found == []
+    assert report.compared == {"prefill.bootstrap": 2}
+    assert "Not compared: what stages send each other" in report.said
+    summary = PROBE.summary(QueuesDocument(groups=(report,)))
+    assert summary == "1 pipeline, 2 requests compared, in step"
+
+
+PARTED = (Kept(run(304, 21.0, r7=Action.MOVED), tick_s=21.1), Kept(run(302, 20.5, r7=Action.FAILED), tick_s=20.6))
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_stages_that_parted_and_went_no_further_diverged(live: bool) -> None:
+    """Live, their loops stand; of recordings no turn began after that, ten seconds before they end."""
+    turns = (waits(NEXT_STAGE), waits(STAGE_BEFORE)) if live else (Turn(), Turn())
+    report, found = judged(*(stage(pp, PARTED[pp], turns[pp], stands=live) for pp in (0, 1)))
+    assert (report.verdict, report.queue) == ("DIVERGED", "prefill.bootstrap")
+    assert [(one.code, one.rooms) for one in found] == [("PD115", (7,))]
+    [split] = report.splits
+    assert [(side.rank, side.action) for side in split.sides] == [("pp0", "moved on"), ("pp1", "failed")]
+
+
+def test_what_is_over_is_no_divergence() -> None:
+    """They turned on after it, so whatever became of the request, nobody waits for it."""
+    report, found = judged(*(stage(pp, PARTED[pp], TURNS) for pp in (0, 1)))
+    assert (report.verdict, found) == ("AGREE", [])
+    later = [Kept(*one._stream.runs, tick_s=90) for one in PARTED]
+    report, found = judged(*(stage(pp, later[pp], Turn()) for pp in (0, 1)))
+    assert found == []
+
+
+def test_a_transfer_that_failed_on_one_stage_is_over_on_both() -> None:
+    class Inflight(Kept):
+        def stream(self, queue: str, kind: str | None = None) -> Any:
+            return self._stream if queue == "prefill.inflight" else None
+
+    views = [
+        stage(pp, Inflight(run(30, 21.0, r7=action), tick_s=21.1), waits(NEXT_STAGE), stands=True)
+        for pp, action in enumerate((Action.COMMITTED, Action.FAILED))
+    ]
+    report, found = judged(*views)
+    assert (report.verdict, found) == ("WAITING", [])
+
+
+@pytest.mark.parametrize(("keeper", "code"), [(0, "PD116"), (1, "PD152")])
+def test_a_request_that_only_one_stage_has_failed(keeper: int, code: str) -> None:
+    kept = Kept(run(900, 30.0, repeat=800, r7=Action.KEPT))
+    failed = Kept(run(302, 20.5, r7=Action.FAILED))
+    views = [stage(keeper, kept, TURNS, 7), stage(1 - keeper, failed)]
+    report, found = judged(*views)
+    assert (report.verdict, [(one.code, one.rooms) for one in found]) == ("KEPT", [(code, (7,))])
+    [row] = report.queues
+    assert row.text.startswith(f"room 7 is on pp{keeper} only: prefill dp0 pp{1 - keeper} tp0 failed it in round 302")
+
+
+def differ(
+    *, repeat: int = 800, entered_s: float = NOW_S, turn: Turn = TURNS, has: tuple[int, ...] = ()
+) -> list[RankView]:
+    """Stage 0 has room 7; stage 1 failed it and has the rooms ``has``."""
+    kept = Kept(run(900, 30.0, repeat=repeat, entered_s=entered_s, r7=Action.KEPT))
+    return [stage(0, kept, TURNS, 7), stage(1, Kept(run(1, 20.5, r7=Action.FAILED)), turn, *has)]
+
+
+@pytest.mark.parametrize(
+    "views",
+    [
+        differ(entered_s=25.0),  # a moment after
+        differ(repeat=3),  # a few rounds behind
+        differ(turn=Turn(turned=False, computing=True)),  # the other one computes
+        differ(has=(7,)),  # another request with the room, which both have
+    ],
+)
+def test_a_stage_that_is_behind_keeps_nothing(views: list[RankView]) -> None:
+    report, found = judged(*views)
+    assert (report.verdict, found) == ("AGREE", [])
+
+
+def test_no_agreement_without_all_stages() -> None:
+    report, _ = judged(stage(0, Kept()), stage(1, None, None, silence="no answer"))
+    assert (report.verdict, "not every stage was heard" in report.said) == ("UNKNOWN", True)
+    report, _ = judged(stage(0, Kept()))
+    assert (report.verdict, report.ranks) == ("UNKNOWN", ("pp0", "pp1"))
+    assert "not known of prefill dp0 · pipeline" in PROBE.summary(QueuesDocument(groups=(report,)))
+
+
+# ---- who keeps others waiting ----------------------------------------------------------------------------------------
+
+STOPPED_TURN = Turn(turned=False, age_s=34.0, state=STOPPED, stood_s=2.0)
+ASKS = waits("question to a bootstrap server")
+COMPUTES = Turn(turned=False, age_s=30.0, doing="model forward", computing=True, state=RUNNING)
+
+
+@pytest.mark.parametrize("late", [STOPPED_TURN, Turn(age_s=34.0, state=ENDED), ASKS])
+def test_a_stage_that_keeps_another_waiting(late: Turn) -> None:
+    report, found = judged(stage(0, Kept(), late), stage(1, Kept(), waits(STAGE_BEFORE)))
+    assert (report.verdict, report.stragglers) == ("WAITING", ("pp0",))
+    assert [(one.code, one.ranks) for one in found] == [("PD110", ("prefill dp0 pp0 tp0",))]
+    assert found[0].summary == "pp1 of prefill dp0 · pipeline of 2 stages has waited 30 s for pp0"
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        (COMPUTES, waits(STAGE_BEFORE)),
+        (ASKS, waits(STAGE_BEFORE, age_s=4.0)),
+        (TURNS, waits(STAGE_BEFORE)),
+        (None, waits(STAGE_BEFORE)),
+    ],
+)
+def test_a_long_forward_keeps_nobody_waiting(turns: tuple[Turn | None, Turn]) -> None:
+    assert judged(*(stage(pp, Kept(), turn) for pp, turn in enumerate(turns)))[1] == []
+
+
+# ---- dp attention ----------------------------------------------------------------------------------------------------
+
+
+def dp_rank(dp: int, turn: Turn | None, *, seq: int = 7, **more: Any) -> RankView:
+    groups = (GroupInfo("attn-tp", (dp,), "w"), GroupInfo("tp", (0, 1), "w"))
+    who = identity(dp=dp, dp_size=2, dp_attention=True, world_rank=dp, groups=groups)
+    status = Status(
+        identity=who, mono_ns=0, ticks=5, tick_mono_ns=0, call=SYNC, stack=(), rounds={}, seams=(), recording="",
+        recording_off="", hook_errors={}, hooks_removed=(), faults=(), agent_cpu_s=0.0,
+        counts=(GroupCount("3", "tp", 2, seq),),
+    )  # fmt: skip
+    return RankView(who, **{"state": "live", "status": status, "turn": turn, **more})
+
+
+def lockstep(*views: RankView) -> tuple[GroupReport, list[Finding]]:
+    [(report, found)] = locksteps(views, stalled_s=10.0)
+    return report, found
+
+
+def test_dp_ranks_whose_loops_turn_are_in_step() -> None:
+    report, found = lockstep(dp_rank(0, TURNS), dp_rank(1, TURNS))
+    assert (report.title, report.verdict, found) == ("decode · dp attention of 2 dp ranks", "AGREE", [])
+    assert report.ranks == ("dp0 tp0", "dp1 tp0 (DP1 TP1)")
+    assert PROBE.summary(QueuesDocument(groups=(report,))) == "1 dp attention, every loop turns"
+
+
+def test_a_stopped_dp_rank_keeps_the_others_waiting_and_who_entered_what_is_said() -> None:
+    sits = waits("dp attention sync", "all_gather_into_tensor")
+    report, [found] = lockstep(dp_rank(0, sits, stands=True), dp_rank(1, STOPPED_TURN, seq=6, stands=True))
+    assert report.verdict == "WAITING"
+    assert (found.code, found.ranks) == ("PD110", ("decode dp1 pp0 tp0",))
+    assert report.pairing == ("collectives of group tp: dp1 tp0 (DP1 TP1) at #6, dp0 tp0 at #7",)
+
+
+@pytest.mark.parametrize(
+    ("views", "said"),
+    [
+        ([dp_rank(0, COMPUTES), dp_rank(1, waits("dp attention sync", "all_gather"))], "dp0 tp0 computes"),
+        ([dp_rank(0, TURNS), dp_rank(1, None, silence="no answer", status=None)], "not every rank was heard"),
+        ([dp_rank(0, TURNS)], "not every rank was heard"),
+        ([dp_rank(0, None), dp_rank(1, None)], "whether their loops turn is not known"),
+    ],
+)
+def test_what_is_not_known_is_not_called_in_step(views: list[RankView], said: str) -> None:
+    report, found = lockstep(*views)
+    assert (report.verdict, found) == ("UNKNOWN", [])
+    assert said in report.said
+
+
+def test_a_cluster_without_groups_has_nothing_to_compare() -> None:
+    assert PROBE.summary(QueuesDocument(groups=())) == "every group has one rank: nothing to compare"
