@@ -32,6 +32,14 @@ BUSY = {
         "lab up --kv-tokens 768 --step decode=20ms",
         "lab load -n 0 -c 12 --prompt-tokens 40 --new-tokens 150 --seconds 100000",
     ),
+    "stages work, and clients abort": (
+        "lab up --prefill pp=2 --decode tp=1",
+        "lab load -n 0 -c 16 --prompt-tokens 40 --new-tokens 20 --abort-after 1.5 --seconds 100000",
+    ),
+    "dp ranks meet in each turn": (
+        "lab up --prefill tp=1 --decode dp=2,tp=1 --dp-attention",
+        "lab load -n 0 -c 16 --prompt-tokens 40 --new-tokens 20 --seconds 100000",
+    ),
     "servers are restarted, with nothing in flight": (
         "lab up --prefill tp=2",
         "",

@@ -75,6 +75,39 @@ def test_stages_that_parted_at_a_request_stand_for_good(labs: Labs) -> None:
     assert "prefill dp0 pp1 tp0 failed it in round" in first["summary"]
     assert {one["code"] for one in document["findings"] if one["follows"] == "PD115"} >= {"PD114"}
     assert "Restart this server" in first["next_step"]
+    report = compared(look(labs, "diff-queues", code=1), "stages")
+    assert (report["verdict"], report["queue"]) == ("DIVERGED", "prefill.bootstrap")
+    [split] = report["splits"]
+    sides = [(side["rank"], side["action"]) for side in split["sides"]]
+    assert (split["room"], sides) == (room, [("pp0", "moved on"), ("pp1", "failed")])
+    offline = look(labs, "diff-queues", "--through", "recordings", code=1)
+    assert ("PD115", [room]) in [(one["code"], one["rooms"]) for one in offline["findings"]]
+
+
+def compared(document: dict[str, Any], kind: str) -> dict[str, Any]:
+    """Return what is said of the one group of a kind."""
+    [report] = [group for group in document["groups"] if group["kind"] == kind]
+    return report
+
+
+def test_a_dp_rank_that_does_not_come_to_where_the_others_meet_it(labs: Labs) -> None:
+    lab = labs.up("--prefill", "tp=1", "--decode", "dp=2,tp=1", "--dp-attention")
+    assert lab.load(requests=4).completed == 4
+    until("every loop turns", lambda: compared(look(labs, "diff-queues", code=0), "lockstep")["verdict"] == "AGREE")
+    labs.cli("lab", "kill", "decode:dp1", "--signal", "STOP", "--name", lab.name)
+    document = until("the loop stands", lambda: (d := look(labs, "diff-queues")) and "PD110" in codes(d) and d)
+    report = compared(document, "lockstep")
+    assert (report["verdict"], report["leaders"], report["stragglers"]) == (
+        "WAITING", ["dp0 tp0"], ["dp1 tp0 (DP1 TP1)"],
+    )  # fmt: skip
+    assert {one["code"]: one["follows"] for one in document["findings"]}["PD110"] == "PD114"
+    labs.cli("lab", "kill", "decode:dp1", "--signal", "CONT", "--name", lab.name)
+    until("it turns again", lambda: labs.cli("check", code=None).returncode == 0)
+    assert lab.load(requests=4).completed == 4
+
+
+def codes(document: dict[str, Any]) -> list[str]:
+    return [one["code"] for one in document["findings"]]
 
 
 @pytest.mark.long
