@@ -60,6 +60,9 @@ STATES: dict[str | tuple[str, ...], tuple[Branch, ...]] = {
         Branch(HANG, "**WAITING**", "diff-queues", 1, ("PD113", "UNKNOWN")),
         Branch(GLOO, "**UNKNOWN**", "diff-queues --all", 1, ("UNKNOWN", "recorded rounds agree")),
     ),
+    ("lab up", "lab load -n 4", "lab kill prefill"): (
+        Branch(DIED, "A *warning*, not an error", "ranks", 1, ("PD113", "No request waits for it", "being restarted")),
+    ),
     "A scheduler dies of an exception": (
         Branch(DIED, "**scheduler ended", "ranks", 1, ("PD113", "scheduler ended: RuntimeError")),
     ),
@@ -88,7 +91,6 @@ STATES: dict[str | tuple[str, ...], tuple[Branch, ...]] = {
     ),
     ("lab up --without gate",): (
         Branch(UPGRADE, "The counter-proof", "drill run metadata-gate --control --load lab", 1, ("BROKEN",)),
-        Branch(UPGRADE, "**HOLDS**", "drill run metadata-gate --control --load lab", 1, ("BROKEN", "room")),
     ),
 }
 """A situation of docs/lab.md by its name, or commands without ``pdctl``, with the branches that are for this state."""
@@ -103,6 +105,7 @@ ELSEWHERE = {
     (WAIT, "AGREE: "): SHOWN,
     (WAIT, "*no prefill server here has* this address"): SHOWN,
     (ROUTING, "**dispatched to one, implied another**"): SHOWN,
+    (UPGRADE, "**HOLDS**"): SHOWN,
 }
 
 

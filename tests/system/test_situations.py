@@ -193,4 +193,4 @@ def test_nothing_is_found_where_nothing_is_wrong(labs: Labs, name: str) -> None:
         cases.make(name, twin=True)
         for _ in range(LOOKS):
             code, found = check(cases, PATIENT)
-            assert (code, codes(found)) == (0, [])
+            assert (code, codes(found)) == (0, []), cases.run(f"check {PATIENT}").stdout
