@@ -82,6 +82,7 @@ class Answers:
             faults=self._agent.faults.status(),
             agent_cpu_s=self._cpu_s(),
             counts=counts(adapter.group_kind),
+            threads=adapter.threads(),
         )
 
     def _queues(self, _: dict[str, Any]) -> Snapshot:

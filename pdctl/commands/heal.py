@@ -69,8 +69,9 @@ def command(
 
     It works while scheduler threads hang, and can be repeated.
 
-    Exit code: 0 no fault is left, 3 no rank knows the named fault and another fault is in place, 4 no rank runs any more, 6 a
-    rank that may hold a fault did not answer, or still writes data that it held back.
+    Exit code: 0 no fault is left, 1 none is left, and a thread of an engine has ended, which no healing brings back, 3 no rank
+    knows the named fault and another fault is in place, 4 no rank runs any more, 6 a rank that may hold a fault did not answer,
+    or still writes data that it held back.
     """
     if bool(fault) == every:
         raise typer.BadParameter("name one fault, or --all")
@@ -85,6 +86,7 @@ def command(
     found = there.ranks
     with Client(timeout_s=timeout, spent_s=there.took_s, rank_timeout_s=rank_timeout) as client:
         results = healing.heal(client, found, fault)
+        harm = healing.aftermath(client, found)
     ranks = [
         HealedRank(
             rank=result.rank.identity.label,
@@ -99,6 +101,8 @@ def command(
         for result in results
     ]
     code = healing.exit_code(results)
+    if harm and code is Exit.CLEAN:
+        code = Exit.FINDING
     if code is Exit.CLEAN and all(result.gone or not result.rank.live for result in results):
         code = Exit.UNREACHABLE  # nobody is left to say anything
     audit.write("heal", fault=fault or "all", ranks=msgspec.to_builtins(ranks), clean=code is not Exit.FAULT_ACTIVE)
@@ -113,7 +117,7 @@ def command(
                 f"no {f'fault {escape(fault)}' if fault else 'fault'} is in place on the {asked} live ranks found"
             )
 
-    for line in healing.lines(results):
+    for line in (*healing.lines(results), *harm):
         out.error(line)
     document = HealedDocument(clean=code is not Exit.FAULT_ACTIVE, ranks=ranks)
     out.document(document, Rows(HealedRank, ranks), draw, code=code)

@@ -127,8 +127,8 @@ def command(
     The command stays in the foreground. It heals the fault at the end of --for and on Ctrl-C. Where the command dies, the
     ranks end the fault themselves within 3 s. The options below call the rank of --rank "it".
 
-    Exit code: 0 the fault fired and is healed, or is in place (--detach), 3 it never fired, 5 it was refused, 6 it
-    may still be active.
+    Exit code: 0 the fault fired and is healed, or is in place (--detach), 1 it has ended, and so has a thread of an engine,
+    which no healing brings back, 3 it never fired, 5 it was refused, 6 it may still be active.
     """
     kind, delay_s, value = inject_options.parse_fault(faults)
     ttl_s = inject_options.parse_lifetime(time)
@@ -173,7 +173,7 @@ def command(
             out.document(document, draw=partial(draw, at_once=planned.args.at_once))
             return Exit.CLEAN
         watch = Watch(condition, everything) if condition and not detach else None
-        return _inject(out, client, ranks, planned, wish, watch, detach=detach, until_hit=until_hit)
+        return _inject(out, client, ranks, planned, wish, watch, everything.ranks, detach=detach, until_hit=until_hit)
 
 
 def _planned(everything: Found, client: Client, wish: Wish, reach: Reach) -> Plan:
@@ -234,6 +234,7 @@ def _inject(
     planned: Plan,
     wish: Wish,
     watch: Watch | None,
+    everyone: tuple[FoundRank, ...],
     *,
     detach: bool,
     until_hit: bool,
@@ -244,7 +245,7 @@ def _inject(
     from pdctl.targets.client import Client
 
     with Client(timeout_s=BEAT_S, rank_timeout_s=0.8 * BEAT_S) as beats:
-        session = Session(client, beats, Audit(audit_path(os.environ), out.note), ranks, planned.args)
+        session = Session(client, beats, Audit(audit_path(os.environ), out.note), ranks, planned.args, everyone)
         foreground = Foreground(out, session, wish.ttl_s, until_hit=until_hit, watch=watch)
         if not detach:
             return foreground.run()

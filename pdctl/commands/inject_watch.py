@@ -172,7 +172,11 @@ class Foreground:
         healed = self._session.heal(why)
         for line in healing.lines(healed):
             self._out.error(line, "pdctl heal --all")
-        return healing.exit_code(healed)
+        code = healing.exit_code(healed)
+        harm = self._session.aftermath() if code is Exit.CLEAN else []
+        for line in harm:
+            self._out.error(line)
+        return Exit.FINDING if harm else code
 
     def _report(self, counts: Counts, why: str, code: Exit) -> None:
         args, healed = self._session.args, code is Exit.CLEAN
@@ -197,6 +201,8 @@ class Foreground:
 
         def draw(document: Injected, console: Console) -> None:
             state = "healed" if healed else "NOT HEALED for certain"
+            if code is Exit.FINDING:
+                state = "ended, and what is said above is not"
             console.print(
                 f"{document.fault} {state} ({document.ended}): fired {counts.fired} of {counts.eligible} eligible, "
                 f"{counts.visits} seen; {counts.released} done late, {counts.dropped} dropped, {counts.failed} failed"

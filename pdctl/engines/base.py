@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from pdctl.agent.sinks import Recorder
 from pdctl.faults.table import FaultTable
 from pdctl.protocol.metadata import Metadata, Wanted
-from pdctl.protocol.model import Frame, Identity, QueueEntry, Seam, SlotEntry
+from pdctl.protocol.model import Frame, Identity, QueueEntry, Seam, ServiceThread, SlotEntry
 from pdctl.protocol.requests import Rooms, Settings
 
 MAX_ERRORS = 3
@@ -124,6 +124,9 @@ class Adapter(Protocol):
 
     def settings(self) -> Settings:
         """Return the settings that both sides must agree on, and the engine's environment variables that are set."""
+
+    def threads(self) -> tuple[ServiceThread, ...]:
+        """Return the threads that the engine runs beside its scheduler for transfers."""
 
     def step_of(self, stack: tuple[Frame, ...]) -> str:
         """Return the engine's own step the stack is in (innermost frame first), "" when it can't be told."""

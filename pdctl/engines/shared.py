@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pdctl.protocol.model import SCHEDULER_ENDED, EventKind, KVPoll
@@ -76,7 +77,10 @@ def ending(event: Callable[..., None]) -> Maker:
                 try:
                     error = args[1] if len(args) > 1 else sys.exc_info()[1]
                     if isinstance(error, Exception):
-                        event(EventKind.NOTE, text=f"{SCHEDULER_ENDED}: {type(error).__name__}{_raised_in(error)}")
+                        event(
+                            EventKind.NOTE,
+                            text=f"{SCHEDULER_ENDED}: {type(error).__name__}{raised_in(error.__traceback__)}",
+                        )
                 except Exception:
                     site.failed()
             return original(*args, **kwargs)
@@ -86,8 +90,8 @@ def ending(event: Callable[..., None]) -> Maker:
     return make
 
 
-def _raised_in(error: BaseException) -> str:
-    at = error.__traceback__
+def raised_in(at: TracebackType | None) -> str:
+    """Return where an exception was raised, from its traceback: its text may hold what users asked."""
     if at is None:
         return ""
     while at.tb_next is not None:

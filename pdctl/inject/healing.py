@@ -15,7 +15,7 @@ import msgspec
 from pdctl.faults.messages import FaultsBody, HealArgs, HealBody
 from pdctl.inject.recorded import describe_last_fault
 from pdctl.protocol.errors import Exit
-from pdctl.protocol.model import FaultStatus
+from pdctl.protocol.model import FaultStatus, Status
 from pdctl.protocol.processes import look
 from pdctl.targets.client import Answer, Client, Silence
 from pdctl.targets.find import FoundRank
@@ -118,6 +118,22 @@ def _gone(answer: Answer[HealBody] | Answer[FaultsBody]) -> bool:
         return not process.runs_since(answer.rank.identity.proc_start)
     # No such process here. One in another pid namespace was never seen either: then only its socket tells.
     return bool(answer.rank.process.state) or answer.silence is Silence.REFUSED
+
+
+def aftermath(client: Client, ranks: Sequence[FoundRank]) -> list[str]:
+    """Return what outlives every fault on these ranks, one sentence each: threads of the engine that have ended.
+
+    Ranks that do not answer say nothing of it.
+    """
+    found = []
+    for answer in client.ask([rank for rank in ranks if rank.live], "status", Status):
+        for thread in answer.body.threads if answer.body is not None else ():
+            if thread.ended:
+                why = f" by {thread.error}" if thread.error else ""
+                found.append(
+                    f"{answer.rank.identity.who}: its {thread.function} has ended{why}, and only a restart starts it again"
+                )
+    return found
 
 
 def exit_code(results: Sequence[Healed]) -> Exit:

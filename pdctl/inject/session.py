@@ -80,15 +80,25 @@ def count(statuses: Sequence[FaultStatus], silent: Sequence[str] = ()) -> Counts
 
 
 class Session:
-    """The fault of one command. ``beats`` is a client of its own: a slow rank must not cost the others their lease."""
+    """The fault of one command. everyone: all ranks that it may harm, by default its own.
+
+    ``beats`` is a client of its own: a slow rank must not cost the others their lease.
+    """
 
     def __init__(
-        self, client: Client, beats: Client, audit: Audit, ranks: Sequence[FoundRank], args: InjectArgs
+        self,
+        client: Client,
+        beats: Client,
+        audit: Audit,
+        ranks: Sequence[FoundRank],
+        args: InjectArgs,
+        everyone: Sequence[FoundRank] = (),
     ) -> None:
         self._client = client
         self._beats = beats
         self._audit = audit
         self.ranks = tuple(ranks)
+        self._everyone = everyone or self.ranks
         self.args = args
         self._last: dict[int, FaultStatus] = {}
         self._heard: dict[int, float] = {}
@@ -159,6 +169,10 @@ class Session:
         healed = healing.heal(self._client, self.ranks if ranks is None else ranks, self.args.id, why)
         self._log("heal", why=why, left=healing.lines(healed))
         return healed
+
+    def aftermath(self) -> list[str]:
+        """Return what outlives the fault, on any rank that was found when it was planned."""
+        return healing.aftermath(self._client, self._everyone)
 
     def over(self, counts: Counts, why: str) -> None:
         """Write the end of it into the audit log."""

@@ -25,6 +25,8 @@ FIXES: dict[str, str] = {
     "zero-on-free": "freeing a metadata slot zeroes it. Its next owner does not see the old room (since 0.5.13)",
     "register-every-room": "with --force-query, prefill registers every room. Without it prefill registers only the rooms "
     "that conflict, and a decode server that asks for every room waits for ever (hole in 0.5.11 to 0.5.18)",
+    "aborts": "prefill takes the message of a decode rank that gives a request up. Without it that message ends prefill's "
+    "bootstrap thread (over NIXL in 0.5.13 to 0.5.15)",
 }
 """Fixes of the engine by the name that ``--without`` takes, and what each does. All are present by default."""
 

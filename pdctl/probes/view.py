@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from pdctl.probes import endings, parting, standing, turns
+from pdctl.probes import endings, parting, service_threads, standing, turns
 from pdctl.probes.endings import Ending, Endings
 from pdctl.probes.parting import Recorded
 from pdctl.probes.turns import OUTSIDE_S, STOOD_S, Looked, Loop, Pulse, Turn
@@ -242,7 +242,24 @@ class View:
             *endings.judge(self.endings()),
             *parting.judge(loops, self.stage_recordings()),
             *standing.judge(loops),
+            *service_threads.judge(self.ended_threads()),
         )
+
+    def ended_threads(self) -> list[service_threads.Ended]:
+        """Return the threads beside schedulers that have ended, as live ranks say, and the recordings of others that run."""
+        found: list[service_threads.Ended] = []
+        asked = [] if self.recorded else [rank for rank in self.ranks if not self._timed_out(rank)]
+        answers = {id(answer.rank): answer.body for answer in self.status(asked)}
+        for rank in self.ranks:
+            status = answers.get(id(rank))
+            if status is not None and rank.state != "outside" and not rank.agent_off:
+                for one in status.threads:
+                    if one.ended:
+                        age_s = max(0.0, (status.mono_ns - one.ended_mono_ns) / 1e9)
+                        found.append(service_threads.Ended(status.identity, one, age_s))
+            elif rank.state != "dead" and rank.seen_live is not False:
+                found += _noted(rank, self.recording(rank, sockets=False).body)
+        return found
 
     def _rooms_of(self, living: Sequence[FoundRank]) -> dict[int, Rooms]:
         """Return what these ranks say of their rooms, by their number; of recordings what they show at their end."""
@@ -402,6 +419,20 @@ def _process(rank: FoundRank, *, answered: bool) -> str:
     if state in _HALTS:
         return _HALTS[state]
     return turns.RUNNING if state or answered else turns.UNSEEN
+
+
+def _noted(rank: FoundRank, recording: Recording | None) -> Iterable[service_threads.Ended]:
+    """Yield the threads that have ended by a recording, each function once."""
+    if recording is None:
+        return
+    now = now_ns(rank, recording.start_wall_ns, recording.start_mono_ns)
+    told: set[str] = set()
+    for note in recording.events_of((0,), (EventKind.NOTE,)):
+        thread = service_threads.noted(note.text)
+        if thread is not None and thread.function not in told:
+            told.add(thread.function)
+            age_s = None if now is None else max(0.0, (now - note.mono_ns) / 1e9)
+            yield service_threads.Ended(rank.identity, thread, age_s)
 
 
 def _there(rank: FoundRank) -> bool:

@@ -138,6 +138,9 @@ AGENT_ENDED = "agent ended"
 SCHEDULER_ENDED = "scheduler ended"
 """How the NOTE begins that a rank leaves when an exception ends its scheduler: ``scheduler ended: TypeError in poll, x.py:9``.
 A rank that was killed leaves none."""
+THREAD_ENDED = "thread ended"
+"""How the NOTE begins that a rank leaves when a thread of its engine ends that should not: then come its function, and type and
+place of its exception if it had one, as in ``bootstrap_thread: AssertionError, conn.py:9``."""
 
 
 ROLE_CHANGED = "role changed"
@@ -381,10 +384,23 @@ class FaultStatus(msgspec.Struct, frozen=True):
     passed: int = 0
 
 
+class ServiceThread(msgspec.Struct, frozen=True):
+    """The threads of an engine that run one function. None of them ends while its rank goes on.
+
+    ended_mono_ns: when the first was seen to have ended, 0 none. error: type and place of its exception, "" without one.
+    """
+
+    function: Name
+    running: Count = 0
+    ended: Count = 0
+    ended_mono_ns: MonoNs = 0
+    error: Name = ""
+
+
 class Status(msgspec.Struct, frozen=True):
     """A live rank's answer to ``status``: cheap, no queue is walked. Times in ns of the rank's monotonic clock.
 
-    counts: of every process group of more than one rank.
+    counts: of every process group of more than one rank. threads: of the engine, beside the scheduler's.
     """
 
     identity: Identity
@@ -402,6 +418,7 @@ class Status(msgspec.Struct, frozen=True):
     faults: tuple[FaultStatus, ...]
     agent_cpu_s: float
     counts: tuple[GroupCount, ...] = ()
+    threads: tuple[ServiceThread, ...] = ()
 
 
 class Snapshot(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from zlib import crc32
 import msgspec
 
 from pdctl.protocol import structs
-from pdctl.protocol.model import ABORTED, EVERY_REQUEST, LOST, SCHEDULER_ENDED, EventKind, Identity
+from pdctl.protocol.model import ABORTED, EVERY_REQUEST, LOST, SCHEDULER_ENDED, THREAD_ENDED, EventKind, Identity
 from pdctl.recording import format as f
 from pdctl.recording.header import parse_header
 from pdctl.recording.source import Source
@@ -30,7 +30,8 @@ _PLAIN = frozenset(
 )
 """Kinds whose text is one of pdctl's own words."""
 _HEAD = re.compile(r"[a-z][a-z ()-]{0,40}: ")
-_ENDED = re.compile(rf"{SCHEDULER_ENDED}: [A-Za-z_][\w.]{{0,80}}(?: in [\w<>]{{1,80}}, [\w.-]{{1,80}}:\d{{1,7}})?")
+_RAISED = r"[A-Za-z_][\w.]{0,80}(?:(?: in [\w<>]{1,80})?, [\w.-]{1,80}:\d{1,7})?"
+_ENDED = re.compile(rf"{SCHEDULER_ENDED}: {_RAISED}|{THREAD_ENDED}: \w{{1,80}}(?:: {_RAISED})?")
 _SERVER = re.compile(r"@([^@:/|]+)(?=[:/|]|$)")
 _FOLDERS = re.compile(r"(?<![\w.])/(?:[^/\s:,;]+/)+")
 

@@ -95,6 +95,14 @@ class EngineEnv:
         before = [name for name in self.environ.get("PDCTL_TEST_PATCHES", "").split(",") if name]
         return self.with_environ(PDCTL_TEST_STARTUP=str(recipe.PATCHES), PDCTL_TEST_PATCHES=",".join([*before, *names]))
 
+    def over_nixl(self) -> EngineEnv:
+        """A copy whose processes have NIXL, over TCP on loopback. Raises `EngineNotInstalledError` where it is missing."""
+        if not stamp("nixl").exists():
+            raise EngineNotInstalledError(
+                "NIXL is not installed for tests: run `python -m tests.engine.install --nixl`"
+            )
+        return self.with_path(engine_home() / "nixl").with_environ(**_UCX).with_patches("nixl-on-cpu")
+
     def process_environ(self, extra: Mapping[str, str] | None = None, *, tp: int = 1) -> dict[str, str]:
         """A whole environment for a process of the engine: this one's without Python settings, `environ`, `extra`.
 
@@ -149,6 +157,13 @@ _SERVER_ARGS = (
     # Idle schedulers spin otherwise, and the tests share few cores.
     ("--sleep-on-idle",),
 )
+
+_UCX = {
+    # tcp alone: all stays on loopback, and a server that is killed leaves no shared memory behind
+    "UCX_TLS": "tcp,self",
+    "UCX_NET_DEVICES": "lo",
+    "UCX_LOG_LEVEL": "warn",
+}
 
 _ENVIRON = {
     "SGLANG_USE_CPU_ENGINE": "1",

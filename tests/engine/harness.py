@@ -141,8 +141,12 @@ class Pair:
         environ: Mapping[str, str] | None = None,
         wrap: Sequence[str] = (),
         ready_s: float = READY_S,
+        backend: str = "mooncake",
     ) -> Iterator[Pair]:
-        """Start both servers at once and wait until both are healthy. wrap: put before their command lines."""
+        """Start both servers at once and wait until both are healthy. wrap: put before their command lines.
+
+        backend: what moves KV, ``mooncake`` or ``nixl`` (its environment is `EngineEnv.over_nixl`).
+        """
         pair = cls(env, ns, folder / "run", folder / "record", environ or {})
         for directory in (pair.run_dir, pair.record_dir):
             directory.mkdir(mode=0o700)
@@ -151,7 +155,12 @@ class Pair:
                 ("prefill", PREFILL_PORT, prefill_tp, prefill_args),
                 ("decode", DECODE_PORT, decode_tp, ()),
             ):
-                argv = [*wrap, *env.server_argv(role, port=port, tp=tp, bootstrap_port=BOOTSTRAP_PORT, extra=extra)]
+                argv = [
+                    *wrap,
+                    *env.server_argv(
+                        role, port=port, tp=tp, bootstrap_port=BOOTSTRAP_PORT, backend=backend, extra=extra
+                    ),
+                ]
                 pair.servers.append(pair._spawn(role, port, argv, folder / f"{role}.log", tp, pair.environ))
             for server in pair.servers:
                 pair._healthy(server, ready_s)

@@ -38,11 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.engine.install", description="SGLang for the engine tests")
     parser.add_argument("--versions", nargs="+", choices=sorted(recipe.VERSIONS), default=sorted(recipe.VERSIONS))
     parser.add_argument("--check", action="store_true", help="install nothing, say what is there")
+    parser.add_argument("--nixl", action="store_true", help="also NIXL, 130 MB, for pairs that do without Mooncake")
     options = parser.parse_args(arguments)
     if options.check:
         return check(options.versions)
     try:
-        install(options.versions)
+        install(options.versions, nixl=options.nixl)
     except SetupError as error:
         say(str(error))
         return 1
@@ -61,13 +62,15 @@ def check(versions: Sequence[str]) -> int:
     return status
 
 
-def install(versions: Sequence[str]) -> None:
-    """Install what is missing for `versions`. Raises `SetupError`."""
+def install(versions: Sequence[str], *, nixl: bool = False) -> None:
+    """Install what is missing for `versions`, and NIXL where it is asked for. Raises `SetupError`."""
     home = engine_home()
     ensure_system(recipe.SYSTEM)
     with locked(home.with_suffix(".lock")):
         part(home, "venv", lambda: make_venv(home / "venv"))
         part(home, "model", lambda: make_model(home))
+        if nixl:
+            part(home, "nixl", lambda: make_nixl(home))
         for overlay in recipe.OVERLAYS:
             if overlay.version in versions:
                 part(home, overlay.part, lambda v=overlay: make_overlay(home, v))  # type: ignore[misc]
@@ -107,6 +110,27 @@ def patch_torchvision(init: Path) -> None:
     if _TORCHVISION_IMPORT not in source:
         raise SetupError(f"{init} does not import torch where the patch expects it")
     init.write_text(source.replace(_TORCHVISION_IMPORT, _TORCHVISION_IMPORT + _TORCHVISION_PATCH, 1))
+
+
+def make_nixl(home: Path) -> None:
+    """The transfer library NIXL, for any version."""
+    target = home / "nixl"
+    shutil.rmtree(target, ignore_errors=True)
+    run(
+        [
+            home / "venv" / "bin" / "python",
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--target",
+            target,
+            *recipe.NIXL,
+        ]
+    )
+    for name in recipe.NIXL_LEFT_OUT:
+        shutil.rmtree(target / name, ignore_errors=True)
 
 
 def make_model(home: Path) -> None:

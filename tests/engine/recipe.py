@@ -52,6 +52,12 @@ WITHOUT_DEPENDENCIES = (
 )
 
 
+#: Into a directory of its own, without dependencies: numpy and torch are the engine's, and one of two CUDA builds is enough.
+NIXL = ("nixl==1.5.1", "nixl-cu12==1.5.1")
+#: What of it needs a GPU.
+NIXL_LEFT_OUT = ("nixl_ep", "nixl_ep_cu12", "include", "pkgconfig", "bin")
+
+
 @dataclass(frozen=True)
 class EngineVersion:
     """One SGLang version: what its directory holds besides SGLang, and what it needs on a CPU.

@@ -20,12 +20,15 @@ from pdctl.engines.metadata_rows import MetadataReader, holders
 from pdctl.engines.polls import PollHooks
 from pdctl.engines.sglang import events as engine_events
 from pdctl.engines.sglang import steps
+from pdctl.engines.sglang.backends.nixl import DEADLY
 from pdctl.engines.sglang.seams import kv_manager
 from pdctl.engines.shared import LEAVES, ending
 from pdctl.engines.sites import PollSites
+from pdctl.engines.threads import ServiceThreads
+from pdctl.faults.kinds import ABORT
 from pdctl.faults.table import FaultTable
 from pdctl.protocol.metadata import Metadata, Wanted
-from pdctl.protocol.model import Frame, Identity, QueueEntry, Seam, SlotEntry
+from pdctl.protocol.model import Frame, Identity, QueueEntry, Seam, ServiceThread, SlotEntry
 from pdctl.protocol.requests import Rooms, Settings
 
 if TYPE_CHECKING:
@@ -70,6 +73,7 @@ class LabAdapter:
         self._reader = QueueReader(scheduler)
         self._taps: dict[str, QueueTap] = {}
         self._landings: Landings | None = None
+        self._threads: ServiceThreads | None = None
         self._streams = 0
         self._seams: list[Seam] = []
         self._taken: dict[int, int] = {}
@@ -83,7 +87,10 @@ class LabAdapter:
         """Put the hooks in: rounds, decisions, events, and on prefill the site of the metadata fault."""
         scheduler = self._scheduler
         polls = PollHooks(self.hooks, self._number, PollSites(faults) if faults.armed else None)
-        self._seams += sites.seams(sites.POLL_KINDS, True, "poll_and_all_reduce and the methods that call it")
+        polled = "poll_and_all_reduce and the methods that call it"
+        self._seams += sites.seams([kind for kind in sites.POLL_KINDS if kind != ABORT], True, polled)
+        takes = scheduler.config.has("aborts")
+        self._seams += sites.seams([ABORT], takes, polled if takes else f"left out: aborts. {DEADLY}")
         if scheduler.role == "prefill":
             bootstrap = scheduler.disagg_prefill_bootstrap_queue
             self._polled(polls, recorder, "prefill.bootstrap", bootstrap, "pop_bootstrapped")
@@ -120,6 +127,10 @@ class LabAdapter:
         self._seams += [Seam(name, True, "lab") for name in events.install()]  # last: around the hooks of the rounds
         self._taken = events.taken
         self.hooks.wrap(sys, "excepthook", "ending", ending(recorder.event))
+        self._threads = ServiceThreads(lambda: kv_manager(scheduler), recorder.event)
+        self._seams.append(
+            Seam("threads", self._threads.install(self.hooks), f"of {type(kv_manager(scheduler)).__name__}")
+        )
         self._rows.prepare()
         self._routing(events, faults)
         self._stage(faults)
@@ -223,6 +234,10 @@ class LabAdapter:
         """Return the settings that both sides must agree on, under the engine's names."""
         return request_tables.settings(self._scheduler)
 
+    def threads(self) -> tuple[ServiceThread, ...]:
+        """Return the threads that the engine runs beside its scheduler for transfers."""
+        return () if self._threads is None else self._threads.state()
+
     def step_of(self, stack: tuple[Frame, ...]) -> str:
         """Return the engine's step the stack is in, "" when it can't be told."""
         return steps.step_of(stack, _STEPS)
@@ -233,7 +248,9 @@ class LabAdapter:
         return "" if number is None else KINDS[number]
 
     def poll_awaited(self) -> bool:
-        """Look for metadata that came late; returns whether some is still awaited."""
+        """Look for metadata that came late, and for threads that have ended; returns whether metadata is still awaited."""
+        if self._threads is not None:
+            self._threads.look()
         return self._landings is not None and self._landings.look()
 
     def transfer_address(self) -> str:

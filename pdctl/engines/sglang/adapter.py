@@ -21,9 +21,10 @@ from pdctl.engines.sglang.queues import QueueReader
 from pdctl.engines.shared import ending
 from pdctl.engines.sites import PollSites
 from pdctl.engines.slots import SlotWatch
+from pdctl.engines.threads import ServiceThreads
 from pdctl.faults.table import FaultTable
 from pdctl.protocol.metadata import Metadata, Wanted
-from pdctl.protocol.model import ROLE_CHANGED, EventKind, Frame, Identity, QueueEntry, Seam, SlotEntry
+from pdctl.protocol.model import ROLE_CHANGED, EventKind, Frame, Identity, QueueEntry, Seam, ServiceThread, SlotEntry
 from pdctl.protocol.requests import Rooms, Settings
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class SGLangAdapter:
         self._identity, self._groups = identify(scheduler)
         self._reader = QueueReader(scheduler, self._identity.role)
         self._landings: Landings | None = None
+        self._threads: ServiceThreads | None = None
         self._more_seams: list[Seam] = seams.zeroes_slots() if self._identity.role == "decode" else []
         if self._identity.role != seams.UNIFIED:
             self._more_seams += routing.routing_seams(self._identity.role)
@@ -86,6 +88,9 @@ class SGLangAdapter:
         self._more_seams += fault_sites.install(self.hooks, role, backend, faults)
         self._more_seams += fault_sites.install_entry(self.hooks, role, self._scheduler, self._reader.queue, faults)
         self._slots(recorder)
+        self._threads = ServiceThreads(lambda: seams.kv_manager(self._scheduler), recorder.event)
+        there = self._threads.install(self.hooks)
+        self._more_seams.append(Seam("threads", there, f"of {type(backend.manager).__name__}"))
         self._rows.prepare()
 
     def _slots(self, recorder: Recorder) -> None:
@@ -181,6 +186,10 @@ class SGLangAdapter:
         """Return the settings that both sides must agree on, and the engine's environment variables that are set."""
         return request_tables.settings(self._scheduler)
 
+    def threads(self) -> tuple[ServiceThread, ...]:
+        """Return the threads that the engine runs beside its scheduler for transfers."""
+        return () if self._threads is None else self._threads.state()
+
     def step_of(self, stack: tuple[Frame, ...]) -> str:
         """Return the engine's step the stack is in, "" when it can't be told."""
         return steps.step_of(stack)
@@ -190,7 +199,9 @@ class SGLangAdapter:
         return self._groups.kind(group)
 
     def poll_awaited(self) -> bool:
-        """Look for metadata that came late; returns whether some is still awaited."""
+        """Look for metadata that came late, and for threads that have ended; returns whether metadata is still awaited."""
+        if self._threads is not None:
+            self._threads.look()
         return self._landings is not None and self._landings.look()
 
     def transfer_address(self) -> str:

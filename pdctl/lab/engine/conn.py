@@ -37,6 +37,10 @@ class KVArgs:
     metadata: MetadataBuffers
 
 
+class UnexpectedMessageError(Exception):
+    """A message that this rank has no code for. The engine asserts that none comes."""
+
+
 class CommonKVManager:
     """Status of rooms, the rank's message socket, and writes to peers."""
 
@@ -107,15 +111,14 @@ class CommonKVManager:
                 self._peers[endpoint] = peer
             peer.send(msgspec.msgpack.encode(message))
 
-    def serve(self, name: str) -> None:
-        """Start the thread that handles messages from peers, one at a time."""
-        threading.Thread(target=self._serve, name=name, daemon=True).start()
-
-    def _serve(self) -> None:
+    def serve(self) -> None:
+        """Handle messages from peers, one at a time. Raises UnexpectedMessageError, which ends its thread."""
         while True:
             data = self.server_socket.recv()
             try:
                 self.handle(msgspec.msgpack.decode(data))
+            except UnexpectedMessageError:
+                raise
             except Exception:
                 log.exception("a message of %d bytes was not handled", len(data))
 

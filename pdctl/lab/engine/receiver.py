@@ -48,8 +48,8 @@ class DecodeKVManager(CommonKVManager):
         self.heartbeat_failures: dict[str, int] = {}
         self.max_failures = config.heartbeat_failures
         self._stream: Any = None
-        self.serve("lab-decode")
-        threading.Thread(target=self._heartbeat, name="lab-heartbeat", daemon=True).start()
+        threading.Thread(target=self.decode_thread, name="lab-decode", daemon=True).start()
+        threading.Thread(target=self.heartbeat_checker, name="lab-heartbeat", daemon=True).start()
 
     def handle(self, message: dict[str, Any]) -> None:
         """Take the end of a transfer, or a metadata row that travels by message."""
@@ -127,7 +127,11 @@ class DecodeKVManager(CommonKVManager):
             return False
         return status == 200
 
-    def _heartbeat(self) -> None:
+    def decode_thread(self) -> None:
+        """Take what prefill ranks tell."""
+        self.serve()
+
+    def heartbeat_checker(self) -> None:
         """Give a prefill server up after so many heartbeats in a row without an answer.
 
         The count starts anew then, as in 0.5.23; up to 0.5.13.post1 it is kept until a heartbeat is answered.

@@ -11,7 +11,7 @@ from typing import Any
 
 from pdctl.lab.config import LabConfig
 from pdctl.lab.engine import bootstrap
-from pdctl.lab.engine.conn import CommonKVManager, KVArgs
+from pdctl.lab.engine.conn import CommonKVManager, KVArgs, UnexpectedMessageError
 from pdctl.lab.engine.memory import group_concurrent_contiguous
 from pdctl.lab.engine.transport import HOST, Block, Transport
 from pdctl.protocol.model import KVPoll
@@ -68,7 +68,7 @@ class PrefillKVManager(CommonKVManager):
         self._chunks: queue.SimpleQueue[TransferKVChunk] = queue.SimpleQueue()
         self._late: queue.SimpleQueue[tuple[float, TransferInfo, int, list[int]]] = queue.SimpleQueue()
         self.register_to_bootstrap()
-        self.serve("lab-bootstrap")
+        threading.Thread(target=self.bootstrap_thread, name="lab-bootstrap", daemon=True).start()
         threading.Thread(target=self.transfer_worker, name="lab-transfer", daemon=True).start()
         if not config.has("metadata-sync"):
             threading.Thread(target=self._late_worker, name="lab-late-metadata", daemon=True).start()
@@ -109,13 +109,22 @@ class PrefillKVManager(CommonKVManager):
         if status != 200:
             raise RuntimeError(f"the bootstrap server refused this rank: {status} {text}")
 
+    def bootstrap_thread(self) -> None:
+        """Take what decode ranks tell."""
+        self.serve()
+
     def handle(self, message: dict[str, Any]) -> None:
-        """Take a decode rank's memory, its addresses for a room, or an abort."""
+        """Take a decode rank's memory, its addresses for a room, or an abort.
+
+        Raises UnexpectedMessageError for an abort where the lab has no code for it.
+        """
         if message["op"] == "register":
             del message["op"]
             info = KVArgsRegisterInfo(**message)
             self.decode_kv_args_table[info.session] = info
         elif message["op"] == "abort":
+            if not self.config.has("aborts"):
+                raise UnexpectedMessageError("an abort")
             room = message["room"]
             if self.request_status.get(room, KVPoll.SUCCESS) != KVPoll.SUCCESS:
                 self.record_failure(room, "decode aborted the request")

@@ -66,6 +66,18 @@ def _copy_rows(dst: Any, src: Any, dim: int, offset: Any, sz: Any, offset_src: b
         dst[first : first + rows].copy_(src[:rows])
 
 
+def _dram_for_vram(api: ModuleType) -> None:
+    """SGLang names its KV memory VRAM whatever the device is; without a GPU it lies in DRAM, and UCX registers it as such."""
+    init = api.nixl_agent.__init__  # type: ignore[attr-defined]
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        init(self, *args, **kwargs)
+        self.nixl_mems = {**self.nixl_mems, "VRAM": self.nixl_mems["DRAM"]}
+
+    api.nixl_agent.__init__ = __init__  # type: ignore[attr-defined]
+
+
 def _late_metadata(connection: ModuleType) -> None:
     """While the file ``PDCTL_TEST_LATE`` exists, metadata gets to decode tp1 as many seconds late as it says."""
     manager = connection.MooncakeKVManager
@@ -101,6 +113,7 @@ PATCHES: dict[str, dict[str, Patch]] = {
         "sglang.srt.managers.scheduler": _ignore_pin_memory,
         "sglang.srt.disaggregation.mooncake.conn": _no_host_indices,
     },
+    "nixl-on-cpu": {"nixl_cu12._api": _dram_for_vram},
     "late-metadata": {"sglang.srt.disaggregation.mooncake.conn": _late_metadata},
     "slow-forward": {"sglang.srt.model_executor.model_runner": _slow_forward},
     # Tokens come out wrong with it, all else is as it should be.

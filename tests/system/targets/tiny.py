@@ -102,6 +102,9 @@ class TinyAdapter:
         held = [Holder(room, rid, slot, "decode.transfer", KVPoll.TRANSFERRING) for room, rid, slot in self.requests]
         return Metadata(time.monotonic_ns(), self.turns[0], "", (), "", "", None, None, 0, held, [], not_read="no rows")
 
+    def threads(self) -> tuple[()]:
+        return ()
+
     def step_of(self, stack: tuple[Frame, ...]) -> str:
         return "poll of decode.transfer" if any(frame.function == "turn" for frame in stack) else ""
 

@@ -217,7 +217,7 @@ def test_an_abort_is_refused_where_it_ends_prefills_bootstrap_thread(engine: Any
     found = fault_sites.install(Hooks(), role, backend_of(scheduler), FaultTable(armed=True))
     [abort] = [seam for seam in found if seam.name == KINDS[ABORT].seam]
     assert abort.present is (version != "0.5.13")
-    assert abort.present or "ends the bootstrap thread of prefill for good" in abort.detail
+    assert abort.present or "ends prefill's bootstrap thread for good" in abort.detail
 
 
 def test_a_backend_that_is_not_known_says_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,7 @@ class Nixl(Backend):
         return Seam(name, there, f"{self.kind.__name__}.{method}")
 
 
-DEADLY = "decode's ABORT message ends the bootstrap thread of prefill for good (SGLang 0.5.13 to 0.5.15 over NIXL)"
+DEADLY = "decode's ABORT message ends prefill's bootstrap thread for good (SGLang 0.5.13 to 0.5.15 over NIXL)"
 
 
 def _done(original: Callable[..., Any], site: Site, event: Callable[..., None]) -> Callable[..., Any]:

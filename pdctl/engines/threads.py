@@ -1,0 +1,133 @@
+"""The threads that an engine runs beside its scheduler for transfers, and those of them that have ended. None ever should.
+
+A thread is one of these if its KV manager's code runs in it: its function is a method of the manager, or closes over it.
+Those of a manager that is not the scheduler's any more, or that was told to stop, are not looked at.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pdctl.engines.base import Hooks, Site
+from pdctl.engines.shared import raised_in
+from pdctl.protocol.model import THREAD_ENDED, EventKind, ServiceThread
+
+MAX_THREADS = 256
+MAX_NAME = 200
+
+
+class _Watched:
+    def __init__(self, thread: threading.Thread, function: str) -> None:
+        self.thread = thread
+        self.function = function
+        self.ended_ns = 0
+        self.error = ""
+
+
+class ServiceThreads:
+    """The threads of one rank. manager: returns the scheduler's KV manager. event: ``Recorder.event``."""
+
+    def __init__(self, manager: Callable[[], Any], event: Callable[..., None]) -> None:
+        self._manager = manager
+        self._event = event
+        self._owner: Any = None
+        self._watched: list[_Watched] = []
+        self._lock = threading.Lock()
+
+    def install(self, hooks: Hooks) -> bool:
+        """Find the threads, and hear of the exceptions that end some; return whether any was found."""
+        self.look()
+        hooks.wrap(threading, "excepthook", "threads", self._hook)
+        return bool(self._watched)
+
+    def look(self) -> None:
+        """Write down which have ended since. Agent's thread."""
+        manager = self._manager()
+        if manager is not self._owner:
+            self._owner, self._watched = manager, [] if manager is None else _threads(manager)
+        for one in self._watched:
+            if not one.ended_ns and not one.thread.is_alive():
+                self._ended(one, "")
+
+    def state(self) -> tuple[ServiceThread, ...]:
+        """Return the threads by their functions, those that have ended in front."""
+        self.look()
+        if _stops(self._owner):
+            return ()
+        found: dict[str, ServiceThread] = {}
+        for one in self._watched:
+            known = found.get(one.function, ServiceThread(one.function))
+            gone = 1 if one.ended_ns else 0
+            found[one.function] = ServiceThread(
+                function=one.function,
+                running=known.running + 1 - gone,
+                ended=known.ended + gone,
+                ended_mono_ns=known.ended_mono_ns or one.ended_ns,
+                error=known.error or one.error,
+            )
+        return tuple(sorted(found.values(), key=lambda one: not one.ended))
+
+    def _ended(self, one: _Watched, error: str) -> None:
+        with self._lock:
+            if one.ended_ns:
+                return
+            one.ended_ns, one.error = time.monotonic_ns(), error
+        if not _stops(self._owner):
+            self._event(EventKind.NOTE, text=f"{THREAD_ENDED}: {one.function}{': ' if error else ''}{error}")
+
+    def _hook(self, original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+        def ends(args: Any, /) -> Any:
+            if site.on:
+                try:
+                    thread = args.thread
+                    for one in self._watched:
+                        if one.thread is thread:
+                            self._ended(one, _words(one.function, args.exc_type, args.exc_traceback))
+                except Exception:
+                    site.failed()
+            return original(args)
+
+        return ends
+
+
+def _words(function: str, kind: type[BaseException], at: Any) -> str:
+    place = raised_in(at).replace(f" in {function}, ", ", ", 1)  # an event has little room
+    text = f"{kind.__name__}{place}"[:MAX_NAME]
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _stops(manager: Any) -> bool:
+    """Return whether a manager was told to stop, as one is whose rank changes its role (since 0.5.22)."""
+    return bool(getattr(manager, "_stopped", False)) or sys.is_finalizing()
+
+
+def _threads(manager: Any) -> list[_Watched]:
+    found = []
+    for thread in threading.enumerate()[:MAX_THREADS]:
+        target = getattr(thread, "_target", None)  # it is there until the thread ends
+        name = _function(target, manager)
+        if name:
+            found.append(_Watched(thread, name))
+    return found
+
+
+def _function(target: Any, manager: Any) -> str:
+    """Return the name of a thread's function if it is the manager's, without what names one that only guards another."""
+    cells = getattr(target, "__closure__", None) or ()
+    if getattr(target, "__self__", None) is manager or any(_holds(cell, manager) for cell in cells):
+        return str(target.__name__)[:MAX_NAME].removesuffix("_guarded")
+    return ""
+
+
+def _holds(cell: Any, manager: Any) -> bool:
+    try:
+        return cell.cell_contents is manager
+    except ValueError:  # it is empty
+        return False
+
+
+__all__ = ["ServiceThreads"]

@@ -1,0 +1,110 @@
+"""Finds threads of an engine that have ended beside a scheduler that goes on. Pure.
+
+The scheduler's loop notices nothing of it: a request waits for what the thread would have done, until its time-out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pdctl.protocol.durations import seconds
+from pdctl.protocol.model import THREAD_ENDED, Identity, ServiceThread
+from pdctl.report.findings import Finding, Level, finding
+from pdctl.targets import nodeset
+
+_KINDS = (
+    ("bootstrap", "bootstrap thread", "it hears no decode rank any more: later requests wait in prefill.bootstrap"),
+    ("transfer", "transfer worker", "what is queued for it is never sent"),
+    ("heartbeat", "heartbeat thread", "it does not notice any more that a prefill server has ended"),
+    ("decode", "receiver thread", "it does not hear any more what prefill tells"),
+)
+"""What the name of a thread's function holds, what the thread is, and what its end means."""
+_HEARTBEAT = "heartbeat thread"
+MOST_EVIDENCE = 16
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Threads of one function that have ended on a rank. age_s: seconds since the first was seen so, None unknown."""
+
+    identity: Identity
+    thread: ServiceThread
+    age_s: float | None = None
+
+
+def noted(text: str) -> ServiceThread | None:
+    """Return the thread whose end a NOTE of a recording tells, None where it tells something else."""
+    head, _, rest = text.partition(": ")
+    if head != THREAD_ENDED or not rest:
+        return None
+    function, _, error = rest.partition(": ")
+    return ServiceThread(function, ended=1, error=error)
+
+
+def judge(ended: Sequence[Ended]) -> tuple[Finding, ...]:
+    """Return a finding for each server with threads that have ended."""
+    servers: dict[nodeset.Server, list[Ended]] = {}
+    for one in ended:
+        servers.setdefault(nodeset.server(one.identity), []).append(one)
+    names = nodeset.server_names([one.identity for one in ended])
+    return tuple(_finding(names[server], members) for server, members in servers.items())
+
+
+def _finding(server: str, ended: Sequence[Ended]) -> Finding:
+    first = min(ended, key=lambda one: -(one.age_s or 0.0))
+    what, means = _kind(first.thread.function)
+    summary = f"{_who(first)} {_ended(first)}{_why(first)}. On {first.identity.label} {means}"
+    others = [one for one in ended if one is not first]
+    if others:
+        more = sorted({f"the {_kind(one.thread.function)[0]} of {one.identity.label}" for one in others})
+        summary += f". So {'have' if len(more) > 1 else 'has'} {', '.join(more[:4])}{' and others' * (len(more) > 4)}"
+    mild = all(_kind(one.thread.function)[0] == _HEARTBEAT for one in ended)
+    deaf = what == _KINDS[0][1] and "aborts" in first.identity.lacks
+    return finding(
+        "PD117",
+        f"{summary[0].upper()}{summary[1:]}.",
+        group=server,
+        ranks=tuple(dict.fromkeys(one.identity.label for one in ended)),
+        units=() if mild else (one.identity.unit for one in ended),
+        evidence=tuple(map(_evidence, ended[:MOST_EVIDENCE])),
+        next_step=_UPGRADE if deaf else "",
+        level=Level.WARNING if mild else None,
+    )
+
+
+_UPGRADE = (
+    "Restart this server: nothing starts the thread again. In this version an abort or a time-out on decode ends it, each time"
+    " (sgl-project/sglang PR 30352): abort nothing on decode, and upgrade prefill to 0.5.18 or newer."
+)
+
+
+def _kind(function: str) -> tuple[str, str]:
+    for word, name, means in _KINDS:
+        if word in function:
+            return name, means
+    return f"thread {function}", "what it did is not done any more"
+
+
+def _who(one: Ended) -> str:
+    name, thread = _kind(one.thread.function)[0], one.thread
+    if thread.running:
+        many = thread.running + thread.ended
+        return f"{thread.ended} of {many} {name}s of {one.identity.label}"
+    return f"the {name} of {one.identity.label}"
+
+
+def _ended(one: Ended) -> str:
+    return "has ended" if one.age_s is None else f"ended {seconds(one.age_s)} ago"
+
+
+def _why(one: Ended) -> str:
+    return f" by {one.thread.error}" if one.thread.error else ""
+
+
+def _evidence(one: Ended) -> str:
+    how = one.thread.error or "how is not known: without an exception that was seen"
+    return f"{one.identity.label}: {one.thread.function}, {one.thread.ended} ended, {one.thread.running} running: {how}"
+
+
+__all__ = ["Ended", "judge", "noted"]
