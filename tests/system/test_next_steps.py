@@ -198,12 +198,19 @@ STATES = {
         (Step("PD152", "Restart the prefill server"),),
         ("lab restart prefill",),
     ),
+    "a stage fails a request that another has": State(
+        (
+            "lab up --prefill pp=2",
+            "inject --abort --rank prefill:pp1 --hits 1 --for 10m --detach",
+            sent(81, "--seed 1 --to prefill"),
+            sent(81, "--seed 1 --to decode"),
+        ),
+        (Step("PD116", "Abort the request on both sides"),),
+        ("lab abort r81",),
+    ),
     "a decode rank is stopped": State(
         ("lab up", "lab load -n 0 -c 6 --seconds 600 &", "lab kill decode:tp1 --signal STOP"),
-        (
-            Step("PD110", "A stopped process (state T) needs SIGCONT"),
-            Step("PD112", "A stopped process (state T) needs SIGCONT", ("stopped",)),
-        ),
+        (Step("PD112", "a stopped process (state T) needs SIGCONT", ("stopped",)),),
         ("lab kill decode:tp1 --signal CONT",),
     ),
 }
@@ -211,6 +218,7 @@ STATES = {
 NO_STATE = {
     "PD105": "nothing in a lab orders one rank's queue differently; judged from built rounds",
     "PD108": "nothing in a lab lets ranks do different things with equal polls; judged from built rounds",
+    "PD110": "a rank of a lab that is late for long enough stands, which is PD114; judged from built rounds",
     "PD128": "a bootstrap server of other sizes has to stand at the address; test_verify_routing has one",
     "PD129": "the same",
     "PD130": "needs metadata on a GPU, written asynchronously",
