@@ -262,7 +262,7 @@ def coordinate(scheduler: Any, name: str, default: int) -> int:
     for holder in (scheduler, getattr(scheduler, "ps", None), runtime_context()):
         try:
             value = getattr(holder, name, None)
-        except (RuntimeError, ValueError):  # the runtime context raises these for what is not set
+        except Exception:  # the runtime context raises several kinds for what is not set, AssertionError in 0.5.15
             value = None
         if isinstance(value, int):
             return value

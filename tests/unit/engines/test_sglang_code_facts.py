@@ -83,3 +83,14 @@ def test_what_encloses_itself_or_an_odd_object_is_read_to_an_end() -> None:
 )
 def test_of_a_recording_that_does_not_tell(version: str, element: str) -> None:
     assert poll_type(version) == element
+
+
+@pytest.mark.parametrize("kind", [AssertionError, RuntimeError, ValueError, KeyError])
+def test_a_coordinate_that_the_engine_has_not_set_is_the_default(kind: type[Exception]) -> None:
+    class Context:
+        @property
+        def attn_dp_rank(self) -> int:
+            raise kind("not initialized")
+
+    assert seams.coordinate(Context(), "attn_dp_rank", 3) == 3
+    assert seams.coordinate(SimpleNamespace(ps=SimpleNamespace(tp_rank=2)), "tp_rank", 0) == 2
