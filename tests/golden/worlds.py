@@ -126,6 +126,10 @@ def stopped(place: Live) -> Iterator[None]:
     pid = place.lab.process("decode dp0 pp0 tp1").pid
     os.kill(pid, signal.SIGSTOP)
     try:
+        until(
+            "a rank that has waited for it for long enough to be named",
+            lambda: "For it waits" in place.lab.labs.cli("diff-queues", code=None).stdout,
+        )
         yield
     finally:
         os.kill(pid, signal.SIGCONT)

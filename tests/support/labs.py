@@ -126,9 +126,12 @@ class Lab:
         assert (outcome.failed, outcome.unfinished) == (1, 0)
 
     def inject_late_metadata(self, *options: object, delay: str = "3s") -> None:
-        """Hold back the metadata of decode tp1."""
-        lives = f"{min(MAX_TTL_S, max(patience(60), durations.parse(delay, most_s=600))):.0f}s"
-        self.labs.cli("inject", "--delay-metadata", delay, "--for", lives, "--rank", "decode:tp1", "--detach", *options)
+        """Hold back the metadata of decode tp1 for ``delay`` of a quiet machine: tp0 acts on its own meanwhile."""
+        late = patience(durations.parse(delay, most_s=600))
+        lives = f"{min(MAX_TTL_S, max(patience(60), late)):.0f}s"
+        self.labs.cli(
+            "inject", "--delay-metadata", f"{late:.1f}s", "--for", lives, "--rank", "decode:tp1", "--detach", *options
+        )
 
     def queues(self) -> dict[str, dict[str, list[int]]]:
         """Return rank → queue → rooms, as the agents answer now."""

@@ -89,7 +89,7 @@ def check_late_metadata(document: dict[str, Any]) -> None:
     assert (tp0["rank"], tp0["action"], tp0["found"]) == ("tp0", "committed", split["room"])
     assert (tp1["rank"], tp1["action"], tp1["found"]) == ("tp1", "kept", 0)
     assert tp0["slot"] == tp1["slot"] >= 0
-    assert 1.0 < tp1["landed_s"] < 10.0
+    assert tp1["landed_s"] > 1.0
     [row] = [row for row in report["queues"] if row["queue"] == "decode.transfer"]
     assert row["lengths"][1] == row["lengths"][0] + 1
     assert row["text"] == f"room {split['room']} is on tp1 only"
@@ -130,7 +130,7 @@ def test_late_metadata_without_the_gate(hung: tuple[Labs, Lab]) -> None:
 
 def test_with_the_gate_it_is_held_and_clean(labs: Labs) -> None:
     lab = labs.up()
-    lab.inject_late_metadata(delay=f"{patience(8):.0f}s")  # longer than a look takes, however busy the machine is
+    lab.inject_late_metadata(delay="8s")  # longer than a look takes
     load = in_background(lab, requests=4, concurrency=4)
     document = until(
         "a difference that is held", lambda: (d := look(labs, code=0)) and group(d)["verdict"] == "HELD" and d
