@@ -22,7 +22,7 @@ from pdctl.targets.client import Client
 from pdctl.targets.find import discover
 from pdctl.targets.places import parse_places
 from tests.support.labs import Lab, Labs, end_process
-from tests.support.patience import patience, until
+from tests.support.patience import until
 
 pytestmark = pytest.mark.system
 
