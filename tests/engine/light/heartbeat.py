@@ -92,10 +92,10 @@ def run() -> dict[str, Any]:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address, room, table = f"127.0.0.1:{server.server_port}", 7, FaultTable(True)
     manager = make_manager(address, room)
-    hooks = Hooks()
-    before = {seam.name: seam.present for seam in faults.install(Hooks(), "decode", manager, FaultTable(False))}
+    hooks, backend = Hooks(), SimpleNamespace(manager=manager, deadly_abort=lambda _: "")
+    before = {seam.name: seam.present for seam in faults.install(Hooks(), "decode", backend, FaultTable(False))}
     manager.start_decode_thread()
-    seams = {seam.name: seam for seam in faults.install(hooks, "decode", manager, table)}
+    seams = {seam.name: seam for seam in faults.install(hooks, "decode", backend, table)}
     more_heartbeats(3)
     quiet = int(manager.request_status[room])
     now = time.monotonic()

@@ -85,7 +85,7 @@ class Request:
         self.pending_bootstrap = True
         self.prefill_attempt_count = 0
         self.req_pool_idx = self.mamba_pool_idx = None
-        self.kv = MagicMock(holds_kv=False, is_kv_released=True, holds_mamba=False)
+        self.kv = None if kv_follows_pool() else MagicMock(holds_kv=False, is_kv_released=True, holds_mamba=False)
         self.time_stats = MagicMock(
             prefill_retry_count=0,
             prefill_bootstrap_queue_entry_time=time.perf_counter(),
@@ -100,6 +100,13 @@ class Request:
 
     def finished(self) -> bool:
         return self.finished_reason is not None
+
+
+def kv_follows_pool() -> bool:
+    """Return whether a request has a ``kv`` only while it has a row of its own (0.5.18)."""
+    from sglang.srt.mem_cache.common import release_kv_cache
+
+    return {"kv", "req_pool_idx"} <= set(release_kv_cache.__code__.co_names)
 
 
 def scheduler_class() -> type:
@@ -152,6 +159,7 @@ def make_scheduler(role: str, rank: int, size: int, slots: int) -> Any:
             port=7 if role == "prefill" else 8,
             disaggregation_transfer_backend="mooncake",
             optimistic_prefill_retries=0,
+            optimistic_prefill_attempts=0,
         ),
         attn_tp_cpu_group=everyone,
         attn_cp_cpu_group=alone,
