@@ -66,6 +66,7 @@ def make_manager(address: str, room: int) -> Any:
         heartbeat_interval=0.1,
         max_failures=2,
         server_args=SimpleNamespace(enable_pd_role_switch=False),
+        disaggregation_mode="decode",
         deferred_bootstrap=None,
         _heartbeat_shutdown=threading.Event(),
         _stopped=False,
