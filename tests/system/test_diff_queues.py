@@ -22,7 +22,7 @@ from pdctl.targets.client import Client
 from pdctl.targets.find import discover
 from pdctl.targets.places import parse_places
 from tests.support.labs import Lab, Labs, end_process
-from tests.support.patience import until
+from tests.support.patience import patience, until
 
 pytestmark = pytest.mark.system
 
@@ -130,7 +130,7 @@ def test_late_metadata_without_the_gate(hung: tuple[Labs, Lab]) -> None:
 
 def test_with_the_gate_it_is_held_and_clean(labs: Labs) -> None:
     lab = labs.up()
-    lab.inject_late_metadata(delay="8s")  # longer than a look takes
+    lab.inject_late_metadata(delay=f"{patience(8):.0f}s")  # longer than a look takes, however busy the machine is
     load = in_background(lab, requests=4, concurrency=4)
     document = until(
         "a difference that is held", lambda: (d := look(labs, code=0)) and group(d)["verdict"] == "HELD" and d

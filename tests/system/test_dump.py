@@ -48,8 +48,13 @@ def test_a_row_that_is_held_back_on_two_of_four_ranks(labs: Labs) -> None:
     load = in_background(lab, requests=1, room=77)
     decode = {f"decode dp0 pp0 tp{n}": "landed" if n in (0, 2) else "not written" for n in range(4)}
     document = until(
-        "the slots' verdicts on room 77",
-        lambda: (d := dump(labs, "metadata", "--rank", "decode", code=0)) and verdicts(d, 77) == decode and d,
+        "the slots' verdicts on room 77, whose transfer is complete",
+        lambda: (
+            (d := dump(labs, "metadata", "--rank", "decode", code=0))
+            and verdicts(d, 77) == decode
+            and {slot["state"] for slot in d["slots"]} == {"Success"}
+            and d
+        ),
     )
     assert document["findings"] == []
     ranks = {rank["rank"]: rank for rank in document["ranks"]}

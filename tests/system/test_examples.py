@@ -28,6 +28,8 @@ PARSED = {
     "pdctl attach 4711 --inject-agent": "no process of the test has this pid; test_inject_agent.py injects agents",
     "pdctl run -- python -m sglang.launch_server --model-path MODEL": "the process of the test would become an engine",
     "pdctl run -- ./start-decode.sh --port 30001": "the process of the test would become an engine",
+    "pdctl self-test --engine": "no SGLang is installed beside the tests; test_sglang_survey.py has sources of its own",
+    "pdctl self-test --engine --source DIR": "no SGLang is installed beside the tests",
     "pdctl demo": "it starts labs of its own; test_lab_demo.py runs it",
     "pdctl demo --timeout 3m": "it starts labs of its own; test_lab_demo.py runs it",
     "pdctl lab up": "the shared lab is up already, with --owner",

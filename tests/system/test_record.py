@@ -183,7 +183,7 @@ def test_existing_files_and_bad_ones(labs: Labs) -> None:
     file.write_bytes(whole[: len(whole) // 2])
     assert "is cut off: " in labs.cli("ranks", "--from", file, code=3).stderr
     for content, words in (
-        (whole[:100], "cut off or damaged"),
+        (whole[:100], "is cut off: nothing in it is whole"),
         (b"foreign", "is not a trace"),
         (b"", "is empty"),
     ):

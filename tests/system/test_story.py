@@ -82,7 +82,7 @@ def test_a_room_from_arrival_to_commit(labs: Labs) -> None:
     [held] = [e for e in told["entries"] if e["kind"] == "held"]
     assert held["rank"] == "decode tp1"
     assert held["rounds"] > 10
-    assert held["until_s"] - held["t_s"] == pytest.approx(1.0, abs=0.9)
+    assert held["until_s"] - held["t_s"] > 0.1
     lines = {line["rank"]: line for line in told["ranks"]}
     assert {line["uncertainty_s"] for line in lines.values() if line["saw"]} == {0.0}  # one host, one clock
     assert sum(line["saw"] for line in lines.values()) == 3  # the other prefill dp rank never saw it

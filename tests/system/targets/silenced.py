@@ -17,7 +17,7 @@ from pdctl.agent.core import Agent
 from pdctl.protocol.model import GroupInfo, Identity
 from tests.system.targets import lookalike
 from tests.system.targets.tiny import TinyAdapter
-from tests.system.targets.writer import end_threads
+from tests.system.targets.writer import obey
 
 WORLD = "the world that its agent registered"
 
@@ -48,7 +48,7 @@ def main() -> None:
     lookalike.publish_groups(scheduler, args.size)
     agent = Agent.start(Adapter(args.tp, args.size, args.rooms), loaded_by="test")
     assert agent is not None
-    threading.Thread(target=end_threads, daemon=True).start()
+    threading.Thread(target=obey, args=(agent.faults,), daemon=True).start()
     scheduler.event_loop_normal(args.then)
 
 
