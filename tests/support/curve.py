@@ -52,12 +52,18 @@ def endpoint_of(ranks: TinyRanks, pid: int) -> str:
     return str(json.loads(path.read_text())["tcp"])
 
 
+def _text(file: Path) -> str:
+    """Return what a file of /proc says, "" where its thread or process has ended meanwhile."""
+    try:
+        return file.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def gateway_of(pid: int) -> int:
     """Return the pid of a rank's gateway. Raises AssertionError while it has none."""
-    children = [
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
-    [gateway] = [child for child in children if b"gateway/process.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    children = [child for task in Path(f"/proc/{pid}/task").iterdir() for child in _text(task / "children").split()]
+    [gateway] = [int(child) for child in children if "gateway/process.py" in _text(Path(f"/proc/{child}/cmdline"))]
     return gateway
 
 
