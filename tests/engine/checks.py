@@ -29,7 +29,8 @@ def document(pair: Pair, *arguments: str) -> tuple[int, dict[str, Any]]:
 
 
 MAY_LACK = {
-    "gate", "slots.zeroed", "events.abort-message", "registration.conflicts", "registration.every-room", "query.forced"
+    "gate", "slots.zeroed", "events.abort-message", "registration.conflicts", "registration.every-room", "query.forced",
+    "events.checksum",
 }  # fmt: skip
 """Seams of the engine's own protections and options, which not every version has."""
 

@@ -10,7 +10,6 @@ from tests.engine.checks import dumps_are_clean, is_healthy
 from tests.engine.conftest import engine
 from tests.engine.env import Namespace
 from tests.engine.harness import Pair
-from tests.engine.test_outside import schedulers
 from tests.engine.tokens import PROMPTS, right_tokens
 from tests.support.patience import until
 
@@ -24,7 +23,7 @@ def test_agents_put_into_running_ranks(site: Path, namespace: Namespace, tmp_pat
     with Pair.start(env, namespace, tmp_path, environ={"PDCTL_AGENT": "off"}) as pair:
         assert pair.one_by_one(PROMPTS) == right
         assert not list(pair.run_dir.iterdir())
-        pids = [str(pid) for pid in schedulers(pair)]
+        pids = [str(pid) for pid in pair.schedulers()]
         done = pair.pdctl("attach", *pids, "--inject-agent", "--timeout", "60s")
         assert done.returncode == 0, done.stdout + done.stderr
         is_healthy(pair, "attach")
