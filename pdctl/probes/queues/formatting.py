@@ -17,6 +17,7 @@ _FLAGS = {
     "decode.checksum": ("right", "wrong"),
 }
 """What the two values of a flag mean, for the lists that are no polls."""
+_MEANINGS = {meaning for meanings in _FLAGS.values() for meaning in meanings}
 
 
 def value(queue: str, number: int) -> str:
@@ -28,11 +29,11 @@ def value(queue: str, number: int) -> str:
 
 def counted(queue: str, count: int | str) -> str:
     """Return ``3 polls`` or ``1 flag``."""
-    word = "flag" if queue in _FLAGS else "number" if queue in SPARE_QUEUES else "poll"
-    return f"{count} {word}{'s'[: str(count) != '1']}"
+    return f"{count} {_one(queue)}{'s'[: str(count) != '1']}"
 
 
-_MEANINGS = {meaning for meanings in _FLAGS.values() for meaning in meanings}
+def _one(queue: str) -> str:
+    return "flag" if queue in _FLAGS else "number" if queue in SPARE_QUEUES else "poll"
 
 
 def names(ranks: Iterable[str]) -> str:
@@ -143,7 +144,7 @@ def last_round(view: RankView) -> str:
     run = stream.newest
     how = {
         Phase.ENTERED: f"waits in the all_reduce of {counted(stream.queue, run.n)}",
-        Phase.REDUCED: f"has the reduced {counted(stream.queue, run.n).partition(' ')[2].rstrip('s')}s, has not decided",
+        Phase.REDUCED: f"has the reduced {_one(stream.queue)}s, has not decided",
         Phase.APPLIED: "has left it",
     }
     return f"round {run.last} of {stream.queue}: {how[run.phase]}"

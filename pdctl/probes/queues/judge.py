@@ -313,9 +313,7 @@ def _rows(
             yield QueueRow(queue, lengths, "unknown", comparison.gap)
         else:
             past = [h for h in held.get(queue, ()) if not h.now]
-            text = ""
-            if past:
-                text = f"the gate held {formatting.held_past(past)}"
+            text = f"the gate held {formatting.held_past(past)}" if past else ""
             unheard = [] if group.info.size == 1 else _unheard(group)
             if unheard:
                 text = f"recorded rounds agree; {' and '.join(unheard)} {formatting.has(unheard)} not answered"
