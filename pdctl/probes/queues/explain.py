@@ -15,7 +15,7 @@ from pdctl.report.findings import Finding, finding
 MOST_ROOMS = 20
 """Rooms told in full; a list that differs in more has a common cause."""
 
-_ACTIONS = {
+ACTIONS = {
     Action.KEPT: "kept",
     Action.COMMITTED: "committed",
     Action.FAILED: "failed",
@@ -82,7 +82,7 @@ def _of(known: dict[int, tuple[str, Item | None]] | None, room: int) -> tuple[st
 def _act(item: Item, run: Run, *, last: bool) -> str:
     if last and run.phase is not Phase.APPLIED:
         return "undecided"
-    return _ACTIONS.get(Action(item.action), "kept") if item.action in _ACTION_VALUES else "kept"
+    return ACTIONS.get(Action(item.action), "kept") if item.action in _ACTION_VALUES else "kept"
 
 
 _ACTION_VALUES = {int(action) for action in Action}

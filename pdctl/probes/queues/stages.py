@@ -12,6 +12,7 @@ from itertools import groupby
 
 from pdctl.probes import parting
 from pdctl.probes.parting import PARTS, Did, Done, Recorded
+from pdctl.probes.queues.explain import ACTIONS
 from pdctl.probes.queues.model import GroupReport, QueueRow, RankView, RoomSide, RoomSplit
 from pdctl.probes.queues.now import age_of, length_of, now
 from pdctl.probes.queues.waits import kept_waiting, late_finding
@@ -23,9 +24,6 @@ from pdctl.report.findings import Finding, finding
 
 KEPT_S, KEPT_ROUNDS = 10.0, 50
 """For how long, and in how many rounds, a stage must have kept a request that another has let go: a lag is none."""
-_ACTIONS = {int(action): name for action, name in (
-    (Action.COMMITTED, "committed"), (Action.FAILED, "failed"), (Action.ABORTED, "aborted"), (Action.MOVED, "moved on"),
-)}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -214,7 +212,7 @@ def _length(those: Sequence[RankView], queue: str) -> int | None:
 
 
 def _split(room: int, each: Sequence[Did]) -> RoomSplit:
-    sides = {did.stage: RoomSide(f"pp{did.stage}", _ACTIONS.get(did.action, "kept"), where=did.queue) for did in each}
+    sides = {did.stage: RoomSide(f"pp{did.stage}", ACTIONS[Action(did.action)], where=did.queue) for did in each}
     return RoomSplit(room, "", tuple(sides[stage] for stage in sorted(sides)))
 
 
