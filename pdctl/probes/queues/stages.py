@@ -80,13 +80,14 @@ def _pipeline(title: str, members: Sequence[RankView], stalled_s: float) -> tupl
     if at is not None and not _stands_since(members, done[at]):
         at = None
     kept = _kept(members, done)
-    wait = kept_waiting({_name(view): view for view in members}, stalled_s)
+    ranks = {_name(view): view for view in members}
+    wait = kept_waiting(ranks, stalled_s)
     findings = [one.finding for one in kept]
     if at is not None:
         ages = [age for view in members if (age := age_of(view)) is not None]
         findings.append(parting.parting([view.identity for view in members], at, done[at], min(ages, default=None)))
     if wait.late:
-        findings.append(late_finding(wait, {_name(view): view for view in members}, title))
+        findings.append(late_finding(wait, ranks, title))
     alike = _alike(done, one.pp_size)
     unheard = len(stages) < one.pp_size or any(not view.answers or view.recording is None for view in members)
     if at is not None:
@@ -137,26 +138,30 @@ def _kept(members: Sequence[RankView], done: Done) -> list[Kept]:
     """Return the requests that a stage still has though another let them go long before, while both went on."""
     if not all(view.turn is not None and view.turn.turned for view in members):
         return []
+    there = [(view, rooms) for view in members if (rooms := _rooms(view)) is not None]
     found: dict[tuple[int, str, int], Kept] = {}  # once for the ranks of a stage
     for (queue, room), each in done.items():
         failed = [did for did in each if did.failed] if queue in PARTS else []
-        if not failed:
-            continue
-        gone = {view.identity.pp for view in members if not _has(view, room)}
+        gone = {view.identity.pp for view, rooms in there if room not in rooms} if failed else ()
         last = max((did for did in failed if did.stage in gone), key=lambda did: did.wall_ns, default=None)
-        for view in members:
-            entries = view.snapshot.queues.get(queue, []) if view.snapshot is not None and last is not None else []
-            rid = next((entry.rid for entry in entries if entry.room == room), None)
-            if rid is not None and last is not None and _still_polls(view, last):
+        if last is None:
+            continue
+        for view, rooms in there:
+            rid = rooms.get(room, {}).get(queue)
+            if rid is not None and _still_polls(view, last):
                 found.setdefault((view.identity.pp, queue, room), Kept(view, queue, room, rid, last))
     return list(found.values())
 
 
-def _has(view: RankView, room: int) -> bool:
-    """Return whether a rank has the room in some queue, or is not known to be without it."""
+def _rooms(view: RankView) -> dict[int, dict[str, str]] | None:
+    """Return room → queue → id of the request, of all that a rank has; None where that is not known."""
     if view.snapshot is None:
-        return True
-    return any(entry.room == room for entries in view.snapshot.queues.values() for entry in entries)
+        return None
+    found: dict[int, dict[str, str]] = {}
+    for queue, entries in view.snapshot.queues.items():
+        for entry in entries:
+            found.setdefault(entry.room, {}).setdefault(queue, entry.rid)
+    return found
 
 
 def _still_polls(view: RankView, did: Did) -> bool:
