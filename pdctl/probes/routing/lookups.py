@@ -38,26 +38,25 @@ class _Address:
 
 
 def suspects_of_lookups(look: Look) -> Iterator[Suspect]:
-    """Yield the bootstrap servers that decode needs and that do not answer."""
+    """Yield the bootstrap servers that decode needs and that do not answer; none where others were asked instead."""
+    if look.instead:
+        return
     needed = _addresses(look)
     for (cluster, network, address), one in needed.items():
-        server = look.servers.get((network, address)) if not look.instead else None
+        server = look.servers.get((network, address))
         prefill = [v for v in look.views if (v.identity.cluster, v.identity.role) == (cluster, "prefill")]
         forgot = server is not None and _forgot(address, one, server, prefill)
         attempts = max((found.attempts for found in one.lookups), default=0)
         times = max((found.times for found in one.misses), default=0)
-        if look.instead or (
-            server is not None and (server.usable or not (server.silence or forgot or one.near_the_end))
-        ):
+        if server is not None and (server.usable or not (server.silence or forgot or one.near_the_end)):
             continue
         fault = server.fault if server is not None else Fault.OTHER
         if not (one.waiting or attempts or one.failed or times):
             continue  # nobody needs it now
         if not (fault in (Fault.REFUSES, Fault.UNREACHABLE) and network) and max(attempts, times) < _SURELY:
             continue  # it may be slow, or is only out of reach from here
-        yield _suspect(cluster, address, one, server, fault, prefill)
-    if not look.instead:
-        yield from _missing(look, {(network, address) for _, network, address in needed})
+        yield _suspect(cluster, address, one, server, fault, prefill, forgot=forgot)
+    yield from _missing(look, {(network, address) for _, network, address in needed})
 
 
 def _forgot(address: str, one: _Address, server: ServerView, prefill: Sequence[RankView]) -> bool:
@@ -153,13 +152,14 @@ def _suspect(
     server: ServerView | None,
     fault: Fault,
     prefill: Sequence[RankView],
+    *,
+    forgot: bool,
 ) -> Suspect:
     places = names(f"tp{view.identity.tp}" for view in one.views)
     service = one.views[0].identity.service
     plural = len(one.views) != 1
     since_s = max((m.since_s for m in one.misses if m.since_s is not None), default=None)
     at_least = max((_lasted_s(found) for found in one.lookups if found.attempts), default=None)
-    forgot = server is not None and _forgot(address, one, server, prefill)
     does = fault.value
     if forgot:
         does = "does not know prefill ranks that run: it has started anew, and they register only once"
