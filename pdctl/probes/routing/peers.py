@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pdctl.probes.queues.formatting import names
@@ -213,12 +213,16 @@ def _decode_replaced(look: Look) -> Iterator[Suspect]:
         sessions = {setting(view, "transfer_session"): view for view in decode if view.rooms is not None}
         if not decode or "" in sessions or any(view.rooms is None or view.up_s is None for view in decode):
             continue  # who does not tell may be the one
+        began: dict[str, dict[str, float]] = {}
+        for session, one in sessions.items():
+            servers = began.setdefault(_host(session), {})
+            servers[one.identity.service] = max(one.up_s or 0.0, servers.get(one.identity.service, 0.0))
         there = {room for view in decode if view.rooms is not None for room in view.rooms.rooms.column("room")}
         for view in look.views:
             i = view.identity
             if (i.cluster, i.role) != (cluster, "prefill") or view.rooms is None or view.up_s is None:
                 continue
-            yield from _held_for_ended(view, decode, sessions, there)
+            yield from _held_for_ended(view, decode, sessions, began, there)
 
 
 def _host(session: str) -> str:
@@ -227,20 +231,20 @@ def _host(session: str) -> str:
 
 
 def _held_for_ended(
-    view: RankView, decode: Sequence[RankView], sessions: Mapping[str, RankView], there: set[int]
+    view: RankView,
+    decode: Sequence[RankView],
+    sessions: Collection[str],
+    began: Mapping[str, Mapping[str, float]],
+    there: Collection[int],
 ) -> Iterator[Suspect]:
     """A prefill rank holds requests for decode processes that are gone, and others run in their place that began later.
 
+    began: host of a session → decode server there → seconds ago. there: rooms that decode has.
     Which server took their place, the host of a session tells, where it names one. A request that no session is known to
     have is told of only where it is older than all decode ranks.
     """
     assert view.rooms is not None
-    began: dict[str, dict[str, float]] = {}
-    for session, one in sessions.items():
-        up_s = one.up_s if one.up_s is not None else float("inf")
-        servers = began.setdefault(_host(session), {})
-        servers[one.identity.service] = max(up_s, servers.get(one.identity.service, 0.0))
-    everywhere = max((up_s for servers in began.values() for up_s in servers.values()), default=float("inf"))
+    everywhere = max(up_s for servers in began.values() for up_s in servers.values())
     gone = [
         peer
         for peer in view.rooms.peers or ()
