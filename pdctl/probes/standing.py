@@ -100,9 +100,9 @@ def _finding(loops: Sequence[Loop], members: Sequence[int]) -> Finding:
     )
     next_step = ""
     if stopped:
-        halts = {
-            loops[n].turn.state: [m for m in stopped if loops[m].turn.state == loops[n].turn.state] for n in stopped
-        }
+        halts: dict[str, list[int]] = {}
+        for n in stopped:
+            halts.setdefault(loops[n].turn.state, []).append(n)
         if len(halts) == 1:
             summary += (
                 f": {'its process is' if len(stopped) == 1 else 'their processes are'} {_HALTS[next(iter(halts))]}"
