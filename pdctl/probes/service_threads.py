@@ -13,14 +13,14 @@ from pdctl.protocol.model import THREAD_ENDED, Identity, ServiceThread
 from pdctl.report.findings import Finding, Level, finding
 from pdctl.targets import nodeset
 
+_BOOTSTRAP, _HEARTBEAT = "bootstrap thread", "heartbeat thread"
 _KINDS = (
-    ("bootstrap", "bootstrap thread", "it hears no decode rank any more: later requests wait in prefill.bootstrap"),
+    ("bootstrap", _BOOTSTRAP, "it hears no decode rank any more: later requests wait in prefill.bootstrap"),
     ("transfer", "transfer worker", "what is queued for it is never sent"),
-    ("heartbeat", "heartbeat thread", "it does not notice any more that a prefill server has ended"),
+    ("heartbeat", _HEARTBEAT, "it does not notice any more that a prefill server has ended"),
     ("decode", "receiver thread", "it does not hear any more what prefill tells"),
 )
 """What the name of a thread's function holds, what the thread is, and what its end means."""
-_HEARTBEAT = "heartbeat thread"
 MOST_EVIDENCE = 16
 
 
@@ -52,7 +52,7 @@ def judge(ended: Sequence[Ended]) -> tuple[Finding, ...]:
 
 
 def _finding(server: str, ended: Sequence[Ended]) -> Finding:
-    first = min(ended, key=lambda one: -(one.age_s or 0.0))
+    first = max(ended, key=lambda one: one.age_s or 0.0)
     what, means = _kind(first.thread.function)
     summary = f"{_who(first)} {_ended(first)}{_why(first)}. On {first.identity.label} {means}"
     others = [one for one in ended if one is not first]
@@ -60,7 +60,7 @@ def _finding(server: str, ended: Sequence[Ended]) -> Finding:
         more = sorted({f"the {_kind(one.thread.function)[0]} of {one.identity.label}" for one in others})
         summary += f". So {'have' if len(more) > 1 else 'has'} {', '.join(more[:4])}{' and others' * (len(more) > 4)}"
     mild = all(_kind(one.thread.function)[0] == _HEARTBEAT for one in ended)
-    deaf = what == _KINDS[0][1] and "aborts" in first.identity.lacks
+    deaf = what == _BOOTSTRAP and "aborts" in first.identity.lacks
     return finding(
         "PD117",
         f"{summary[0].upper()}{summary[1:]}.",
