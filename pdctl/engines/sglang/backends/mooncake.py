@@ -6,7 +6,6 @@ the status. If the hook returns 0 at once and writes later, the decode rank sees
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import SimpleNamespace
@@ -14,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from pdctl.engines import sites
 from pdctl.engines.base import Hooks, Site
-from pdctl.engines.sglang import seams
-from pdctl.engines.sglang.backends import slot_owner, status
+from pdctl.engines.sglang.backends import rows, slot_owner, status
 from pdctl.engines.sglang.backends.base import Backend
 from pdctl.engines.sglang.backends.status import ManagerProxy
-from pdctl.engines.sites import Write, WriteSites
+from pdctl.engines.sites import Write
 from pdctl.faults.table import FaultTable
 from pdctl.protocol.model import EventKind, Seam
 
@@ -61,7 +59,7 @@ class Mooncake(Backend):
         """Hook the metadata write and the status of a prefill rank; return the seams of the event and of the fault sites."""
         if role != "prefill":
             return []
-        why_not = _why_not(self.manager, self.scheduler)
+        why_not = rows.why_not(self, "kv_args", "decode_kv_args_table", "_transfer_data", "engine")
         writes = Writes(self.scheduler, recorder, faults, possible=not why_not)
         there = hooks.wrap(self.kind, "send_aux", "metadata", writes.make)
         detail = f"{self.kind.__name__}.send_aux"
@@ -81,15 +79,8 @@ def _words(consts: Iterable[Any]) -> Iterator[str]:
             yield from _words(const)
 
 
-class Writes:
-    """The hook at ``send_aux``. possible: whether a row can be copied, which faults need."""
-
-    def __init__(self, scheduler: Any, recorder: Recorder, faults: FaultTable, *, possible: bool) -> None:
-        self._rooms = seams.follow(scheduler, ("disagg_metadata_buffers", "bootstrap_room"))
-        self._event = recorder.event
-        self._faults = faults
-        self._possible = possible
-        self._sites = WriteSites(faults)
+class Writes(rows.RowHook):
+    """The hook at ``send_aux``."""
 
     def make(self, original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         """Return the function to put in place of ``send_aux``."""
@@ -165,59 +156,26 @@ class Writes:
         return 0
 
 
-def _why_not(manager: Any, scheduler: Any) -> str:
-    for name in ("kv_args", "decode_kv_args_table", "_transfer_data", "engine"):
-        if not hasattr(manager, name):
-            return f"no MooncakeKVManager.{name}"
-    rooms = seams.follow(scheduler, ("disagg_metadata_buffers", "bootstrap_room"))
-    if rooms is None or rooms.device.type != "cpu":
-        return f"metadata is on {getattr(getattr(rooms, 'device', None), 'type', 'no device')}: its row can't be kept"
-    return ""
-
-
-class LateWrite:
+class LateWrite(rows.RowCopy):
     """A metadata write for later: a copy of the present row, and the engine's own ``send_aux``.
 
-    The engine reuses the row's slot as soon as it believes that the row was sent. So the late write uses the copy only.
     Calling the object does the write. It raises RuntimeError if the engine reports a failure.
     """
 
     def __init__(self, send_aux: Callable[..., Any], manager: Any, req: Any, index: int, targets: Any) -> None:
-        kv_args = manager.kv_args
-        lengths = list(kv_args.aux_item_lens)
-        rows = [
-            ctypes.string_at(base + length * index, length)
-            for base, length in zip(kv_args.aux_data_ptrs, lengths, strict=True)
-        ]
-        self._buffer = ctypes.create_string_buffer(b"".join(rows), sum(lengths))
-        start = ctypes.addressof(self._buffer)
-        pointers = [start + sum(lengths[:place]) for place in range(len(lengths))]
-        self._start, self._length = start, sum(lengths)
-        self._bases = list(kv_args.aux_data_ptrs)
+        super().__init__(manager.kv_args, index)
         self._send_aux, self._req, self._targets, self._manager = send_aux, req, targets, manager
-        self._proxy = ManagerProxy(manager, SimpleNamespace(aux_data_ptrs=pointers, aux_item_lens=lengths))
+        self._proxy = ManagerProxy(manager, SimpleNamespace(aux_data_ptrs=self.pointers, aux_item_lens=self.lengths))
 
     def __call__(self) -> None:
         """Do the write, on a thread that is not the engine's."""
         engine = self._manager.engine
         # RDMA reads from registered memory only; over TCP this is a no-op.
-        engine.register(self._start, self._length)
+        engine.register(self.start, self.length)
         try:
             result = self._send_aux(self._proxy, self._req, 0, self._targets)
         finally:
-            engine.deregister(self._start)
-            self.close()
+            engine.deregister(self.start)
+            self._proxy.close()
         if result != 0:
             raise RuntimeError(f"send_aux returned {result}")
-
-    def set_room(self, rooms: Any, room: int) -> bool:
-        """Change the room in the row. False if the row of ``MetadataBuffers.bootstrap_room`` is not found in it."""
-        for pointer, base in zip(self._proxy.kv_args.aux_data_ptrs, self._bases, strict=True):
-            if base == rooms.data_ptr():
-                ctypes.c_uint64.from_address(pointer).value = room
-                return True
-        return False
-
-    def close(self) -> None:
-        """Close what the write opened."""
-        self._proxy.close()

@@ -8,7 +8,6 @@ by itself. Since 0.5.23 nothing is bound to it: the worker sends a status messag
 
 from __future__ import annotations
 
-import ctypes
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -16,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from pdctl.engines import sites
 from pdctl.engines.base import Hooks, Site
-from pdctl.engines.sglang import seams
-from pdctl.engines.sglang.backends import slot_owner, status
+from pdctl.engines.sglang.backends import rows, slot_owner, status
 from pdctl.engines.sglang.backends.base import ABORT_HANDLER, TELLS, Backend, constants
-from pdctl.engines.sites import Write, WriteSites
+from pdctl.engines.sites import Write
 from pdctl.faults.kinds import DROP_STATUS, FAIL_TRANSFER, HELD_METADATA, STALL_TRANSFER
 from pdctl.faults.table import FaultTable
 from pdctl.protocol.model import EventKind, KVPoll, Seam
@@ -70,7 +68,7 @@ class Nixl(Backend):
         """Hook what a prefill rank writes and tells, or what a decode rank hears. Return the seams of events and sites."""
         if role == "decode":
             return [self._heard(hooks, recorder)]
-        why_not = _why_not(self.manager, self.scheduler)
+        why_not = rows.why_not(self, "kv_args", "decode_kv_args_table", "transfer_infos", "agent")
         writes = _Writes(self.scheduler, recorder, faults, possible=not why_not)
         there = hooks.wrap(self.kind, "send_aux", "metadata", writes.make)
         if there and faults.armed:
@@ -148,15 +146,8 @@ class FailedWriteError(RuntimeError):
     """What a write that a fault fails raises in the engine's transfer worker, as a write that NIXL rejects does."""
 
 
-class _Writes:
-    """The hook at ``send_aux``. possible: whether a row can be copied, which faults need."""
-
-    def __init__(self, scheduler: Any, recorder: Recorder, faults: FaultTable, *, possible: bool) -> None:
-        self._rooms = seams.follow(scheduler, ("disagg_metadata_buffers", "bootstrap_room"))
-        self._event = recorder.event
-        self._faults = faults
-        self._possible = possible
-        self._sites = WriteSites(faults)
+class _Writes(rows.RowHook):
+    """The hook at ``send_aux``."""
 
     def make(self, original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         """Return the function to put in place of ``send_aux``."""
@@ -266,49 +257,23 @@ def _write(manager: Any, peer: str, slot: int, notif: str) -> Write | None:
     return Write(room, -1, status.tp_of(manager.decode_kv_args_table[peer]), peer, (peer, slot))
 
 
-def _why_not(manager: Any, scheduler: Any) -> str:
-    for name in ("kv_args", "decode_kv_args_table", "transfer_infos", "agent"):
-        if not hasattr(manager, name):
-            return f"no NixlKVManager.{name}"
-    rooms = seams.follow(scheduler, ("disagg_metadata_buffers", "bootstrap_room"))
-    if rooms is None or rooms.device.type != "cpu":
-        return f"metadata is on {getattr(getattr(rooms, 'device', None), 'type', 'no device')}: its row can't be kept"
-    return ""
-
-
-class LateWrite:
+class LateWrite(rows.RowCopy):
     """A metadata write for later: a copy of the present row, sent with NIXL's own functions.
 
-    The engine reuses the row's slot as soon as it believes that the row was sent. So the late write uses the copy only.
     Calling the object does the write. It raises RuntimeError if NIXL reports a failure, or does not end it.
     """
 
     def __init__(self, manager: Any, write: Write, index: int, targets: Any) -> None:
-        kv_args, slot = manager.kv_args, write.place[1]
+        super().__init__(manager.kv_args, index, len(targets))
+        slot = write.place[1]
         self._agent, self._peer = manager.agent, write.address
-        self._bases = list(kv_args.aux_data_ptrs)
-        lengths = list(kv_args.aux_item_lens)[: len(targets)]
-        rows = [
-            ctypes.string_at(base + length * index, length) for base, length in zip(self._bases, lengths, strict=False)
-        ]
-        self._length = sum(lengths)
-        self._buffer = ctypes.create_string_buffer(b"".join(rows), self._length)
-        start = self._start = ctypes.addressof(self._buffer)
-        self._sources = [(start + sum(lengths[:at]), length, 0) for at, length in enumerate(lengths)]
-        self._places = [(base + length * slot, length, 0) for base, length in zip(targets, lengths, strict=False)]
-
-    def set_room(self, rooms: Any, room: int) -> bool:
-        """Change the room in the row. False if the row of ``MetadataBuffers.bootstrap_room`` is not found in it."""
-        for (address, _, _), base in zip(self._sources, self._bases, strict=False):
-            if base == rooms.data_ptr():
-                ctypes.c_uint64.from_address(address).value = room
-                return True
-        return False
+        self._sources = [(pointer, length, 0) for pointer, length in zip(self.pointers, self.lengths, strict=True)]
+        self._places = [(base + length * slot, length, 0) for base, length in zip(targets, self.lengths, strict=False)]
 
     def __call__(self, notif: str = "") -> None:
         """Do the write, with what is bound to it, on any thread."""
         agent = self._agent
-        registered = agent.register_memory([(self._start, self._length, 0, "")], "DRAM")
+        registered = agent.register_memory([(self.start, self.length, 0, "")], "DRAM")
         try:
             handle = agent.initialize_xfer(
                 "WRITE",
