@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from pdctl.agent.sinks import Recorder
 
 ABORT_HANDLER = "_handle_abort_notification"
-TELLS = ("sync_status_to_decode_endpoint", "send_kv_status_message")
-"""Functions of a manager that tell decode how a transfer ended; the second since 0.5.22, in the common class."""
 _MAX_FUNCTIONS = 64
 
 
@@ -78,10 +76,6 @@ class Backend:
         """Return whether decode tells prefill of a request that it gives up, with a message (since 0.5.13)."""
         receiver = self.peer("Receiver") or getattr(seams.module(seams.COMMON, self._modules), "CommonKVReceiver", None)
         return hasattr(receiver, "_send_abort_notification")
-
-    def tells_failures(self) -> bool | None:
-        """Return whether prefill tells decode of a failed transfer, None unknown."""
-        return True if any(hasattr(self.kind, name) for name in TELLS) else None
 
     def deadly_abort(self, role: str) -> str:
         """Return why no abort must be made on a rank of this role, "" where one does no more than to end its room."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pdctl.engines import sites
 from pdctl.engines.base import Hooks, Site
 from pdctl.engines.sglang.backends import rows, slot_owner, status
-from pdctl.engines.sglang.backends.base import ABORT_HANDLER, TELLS, Backend, constants
+from pdctl.engines.sglang.backends.base import ABORT_HANDLER, Backend, constants
 from pdctl.engines.sites import Write
 from pdctl.faults.kinds import DROP_STATUS, FAIL_TRANSFER, HELD_METADATA, STALL_TRANSFER
 from pdctl.faults.table import FaultTable
@@ -47,15 +47,11 @@ class Nixl(Backend):
         That is so in 0.5.13 to 0.5.15. ``failures`` where prefill does not tell decode of a failed transfer (up to 0.5.18).
         """
         aborts = self.sends_aborts() and not hasattr(self.kind, ABORT_HANDLER) and not self._hears_aborts()
-        return (*(["aborts"] if aborts else []), *([] if self.tells_failures() else ["failures"]))
+        return (*(["aborts"] if aborts else []), *([] if status.message_of(self.kind) else ["failures"]))
 
     def _hears_aborts(self) -> bool:
         code = getattr(getattr(self.kind, "_start_bootstrap_thread", None), "__code__", None)
         return code is None or any(const in (b"ABORT", "ABORT") for const in constants(code))
-
-    def tells_failures(self) -> bool:
-        """Return whether prefill tells decode of a failed transfer."""
-        return any(hasattr(self.kind, name) for name in TELLS)
 
     def aux(self, environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
         """Return (``bound`` or ``rdma``, the evidence)."""

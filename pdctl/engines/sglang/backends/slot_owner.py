@@ -38,8 +38,8 @@ def check(manager: Any, peer: str, room: int, slot: int) -> Callable[[], bool]:
 def watch_aborts(hooks: Hooks, backend: Backend, faults: FaultTable) -> Seam:
     """Tell ``faults`` about rooms that decode aborts, if faults are possible here.
 
-    Newer versions have a method for aborts. Mooncake's bootstrap thread of the others reads ``manager.server_socket`` anew for
-    every message. So a proxy of the socket sees all messages but the one that the thread waits for at installation.
+    Newer versions have a method for aborts. The bootstrap thread of the others reads ``manager.server_socket`` anew for every
+    message. So a proxy of the socket sees all messages but the one that the thread waits for at installation.
     """
     name, manager, kind = "events.abort-message", backend.manager, backend.kind.__name__
     if not faults.armed:

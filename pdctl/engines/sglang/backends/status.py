@@ -16,16 +16,17 @@ from pdctl.faults.table import FaultTable
 
 def install(hooks: Hooks, kind: Any, faults: FaultTable) -> tuple[bool, str]:
     """Hook the message in a manager's class on an armed rank; return whether it is there, and its name or why it is not."""
-    makers: dict[str, Callable[..., Any]] = {
-        "sync_status_to_decode_endpoint": _to_one,
-        "send_kv_status_message": _to_several,
-    }  # the second: since 0.5.22, in the common class
-    for name, maker in makers.items():
-        if hasattr(kind, name):
-            if faults.armed:
-                hooks.wrap(kind, name, "status", functools.partial(maker, faults))
-            return True, f"{kind.__name__}.{name}"
-    return False, f"no {kind.__name__}.{' or '.join(makers)}"
+    name = message_of(kind)
+    if not name:
+        return False, f"no {kind.__name__}.{' or '.join(_MAKERS)}"
+    if faults.armed:
+        hooks.wrap(kind, name, "status", functools.partial(_MAKERS[name], faults))
+    return True, f"{kind.__name__}.{name}"
+
+
+def message_of(kind: Any) -> str:
+    """Return the function of a manager's class that tells decode how a transfer ended, "" where it has none."""
+    return next((name for name in _MAKERS if hasattr(kind, name)), "")
 
 
 def tp_of(info: Any) -> int:
@@ -84,6 +85,12 @@ def _to_several(faults: FaultTable, original: Callable[..., Any], site: Site) ->
         return original(self_, targets=targets, bootstrap_room=bootstrap_room, status=status, **kwargs)
 
     return send_status
+
+
+_MAKERS: dict[str, Callable[[FaultTable, Callable[..., Any], Site], Callable[..., Any]]] = {
+    "sync_status_to_decode_endpoint": _to_one,
+    "send_kv_status_message": _to_several,
+}  # the second: since 0.5.22, in the common class
 
 
 class ManagerProxy:
