@@ -19,7 +19,7 @@ from pdctl.engines.sglang import seams
 FOUND, MOVED, GONE = "found", "moved", "gone"
 MAX_SOURCE = 4 << 20
 _SRT = "sglang.srt."
-_SCHEDULERS = ("sglang.srt.managers.scheduler", "sglang.srt.managers.scheduler_pp_mixin")
+_PIPELINE = "sglang.srt.managers.scheduler_pp_mixin"
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -47,19 +47,20 @@ class _Wanted:
 
 
 _GROUP_NAMES = tuple(f"Scheduler.{path[0]}" for _, path in seams.GROUPS)
-_SCHEDULER = (seams.SCHEDULER, seams.PREFILL, seams.DECODE, _SCHEDULERS[1])
+_SCHEDULER = (seams.SCHEDULER, seams.PREFILL, seams.DECODE, _PIPELINE)
+_OWNERS = {
+    "disagg_prefill_bootstrap_queue": (seams.PREFILL, "PrefillBootstrapQueue"),
+    "disagg_decode_prealloc_queue": (seams.DECODE, "DecodePreallocQueue"),
+    "disagg_decode_transfer_queue": (seams.DECODE, "DecodeTransferQueue"),
+}
+"""Module and class of a queue by the scheduler's attribute; what is not here is a list on the scheduler itself."""
 
 
 def _wanted() -> Iterator[_Wanted]:
     yield _Wanted("tick", _SCHEDULER, ("Scheduler.process_input_requests",))
     yield _Wanted("groups", _SCHEDULER, _GROUP_NAMES)
     for path in seams.QUEUE_PATHS:
-        owner = {"disagg_prefill_bootstrap_queue": (seams.PREFILL, "PrefillBootstrapQueue")}.get(path.path[0])
-        owner = owner or {
-            "disagg_decode_prealloc_queue": (seams.DECODE, "DecodePreallocQueue"),
-            "disagg_decode_transfer_queue": (seams.DECODE, "DecodeTransferQueue"),
-        }.get(path.path[0])
-        module, name = owner or (seams.SCHEDULER, "Scheduler")
+        module, name = _OWNERS.get(path.path[0], (seams.SCHEDULER, "Scheduler"))
         yield _Wanted(f"queue.{path.name}", (module,), (f"{name}.{path.path[-1]}",))
     yield _Wanted("queue.running", _SCHEDULER, tuple(f"Scheduler.{name}" for name in seams.BATCHES))
     for spec in seams.POLL_METHODS:
@@ -90,7 +91,7 @@ def _wanted() -> Iterator[_Wanted]:
     yield _Wanted("events.abort", _SCHEDULER, ("Scheduler.abort_request",))
     yield _Wanted("events.ending", (seams.SCHEDULER,), (seams.ENDING,))
     yield _Wanted("events.metadata over Mooncake", (seams.MOONCAKE,), ("MooncakeKVManager.send_aux",))
-    yield _Wanted("events.metadata over NIXL", ("sglang.srt.disaggregation.nixl.conn",), ("NixlKVManager.send_aux",))
+    yield _Wanted("events.metadata over NIXL", (seams.NIXL,), ("NixlKVManager.send_aux",))
     yield _Wanted("role switch", (seams.SCHEDULER,), ("Scheduler.init_disaggregation",))
 
 
@@ -206,11 +207,7 @@ def _reductions(source: Source) -> Iterator[Place]:
     helpers = {use for name in (seams.DECODE, seams.PREFILL) for use in _of_polling(source.tree(name), polling)}
     for module in source.modules:
         tree = source.tree(module)
-        if (
-            tree is None
-            or module == seams.UTILS
-            or not module.startswith(("sglang.srt.disaggregation", _SCHEDULERS[1]))
-        ):
+        if tree is None or module == seams.UTILS or not module.startswith(("sglang.srt.disaggregation", _PIPELINE)):
             continue
         for owner in tree.body:
             for node in owner.body if isinstance(owner, ast.ClassDef) else [owner]:
