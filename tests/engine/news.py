@@ -29,7 +29,6 @@ from tests.engine.install import install
 from tools.provision import SetupError, run, say
 
 PINNED = ("transformers", "xgrammar")
-_WHEEL = re.compile(r"sglang-([^-]+)-")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,9 +56,7 @@ def download(version: str, folder: Path) -> str:
     [wheel] = folder.glob("sglang-*.whl")
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(folder)
-    found = _WHEEL.match(wheel.name)
-    assert found is not None
-    return found[1]
+    return Source(folder).version
 
 
 def last() -> recipe.EngineVersion:
