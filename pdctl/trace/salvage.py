@@ -1,4 +1,4 @@
-"""What is whole of a trace that is cut off: its members, by the headers before each of them.
+"""What is whole of a trace that is cut off or damaged: its members, by the headers before each of them.
 
 The list of all members is at the end of a ZIP file, and so is the manifest of a trace. A copy that ended early has neither.
 """
