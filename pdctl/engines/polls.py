@@ -273,9 +273,11 @@ class PollHooks:
 
         # torch's own parameters, by name: to pass on whatever comes costs as much as all else here
         def all_reduce(tensor: Any, op: Any = total, group: Any = None, async_op: bool = False) -> Any:
-            tap = self.polling or self._unknown_poll(tensor)
-            if tap is None or not site.on:
-                if reductions.current is None or async_op or not site.on:
+            if not site.on:
+                return all_reduces(tensor, op, group, async_op)
+            tap = self.polling or self._unknown_poll(site, tensor)
+            if tap is None:
+                if reductions.current is None or async_op:
                     return all_reduces(tensor, op, group, async_op)
                 return self._reduce(site, all_reduces, tensor, op, group)
             read = None
@@ -303,13 +305,20 @@ class PollHooks:
 
         return _Distributed(dist, all_reduce)
 
-    def _unknown_poll(self, tensor: Any) -> QueueTap | None:
+    def _unknown_poll(self, site: Site, tensor: Any) -> QueueTap | None:
         """Return the tap of the queue whose polls are reduced here, by a function that is no known poll function."""
         tap, queue = self.current, self._queue
-        if tap is None or not queue or tensor.numel() != len(queue):
+        if tap is None or not queue:
             return None
-        self.current, self.polling = None, tap
-        tap.polled(list(queue))
+        try:
+            if tensor.numel() != len(queue):
+                return None
+            self.current = None
+            tap.polled(list(queue))
+        except Exception:
+            site.failed()
+            return None
+        self.polling = tap
         return tap
 
     def _reduce(self, site: Site, all_reduces: Callable[..., Any], tensor: Any, op: Any, group: Any) -> Any:

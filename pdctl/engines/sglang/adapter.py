@@ -129,7 +129,7 @@ class SGLangAdapter:
                 self._tick_ns = now = clock()
                 pulse(self._ticks, now)
                 result = original(self_, *args, **kwargs)
-                if mode is not None and self_.disaggregation_mode is not mode and self_ is self._scheduler:
+                if mode is not None and self_ is self._scheduler and self_.disaggregation_mode is not mode:
                     self._switched(recorder, faults, site)
                 return result
 

@@ -73,3 +73,12 @@ def test_other_collectives_go_straight_through() -> None:
     module.dist.all_reduce(tensor, group="g")
     assert tensor.tolist() == [2, 3]
     assert tap.seen == []
+
+
+def test_what_fails_before_the_collective_does_not_reach_the_engine() -> None:
+    module, polls, tap, hooks = hooked()
+    polls.polling, polls.current, polls._queue = None, tap, [1, 2]  # this tap can't be told who is polled
+    tensor = torch.tensor([3, 4])
+    module.dist.all_reduce(tensor, group="g")
+    assert tensor.tolist() == [2, 3]
+    assert hooks.errors() == {"collective": 1}
