@@ -5,11 +5,11 @@ The scheduler's loop notices nothing of it: a request waits for what the thread 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pdctl.protocol.durations import seconds
-from pdctl.protocol.model import THREAD_ENDED, Identity, ServiceThread
+from pdctl.protocol.model import ROLE_CHANGED, THREAD_ENDED, Identity, ServiceThread
 from pdctl.report.findings import Finding, Level, finding
 from pdctl.targets import nodeset
 
@@ -26,20 +26,31 @@ MOST_EVIDENCE = 16
 
 @dataclass(frozen=True)
 class Ended:
-    """Threads of one function that have ended on a rank. age_s: seconds since the first was seen so, None unknown."""
+    """Threads of one function that have ended on a rank.
+
+    age_s: seconds since the first was seen so, None unknown. counted: whether it is known how many ended and how many run.
+    """
 
     identity: Identity
     thread: ServiceThread
     age_s: float | None = None
+    counted: bool = True
 
 
-def noted(text: str) -> ServiceThread | None:
-    """Return the thread whose end a NOTE of a recording tells, None where it tells something else."""
-    head, _, rest = text.partition(": ")
-    if head != THREAD_ENDED or not rest:
-        return None
-    function, _, error = rest.partition(": ")
-    return ServiceThread(function, ended=1, error=error)
+def recorded(identity: Identity, notes: Iterable[tuple[str, float | None]]) -> list[Ended]:
+    """Return the threads that have ended by the notes of a recording, each function once: those of the rank's last role.
+
+    notes: the text of each in its order, and the seconds since then, None unknown.
+    """
+    found: dict[str, Ended] = {}
+    for text, age_s in notes:
+        head, _, rest = text.partition(": ")
+        function, _, error = rest.partition(": ")
+        if text.startswith(ROLE_CHANGED):
+            found.clear()
+        elif head == THREAD_ENDED and function and function not in found:
+            found[function] = Ended(identity, ServiceThread(function, ended=1, error=error), age_s, counted=False)
+    return list(found.values())
 
 
 def judge(ended: Sequence[Ended]) -> tuple[Finding, ...]:
@@ -91,7 +102,7 @@ def _who(one: Ended) -> str:
     if thread.running:
         many = thread.running + thread.ended
         return f"{thread.ended} of {many} {name}s of {one.identity.label}"
-    return f"the {name} of {one.identity.label}"
+    return f"{'the' if one.counted else 'a'} {name} of {one.identity.label}"
 
 
 def _ended(one: Ended) -> str:
@@ -104,7 +115,8 @@ def _why(one: Ended) -> str:
 
 def _evidence(one: Ended) -> str:
     how = one.thread.error or "how is not known: without an exception that was seen"
-    return f"{one.identity.label}: {one.thread.function}, {one.thread.ended} ended, {one.thread.running} running: {how}"
+    counts = f", {one.thread.ended} ended, {one.thread.running} running" if one.counted else ""
+    return f"{one.identity.label}: {one.thread.function}{counts}: {how}"
 
 
-__all__ = ["Ended", "judge", "noted"]
+__all__ = ["Ended", "judge", "recorded"]

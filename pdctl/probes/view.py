@@ -421,18 +421,15 @@ def _process(rank: FoundRank, *, answered: bool) -> str:
     return turns.RUNNING if state or answered else turns.UNSEEN
 
 
-def _noted(rank: FoundRank, recording: Recording | None) -> Iterable[service_threads.Ended]:
-    """Yield the threads that have ended by a recording, each function once."""
+def _noted(rank: FoundRank, recording: Recording | None) -> list[service_threads.Ended]:
+    """Return the threads that have ended by a recording."""
     if recording is None:
-        return
+        return []
     now = now_ns(rank, recording.start_wall_ns, recording.start_mono_ns)
-    told: set[str] = set()
-    for note in recording.events_of((0,), (EventKind.NOTE,)):
-        thread = service_threads.noted(note.text)
-        if thread is not None and thread.function not in told:
-            told.add(thread.function)
-            age_s = None if now is None else max(0.0, (now - note.mono_ns) / 1e9)
-            yield service_threads.Ended(rank.identity, thread, age_s)
+    notes = recording.events_of((0,), (EventKind.NOTE,))
+    return service_threads.recorded(
+        rank.identity, ((one.text, None if now is None else max(0.0, (now - one.mono_ns) / 1e9)) for one in notes)
+    )
 
 
 def _there(rank: FoundRank) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pdctl.probes.service_threads import Ended, judge, noted
-from pdctl.protocol.model import THREAD_ENDED, ServiceThread
+from pdctl.probes.service_threads import Ended, judge, recorded
+from pdctl.protocol.model import ROLE_CHANGED, THREAD_ENDED, ServiceThread
 from pdctl.report.causes import connect
 from pdctl.report.findings import Level, finding
 from tests.support.identities import identity
@@ -64,10 +64,21 @@ def test_requests_that_wait_follow_from_it() -> None:
     assert [(one.code, one.follows) for one in connect([wait, cause])] == [("PD117", ""), ("PD141", "PD117")]
 
 
-def test_what_a_recording_notes() -> None:
-    assert noted(f"{THREAD_ENDED}: bootstrap_thread: AssertionError, conn.py:9") == ServiceThread(
-        "bootstrap_thread", ended=1, error="AssertionError, conn.py:9"
+def test_a_recording_tells_which_ended_and_not_how_many_run() -> None:
+    died, left = f"{THREAD_ENDED}: transfer_worker: AssertionError, conn.py:9", f"{THREAD_ENDED}: decode_thread"
+    notes = [(died, 9.0), ("scheduler ended: TypeError", 8.0), (died, 7.0), (left, None), ("thread ended", 1.0)]
+    ended = recorded(prefill(), notes)
+    assert [(one.thread, one.age_s) for one in ended] == [
+        (ServiceThread("transfer_worker", ended=1, error="AssertionError, conn.py:9"), 9.0),
+        (ServiceThread("decode_thread", ended=1), None),
+    ]
+    [found] = judge(ended)
+    assert found.summary.startswith(
+        "A transfer worker of prefill dp0 pp0 tp0 ended 9.0 s ago by AssertionError, conn.py:9."
     )
-    assert noted(f"{THREAD_ENDED}: decode_thread") == ServiceThread("decode_thread", ended=1)
-    assert noted("scheduler ended: TypeError") is None
-    assert noted("thread ended") is None
+    assert not any("running" in line for line in found.evidence)
+
+
+def test_threads_of_a_role_that_the_rank_has_no_more_are_not_told() -> None:
+    notes = [(f"{THREAD_ENDED}: bootstrap_thread", 9.0), (f"{ROLE_CHANGED}: prefill to decode", 5.0)]
+    assert recorded(identity(), notes) == []
