@@ -105,10 +105,10 @@ def _finding(loops: Sequence[Loop], members: Sequence[int]) -> Finding:
             halts.setdefault(loops[n].turn.state, []).append(n)
         if len(halts) == 1:
             summary += (
-                f": {'its process is' if len(stopped) == 1 else 'their processes are'} {_HALTS[next(iter(halts))]}"
+                f": {'its process is' if len(stopped) == 1 else 'their processes are'} {HALTED[next(iter(halts))]}"
             )
         else:
-            each = [f"{fold(ranks)} {'are' if len(ranks) > 1 else 'is'} {_HALTS[how]}" for how, ranks in halts.items()]
+            each = [f"{fold(ranks)} {'are' if len(ranks) > 1 else 'is'} {HALTED[how]}" for how, ranks in halts.items()]
             summary += f": {'; '.join(each)}"
         them = "it" if len(stopped) == 1 else "them"
         steps = [_continue(loops, halts[STOPPED])] if STOPPED in halts else []
@@ -131,9 +131,6 @@ def _finding(loops: Sequence[Loop], members: Sequence[int]) -> Finding:
     )
 
 
-_HALTS = {
-    STOPPED: "stopped (SIGSTOP)", TRACED: "stopped by a debugger", FROZEN: "frozen with the cgroup, as in a paused container",
-}  # fmt: skip
 _GO_ON = {
     TRACED: "End the debugger, or let the process go on in it",
     FROZEN: "Thaw the container: docker unpause, or 0 into its cgroup.freeze",
@@ -171,7 +168,7 @@ def _evidence(loop: Loop) -> str:
     parts = [
         f"last turn began {seconds(turn.age_s)} ago" if turn.age_s is not None else "when it last turned is not known"
     ]
-    parts.append(f"its process is {_HALTS[turn.state]}" if turn.state in HALTED else f"in {turn.doing}")
+    parts.append(f"its process is {HALTED[turn.state]}" if turn.state in HALTED else f"in {turn.doing}")
     return f"{loop.identity.label}: {', '.join(parts)}, the same in all looks over {seconds(turn.stood_s)}"
 
 

@@ -18,8 +18,10 @@ STOOD_S, OUTSIDE_S = 2.0, 5.0
 RUNNING, STOPPED, TRACED, FROZEN, ENDED, UNSEEN = "running", "stopped", "traced", "frozen", "ended", ""
 """States of a rank's process. TRACED: a debugger has stopped it. FROZEN: its cgroup's freezer holds it. UNSEEN: it can't be
 seen from here, and it has not answered."""
-HALTED = (STOPPED, TRACED, FROZEN)
-"""States in which no thread of it runs, until somebody lets it go on."""
+HALTED = {
+    STOPPED: "stopped (SIGSTOP)", TRACED: "stopped by a debugger", FROZEN: "frozen with the cgroup, as in a paused container",
+}  # fmt: skip
+"""States in which no thread of it runs until somebody lets it go on, in words: "its process is …"."""
 
 COMPUTES = ("model forward", "sampling", "process_batch_result", "process_input_requests", "scheduler loop")
 """Steps of a turn that take as long as their work does. In ``process_batch_result``, and with pipeline stages in the loop

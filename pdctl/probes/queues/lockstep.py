@@ -39,7 +39,9 @@ def _lockstep(title: str, members: Sequence[RankView], stalled_s: float) -> tupl
     wait = kept_waiting(ranks, stalled_s)
     findings = [late_finding(wait, ranks, title)] if wait.late else []
     whole = len(members) >= one.dp_size * max(1, one.tp_size) * max(1, one.cp_size)
-    if wait.late or any(view.stands for view in members):
+    if not wait.late and all(view.stands for view in members):
+        verdict, said = "WAITING", "no loop turns, and which of them keeps the others waiting is not known"
+    elif wait.late or any(view.stands for view in members):
         verdict, said = "WAITING", "one of them does not come to the collective in which all meet"
     elif not whole or not all(view.answers for view in members):
         verdict, said = "UNKNOWN", "not every rank was heard"

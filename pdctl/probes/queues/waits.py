@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pdctl.probes.queues import formatting
 from pdctl.probes.queues.model import RankView
-from pdctl.probes.turns import ENDED, STOPPED, Turn
+from pdctl.probes.turns import ENDED, HALTED, Turn
 from pdctl.report.findings import Finding, finding
 
 
@@ -22,7 +22,7 @@ class Wait(NamedTuple):
 def kept_waiting(members: Mapping[str, RankView], stalled_s: float) -> Wait:
     """Return who has waited for ``stalled_s`` for whom, nobody while one computes or of one it is not known what it does.
 
-    Late is one whose process is stopped or has ended, or whose main thread is where neither work nor waiting takes it.
+    Late is one whose process is held or has ended, or whose main thread is where neither work nor waiting takes it.
     """
     turns = {name: view.turn for name, view in members.items()}
     if any(turn is None or _computes(turn) for turn in turns.values()):
@@ -40,9 +40,9 @@ def _computes(turn: Turn) -> bool:
 
 def _late(turn: Turn, stalled_s: float) -> bool:
     if turn.turned or turn.idle or turn.waiting:
-        return turn.state == STOPPED and not turn.turned
+        return turn.state in HALTED and not turn.turned
     elsewhere = turn.turned is False and bool(turn.doing) and (turn.age_s or 0.0) >= stalled_s
-    return turn.state in (STOPPED, ENDED) or elsewhere
+    return turn.state in HALTED or turn.state == ENDED or elsewhere
 
 
 def late_finding(wait: Wait, members: Mapping[str, RankView], title: str) -> Finding:
@@ -63,8 +63,8 @@ def late_finding(wait: Wait, members: Mapping[str, RankView], title: str) -> Fin
 
 def _state(view: RankView) -> str:
     assert view.turn is not None
-    if view.turn.state == STOPPED:
-        return "its process is stopped (state T)"
+    if view.turn.state in HALTED:
+        return f"its process is {HALTED[view.turn.state]}"
     return view.silence or view.turn.doing or "its process has ended"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from pdctl.probes.queues.lockstep import locksteps
 from pdctl.probes.queues.model import GroupReport, QueuesDocument, RankView
 from pdctl.probes.queues.probe import PROBE
 from pdctl.probes.queues.stages import pipelines
-from pdctl.probes.turns import ENDED, RUNNING, STOPPED, Turn
+from pdctl.probes.turns import ENDED, RUNNING, STOPPED, TRACED, Turn
 from pdctl.protocol.model import (
     NEXT_STAGE,
     STAGE_BEFORE,
@@ -229,6 +230,20 @@ def test_what_is_not_known_is_not_called_in_step(views: list[RankView], said: st
     report, found = lockstep(*views)
     assert (report.verdict, found) == ("UNKNOWN", [])
     assert said in report.said
+
+
+def test_dp_ranks_that_all_wait_keep_nobody_in_particular_waiting() -> None:
+    sits = waits("dp attention sync", "all_gather_into_tensor")
+    report, found = lockstep(dp_rank(0, sits, stands=True), dp_rank(1, sits, seq=6, stands=True))
+    assert (report.verdict, found) == ("WAITING", [])
+    assert "which of them keeps the others waiting is not known" in report.said
+
+
+def test_a_process_that_a_debugger_holds_keeps_the_others_waiting() -> None:
+    sits = waits("dp attention sync", "all_gather_into_tensor")
+    _, [found] = lockstep(dp_rank(0, sits, stands=True), dp_rank(1, replace(sits, state=TRACED), stands=True))
+    assert (found.code, found.ranks) == ("PD110", ("decode dp1 pp0 tp0",))
+    assert found.evidence == ("dp1 tp0 (DP1 TP1): its process is stopped by a debugger",)
 
 
 def test_a_cluster_without_groups_has_nothing_to_compare() -> None:
