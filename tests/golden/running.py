@@ -15,6 +15,7 @@ from typing import NamedTuple
 from unittest import mock
 
 from pdctl import cli
+from pdctl.introspect import ranks
 from pdctl.targets.client import RANK_TIMEOUT_S, TIMEOUT_S, Client
 from tests.support.patience import patience
 
@@ -88,7 +89,11 @@ def _patient() -> Iterator[None]:
     ) -> None:
         made(self, timeout_s=patience(timeout_s), rank_timeout_s=patience(rank_timeout_s), **more)
 
-    with mock.patch.object(Client, "__init__", init):
+    found = ranks.found_ranks
+    with (
+        mock.patch.object(Client, "__init__", init),
+        mock.patch.object(ranks, "found_ranks", lambda chosen, timeout_s: found(chosen, patience(timeout_s))),
+    ):
         yield
 
 
