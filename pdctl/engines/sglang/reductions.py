@@ -59,7 +59,7 @@ def callers(role: str, modules: Mapping[str, Any] | None = None) -> list[Caller]
     for module in _modules(loaded, role):
         for owner in _owners(module):
             for name, one in list(vars(owner).items()):
-                if not isinstance(one, FunctionType) or name in known:
+                if not isinstance(one, FunctionType) or name in known or _imported(one, owner):
                     continue
                 uses = seams.names_in(one)
                 if name in polling:
@@ -77,6 +77,12 @@ def _modules(loaded: Mapping[str, Any], role: str) -> Iterator[ModuleType]:
         module = loaded[name]
         if isinstance(module, ModuleType) and name != seams.UTILS and not name.removeprefix(_HOME).startswith(other):
             yield module
+
+
+def _imported(function: FunctionType, owner: Any) -> bool:
+    """Return whether a module only uses the function, which is another one's: the engine's tools reduce, too."""
+    home = function.__module__ or ""
+    return isinstance(owner, ModuleType) and home != owner.__name__ and home.startswith("sglang.")
 
 
 def _owners(module: ModuleType) -> Iterator[Any]:

@@ -203,6 +203,15 @@ def test_what_polls_a_queue_for_its_method_is_no_reduction_of_its_own() -> None:
     assert [one.title for one in found] == ["DecodeTransferQueue._count"]
 
 
+def test_what_a_module_has_from_elsewhere_is_not_its_own() -> None:
+    tools, switch = ModuleType("sglang.srt.utils.common"), ModuleType("sglang.srt.disaggregation.role_switch")
+    exec("def free_memory(group): torch.distributed.all_reduce(1, group=group)", vars(tools))
+    exec("def settle(group): torch.distributed.all_reduce(1, group=group)", vars(switch))
+    vars(switch)["free_memory"] = vars(tools)["free_memory"]
+    found = reductions.callers("decode", {tools.__name__: tools, switch.__name__: switch})
+    assert [one.title for one in found] == ["settle"]
+
+
 def test_held_and_deferred_transfers_are_rounds_of_their_own(tmp_path: Path) -> None:
     rank = Rank(0, tmp_path)
     queue = rank.made("DecodeTransferQueue", "g")

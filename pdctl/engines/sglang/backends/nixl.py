@@ -63,7 +63,7 @@ class Nixl(Backend):
     def install(self, hooks: Hooks, recorder: Recorder, faults: FaultTable, role: str) -> list[Seam]:
         """Hook what a prefill rank writes and tells, or what a decode rank hears. Return the seams of events and sites."""
         if role == "decode":
-            return [self._heard(hooks, recorder)]
+            return self._heard(hooks, recorder) if self.notifies else []  # elsewhere the status of the room changes
         why_not = rows.why_not(self, "kv_args", "decode_kv_args_table", "transfer_infos", "agent")
         writes = _Writes(self.scheduler, recorder, faults, possible=not why_not)
         there = hooks.wrap(self.kind, "send_aux", "metadata", writes.make)
@@ -99,13 +99,11 @@ class Nixl(Backend):
             return f"decode is not told of it here, and after its time-out {DEADLY}"
         return ""
 
-    def _heard(self, hooks: Hooks, recorder: Recorder) -> Seam:
+    def _heard(self, hooks: Hooks, recorder: Recorder) -> list[Seam]:
         """Record that a decode rank has heard the end of a transfer: it changes no status, only what the receiver concludes."""
-        name, method = "events.transfer-done", "check_transfer_done"
-        if not self.notifies:
-            return Seam(name, False, "the status of the room changes instead")
+        method = "check_transfer_done"
         there = hooks.wrap(self.kind, method, "transfer-done", lambda f, site: _done(f, site, recorder.event))
-        return Seam(name, there, f"{self.kind.__name__}.{method}")
+        return [Seam("events.transfer-done", there, f"{self.kind.__name__}.{method}")]
 
 
 DEADLY = "decode's ABORT message ends prefill's bootstrap thread for good (SGLang 0.5.13 to 0.5.15 over NIXL)"
