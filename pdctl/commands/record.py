@@ -32,7 +32,7 @@ from pdctl.protocol.files import check_target
 from pdctl.report import progress
 from pdctl.report.escaping import argument
 from pdctl.report.output import Format, Output
-from pdctl.trace.container import private_folder
+from pdctl.trace.folder import private_folder
 from pdctl.trace.manifest import Manifest, TraceRank
 from pdctl.trace.pipes import check_stdout, to_stdout
 
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from pdctl.commands.record_trigger import Trigger
     from pdctl.targets.client import Client
     from pdctl.targets.find import Found
-    from pdctl.trace.container import Member
     from pdctl.trace.manifest import Divergence
     from pdctl.trace.redact import Names
+    from pdctl.trace.writer import Member
 
 EXAMPLES = ("pdctl record incident.pdtrace", "pdctl record hang.pdtrace --for 10m --trigger diverged")
 
@@ -241,7 +241,7 @@ def _written(
     import msgspec
 
     from pdctl.targets.sources.agentless import unrecorded
-    from pdctl.trace import container, manifest
+    from pdctl.trace import manifest, writer
 
     if all(member.data is None for member in members):
         without = unrecorded(found.ranks)
@@ -259,7 +259,7 @@ def _written(
     if names is not None:
         clock = msgspec.structs.replace(made.clock, host=names.host(made.clock.host))
         made = msgspec.structs.replace(made, clock=clock)
-    return container.write_trace(file, members, made, force=force)
+    return writer.write_trace(file, members, made, force=force)
 
 
 def _allowed(found: Found, through: str) -> Found:

@@ -184,8 +184,8 @@ def _write(folder: Path | None, policy: Policy, schedule: Schedule, way: str) ->
     if folder is None:
         return ""
     from pdctl.explore.recordings import write
-    from pdctl.trace.container import member_of, write_trace
     from pdctl.trace.manifest import new
+    from pdctl.trace.writer import member_of, write_trace
 
     target = folder / f"{policy.name}-{way}.pdtrace"
     with TemporaryDirectory(prefix="pdctl-") as scratch:

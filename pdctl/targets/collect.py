@@ -11,9 +11,9 @@ from pdctl.recording.header import parse_header
 from pdctl.recording.source import Source
 from pdctl.targets.client import Client
 from pdctl.targets.find import Found, FoundRank
-from pdctl.trace.container import Member
 from pdctl.trace.manifest import MISSING, PARTIAL, WHOLE, Gap, TraceRank
 from pdctl.trace.redact import Names, Redacted
+from pdctl.trace.writer import Member
 
 _AGAIN_S = (0.002, 0.02, 0.1)
 """Pauses before a live file with torn records is copied again."""

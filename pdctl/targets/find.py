@@ -172,7 +172,7 @@ def load_source(source: Path, *, every_start: bool = False, timeout_s: float = 1
         traces = list(recordings.open_traces(source, problems, timeout_s, began))
         _join(ranks, recordings.of_folder(source, problems, False, began + timeout_s))
     else:
-        from pdctl.trace.container import open_cached  # loads what reads ZIP files
+        from pdctl.trace.reader import open_cached  # loads what reads ZIP files
 
         traces = [open_cached(source, timeout_s=timeout_s)]
     for trace in traces:

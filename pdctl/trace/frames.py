@@ -23,8 +23,9 @@ from pdctl.recording.reader import BadRecording, Recording, read_from
 from pdctl.recording.rings import EVENT, ITEM, ROUND, hide
 from pdctl.recording.source import FileSource, Held
 from pdctl.recording.streams import Stream
-from pdctl.trace import columns, container
-from pdctl.trace.manifest import MISSING, PARTIAL, WHOLE, Manifest, TraceRank
+from pdctl.trace import columns
+from pdctl.trace.manifest import MISSING, PARTIAL, SUFFIX, WHOLE, Manifest, TraceRank
+from pdctl.trace.reader import open_trace
 
 POLLS = ("Failed", "Bootstrapping", "WaitingForInput", "Transferring", "Success")
 ACTIONS = ("kept", "committed", "failed", "aborted", "moved")
@@ -86,7 +87,7 @@ def load_trace(path: str | PathLike[str]) -> Trace:
     manifest = None
     if is_folder(source):
         loaded = [_load(file) for file in sorted(source.glob("*.pdrec"))]
-        for file in sorted(source.glob(f"*{container.SUFFIX}")):
+        for file in sorted(source.glob(f"*{SUFFIX}")):
             loaded += _load_trace(file)[1]
         if not loaded:
             raise PdctlError(f"{source} has no recordings", "Give a trace, or the directory that they are in.")
@@ -134,7 +135,7 @@ def _load(path: Path, *, follow: bool = False) -> _Loaded:
 
 
 def _load_trace(path: Path) -> tuple[Manifest, list[_Loaded]]:
-    with container.open_trace(path) as trace:
+    with open_trace(path) as trace:
         return trace.manifest, [_of_trace(rank, trace.folder) for rank in trace.manifest.ranks]
 
 

@@ -18,6 +18,8 @@ from pdctl.protocol.model import Count, Identity, MonoNs, Name, why_not
 
 VERSION = 1
 SCHEMA = "pdctl.trace"
+SUFFIX = ".pdtrace"
+MANIFEST = "manifest.json"
 MAX_RANKS = 4096
 MAX_PROBLEMS = 20
 """Ranks left out that are told one by one."""
@@ -173,7 +175,7 @@ def clock() -> Clock:
 
 
 def new(stopped: str, *, started_wall_ns: int = 0, seconds: float = 0.0, problems: tuple[str, ...] = ()) -> Manifest:
-    """Return a manifest of now without ranks; :func:`pdctl.trace.container.write_trace` puts them in."""
+    """Return a manifest of now without ranks; :func:`pdctl.trace.reader.write_trace` puts them in."""
     return Manifest(
         version=VERSION,
         pdctl_version=__version__,

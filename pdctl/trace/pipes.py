@@ -10,7 +10,8 @@ from functools import cache
 from pathlib import Path
 
 from pdctl.protocol.errors import Exit, PdctlError
-from pdctl.trace.container import SUFFIX, private_folder
+from pdctl.trace.folder import private_folder
+from pdctl.trace.manifest import SUFFIX
 
 MOST_BYTES = 16 << 30
 _CHUNK = 1 << 20

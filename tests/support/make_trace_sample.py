@@ -12,8 +12,8 @@ import msgspec
 
 from pdctl.protocol.model import EventKind
 from pdctl.trace import manifest
-from pdctl.trace.container import Member, member_of, write_trace
 from pdctl.trace.redact import Names, redact
+from pdctl.trace.writer import Member, member_of, write_trace
 from tests.unit.agent.test_tap_recording import IDENTITY, Engine, Request
 
 SALT = "5a" * 16

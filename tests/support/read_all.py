@@ -11,7 +11,7 @@ from pdctl.recording.requests import last_sign_ns, rooms_of
 from pdctl.recording.source import Source
 from pdctl.trace import columns
 from pdctl.trace.carry import Carried
-from pdctl.trace.container import open_trace
+from pdctl.trace.reader import open_trace
 from pdctl.trace.redact import Names, redact
 
 ROOMS = {5, 6, 7203441}

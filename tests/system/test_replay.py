@@ -26,7 +26,7 @@ from pdctl.replay.judge import judge
 from pdctl.replay.plan import plan
 from pdctl.replay.run import Workers
 from pdctl.replay.worker_log import Options
-from pdctl.trace.container import open_trace
+from pdctl.trace.reader import open_trace
 from tests.support import cli_server
 from tests.support.labs import Labs
 from tests.support.patience import patience, until

@@ -28,8 +28,8 @@ from pdctl.recording.source import FileSource, Held, Source, Spool
 from pdctl.targets import registration
 from pdctl.targets.find import load_source
 from pdctl.targets.nodeset import Place, fold, unfold
-from pdctl.trace import container, manifest
-from pdctl.trace.container import open_trace, read_manifest
+from pdctl.trace import manifest, reader
+from pdctl.trace.reader import open_trace, read_manifest
 from tests.support import crafted
 from tests.support.identities import identity
 from tests.support.read_all import carry, read_all, without_names
@@ -344,7 +344,7 @@ def test_the_time_that_is_over_is_called_what_the_user_gave(
 def test_a_bomb_is_left_out_before_it_fills_the_disk(
     pair: dict[str, bytearray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(container, "FREE_BYTES", 1 << 20)
+    monkeypatch.setattr(reader, "FREE_BYTES", 1 << 20)
     bomb = {"4001-1.pdrec": pair["4001-1.pdrec"], "4002-1.pdrec": pair["4002-1.pdrec"] + b"\1" * (16 << 20)}
     with open_trace(crafted.write(tmp_path / "t.pdtrace", bomb)) as trace:
         first, second = trace.manifest.ranks

@@ -16,7 +16,7 @@ from pdctl.recording.header import read_header
 from pdctl.targets import registration
 
 if TYPE_CHECKING:
-    from pdctl.trace.container import Trace
+    from pdctl.trace.reader import Trace
 
 
 def open_traces(folder: Path, problems: list[str], timeout_s: float, began: float) -> Iterable[Trace]:
@@ -25,7 +25,7 @@ def open_traces(folder: Path, problems: list[str], timeout_s: float, began: floa
     timeout_s: for all of them, from ``began`` on, on the monotonic clock.
     """
     for path in registration.files(folder, ".pdtrace", problems, began + timeout_s):
-        from pdctl.trace.container import open_cached  # loads what reads ZIP files
+        from pdctl.trace.reader import open_cached  # loads what reads ZIP files
 
         try:
             yield open_cached(path, timeout_s=timeout_s, spent_s=time.monotonic() - began)

@@ -28,7 +28,7 @@ from pdctl.protocol.model import Action, EventKind
 from pdctl.recording.source import Source
 from pdctl.report.output import Format, Output
 from pdctl.trace import manifest
-from pdctl.trace.container import member_of, write_trace
+from pdctl.trace.writer import member_of, write_trace
 from tests.support.labs import Labs
 from tests.support.patience import until
 from tests.support.story_world import MS, Request, World, served

@@ -10,7 +10,7 @@ import pytest
 from pdctl.recording.reader import read
 from pdctl.replay.groups import GroupQueue
 from pdctl.replay.heat import NONE, PARTS, STEP, Heat, heat
-from pdctl.trace.container import open_trace
+from pdctl.trace.reader import open_trace
 
 REAL = Path(__file__).parents[2] / "data" / "sglang-0.5.12.post1-c1.pdtrace"
 

@@ -19,7 +19,7 @@ from pdctl.replay.plan import NotReplayable, Plan, RankPlan, Request, Step, plan
 from pdctl.replay.position import Position, Where
 from pdctl.replay.simulate import parting
 from pdctl.replay.worker_log import Line, Options
-from pdctl.trace.container import open_trace
+from pdctl.trace.reader import open_trace
 
 REAL = Path(__file__).parents[2] / "data" / "sglang-0.5.12.post1-c1.pdtrace"
 ROOM = 16851422098683615

@@ -14,7 +14,7 @@ from pdctl.recording import format as f
 from pdctl.recording.reader import Recording, parse
 from pdctl.recording.source import FileSource, Source
 from pdctl.trace.carry import Carried
-from pdctl.trace.container import member_of
+from pdctl.trace.writer import member_of
 from tests.unit.agent.test_tap_recording import Engine, Request
 
 LARGE = 4 << 20

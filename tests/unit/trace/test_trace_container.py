@@ -23,9 +23,11 @@ from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.recording import format as f
 from pdctl.recording.reader import read
 from pdctl.targets.find import load_source
-from pdctl.trace import container, manifest
-from pdctl.trace.container import Member, member_of, open_trace, read_manifest, write_trace
+from pdctl.trace import folder as trace_folder
+from pdctl.trace import manifest, reader
+from pdctl.trace.reader import open_trace, read_manifest
 from pdctl.trace.redact import Names, redact
+from pdctl.trace.writer import Member, member_of, write_trace
 from tests.unit.agent.test_tap_recording import Engine, Request
 
 SAMPLES = Path(__file__).parents[2] / "data"
@@ -63,7 +65,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     yield folder
     assert [
-        p for p in folder.iterdir() if not p.name.startswith(f"pdctl-trace-{container._namespace()}-{os.getpid()}-")
+        p for p in folder.iterdir() if not p.name.startswith(f"pdctl-trace-{trace_folder._namespace()}-{os.getpid()}-")
     ] == []
 
 
@@ -102,7 +104,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(trace: Path, temporar
     program = f"""
 import os, signal, tempfile
 from pathlib import Path
-from pdctl.trace.container import open_cached
+from pdctl.trace.reader import open_cached
 tempfile.tempdir = {str(temporary)!r}
 open_cached(Path({str(trace)!r}))
 os.kill(os.getpid(), signal.SIGKILL)
@@ -322,7 +324,7 @@ def test_names_that_would_leave_the_directory_are_refused(trace: Path, recording
 def test_sizes_are_bounded(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f, "MAX_SIZE", f.MIN_SIZE - 1)
     assert "would unpack to" in refused(trace)
-    monkeypatch.setattr(container, "MAX_MANIFEST", 10)
+    monkeypatch.setattr(reader, "MAX_MANIFEST", 10)
     assert "manifest.json has" in refused(trace)
 
 

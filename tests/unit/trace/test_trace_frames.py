@@ -20,8 +20,8 @@ from pdctl.protocol.model import UNKNOWN, EventKind
 from pdctl.recording import format as f
 from pdctl.recording.reader import Recording, read
 from pdctl.trace import manifest
-from pdctl.trace.container import Member, member_of, write_trace
 from pdctl.trace.frames import ACTIONS, POLLS
+from pdctl.trace.writer import Member, member_of, write_trace
 from tests.unit.agent.test_tap_recording import IDENTITY, Engine, Request
 from tests.unit.recording.test_recording_format_doc import table
 
@@ -215,7 +215,7 @@ def test_nothing_to_read_is_said(tmp_path: Path) -> None:
 
 
 def test_pdctl_itself_loads_no_pandas() -> None:
-    modules = "pdctl, pdctl.trace.container, pdctl.targets.find"
+    modules = "pdctl, pdctl.trace.reader, pdctl.targets.find"
     program = f"import sys, {modules}; print('pandas' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]

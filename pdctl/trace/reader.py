@@ -1,4 +1,4 @@
-"""The container: a ZIP file of ``manifest.json`` and ``recordings/NAME.pdrec``, written whole or not at all.
+"""Reads a trace: a ZIP file of ``manifest.json`` and ``recordings/NAME.pdrec``.
 
 Names, sizes, checksums and versions in a file are checked before they are used. Recordings are unpacked into a private
 directory of this user, where zero pages stay holes, as in a rank's own file.
@@ -12,11 +12,10 @@ import hashlib
 import io
 import os
 import re
-import shutil
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,16 +24,12 @@ from typing import IO
 import msgspec
 
 from pdctl.protocol.errors import Exit, PdctlError
-from pdctl.protocol.files import atomic_file, open_regular
-from pdctl.protocol.processes import look
+from pdctl.protocol.files import open_regular
 from pdctl.recording import format as f
-from pdctl.recording.header import parse_header
-from pdctl.recording.source import Source
-from pdctl.trace.manifest import MISSING, WHOLE, Foreign, Manifest, TraceRank, decode
+from pdctl.trace.folder import private_folder
+from pdctl.trace.manifest import MANIFEST, MISSING, Foreign, Manifest, TraceRank, decode
 from pdctl.trace.salvage import DAMAGE, manifest_of, open_member, with_list
 
-SUFFIX = ".pdtrace"
-MANIFEST = "manifest.json"
 MAX_MANIFEST = 32 << 20
 MAX_TOTAL = 64 << 30
 MAX_DIRECTORY = 4 << 20
@@ -50,17 +45,6 @@ _ZERO_PAGE = bytes(_PAGE)
 
 
 @dataclass(frozen=True)
-class Member:
-    """One rank for a trace: what the manifest says of it, and its recording, None where it is missing.
-
-    rank: without ``member``, ``size`` and ``sha256``, which :func:`write_trace` fills in.
-    """
-
-    rank: TraceRank
-    data: Source | None = None
-
-
-@dataclass(frozen=True)
 class Trace:
     """A trace that is unpacked: its manifest, and the directory its sound recordings are in, by their base names.
 
@@ -70,80 +54,6 @@ class Trace:
     path: Path
     manifest: Manifest
     folder: Path
-
-
-def member_of(data: bytes, *, state: str = "recorded") -> Member:
-    """Return the member of a whole recording. Raises ValueError where ``data`` is none."""
-    header = parse_header(data[: f.HEADER_SIZE])
-    rank = TraceRank(
-        rank=header.identity.label,
-        state=state,
-        kept=WHOLE,
-        identity=header.identity,
-        writer=f.STATE_NAMES.get(header.state, "unknown"),
-    )
-    return Member(rank, Source(data))
-
-
-# ---- writing ---------------------------------------------------------------------------------------------------------
-
-
-def write_trace(path: Path, members: Iterable[Member], manifest: Manifest, *, force: bool = False) -> Manifest:
-    """Write a trace to ``path`` (mode 0600) and return its manifest with the ranks of ``members``.
-
-    The file appears complete or not at all. Raises PdctlError: USAGE if a file exists (unless force) or can't be created,
-    PARTIAL if it can't be written, for instance on a full disk.
-    """
-    with atomic_file(path, force=force, mode=0o600) as file:
-        return _write(file, members, manifest)
-
-
-def _write(file: IO[bytes], members: Iterable[Member], manifest: Manifest) -> Manifest:
-    ranks: list[TraceRank] = []
-    names: set[str] = set()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for member in members:
-            rank = member.rank
-            if member.data is not None:
-                name = _name(rank, names)
-                sum_ = _packed(archive, name, member.data)
-                rank = msgspec.structs.replace(rank, member=name, size=member.data.size, sha256=sum_)
-            ranks.append(rank)
-        done = msgspec.structs.replace(manifest, ranks=tuple(ranks))
-        archive.writestr(_info(MANIFEST), msgspec.json.format(msgspec.json.encode(done), indent=1))
-    return done
-
-
-def _packed(archive: zipfile.ZipFile, name: str, source: Source) -> str:
-    """Write a member piece by piece; returns the SHA-256 of its bytes."""
-    sum_, info = hashlib.sha256(), _info(name)
-    info.file_size = source.size  # so that one of 2 GiB gets the fields for it
-    with archive.open(info, "w") as member:
-        for at in range(0, source.size, _CHUNK):
-            piece = source.read(at, _CHUNK)
-            member.write(piece)
-            sum_.update(piece)
-    return sum_.hexdigest()
-
-
-def _info(name: str) -> zipfile.ZipInfo:
-    info = zipfile.ZipInfo(name)  # of 1980: when things were is in the manifest, to the nanosecond
-    info.compress_type = zipfile.ZIP_DEFLATED
-    info.external_attr = 0o600 << 16
-    return info
-
-
-def _name(rank: TraceRank, taken: set[str]) -> str:
-    stem = re.sub(r"[^A-Za-z0-9]+", "-", rank.rank).strip("-")[:100] or "rank"
-    stem = f"{stem}-{rank.identity.pid}"
-    number = 1
-    while (name := f"recordings/{stem}{f'-{number}' * (number > 1)}.pdrec") in taken:
-        number += 1
-    taken.add(name)
-    return name
-
-
-# ---- reading ---------------------------------------------------------------------------------------------------------
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -409,57 +319,4 @@ def _put(fd: int, data: memoryview, at: int) -> None:
         data, at = data[written:], at + written
 
 
-# ---- the directory ---------------------------------------------------------------------------------------------------
-
-_FOLDER = "pdctl-trace"
-
-
-@contextmanager
-def private_folder() -> Iterator[Path]:
-    """Yield a directory of mode 0700, which is removed at the end. Directories left by a killed pdctl are removed now."""
-    _sweep(Path(tempfile.gettempdir()))
-    me = os.getpid()
-    try:
-        folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}-{_namespace()}-{me}-{look(me).start}-"))
-    except OSError as error:
-        where = tempfile.gettempdir()
-        raise PdctlError(
-            f"{where} can't be written: {error.strerror}", "Set TMPDIR to a directory with room."
-        ) from None
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _namespace() -> int:
-    """Return the inode of this container's pid namespace: other containers may share the directory."""
-    try:
-        return Path("/proc/self/ns/pid").stat().st_ino
-    except OSError:
-        return 0
-
-
-def _sweep(where: Path) -> None:
-    """Remove directories that killed processes of this user left."""
-    prefix = f"{_FOLDER}-{_namespace()}-"
-    for folder in where.glob(f"{prefix}*"):
-        try:
-            pid, start, _ = folder.name.removeprefix(prefix).split("-", 2)
-            mine = folder.lstat().st_uid == os.geteuid() and not folder.is_symlink()
-            if mine and not look(int(pid)).runs_since(int(start)):
-                shutil.rmtree(folder, ignore_errors=True)
-        except (OSError, ValueError):
-            continue
-
-
-__all__ = [
-    "Member",
-    "Trace",
-    "member_of",
-    "open_cached",
-    "open_trace",
-    "private_folder",
-    "read_manifest",
-    "write_trace",
-]
+__all__ = ["Trace", "open_cached", "open_trace", "read_manifest"]
