@@ -131,6 +131,10 @@ LOST = (
     "Prefill server with bootstrap_addr",
 )  # fmt: skip
 """How the engine's reasons begin for requests whose prefill server decode could not reach."""
+WRONG_KV = "KV checksum mismatch"
+"""How the engine's reason begins for a request that it drops since its KV is not what prefill sent."""
+WRONG_ELSEWHERE = f"{WRONG_KV} on a peer rank"
+"""How it begins on a rank whose own KV of the request is right."""
 EVERY_REQUEST = "all requests"
 """Text of an ABORT event that means all of them."""
 AGENT_ENDED = "agent ended"

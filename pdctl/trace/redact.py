@@ -16,14 +16,24 @@ from zlib import crc32
 import msgspec
 
 from pdctl.protocol import structs
-from pdctl.protocol.model import ABORTED, EVERY_REQUEST, LOST, SCHEDULER_ENDED, THREAD_ENDED, EventKind, Identity
+from pdctl.protocol.model import (
+    ABORTED,
+    EVERY_REQUEST,
+    LOST,
+    SCHEDULER_ENDED,
+    THREAD_ENDED,
+    WRONG_ELSEWHERE,
+    WRONG_KV,
+    EventKind,
+    Identity,
+)
 from pdctl.recording import format as f
 from pdctl.recording.header import parse_header
 from pdctl.recording.source import Source
 
 CONFLICT = "follow_bootstrap_room conflict"
 """How the reason of a FAILURE begins that verify-routing looks for (SGLang from 0.5.11 on)."""
-_REASONS = (CONFLICT, ABORTED, *LOST)
+_REASONS = (CONFLICT, ABORTED, WRONG_ELSEWHERE, WRONG_KV, *LOST)
 """How reasons of the engine begin that pdctl goes by."""
 _PLAIN = frozenset(
     {EventKind.FAULT_ARMED, EventKind.FAULT_FIRED, EventKind.FAULT_ENDED, EventKind.STATE, EventKind.DEQUEUE}

@@ -223,6 +223,7 @@ NO_STATE = {
     "PD129": "the same",
     "PD130": "needs metadata on a GPU, written asynchronously",
     "PD132": "no fault gives a slot out twice; judged from built slots",
+    "PD138": "a lab computes no KV checksums; judged from what recordings tell",
     "PD150": "a lab's load loses a request before it has a slot; test_dump loses one that has it",
     "PD151": "the same",
     "PD134": "a lab's settings are those of a whole side",

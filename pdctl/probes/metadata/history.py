@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pdctl.probes.metadata.model import History, Mismatch
-from pdctl.protocol.model import UNKNOWN, Action, EventKind, KVPoll
+from pdctl.probes.metadata.model import History, Mismatch, WrongKV
+from pdctl.protocol.model import UNKNOWN, WRONG_ELSEWHERE, WRONG_KV, Action, EventKind, KVPoll
 from pdctl.recording import format as f
 from pdctl.recording.requests import untrusted
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MAX_RUNS = 4000
 """Runs of equal rounds read back per queue, and as many before them as their lists are built on."""
+_WRONG, _ELSEWHERE = WRONG_KV.encode(), WRONG_ELSEWHERE.encode()
 _SLOTTED = ("decode.transfer", "prefill.inflight")
 
 
@@ -52,6 +53,11 @@ def _events(found: History, events: NDArray[Any], to_wall: int) -> None:
     found.ended.update(zip(room[ended].tolist(), when[ended].tolist(), strict=True))
     for event in events[kind == EventKind.FAULT_FIRED]:
         found.faults[int(event["room"])] = bytes(event["text"]).decode("utf-8", "replace")
+    for event, when_s in zip(events[failed := kind == EventKind.FAILURE], when[failed].tolist(), strict=True):
+        text = bytes(event["text"])
+        if text.startswith(_WRONG):
+            room = int(event["room"])
+            found.wrong_kv[room] = WrongKV(room, when_s, not text.startswith(_ELSEWHERE))
 
 
 def _owned(found: History, slots: NDArray[Any], rooms: NDArray[Any]) -> None:

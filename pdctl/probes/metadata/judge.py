@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -15,8 +15,11 @@ from pdctl.probes.metadata.model import (
     RankRows,
     SlotReport,
     TensorReport,
+    WrongKV,
 )
 from pdctl.probes.metadata.safety import safety
+from pdctl.probes.queues.formatting import names
+from pdctl.probes.queues.formatting import rooms as some_rooms
 from pdctl.probes.servers import told_apart
 from pdctl.protocol.durations import seconds
 from pdctl.protocol.metadata import NOT_READ, Holder, Metadata, SlotRow
@@ -25,6 +28,7 @@ from pdctl.report.findings import Finding, finding
 
 RECENT_S = 900.0
 """How far back a recorded mismatch is still a finding."""
+MOST_EVIDENCE = 16
 _TO_COME = ("decode.pending", "decode.prealloc", "decode.transfer")
 """Queues of requests whose metadata has not been taken yet."""
 
@@ -79,6 +83,7 @@ def judge(
             problems.append(f"{view.identity.label}: {view.history_off}: earlier owners of its slots are not known")
         slots += rows
         findings += _live(view, rows)
+    findings += _wrong_kv([view for view in views if view.silence != "not asked"], now_s, recent_s)
     return MetadataDocument(
         ranks=tuple(reports),
         slots=tuple(slots),
@@ -382,6 +387,41 @@ def _recorded(view: RankRows, views: Sequence[RankRows], now_s: float, recent_s:
             )
         )
     return found
+
+
+def _wrong_kv(views: Sequence[RankRows], now_s: float, recent_s: float) -> Iterator[Finding]:
+    """Yield, for each data-parallel rank, the requests whose KV the engine has found wrong by its checksum."""
+    units: dict[str, list[tuple[RankRows, WrongKV]]] = {}
+    for view in views:
+        for wrong in view.history.wrong_kv.values() if view.history is not None else ():
+            if now_s - wrong.when_s <= recent_s:
+                units.setdefault(view.identity.unit, []).append((view, wrong))
+    for unit, ones in units.items():
+        rooms = tuple(dict.fromkeys(wrong.room for _, wrong in sorted(ones, key=lambda one: -one[1].when_s)))
+        there = [view for view, wrong in ones if wrong.here] or [view for view, _ in ones]
+        ranks = tuple(dict.fromkeys(view.identity.label for view in there))
+        known = any(wrong.here for _, wrong in ones)
+        where = f"on {names(ranks)}" if known else f"on a rank of the group of {names(ranks)}"
+        last_s = max(0.0, now_s - max(wrong.when_s for _, wrong in ones))
+        many = f"{len(rooms)} requests ({some_rooms(rooms)})" if len(rooms) > 1 else f"room {rooms[0]}"
+        when = f"the last one {seconds(last_s)} ago" if len(rooms) > 1 else f"{seconds(last_s)} ago"
+        yield finding(
+            "PD138",
+            f"The KV of {many} was not what prefill sent {where}: its checksum was wrong. The engine dropped"
+            f" {'them' if len(rooms) > 1 else 'it'}, {when}.",
+            rooms=rooms,
+            ranks=ranks,
+            evidence=(
+                *(_checked(view, wrong, now_s) for view, wrong in ones[:MOST_EVIDENCE]),
+                *(dict.fromkeys(line for view, wrong in ones for line in _faults(view, (wrong.room,)))),
+            ),
+            units=(unit,),
+        )
+
+
+def _checked(view: RankRows, wrong: WrongKV, now_s: float) -> str:
+    said = "wrong here" if wrong.here else "wrong on another rank of its group"
+    return f"{view.identity.label}: room {wrong.room} {said}, {seconds(max(0.0, now_s - wrong.when_s))} ago"
 
 
 def _faults(view: RankRows, rooms: Iterable[int]) -> tuple[str, ...]:

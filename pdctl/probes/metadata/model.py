@@ -23,6 +23,15 @@ class Mismatch:
     when_s: float
 
 
+@dataclass(frozen=True)
+class WrongKV:
+    """A request that the engine dropped for its KV checksum. when_s: wall clock, seconds. here: it was wrong on this rank."""
+
+    room: int
+    when_s: float
+    here: bool
+
+
 @dataclass
 class History:
     """What a rank's recording says about slots and rooms. Times are seconds of the wall clock.
@@ -30,7 +39,8 @@ class History:
     whole: it reaches back to the start of the rank, so that a room that is not in it was never there.
     owners: slot → rooms that have owned it, oldest first. ended: room → when it left the transfer queue, or failed.
     landed: (slot, room) → (when, seconds after Success). sent: (room, slot, decode tp) → when prefill wrote the row.
-    faults: room → kind of the fault that fired on it. problems: what in the recording can't be trusted.
+    faults: room → kind of the fault that fired on it. wrong_kv: room → that its KV was not what prefill sent.
+    problems: what in the recording can't be trusted.
     """
 
     whole: bool = False
@@ -41,6 +51,7 @@ class History:
     sent: dict[tuple[int, int, int], float] = field(default_factory=dict)
     faults: dict[int, str] = field(default_factory=dict)
     mismatches: list[Mismatch] = field(default_factory=list)
+    wrong_kv: dict[int, WrongKV] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
 

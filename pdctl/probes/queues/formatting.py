@@ -29,10 +29,11 @@ def value(queue: str, number: int) -> str:
 
 def counted(queue: str, count: int | str) -> str:
     """Return ``3 polls`` or ``1 flag``."""
-    return f"{count} {_one(queue)}{'s'[: str(count) != '1']}"
+    return f"{count} {one_of(queue)}{'s'[: str(count) != '1']}"
 
 
-def _one(queue: str) -> str:
+def one_of(queue: str) -> str:
+    """Return what a number that is reduced is called: ``flag``, ``number`` or ``poll``."""
     return "flag" if queue in _FLAGS else "number" if queue in SPARE_QUEUES else "poll"
 
 
@@ -144,7 +145,7 @@ def last_round(view: RankView) -> str:
     run = stream.newest
     how = {
         Phase.ENTERED: f"waits in the all_reduce of {counted(stream.queue, run.n)}",
-        Phase.REDUCED: f"has the reduced {_one(stream.queue)}s, has not decided",
+        Phase.REDUCED: f"has the reduced {one_of(stream.queue)}s, has not decided",
         Phase.APPLIED: "has left it",
     }
     return f"round {run.last} of {stream.queue}: {how[run.phase]}"

@@ -97,6 +97,7 @@ KINDS = (
     "dequeue",
     "freed",
     "abort",
+    "failure",
     "fault",
     "note",
     "last",
@@ -108,7 +109,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a story. t_s: seconds since its first one; time: the same on the wall clock, ISO 8601, UTC.
 
     kind: ``arrival enqueue registration query answer handshake allocation state poll held sent missing landed decision
-    dequeue freed abort fault note last``. rounds, until_s: how long it lasted, 0 and None where that says nothing.
+    dequeue freed abort failure fault note last``. rounds, until_s: how long it lasted, 0 and None where that says nothing.
     value: the state or poll it changed to, or what was decided. peer: tp of the decode rank it was for, -1 for none.
     """
 

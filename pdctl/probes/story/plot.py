@@ -35,6 +35,7 @@ _MARKS: dict[str, tuple[str, str, str]] = {
     "landed": ("v", "#1d3557", "metadata there"),
     "missing": ("x", "#d62828", "slot reads 0"),
     "abort": ("X", "#d62828", "abort"),
+    "failure": ("X", "#d62828", "why it failed"),
     "fault": ("*", "#c1121f", "fault"),
     "last": ("|", "#d62828", "last seen"),
 }
@@ -204,7 +205,7 @@ class _Picture:
             )
 
 
-_ABOVE = {"arrival", "registration", "query", "answer", "handshake", "fault", "abort", "landed", "missing"}
+_ABOVE = {"arrival", "registration", "query", "answer", "handshake", "fault", "abort", "failure", "landed", "missing"}
 _BELOW = {"allocation", "sent"}
 
 

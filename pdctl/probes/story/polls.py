@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pdctl.probes.queues.formatting import one_of, value
 from pdctl.probes.story.model import Lost, Moment
-from pdctl.protocol.model import UNKNOWN, Action, KVPoll, Phase, poll_name
+from pdctl.protocol.model import POLLED_QUEUES, UNKNOWN, Action, KVPoll, Phase, poll_name
 from pdctl.recording.reader import Recording
 from pdctl.recording.streams import Item, Run, Stream
 
@@ -63,7 +64,9 @@ def polls(stream: Stream, room: int, recording: Recording) -> Polls:
             continue  # two requests with one room in one list: the first is told
         teller.see(row, item, lost=_hole(stream, last_row, row) if teller.span is not None else None)
         last_row = row
-    if teller.span is not None:
+    if stream.queue not in POLLED_QUEUES:
+        teller.over()
+    elif teller.span is not None:
         teller.finish(last_row, room, recording)
     result.lost += _rounds_lost(stream)
     return result
@@ -113,6 +116,11 @@ class _Teller:
         self._look(item, run)
         if item.action not in (Action.KEPT, UNKNOWN):
             self._decide(item, run)
+
+    def over(self) -> None:
+        """Say the last span of a list that is no queue: a request is in it for as long as something is agreed on about it."""
+        if self.span is not None:
+            self._tell(self.span.run.last, self.span.run.t_enter)
 
     def finish(self, row: int, room: int, recording: Recording) -> None:
         """Say what is known of the room after the last round that says something of it."""
@@ -171,16 +179,18 @@ class _Teller:
             text = f"held by the gate from {at} on, {many} ({took:,.1f} ms): slot {item.slot} not written"
             self._say(span, "held", text, rounds, until_ns, poll_name(item.gated))
             return
-        own = f"own poll {poll_name(item.local)}"
+        queue = self._stream.queue
+        one, local = one_of(queue), value(queue, item.local)
+        own = f"own {one} {local}"
         if item.gated != item.local:
-            own += f", sent in as {poll_name(item.gated)}"
+            own += f", sent in as {value(queue, item.gated)}"
         if item.reduced == UNKNOWN:
-            text = f"{at}: {own}; no reduced poll"
+            text = f"{at}: {own}; no reduced {one}"
         elif item.reduced == item.gated:
-            text = f"{at}: poll {poll_name(item.local)}, {many}" if item.gated == item.local else f"{at}: {own}, {many}"
+            text = f"{at}: {one} {local}, {many}" if item.gated == item.local else f"{at}: {own}, {many}"
         else:
-            text = f"{at}: {own}, reduced {poll_name(item.reduced)}, {many}"
-        self._say(span, "poll", text, rounds, until_ns, poll_name(item.local))
+            text = f"{at}: {own}, reduced {value(queue, item.reduced)}, {many}"
+        self._say(span, "poll", text, rounds, until_ns, local)
 
     def _say(self, span: _Span, kind: str, text: str, rounds: int, until_ns: int, value: str) -> None:
         moment = Moment(

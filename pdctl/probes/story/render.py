@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _STYLE = {
     "fault": "magenta",
     "abort": "yellow",
+    "failure": "red",
     "missing": "yellow",
     "held": "cyan",
     "sent": "blue",

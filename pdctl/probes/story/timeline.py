@@ -7,7 +7,16 @@ from dataclasses import replace
 
 from pdctl.probes.story.model import KINDS, Lost, Moment, QueueStay, RankStory
 from pdctl.probes.story.polls import Polls, polls
-from pdctl.protocol.model import EVERY_REQUEST, OTHER, Action, EventKind, KVPoll, poll_name
+from pdctl.protocol.model import (
+    EVERY_REQUEST,
+    OTHER,
+    WRONG_ELSEWHERE,
+    WRONG_KV,
+    Action,
+    EventKind,
+    KVPoll,
+    poll_name,
+)
 from pdctl.recording.reader import Event, Recording
 
 _ACTIONS = {0: "kept", 1: "committed", 2: "failed", 3: "aborted", 4: "moved on"}
@@ -141,6 +150,14 @@ def _event(e: Event) -> Moment | None:
     if e.kind is EventKind.FAULT_FIRED:
         aimed = f", aimed at decode tp{e.b}" if e.b >= 0 else ""
         return Moment(e.mono_ns, "fault", f"the fault {e.text} (number {e.a}{aimed}) acted on it", value=e.text)
+    if e.kind is EventKind.FAILURE:
+        if e.text.startswith(WRONG_ELSEWHERE):
+            return Moment(e.mono_ns, "failure", "the engine dropped it: its KV was wrong on another rank of the group")
+        if e.text.startswith(WRONG_KV):
+            return Moment(
+                e.mono_ns, "failure", "the engine dropped it: its KV was not what prefill sent, by its checksum"
+            )
+        return Moment(e.mono_ns, "failure", f"the engine's reason of its failure: {e.text}")
     if e.kind is EventKind.NOTE:
         return Moment(e.mono_ns, "note", e.text)
     return None

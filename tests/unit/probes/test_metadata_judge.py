@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pdctl.probes.metadata.judge import judge, odd
-from pdctl.probes.metadata.model import History, MetadataDocument, Mismatch, RankRows
+from pdctl.probes.metadata.model import History, MetadataDocument, Mismatch, RankRows, WrongKV
 from pdctl.protocol.metadata import Holder, Metadata, SlotRow, Tensor
 from pdctl.protocol.model import Action, KVPoll
 from tests.support.identities import identity
@@ -173,6 +173,30 @@ def test_a_recorded_decision_with_another_room_in_the_slot(
     assert document.partial
     old = History(whole=True, mismatches=[Mismatch(3, 70, found, int(Action.ABORTED), NOW - 4000.0)])
     assert not look(rank(None, history=old)).findings
+
+
+def test_kv_that_its_checksum_says_is_wrong_is_told_by_room_and_rank() -> None:
+    wrong = History(whole=True, wrong_kv={70: WrongKV(70, NOW - 4.0, here=True)}, faults={70: "delay-metadata"})
+    heard = History(whole=True, wrong_kv={70: WrongKV(70, NOW - 4.0, here=False)})
+    document = look(rank(body(), history=heard), rank(body(), history=wrong, tp=1))
+    [found] = document.findings
+    assert (found.code, found.rooms, found.ranks) == ("PD138", (70,), ("decode dp0 pp0 tp1",))
+    assert "The KV of room 70 was not what prefill sent on decode dp0 pp0 tp1" in found.summary
+    assert "dropped it, 4.0 s ago" in found.summary
+    assert "decode dp0 pp0 tp0: room 70 wrong on another rank of its group, 4.0 s ago" in found.evidence
+    assert "pdctl's fault delay-metadata fired on room 70" in found.evidence
+    assert found.units == (identity(tp_size=2).unit,)
+    assert not document.partial
+    [found] = look(rank(body(), history=heard)).findings
+    assert "on a rank of the group of decode dp0 pp0 tp0" in found.summary
+
+
+def test_requests_of_one_server_with_wrong_kv_are_one_finding_and_old_ones_none() -> None:
+    many = {room: WrongKV(room, NOW - 100.0 + room, here=True) for room in (71, 72, 73, 74)}
+    [found] = look(rank(body(), history=History(wrong_kv=many))).findings
+    assert "4 requests (rooms 74, 73, 72 and 1 more)" in found.summary
+    assert "the last one 26.0 s ago" in found.summary
+    assert not look(rank(body(), history=History(wrong_kv={7: WrongKV(7, NOW - 901.0, here=True)}))).findings
 
 
 def test_times_come_from_both_sides_recordings() -> None:

@@ -18,7 +18,7 @@ from pdctl.probes.story.judge import story
 from pdctl.probes.story.model import RankPast, RoomStory, StoryDocument
 from pdctl.probes.story.perfetto import arrows, trace, uncertainty
 from pdctl.probes.story.render import render
-from pdctl.protocol.model import Action, EventKind
+from pdctl.protocol.model import WRONG_ELSEWHERE, WRONG_KV, Action, EventKind
 from pdctl.recording import format as f
 from tests.support.story_world import MS, Rank, Request, World, served
 
@@ -331,6 +331,40 @@ def test_aborts_by_request_id(world: World) -> None:
 
 
 # ---- which room is meant ---------------------------------------------------------------------------------------------
+
+
+def test_kv_that_its_checksum_says_is_wrong(world: World) -> None:
+    prefill, decode = pair(world)
+    served(world, prefill, decode, ROOM, RID, slot=1)
+    for rank in decode:
+        rank.queues["decode.checksum"] = [Request(ROOM, RID, poll=rank.identity.tp)]
+    world.round("decode.checksum", decode, reduced=1, leaves=Action.KEPT)
+    for rank, text in zip(decode, (f"{WRONG_ELSEWHERE} req={RID}", f"{WRONG_KV} req={RID} got=0x1"), strict=True):
+        rank.event(EventKind.FAILURE, room=ROOM, text=text)
+        rank.queues["decode.checksum"] = [Request(ROOM + 1, "another", poll=0)]
+    world.round("decode.checksum", decode, reduced=0, leaves=Action.KEPT)
+    told = story(world.pasts(), ROOM)
+    assert [(e.rank, e.text) for e in told.entries if e.queue == "decode.checksum"] == [
+        ("decode tp0", "round 0 of decode.checksum: own flag right, reduced wrong, for 1 round"),
+        ("decode tp1", "round 0 of decode.checksum: flag wrong, for 1 round"),
+    ]
+    assert sorted((e.rank, e.text) for e in told.entries if e.kind == "failure") == [
+        ("decode tp0", "the engine dropped it: its KV was wrong on another rank of the group"),
+        ("decode tp1", "the engine dropped it: its KV was not what prefill sent, by its checksum"),
+    ]
+    assert not told.gaps
+    assert "decode.checksum" not in {stay.queue for stay in told.stays}
+
+
+def test_why_the_engine_failed_it(world: World) -> None:
+    prefill, decode = pair(world)
+    served(world, prefill, decode, ROOM, RID, slot=1)
+    decode[1].event(EventKind.FAILURE, room=ROOM, text="Lost connection with prefill instance")
+    [why] = [e for e in story(world.pasts(), ROOM).entries if e.kind == "failure"]
+    assert (why.rank, why.text) == (
+        "decode tp1",
+        "the engine's reason of its failure: Lost connection with prefill instance",
+    )
 
 
 def test_rooms_by_number_and_by_request_id(world: World) -> None:

@@ -16,9 +16,19 @@ from hypothesis import strategies as st
 
 from pdctl.probes.metadata import history as module
 from pdctl.probes.metadata.history import history
-from pdctl.probes.metadata.model import History, Mismatch
+from pdctl.probes.metadata.model import History, Mismatch, WrongKV
 from pdctl.probes.stuck.collect import last_words
-from pdctl.protocol.model import QUEUES, UNKNOWN, Action, EventKind, KVPoll, Phase, poll_name
+from pdctl.protocol.model import (
+    QUEUES,
+    UNKNOWN,
+    WRONG_ELSEWHERE,
+    WRONG_KV,
+    Action,
+    EventKind,
+    KVPoll,
+    Phase,
+    poll_name,
+)
 from pdctl.recording import format as f
 from pdctl.recording.reader import Event, Item, Recording, parse
 from pdctl.recording.streams import Run, Stream
@@ -27,6 +37,7 @@ from tests.unit.agent.test_tap_recording import Engine, Request
 KINDS = [EventKind.ENQUEUE, EventKind.META_SENT, EventKind.LANDED, EventKind.STATE, EventKind.SLOT_FREE]
 KINDS += [EventKind.FAULT_FIRED, EventKind.FAILURE]
 SLOTS = 24
+TEXTS = ("", "hold-metadata", "räume" * 20, f"{WRONG_KV} req=r1 expected=0x1 got=0x2", f"{WRONG_ELSEWHERE} req=r1")
 
 
 @cache
@@ -49,7 +60,7 @@ def driven(seed: int, turns: int, open_phase: int) -> bytes:
             engine.turn(polls, polls, {r.room for r in engine.queue if draw.random() < 0.3})
             for _ in range(draw.choice((0, 0, 1, 2))):
                 room, slot = draw.choice((0, 1 << 63 | draw.randrange(200))), draw.randrange(-1, SLOTS)
-                kind, text = draw.choice(KINDS), draw.choice(("", "hold-metadata", "räume" * 20))
+                kind, text = draw.choice(KINDS), draw.choice(TEXTS)
                 queue = draw.choice((4, f.NO_QUEUE))
                 a, b = draw.randrange(-1, 5), draw.randrange(2)
                 engine.writer.event(kind, queue=queue, room=room, slot=slot, a=a, b=b, text=text)
@@ -195,6 +206,8 @@ def told(recording: Recording, most: int) -> History:
             found.ended[e.room] = when
         elif e.kind is EventKind.FAULT_FIRED:
             found.faults[e.room] = e.text
+        elif e.kind is EventKind.FAILURE and e.text.startswith(WRONG_KV):
+            found.wrong_kv[e.room] = WrongKV(e.room, when, not e.text.startswith(WRONG_ELSEWHERE))
     for stream in recording.streams:
         found.whole &= _tell_lists(found, stream, stream.changes(most).first, to_wall, owned)
     found.owners = {slot: rooms[1:] for slot, rooms in found.owners.items()}
@@ -224,7 +237,7 @@ def test_history_is_what_the_lists_tell(drawn: Recorded, most: int) -> None:
     with patch.object(module, "MAX_RUNS", most):
         found = history(recording)
     expected = told(recording, most)
-    for name in ("whole", "rooms", "owners", "ended", "landed", "sent", "faults", "mismatches"):
+    for name in ("whole", "rooms", "owners", "ended", "landed", "sent", "faults", "wrong_kv", "mismatches"):
         assert getattr(found, name) == getattr(expected, name), name
 
 

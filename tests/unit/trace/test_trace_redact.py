@@ -63,6 +63,8 @@ def test_names_go_and_all_else_stays(tmp_path: Path) -> None:
         (EventKind.DP_QUERY, f"{HOST}:8998"),
         (EventKind.FAILURE, f"Request user-alice-request-1 to {HOST} failed"),
         (EventKind.FAILURE, f"{facts.CONFLICT}: of {HOST}"),
+        (EventKind.FAILURE, "KV checksum mismatch req=user-alice-request-1 expected=0x1 got=0x2"),
+        (EventKind.FAILURE, "KV checksum mismatch on a peer rank req=user-alice-request-1"),
         (EventKind.NOTE, f"{AGENT_ENDED}: no route to {HOST}"),
         (EventKind.FAULT_ARMED, "delay-metadata"),
         (EventKind.NOTE, "delay-metadata released"),
@@ -76,12 +78,14 @@ def test_names_go_and_all_else_stays(tmp_path: Path) -> None:
     for secret in (b"alice", HOST.encode(), b"node17"):
         assert secret in data
         assert secret not in clean
-    rid, abort, every, address, failed, conflict, note, fault, released = texts(clean)
+    rid, abort, every, address, failed, conflict, wrong, elsewhere, note, fault, released = texts(clean)
     assert rid == abort == names.rid("user-alice-request-1")
     assert every == "all requests"
     assert address == f"{names.host(HOST)}:8998"
     assert failed.startswith("text-")
     assert conflict.startswith(facts.CONFLICT)
+    assert wrong.startswith("KV checksum mismatch text-")
+    assert elsewhere.startswith("KV checksum mismatch on a peer rank text-")
     assert note.startswith(f"{AGENT_ENDED}: text-")
     assert (fault, released) == ("delay-metadata", "delay-metadata released")
     before, after = parse(data), parse(clean)
