@@ -5,29 +5,26 @@ What a rank's silent agent does not tell is read from outside in its place, wher
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from pdctl.probes import endings, parting, service_threads, standing, turns
-from pdctl.probes.endings import Ending, Endings
+from pdctl.probes.endings import Endings
 from pdctl.probes.parting import Recorded
-from pdctl.probes.turns import OUTSIDE_S, STOOD_S, Looked, Loop, Pulse, Turn
+from pdctl.probes.processes import ending, noted, now_ns, unsettled, with_look
+from pdctl.probes.turns import Looked, Loop, Turn
 from pdctl.protocol.metadata import Metadata
-from pdctl.protocol.model import SCHEDULER_ENDED, EventKind, FlightEntry, Frame, Snapshot, Status
-from pdctl.protocol.processes import NO_PROCESS, look
+from pdctl.protocol.model import EventKind, FlightEntry, Frame, Snapshot, Status
+from pdctl.protocol.processes import look
 from pdctl.protocol.rank import Answer, FoundRank, Silence
 from pdctl.protocol.requests import Rooms, Settings
-from pdctl.recording.header import read_header
 from pdctl.targets.client import Client
 from pdctl.targets.fallback import apply_fallback
-from pdctl.targets.find import Found, refresh
-from pdctl.targets.logs import exit_status
+from pdctl.targets.find import Found
 from pdctl.targets.recordings import recording_file
 
 if TYPE_CHECKING:
@@ -38,7 +35,6 @@ T = TypeVar("T")
 MOST_KEPT = 16
 """Recordings that a view keeps once they are read: they are large."""
 _PY_SPY_S = 2.0
-_SAME_BOOT_NS = 60_000_000_000
 _TURN_S = 0.5
 _MOST_LOOKS = 14
 """Looks at a loop that may stand: so far apart, and no more than so many."""
@@ -225,7 +221,7 @@ class View:
             known = [rank.access is None or rank.recording is not None for rank in self.ranks]
             living = [rank for rank, ended in zip(self.ranks, gone, strict=True) if not ended and _there(rank)]
             ended = [
-                _ending(rank, self.recording(rank, sockets=False).body)
+                ending(rank, self.recording(rank, sockets=False).body)
                 for rank, is_gone, is_known in zip(self.ranks, gone, known, strict=True)
                 if is_gone and is_known
             ]
@@ -258,7 +254,7 @@ class View:
                         age_s = max(0.0, (status.mono_ns - one.ended_mono_ns) / 1e9)
                         found.append(service_threads.Ended(status.identity, one, age_s))
             elif rank.state != "dead" and rank.seen_live is not False:
-                found += _noted(rank, self.recording(rank, sockets=False).body)
+                found += noted(rank, self.recording(rank, sockets=False).body)
         return found
 
     def _rooms_of(self, living: Sequence[FoundRank]) -> dict[int, Rooms]:
@@ -278,10 +274,10 @@ class View:
             now = {id(answer.rank): answer for answer in self.status([r for r in self.ranks if not self._timed_out(r)])}
             answers = [now.get(id(rank)) for rank in self.ranks]
         begun = time.monotonic()
-        looked = [_looked(Looked(outside=rank.state == "outside"), rank, a, 0.0) for rank, a in self._pairs(answers)]
+        looked = [with_look(Looked(outside=rank.state == "outside"), rank, a, 0.0) for rank, a in self._pairs(answers)]
         judged = [turns.judge(one) for one in looked]
         for number in range(_MOST_LOOKS):
-            if self.recorded or not any(_unsettled(one, first=not number) for one in judged):
+            if self.recorded or not any(unsettled(one, first=not number) for one in judged):
                 break
             if self.left(_TURN_S) < _TURN_S:
                 break
@@ -291,7 +287,7 @@ class View:
             answers = [now.get(id(rank)) for rank in self.ranks]
             after_s = time.monotonic() - begun
             looked = [
-                _looked(one, rank, answer, after_s)
+                with_look(one, rank, answer, after_s)
                 for one, (rank, answer) in zip(looked, self._pairs(answers), strict=True)
             ]
             judged = [turns.judge(one) for one in looked]
@@ -365,115 +361,6 @@ class View:
             return ()
 
 
-def _unsettled(turn: Turn, *, first: bool) -> bool:
-    """Return whether another look at a loop tells more: it may stand, and has not been seen to stand for long."""
-    if turn.turned or turn.state == turns.ENDED:
-        return False
-    if turn.state in turns.HALTED:
-        return turn.stood_s < STOOD_S
-    if not turn.doing or turn.computing or turn.idle:
-        return first
-    return turn.stood_s < (STOOD_S if turn.age_s is not None else OUTSIDE_S)
-
-
-def _looked(one: Looked, rank: FoundRank, answer: Answer[Status] | None, after_s: float) -> Looked:
-    """Return the looks at a rank's loop with one more, now: ``after_s`` seconds after the first."""
-    statuses = () if answer is None or answer.body is None else (answer.body,)
-    pulses = () if statuses and not one.outside else _pulses(rank)
-    process = _process(rank, answered=bool(statuses))
-    return replace(
-        one,
-        statuses=(*one.statuses, *statuses),
-        pulses=(*one.pulses, *pulses),
-        process=process,
-        stopped_s=after_s if process in turns.HALTED else 0.0,
-    )
-
-
-def _pulses(rank: FoundRank) -> tuple[Pulse, ...]:
-    """Return what the recording of a rank says of its turns now, nothing where it can't be read."""
-    if rank.recording is None or rank.access is not None:
-        return ()
-    try:
-        header = read_header(rank.recording)
-    except (OSError, ValueError):
-        return ()
-    return (Pulse(header.ticks, header.tick_mono_ns, now_ns(rank, header.wall_ns, header.mono_ns)),)
-
-
-_HALTS = {"T": turns.STOPPED, "t": turns.TRACED, "F": turns.FROZEN}
-
-
-def _process(rank: FoundRank, *, answered: bool) -> str:
-    """Return the state of a rank's process now; in a trace, as it was when that was made."""
-    if rank.state == "dead" or (rank.seen_ns and rank.seen_live is False):
-        return turns.ENDED
-    if rank.seen_live or (answered and rank.state != "outside"):
-        return turns.RUNNING
-    if not rank.live:
-        return turns.UNSEEN
-    now = refresh(rank)
-    if now.state == "dead":
-        return turns.ENDED
-    state = now.process.state if rank.access is None else ""
-    if state in _HALTS:
-        return _HALTS[state]
-    return turns.RUNNING if state or answered else turns.UNSEEN
-
-
-def _noted(rank: FoundRank, recording: Recording | None) -> list[service_threads.Ended]:
-    """Return the threads that have ended by a recording."""
-    if recording is None:
-        return []
-    now = now_ns(rank, recording.start_wall_ns, recording.start_mono_ns)
-    notes = recording.events_of((0,), (EventKind.NOTE,))
-    return service_threads.recorded(
-        rank.identity, ((one.text, None if now is None else max(0.0, (now - one.mono_ns) / 1e9)) for one in notes)
-    )
-
-
 def _there(rank: FoundRank) -> bool:
     """Return whether a rank runs, or ran when it was recorded; one that was not found at all is not there."""
     return rank.live or bool(rank.seen_live)
-
-
-def _ending(rank: FoundRank, recording: Recording | None) -> Ending:
-    """Return how a rank ended, as its recording, the kernel and the engine's log have it."""
-    process = rank.process if rank.access is None else NO_PROCESS
-    logged = exit_status(rank.log, rank.identity.pid) if rank.access is None and not process.exit_status else 0
-    status = process.exit_status or logged
-    if recording is None:
-        return Ending(rank.identity, status=status, logged=bool(logged))
-    from pdctl.recording.requests import last_sign_ns, rooms_of  # loads numpy
-
-    last = last_sign_ns(recording)
-    now = now_ns(rank, recording.start_wall_ns, recording.start_mono_ns)
-    notes = recording.events_of((0,), (EventKind.NOTE,))
-    return Ending(
-        rank.identity,
-        last_ns=last + recording.start_wall_ns - recording.start_mono_ns,
-        age_s=None if now is None else max(0.0, (now - last) / 1e9),
-        recorded=recording.state,
-        raised=next((note.text for note in notes if note.text.startswith(SCHEDULER_ENDED)), ""),
-        status=status,
-        logged=bool(logged),
-        held=frozenset(rooms_of(recording, last).rooms.column("room")) - {0},
-        known=frozenset(recording.event_table()["room"].tolist()) - {0},
-    )
-
-
-def now_ns(rank: FoundRank, start_wall_ns: int, start_mono_ns: int) -> int | None:
-    """Return the present on the clock of a rank's recording, None where that clock can't be read from here.
-
-    start_wall_ns, start_mono_ns: of the recording. In a trace the present is when it was made.
-    """
-    if rank.seen_ns:
-        return rank.seen_ns
-    now = time.monotonic_ns()
-    here = rank.identity.host == socket.gethostname() or bool(rank.process.state)
-    # Both clocks started together: their difference is the same now as when the recording began, give or take a step.
-    same_boot = abs(time.time_ns() - now - (start_wall_ns - start_mono_ns)) < _SAME_BOOT_NS
-    return now if here and start_mono_ns <= now and same_boot else None
-
-
-__all__ = ["MOST_KEPT", "View", "now_ns"]

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from pdctl.probes.processes import now_ns
 from pdctl.probes.queues.judge import unconfirmed
 from pdctl.probes.queues.model import RankView
 from pdctl.probes.standing import standing
-from pdctl.probes.view import now_ns
 from pdctl.protocol.model import Status
 from pdctl.protocol.rank import FoundRank, Silence
 from pdctl.targets.silence import not_asked

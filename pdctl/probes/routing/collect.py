@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pdctl.probes.routing import GRACE_S
+from pdctl.probes.routing.addresses import own_address
 from pdctl.probes.routing.bootstrap import Question, ask, split
 from pdctl.probes.routing.judge import pause_s
 from pdctl.probes.routing.model import FAKE_HOST, Fault, Look, Place, RankView, ServerView, waits
-from pdctl.probes.routing.peers import own_address
 from pdctl.protocol.model import ATTACHED, EventKind
 from pdctl.protocol.processes import network_of
 from pdctl.protocol.rank import FoundRank

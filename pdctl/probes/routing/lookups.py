@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pdctl.probes.queues.formatting import names
+from pdctl.probes.routing.addresses import addresses, serves
 from pdctl.probes.routing.model import FAKE_HOST, RECENT_S, Fault, Look, Misses, RankView, ServerView
-from pdctl.probes.routing.peers import addresses, serves
 from pdctl.probes.routing.suspects import Suspect
 from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import ABORTED, EVERY_REQUEST, LOST, EventKind, KVPoll

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pdctl.probes.queues.formatting import names
-from pdctl.probes.routing.model import Look, Place, RankView, ServerView, place_of
+from pdctl.probes.routing.addresses import is_target, listens_on, serves, setting, shared
+from pdctl.probes.routing.model import Look, Place, RankView, place_of
 from pdctl.probes.routing.suspects import Suspect
 from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import EventKind, KVPoll
@@ -18,17 +18,6 @@ SENT = (KVPoll.WAITING_FOR_INPUT, KVPoll.TRANSFERRING)
 
 
 _GIVES_UP = "decode's heartbeat takes to give it up (two misses, 10 s, by default)"
-
-
-def setting(view: RankView, name: str) -> str:
-    """Return a setting of the rank, "" unknown."""
-    return view.settings.values.get(name, "") if view.settings is not None else ""
-
-
-def listens_on(view: RankView) -> int:
-    """Return the port on which a rank takes messages of the other side, 0 unknown."""
-    port = setting(view, "rank_port")
-    return int(port) if port.isdecimal() else 0
 
 
 def suspects_of_peers(look: Look) -> Iterator[Suspect]:
@@ -73,7 +62,7 @@ def _prefill_replaced(look: Look) -> Iterator[Suspect]:
                 continue
             place = (peer.dp, peer.cp, peer.tp, peer.pp)
             now, rank = _there_now(look, view, peer, place, prefill)
-            if now in (0, peer.port) or any(_is(peer, one, view) for one in prefill) or place in silent:
+            if now in (0, peer.port) or any(is_target(peer, one, view) for one in prefill) or place in silent:
                 continue
             ports = found.setdefault((view.identity.cluster, view.identity.service, peer.bootstrap), {})
             label = rank.identity.label if rank is not None else f"prefill dp{peer.dp} pp{peer.pp} tp{peer.tp}"
@@ -102,52 +91,6 @@ def _there_now(
     if registered > 0:
         return registered, rank if rank is not None and listens_on(rank) == registered else None
     return (listens_on(rank), rank) if rank is not None else (0, None)
-
-
-def serves(prefill: RankView, decode: RankView, address: str) -> bool:
-    """Return whether ``address``, as this decode rank uses it, is surely the bootstrap server of this prefill rank's server."""
-    if not address or address not in addresses(prefill):
-        return False
-    if not _loopback(address):
-        return True
-    return prefill.identity.host == decode.identity.host and prefill.network == decode.network
-
-
-def own_address(view: RankView) -> str:
-    """Return where a prefill rank's own bootstrap server should be by its settings, "" where they do not tell."""
-    if view.settings is None or view.identity.role != "prefill":
-        return ""
-    values = view.settings.values
-    host, port = values.get("host", ""), values.get("disaggregation_bootstrap_port", "")
-    if not port.isdecimal() or not int(port):
-        return ""
-    host = "127.0.0.1" if host in ("", "0.0.0.0", "localhost", "::") else host
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def addresses(view: RankView) -> set[str]:
-    """Return the addresses of a prefill rank's own bootstrap server, as its requests and its settings have them."""
-    found = set(view.rooms.rooms.distinct("bootstrap")) if view.rooms is not None else set()
-    own = own_address(view)
-    return {*found, own} if own else found
-
-
-def _loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _is(peer: Peer, prefill: RankView, decode: RankView) -> bool:
-    """Return whether a rank that answers may be the one that a decode rank sends to."""
-    if listens_on(prefill) != peer.port:
-        return False
-    own = setting(prefill, "rank_ip")
-    if own and peer.host and own != peer.host:
-        return False
-    return not _loopback(f"{peer.host}:0") or prefill.identity.host == decode.identity.host
 
 
 def _replaced(cluster: str, service: str, address: str, ports: Sequence[_Stale]) -> Suspect:
@@ -390,51 +333,13 @@ def _users(look: Look, prefill: RankView) -> list[str]:
         view.identity.label
         for view in look.views
         if view.identity.role == "decode" and view.rooms is not None
-        if any(_is(peer, prefill, view) for peer in view.rooms.peers or ())
+        if any(is_target(peer, prefill, view) for peer in view.rooms.peers or ())
     ]
 
 
 def _bootstrapping(view: RankView) -> list[int]:
     rows = view.rooms.rooms.rows("room", "queue") if view.rooms is not None else ()
     return [room for room, queue in rows if room and queue == "prefill.bootstrap"]
-
-
-def shared(look: Look) -> list[tuple[RankView, RankView, ServerView]]:
-    """Return (rank that is not registered, rank that is, bootstrap server) where two have one place there.
-
-    With a shared CP and TP group, places are registered under others: those are left out.
-    """
-    prefill = [
-        view
-        for view in look.views
-        if view.identity.role == "prefill"
-        and view.rooms is not None
-        and listens_on(view)
-        and view.identity.cp_size <= 1
-    ]
-    found = []
-    for view in prefill:
-        for server in near(view, look):
-            given = server.routes.get(place_of(view), 0)
-            if given <= 0 or given == listens_on(view):
-                continue
-            for other in prefill:
-                one_place = place_of(other) == place_of(view) and other.identity.cluster == view.identity.cluster
-                if one_place and listens_on(other) == given and other.network == view.network:
-                    found.append((view, other, server))
-    return found
-
-
-def near(view: RankView, look: Look) -> list[ServerView]:
-    """Return the bootstrap servers that may be this prefill rank's: at its port, in its network."""
-    if look.instead:
-        return list(look.servers.values())
-    port = setting(view, "disaggregation_bootstrap_port")
-    return [
-        server
-        for (network, address), server in look.servers.items()
-        if network == view.network and address.rpartition(":")[2] == port
-    ]
 
 
 def _name(view: RankView, other: RankView) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pdctl.probes.queues.formatting import names
+from pdctl.probes.routing.addresses import listens_on, near, shared
 from pdctl.probes.routing.facts import (
     CONFLICTING,
     EVERY,
@@ -19,7 +20,6 @@ from pdctl.probes.routing.facts import (
     registers,
 )
 from pdctl.probes.routing.model import Look, RankView, Side, place_of
-from pdctl.probes.routing.peers import listens_on, near, shared
 from pdctl.probes.routing.suspects import Suspect
 from pdctl.protocol.requests import FORCE_QUERY, NOTES_CONFLICTS, REGISTERS_EVERY_ROOM
 

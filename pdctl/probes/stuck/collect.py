@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from pdctl.probes.processes import now_ns
 from pdctl.probes.stuck import UNHEARD_S
 from pdctl.probes.stuck.model import Earlier, Last, RankLooks
 from pdctl.probes.turns import TAKES_IN
-from pdctl.probes.view import now_ns
 from pdctl.protocol.metadata import NOT_READ
 from pdctl.protocol.model import (
     ATTACHED,

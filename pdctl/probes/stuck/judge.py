@@ -6,28 +6,24 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from pdctl.probes.queues.formatting import names
 from pdctl.probes.queues.formatting import rooms as some_rooms
 from pdctl.probes.stuck import STUCK_S, UNHEARD_S, advice, place
 from pdctl.probes.stuck.advice import BEHIND, FIRST, NOT_TOLD, Advice
 from pdctl.probes.stuck.model import Place, RankLooks, SideSpace, StuckDocument, Waiting
-from pdctl.probes.stuck.peer import ABSENT, ENDED, GONE, LATER, NEVER, UNREAD, peer_of
+from pdctl.probes.stuck.peer import ABSENT, ENDED, GONE, LATER, NEVER, UNREAD
 from pdctl.probes.stuck.shared import shared_findings
 from pdctl.probes.stuck.sides import (
     COMPUTED,
     HEARD,
     QUEUE_ORDER,
-    Key,
-    Seen,
     Side,
     sides_of,
     space_of,
 )
+from pdctl.probes.stuck.waiting import waiting_of
 from pdctl.protocol.durations import seconds
-from pdctl.protocol.model import OTHER, UNKNOWN, KVPoll, poll_name
-from pdctl.protocol.requests import NOT_KNOWN, Cover, Lookup, RoomEntry
+from pdctl.protocol.model import OTHER, KVPoll, poll_name
 from pdctl.report.findings import Finding, finding
 
 
@@ -47,7 +43,7 @@ def judge(
     waiting: list[tuple[Side, Waiting]] = []
     for side in sides:
         other = peers[(side.cluster, OTHER.get(side.role, ""))]
-        waiting += [(side, request) for request in _waiting(side, other, pause_s, full.get(id(side)))]
+        waiting += [(side, request) for request in waiting_of(side, other, pause_s, full.get(id(side)))]
     requests = [request for _, request in waiting]
     shown = [request for request in requests if request.age_s >= older_s or (older_s and request.age_s < 0)]
     problems = [f"{look.identity.label}: {look.silence}" for look in looks if look.silence]
@@ -68,167 +64,6 @@ _SORTS = {
     "queue": lambda r: (QUEUE_ORDER[r.queue], -r.age_s, r.room),
     "rank": lambda r: (r.side, QUEUE_ORDER[r.queue], -r.age_s, r.room),
 }
-
-
-# ---- one side's requests ---------------------------------------------------------------------------------------------
-
-
-def _waiting(side: Side, other: Sequence[Side], pause_s: float, full: SideSpace | None) -> list[Waiting]:
-    """Return a side's requests. This runs ten thousand times in a second at most: what many share is looked up once."""
-    answer = side.first_answer
-    if answer is None:
-        return []
-    covers, lookups, recorded = _Covers(answer.covers), answer.lookups, side.recorded
-    progress = _Progress(side, pause_s)
-    since, title, role, cluster, unseen_s = side.since, side.title, side.role, side.cluster, side.unseen_s
-    found = []
-    for key, seen in side.requests.items():
-        if len(seen) == 1 and seen[0].entry.queue in QUEUE_ORDER:
-            entry = seen[0].entry
-            age_s = entry.age_s
-        else:
-            waiting = [each.entry for each in seen if each.entry.queue in QUEUE_ORDER]
-            if not waiting:
-                continue
-            entry = min(waiting, key=_least)
-            age_s = max(each.age_s for each in waiting)
-        cover = covers.of(entry)
-        if lookups and entry.queue == "decode.pending":
-            cover = _attempts(lookups.get(entry.bootstrap), entry.bootstrap) or cover
-        if recorded and cover.name == "unknown":
-            cover = _NOT_TOLD
-        room, rid = key
-        peer = peer_of(room, side, other, max(age_s, since.get(key, -1.0)) if since else age_s)
-        found.append(
-            Waiting(
-                room=room,
-                rid=rid,
-                side=title,
-                role=role,
-                queue=entry.queue,
-                state=_STATES[entry.state],
-                age_s=age_s,
-                ranks=tuple([_place(each) for each in seen]),
-                peer=peer.words,
-                peer_is=peer.kind,
-                peer_ended_s=peer.ended_s,
-                peer_without_s=peer.without_s,
-                progress=progress.of(key, entry),
-                cover=cover.name,
-                limit_s=cover.limit_s,
-                left_s=cover.left_s(entry),
-                note=(_behind(room, entry, full) if full is not None else "") or cover.note,
-                holds=_holds(entry),
-                cluster=cluster,
-                unseen_s=unseen_s,
-            )
-        )
-    return found
-
-
-_STATES = [poll_name(state) for state in range(UNKNOWN + 1)]
-
-
-def _least(entry: RoomEntry) -> tuple[int, float]:
-    """Order a group's entries of one request: a group is where its least advanced rank is (MIN), the oldest of those."""
-    return entry.state, -entry.age_s
-
-
-def _place(seen: Seen) -> Place:
-    entry = seen.entry
-    return Place(seen.ranks, entry.queue, _STATES[entry.state], entry.age_s, entry.slot, entry.kv, entry.locked)
-
-
-class _Progress:
-    """Whether requests of one side got any further between the two looks."""
-
-    def __init__(self, side: Side, pause_s: float) -> None:
-        self._pause_s = pause_s
-        self._watched, self._changed, self._left = side.watched, side.changed, side.left
-
-    def of(self, key: Key, entry: RoomEntry) -> str:
-        if 0 <= entry.age_s < self._pause_s:
-            return "new"
-        if not self._watched:
-            return "unknown"
-        return self._changed.get(key) or ("in line" if entry.queue in self._left else "still")
-
-
-def _holds(entry: RoomEntry) -> str:
-    slot = f"slot {entry.slot}" if entry.slot >= 0 else ""
-    kv = f"{entry.kv} KV tokens" if entry.kv > 0 else ""
-    held = f"{slot}, {kv}" if slot and kv else slot or kv
-    if entry.locked > 0:
-        lock = f"a lock on {entry.locked} tokens of the prefix cache"
-        return f"{held}, {lock}" if held else lock
-    return held
-
-
-def _behind(room: int, entry: RoomEntry, full: SideSpace) -> str:
-    if entry.queue != "decode.prealloc" or entry.slot >= 0:
-        return ""
-    return FIRST if room == full.head else BEHIND
-
-
-# ---- what ends it ----------------------------------------------------------------------------------------------------
-
-
-class _Ends(msgspec.Struct, frozen=True, gc=False):
-    """What ends the requests of a queue and state. name: its variable, ``nothing`` or ``unknown``; limit_s None without one.
-
-    running: whether their clock is; note: what there is to say of it. left: seconds left, where no clock of the request tells.
-    """
-
-    name: str
-    limit_s: float | None
-    running: bool = False
-    note: str = ""
-    left: float | None = None
-
-    def left_s(self, entry: RoomEntry) -> float | None:
-        """Return the seconds that a request has left, None where nothing ends it."""
-        if self.left is not None:
-            return self.left
-        return self.limit_s - entry.clock_s if self.running and self.limit_s is not None else None
-
-
-_NOT_TOLD = _Ends("unknown", None, note=NOT_TOLD)
-
-
-def _attempts(lookup: Lookup | None, address: str) -> _Ends | None:
-    """Return what ends requests whose bootstrap server is asked in vain: decode fails them after its last attempt."""
-    if lookup is None or lookup.left_s is None:
-        return None
-    name = f"attempt {lookup.most} at the bootstrap server {address} (now {lookup.attempts})"
-    return _Ends(name, lookup.most * lookup.every_s, left=lookup.left_s)
-
-
-class _Covers:
-    """What ends a request, by queue, state and whether a clock runs for it."""
-
-    def __init__(self, covers: Sequence[Cover]) -> None:
-        self._by = {(cover.queue, cover.state): cover for cover in covers}
-        self._known: dict[tuple[str, int, bool], _Ends] = {}
-
-    def of(self, entry: RoomEntry) -> _Ends:
-        running = entry.clock_s >= 0
-        key = (entry.queue, entry.state, running)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._ends(entry.queue, entry.state, running)
-        return found
-
-    def _ends(self, queue: str, state: int, running: bool) -> _Ends:
-        exact = self._by.get((queue, state)) if state != UNKNOWN else None
-        if exact is not None and not running:
-            return _Ends("nothing", None, note=f"{exact.name} starts {exact.clock}")
-        cover = exact or self._by.get((queue, UNKNOWN))
-        if cover is None:
-            return _Ends("nothing", None)
-        if cover.limit_s == NOT_KNOWN:
-            return _Ends(cover.name or "unknown", None)
-        limited = cover.limit_s > 0
-        return _Ends(cover.name if limited else "nothing", cover.limit_s if limited else None, exact is not None)
 
 
 # ---- findings --------------------------------------------------------------------------------------------------------

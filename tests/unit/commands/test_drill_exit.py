@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdctl.commands.drill import exit_code
+from pdctl.commands.drill_show import exit_code
 from pdctl.inject.drill.journal import default_path
 from pdctl.inject.drill.records import BROKEN, HOLDS, INCONCLUSIVE, Problem, Verdict
 from pdctl.protocol.errors import Exit

@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pdctl.probes import turns
-from pdctl.probes import view as view_module
+from pdctl.probes import processes, turns
 from pdctl.probes.turns import ENDED, RUNNING, STOPPED, Looked, Pulse, judge
 from pdctl.probes.view import View
 from pdctl.protocol.model import Call, Frame, GroupCount, Status
@@ -174,7 +173,7 @@ def test_a_silent_rank_is_not_asked_again_and_its_process_is_looked_at(
     writer = RecordingWriter.create(tmp_path / "a.pdrec", msgspec.json.encode(one), size=f.MIN_SIZE)
     writer.pulse(3, 1)
     monkeypatch.setattr("pdctl.targets.find.look_closely", lambda pid: Process("T", 5) if pid == 77 else Process())
-    monkeypatch.setattr(view_module, "now_ns", lambda *_: 31 * S)
+    monkeypatch.setattr(processes, "now_ns", lambda *_: 31 * S)
     rank = FoundRank(one, "live", recording=tmp_path / "a.pdrec", process=Process("T", 5))
     client = Answering((None,), (), ())
     [turn] = View(Found((rank,)), client).turns()
