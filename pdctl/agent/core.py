@@ -23,7 +23,8 @@ from pdctl.engines.base import MAX_ERRORS, Adapter, Site
 from pdctl.faults.fault import Fault
 from pdctl.faults.table import FaultTable
 from pdctl.protocol import paths
-from pdctl.protocol.model import AGENT_ENDED, ATTACHED, EventKind, Identity
+from pdctl.protocol.model import ATTACHED, EventKind, Identity
+from pdctl.protocol.notes import AGENT_ENDED
 from pdctl.protocol.wire import PROTOCOL
 from pdctl.recording.null import NullRecorder
 from pdctl.recording.writer import RecordingWriter, process_start

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from pdctl.protocol.model import SCHEDULER_ENDED, EventKind, KVPoll
+from pdctl.protocol.model import EventKind, KVPoll
+from pdctl.protocol.notes import SCHEDULER_ENDED
 
 if TYPE_CHECKING:
     from pdctl.engines.base import Maker, Site

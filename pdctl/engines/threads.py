@@ -14,7 +14,8 @@ from typing import Any
 
 from pdctl.engines.base import Hooks, Site
 from pdctl.engines.shared import raised_in
-from pdctl.protocol.model import THREAD_ENDED, EventKind, ServiceThread
+from pdctl.protocol.model import EventKind, ServiceThread
+from pdctl.protocol.notes import THREAD_ENDED
 
 MAX_THREADS = 256
 MAX_NAME = 200

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from pdctl.faults.kinds import KINDS, Way
 from pdctl.protocol import durations
-from pdctl.protocol.model import AGENT_ENDED, EventKind
+from pdctl.protocol.model import EventKind
+from pdctl.protocol.notes import AGENT_ENDED
 
 if TYPE_CHECKING:
     from pdctl.recording.reader import Event

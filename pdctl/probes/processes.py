@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from pdctl.probes import service_threads, turns
 from pdctl.probes.endings import Ending
 from pdctl.probes.turns import OUTSIDE_S, STOOD_S, Looked, Pulse, Turn
-from pdctl.protocol.model import SCHEDULER_ENDED, EventKind, Status
+from pdctl.protocol.model import EventKind, Status
+from pdctl.protocol.notes import SCHEDULER_ENDED
 from pdctl.protocol.processes import NO_PROCESS
 from pdctl.protocol.rank import Answer, FoundRank
 from pdctl.recording.header import read_header

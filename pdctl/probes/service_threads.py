@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pdctl.protocol.durations import seconds
-from pdctl.protocol.model import ROLE_CHANGED, THREAD_ENDED, Identity, ServiceThread
+from pdctl.protocol.model import Identity, ServiceThread
+from pdctl.protocol.notes import ROLE_CHANGED, THREAD_ENDED
 from pdctl.report.findings import Finding, Level, finding
 from pdctl.targets import nodeset
 

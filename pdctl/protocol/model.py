@@ -11,24 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-# What comes from a file or a socket is checked against these as it is decoded, so that whoever uses it need not.
-Name = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"^(?![\s\S]*[\x00-\x1f\x7f-\x9f\u2028\u2029])")]
-"""A name: in one line, without control characters."""
-Coordinate = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 20)]
-Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
-Member = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
-ProcessId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
-Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
-"""A number that counts up, or a time in ns: two of them can be added in 64 bits."""
-MonoNs = Annotated[int, msgspec.Meta(ge=0, lt=1 << 60)]
-
-
-def why_not(error: Exception) -> str:
-    """Return a readable reason why a value could not be decoded: a regular expression is not one."""
-    said, at, place = str(error).rpartition(" - at ")
-    if not said.startswith("Expected `str` matching regex"):
-        return str(error)
-    return f"characters that may not be there{at}{place}"
+from pdctl.protocol.fields import Coordinate, Count, Member, MonoNs, Name, ProcessId, Size
 
 
 class KVPoll(IntEnum):
@@ -122,33 +105,6 @@ class EventKind(IntEnum):
     NOTE = 15  # text says it
     FAILURE = 16  # the engine noted why a room failed; text = its reason
     LOOKUP = 17  # decode asked a bootstrap server for its prefill server; a = times in a row without an answer; text = address
-
-
-ABORTED = "Aborted by AbortReq"
-"""How the engine's reason for a request begins that a client aborted, or that decode itself gave up on."""
-LOST = (
-    "Lost connection with prefill", "Losing connection with prefill", "Could not fetch bootstrap info",
-    "Prefill server with bootstrap_addr",
-)  # fmt: skip
-"""How the engine's reasons begin for requests whose prefill server decode could not reach."""
-WRONG_KV = "KV checksum mismatch"
-"""How the engine's reason begins for a request that it drops since its KV is not what prefill sent."""
-WRONG_ELSEWHERE = f"{WRONG_KV} on a peer rank"
-"""How it begins on a rank whose own KV of the request is right."""
-EVERY_REQUEST = "all requests"
-"""Text of an ABORT event that means all of them."""
-AGENT_ENDED = "agent ended"
-"""How the NOTE begins that the agent's thread leaves in the recording when it ends before its process does."""
-SCHEDULER_ENDED = "scheduler ended"
-"""How the NOTE begins that a rank leaves when an exception ends its scheduler: ``scheduler ended: TypeError in poll, x.py:9``.
-A rank that was killed leaves none."""
-THREAD_ENDED = "thread ended"
-"""How the NOTE begins that a rank leaves when a thread of its engine ends that should not: then come its function, and type and
-place of its exception if it had one, as in ``bootstrap_thread: AssertionError, conn.py:9``."""
-
-
-ROLE_CHANGED = "role changed"
-"""How the NOTE begins that a rank leaves when its engine gives it another role: ``role changed: prefill to decode``."""
 
 
 class GroupInfo(msgspec.Struct, frozen=True):

@@ -12,8 +12,9 @@ from zlib import crc32
 import msgspec
 
 from pdctl.protocol import structs
+from pdctl.protocol.fields import why_not
 from pdctl.protocol.files import read_head
-from pdctl.protocol.model import QUEUES, Identity, why_not
+from pdctl.protocol.model import QUEUES, Identity
 from pdctl.recording import format as f
 
 CUT_OFF = "file is empty or cut off in its first bytes"

@@ -14,7 +14,8 @@ import msgspec
 from pdctl import __version__
 from pdctl.protocol import structs
 from pdctl.protocol.documents import Document
-from pdctl.protocol.model import Count, Identity, MonoNs, Name, why_not
+from pdctl.protocol.fields import Count, MonoNs, Name, why_not
+from pdctl.protocol.model import Identity
 
 VERSION = 1
 SCHEMA = "pdctl.trace"

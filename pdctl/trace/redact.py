@@ -16,17 +16,8 @@ from zlib import crc32
 import msgspec
 
 from pdctl.protocol import structs
-from pdctl.protocol.model import (
-    ABORTED,
-    EVERY_REQUEST,
-    LOST,
-    SCHEDULER_ENDED,
-    THREAD_ENDED,
-    WRONG_ELSEWHERE,
-    WRONG_KV,
-    EventKind,
-    Identity,
-)
+from pdctl.protocol.model import EventKind, Identity
+from pdctl.protocol.notes import ABORTED, EVERY_REQUEST, LOST, SCHEDULER_ENDED, THREAD_ENDED, WRONG_ELSEWHERE, WRONG_KV
 from pdctl.recording import format as f
 from pdctl.recording.header import parse_header
 from pdctl.recording.source import Source

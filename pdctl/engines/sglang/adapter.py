@@ -24,7 +24,8 @@ from pdctl.engines.slots import SlotWatch
 from pdctl.engines.threads import ServiceThreads
 from pdctl.faults.table import FaultTable
 from pdctl.protocol.metadata import Metadata, Wanted
-from pdctl.protocol.model import ROLE_CHANGED, EventKind, Frame, Identity, QueueEntry, Seam, ServiceThread, SlotEntry
+from pdctl.protocol.model import EventKind, Frame, Identity, QueueEntry, Seam, ServiceThread, SlotEntry
+from pdctl.protocol.notes import ROLE_CHANGED
 from pdctl.protocol.requests import Rooms, Settings
 
 if TYPE_CHECKING:

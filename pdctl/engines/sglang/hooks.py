@@ -14,7 +14,8 @@ from pdctl.engines.reductions import ByRoom
 from pdctl.engines.sglang import events, reductions, seams
 from pdctl.engines.sglang.queues import QueueReader
 from pdctl.engines.shared import LEAVES, failure
-from pdctl.protocol.model import EVERY_REQUEST, SPARE_QUEUES, EventKind, Seam
+from pdctl.protocol.model import SPARE_QUEUES, EventKind, Seam
+from pdctl.protocol.notes import EVERY_REQUEST
 
 if TYPE_CHECKING:
     from pdctl.agent.sinks import Recorder

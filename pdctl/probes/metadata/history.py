@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pdctl.probes.metadata.model import History, Mismatch, WrongKV
-from pdctl.protocol.model import UNKNOWN, WRONG_ELSEWHERE, WRONG_KV, Action, EventKind, KVPoll
+from pdctl.protocol.model import UNKNOWN, Action, EventKind, KVPoll
+from pdctl.protocol.notes import WRONG_ELSEWHERE, WRONG_KV
 from pdctl.recording import format as f
 from pdctl.recording.requests import untrusted
 

@@ -10,7 +10,8 @@ from pdctl.probes.routing.addresses import addresses, serves
 from pdctl.probes.routing.model import FAKE_HOST, RECENT_S, Fault, Look, Misses, RankView, ServerView
 from pdctl.probes.routing.suspects import Suspect
 from pdctl.protocol.durations import seconds
-from pdctl.protocol.model import ABORTED, EVERY_REQUEST, LOST, EventKind, KVPoll
+from pdctl.protocol.model import EventKind, KVPoll
+from pdctl.protocol.notes import ABORTED, EVERY_REQUEST, LOST
 from pdctl.protocol.requests import Lookup
 
 _SURELY = 2

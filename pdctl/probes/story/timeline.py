@@ -7,16 +7,8 @@ from dataclasses import replace
 
 from pdctl.probes.story.model import KINDS, Lost, Moment, QueueStay, RankStory
 from pdctl.probes.story.polls import Polls, polls
-from pdctl.protocol.model import (
-    EVERY_REQUEST,
-    OTHER,
-    WRONG_ELSEWHERE,
-    WRONG_KV,
-    Action,
-    EventKind,
-    KVPoll,
-    poll_name,
-)
+from pdctl.protocol.model import OTHER, Action, EventKind, KVPoll, poll_name
+from pdctl.protocol.notes import EVERY_REQUEST, WRONG_ELSEWHERE, WRONG_KV
 from pdctl.recording.reader import Event, Recording
 
 _ACTIONS = {0: "kept", 1: "committed", 2: "failed", 3: "aborted", 4: "moved on"}

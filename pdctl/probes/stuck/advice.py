@@ -9,7 +9,8 @@ from pdctl.probes.queues.formatting import names
 from pdctl.probes.stuck.model import Last, Waiting
 from pdctl.probes.stuck.sides import COMPUTED, Side
 from pdctl.protocol.durations import seconds
-from pdctl.protocol.model import ABORTED, OTHER
+from pdctl.protocol.model import OTHER
+from pdctl.protocol.notes import ABORTED
 
 BOOTSTRAP_TIMEOUT = "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT"
 GIVEN_UP = "given up"

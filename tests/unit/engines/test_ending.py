@@ -10,7 +10,8 @@ import pytest
 
 from pdctl.engines.base import Hooks
 from pdctl.engines.shared import ending
-from pdctl.protocol.model import SCHEDULER_ENDED, EventKind
+from pdctl.protocol.model import EventKind
+from pdctl.protocol.notes import SCHEDULER_ENDED
 
 
 class Events(list[dict[str, Any]]):

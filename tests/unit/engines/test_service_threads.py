@@ -10,7 +10,8 @@ import pytest
 
 from pdctl.engines.base import Hooks
 from pdctl.engines.threads import ServiceThreads
-from pdctl.protocol.model import THREAD_ENDED, EventKind, ServiceThread
+from pdctl.protocol.model import EventKind, ServiceThread
+from pdctl.protocol.notes import THREAD_ENDED
 from tests.support.patience import until
 
 

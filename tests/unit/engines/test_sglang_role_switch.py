@@ -17,7 +17,8 @@ from pdctl.engines.sglang import identity as identities
 from pdctl.engines.sglang import seams
 from pdctl.engines.sglang.adapter import SGLangAdapter
 from pdctl.faults.table import FaultTable
-from pdctl.protocol.model import ROLE_CHANGED, EventKind
+from pdctl.protocol.model import EventKind
+from pdctl.protocol.notes import ROLE_CHANGED
 from pdctl.protocol.paths import read_registration
 from pdctl.recording import format as f
 from pdctl.recording.reader import Recording, parse

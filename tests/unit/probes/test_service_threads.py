@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pdctl.probes.service_threads import Ended, judge, recorded
-from pdctl.protocol.model import ROLE_CHANGED, THREAD_ENDED, ServiceThread
+from pdctl.protocol.model import ServiceThread
+from pdctl.protocol.notes import ROLE_CHANGED, THREAD_ENDED
 from pdctl.report.causes import connect
 from pdctl.report.findings import Level, finding
 from tests.support.identities import identity

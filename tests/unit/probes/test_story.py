@@ -18,7 +18,8 @@ from pdctl.probes.story.judge import story
 from pdctl.probes.story.model import RankPast, RoomStory, StoryDocument
 from pdctl.probes.story.perfetto import arrows, trace, uncertainty
 from pdctl.probes.story.render import render
-from pdctl.protocol.model import WRONG_ELSEWHERE, WRONG_KV, Action, EventKind
+from pdctl.protocol.model import Action, EventKind
+from pdctl.protocol.notes import WRONG_ELSEWHERE, WRONG_KV
 from pdctl.recording import format as f
 from tests.support.story_world import MS, Rank, Request, World, served
 

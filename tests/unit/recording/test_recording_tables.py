@@ -18,17 +18,8 @@ from pdctl.probes.metadata import history as module
 from pdctl.probes.metadata.history import history
 from pdctl.probes.metadata.model import History, Mismatch, WrongKV
 from pdctl.probes.stuck.collect import last_words
-from pdctl.protocol.model import (
-    QUEUES,
-    UNKNOWN,
-    WRONG_ELSEWHERE,
-    WRONG_KV,
-    Action,
-    EventKind,
-    KVPoll,
-    Phase,
-    poll_name,
-)
+from pdctl.protocol.model import QUEUES, UNKNOWN, Action, EventKind, KVPoll, Phase, poll_name
+from pdctl.protocol.notes import WRONG_ELSEWHERE, WRONG_KV
 from pdctl.recording import format as f
 from pdctl.recording.reader import Event, Item, Recording, parse
 from pdctl.recording.streams import Run, Stream

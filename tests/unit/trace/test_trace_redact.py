@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from pdctl.probes.routing import facts
 from pdctl.probes.story.find import known_rooms, meant
-from pdctl.protocol.model import AGENT_ENDED, EventKind, GroupInfo
+from pdctl.protocol.model import EventKind, GroupInfo
+from pdctl.protocol.notes import AGENT_ENDED
 from pdctl.recording import format as f
 from pdctl.recording.reader import parse
 from pdctl.recording.source import Source
