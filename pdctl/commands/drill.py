@@ -15,7 +15,10 @@ from pdctl.commands.completing import values
 from pdctl.commands.drill_show import EXPECTED, DrillList, DrillRow, DrillShow, draw_list, row_of, show_verdict
 from pdctl.commands.options import (
     RANK_TIMEOUT_S,
+    BootstrapOption,
+    DecodeUrlOption,
     OutputOption,
+    PrefillUrlOption,
     RankTimeoutOption,
     RecordDirOption,
     RunDirOption,
@@ -121,24 +124,9 @@ def run(
             "--seed", min=0, max=(1 << 31) - 1, help="The same seed hits the same rooms.", show_default="the drill's"
         ),
     ] = None,
-    prefill_url: Annotated[
-        str, typer.Option("--prefill-url", metavar="URL", help="Send the requests to this prefill server.")
-    ] = "",
-    decode_url: Annotated[
-        str,
-        typer.Option(
-            "--decode-url", metavar="URL", help="Send the requests to this decode server, too, as a router does."
-        ),
-    ] = "",
-    bootstrap: Annotated[
-        str,
-        typer.Option(
-            "--bootstrap",
-            metavar="HOST:PORT",
-            help="The prefill's bootstrap server, as decode reaches it.",
-            show_default="the prefill URL's host, the port that server says",
-        ),
-    ] = "",
+    prefill_url: PrefillUrlOption = "",
+    decode_url: DecodeUrlOption = "",
+    bootstrap: BootstrapOption = "",
     cluster: Annotated[
         str, typer.Option("--cluster", metavar="NAME", help="The cluster to use, where there are several.")
     ] = "",
@@ -260,7 +248,7 @@ def _run(
     from pdctl.inject.audit import Audit, audit_path
     from pdctl.inject.drill.journal import Journal
     from pdctl.inject.drill.load import Sender
-    from pdctl.inject.drill.own_lab import describe, own_lab
+    from pdctl.inject.drill.own_lab import describe, lab_of, own_lab
     from pdctl.inject.drill.run import Run
     from pdctl.inject.drill.servers import check, check_version
     from pdctl.targets.client import TIMEOUT_S, Client
@@ -272,7 +260,7 @@ def _run(
 
     def on(config: LabConfig | None, env: dict[str, str]) -> Verdict:
         found = _one_cluster(discover(parse_places(env)).require(), cluster)
-        config = config or _lab_of(found, env)
+        config = config or lab_of(found.ranks[0].identity.cluster, env)
         load, pair = _load_of(drill), None
         if address is not None and isinstance(load, LabLoad):
             pair = address.reach()
@@ -310,16 +298,6 @@ def _one_cluster(found: Found, cluster: str) -> Found:
         )
     chosen = cluster or names[0]
     return replace(found, ranks=tuple(rank for rank in found.ranks if rank.identity.cluster == chosen))
-
-
-def _lab_of(found: Found, env: dict[str, str]) -> LabConfig | None:
-    """Return the embedded cluster that these ranks are, None when they are of an engine."""
-    from pdctl.lab import launch
-
-    try:
-        return launch.status(found.ranks[0].identity.cluster, env)[0]
-    except PdctlError:
-        return None
 
 
 @contextmanager

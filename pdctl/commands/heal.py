@@ -11,7 +11,10 @@ import typer
 from pdctl.commands.options import (
     RANK_TIMEOUT_S,
     TIMEOUT_S,
+    BootstrapOption,
+    DecodeUrlOption,
     OutputOption,
+    PrefillUrlOption,
     RankTimeoutOption,
     RecordDirOption,
     RunDirOption,
@@ -20,14 +23,21 @@ from pdctl.commands.options import (
     reach_of,
 )
 from pdctl.protocol.documents import Rows
-from pdctl.protocol.errors import Exit
+from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.escaping import escape
 from pdctl.report.output import Document, Format, Output
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
-EXAMPLES = ("pdctl heal --all", "pdctl heal 3f9c27")
+    from pdctl.inject.drill.servers import Address
+    from pdctl.inject.proof import Proof
+    from pdctl.targets.find import FoundRank
+    from pdctl.targets.reach import Reach
+
+EXAMPLES = ("pdctl heal --all", "pdctl heal 3f9c27", "pdctl heal --all --prove")
 
 
 class HealedRank(msgspec.Struct, frozen=True):
@@ -47,10 +57,11 @@ class HealedRank(msgspec.Struct, frozen=True):
 
 
 class HealedDocument(Document, frozen=True, kw_only=True, tag="pdctl.heal"):
-    """What healing came to. clean: no rank holds such a fault."""
+    """What healing came to. clean: no rank holds such a fault. answered: whether a request sent then was, None: none was."""
 
     clean: bool
     ranks: list[HealedRank]
+    answered: bool | None = None
 
 
 def command(
@@ -59,6 +70,16 @@ def command(
         str, typer.Argument(metavar="ID", help="The fault's id, as pdctl inject and pdctl faults print it.")
     ] = "",
     every: Annotated[bool, typer.Option("--all", help="End every fault on every rank, whoever placed it.")] = False,
+    prove: Annotated[
+        bool,
+        typer.Option(
+            "--prove",
+            help="Then send one request, and wait for its answer as long as --timeout says: to a lab, or to the servers named.",
+        ),
+    ] = False,
+    prefill_url: PrefillUrlOption = "",
+    decode_url: DecodeUrlOption = "",
+    bootstrap: BootstrapOption = "",
     output: OutputOption = Format.TABLE,
     timeout: TimeoutOption = TIMEOUT_S,
     rank_timeout: RankTimeoutOption = RANK_TIMEOUT_S,
@@ -67,21 +88,24 @@ def command(
 ) -> int:
     """End one fault, or all faults, and verify that they have ended.
 
-    It works while scheduler threads hang, and can be repeated.
+    It works while scheduler threads hang, and can be repeated. What a fault did may outlive it, as a group that hangs does:
+    --prove shows that with one request.
 
-    Exit code: 0 no fault is left, 1 none is left, and a thread of an engine has ended, which no healing brings back, 3 no rank
-    knows the named fault and another fault is in place, 4 no rank runs any more, 6 a rank that may hold a fault did not answer,
-    or still writes data that it held back.
+    Exit code: 0 no fault is left, 1 none is left, but the request was not answered, or a thread of an engine has ended, which
+    no healing brings back, 3 no rank knows the named fault and another fault is in place, or no request could be sent, 4 no
+    rank runs any more, 6 a rank that may hold a fault did not answer, or still writes data that it held back.
     """
     if bool(fault) == every:
         raise typer.BadParameter("name one fault, or --all")
     from pdctl.inject import healing
     from pdctl.inject.audit import Audit, audit_path
+    from pdctl.inject.drill.servers import Address
     from pdctl.targets.client import Client
 
     out = Output(output)
+    address = Address.parse(prefill_url, decode_url, bootstrap)
     audit = Audit(audit_path(os.environ), out.note)
-    reach = reach_of(ctx)
+    reach = reach_of(ctx, run_dir, record_dir)
     there = find(run_dir, record_dir, reach=reach, timeout=timeout, rank_timeout=rank_timeout, outside=False)
     found = there.ranks
     with Client(timeout_s=timeout, spent_s=there.took_s, rank_timeout_s=rank_timeout) as client:
@@ -105,6 +129,9 @@ def command(
         code = Exit.FINDING
     if code is Exit.CLEAN and all(result.gone or not result.rank.live for result in results):
         code = Exit.UNREACHABLE  # nobody is left to say anything
+    proof = None
+    if (prove or address is not None) and code is Exit.CLEAN:
+        proof, code = _proof(out, found, address, reach, timeout)
     audit.write("heal", fault=fault or "all", ranks=msgspec.to_builtins(ranks), clean=code is not Exit.FAULT_ACTIVE)
 
     def draw(document: HealedDocument, console: Console) -> None:
@@ -112,14 +139,18 @@ def command(
         asked = sum(result.rank.live for result in results)
         if ended:
             console.print(f"ended: {', '.join(whose(name, ended[name]) for name in sorted(ended))}")
-        elif code in (Exit.CLEAN, Exit.PARTIAL):
+        elif code in (Exit.CLEAN, Exit.PARTIAL) or proof is not None:
             console.print(
                 f"no {f'fault {escape(fault)}' if fault else 'fault'} is in place on the {asked} live ranks found"
             )
 
+        if document.answered and proof is not None:
+            console.print(proof.said)
+
     for line in (*healing.lines(results), *harm):
         out.error(line)
-    document = HealedDocument(clean=code is not Exit.FAULT_ACTIVE, ranks=ranks)
+    answered = None if proof is None else proof.answered
+    document = HealedDocument(clean=code is not Exit.FAULT_ACTIVE, ranks=ranks, answered=answered)
     out.document(document, Rows(HealedRank, ranks), draw, code=code)
     others = {status.id: status.owner for result in results for status in result.others}
     if others:
@@ -128,7 +159,25 @@ def command(
         if result.gone:
             rank = result.rank.identity
             out.note(f"{rank.who} was not reached, and holds nothing: its process has ended")
+    if code is Exit.CLEAN and proof is None and any(result.fired for result in results):
+        out.note(healing.unproven(fault))
     return code
+
+
+def _proof(
+    out: Output, ranks: Sequence[FoundRank], address: Address | None, reach: Reach, limit_s: float
+) -> tuple[Proof | None, Exit]:
+    """Send one request. Return what became of it, None where none was sent, and the exit code."""
+    from pdctl.inject import proof
+
+    try:
+        sent = proof.send(proof.place(ranks, address, reach.environment()), limit_s)
+    except PdctlError as error:
+        out.error(f"no request was sent: {error.message}", error.next_step)
+        return None, Exit.PARTIAL
+    if not sent.answered:
+        out.error(sent.said, "pdctl check")
+    return sent, Exit.CLEAN if sent.answered else Exit.FINDING
 
 
 def whose(fault: str, owner: str) -> str:

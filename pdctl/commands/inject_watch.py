@@ -210,6 +210,8 @@ class Foreground:
 
         if counts.silent:
             self._out.note(f"Counts are those of the last answer: {'; '.join(counts.silent)}")
+        elif counts.fired and healed:
+            self._out.note(healing.unproven(args.id))
         elif not counts.fired:
             self._out.note(f"It never fired: {_why_not(counts)}. Nothing was shown, either way.")
         self._out.document(document, draw=draw, code=code)

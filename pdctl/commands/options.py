@@ -134,6 +134,22 @@ RankOption = Annotated[
 FindingsOption = Annotated[
     bool, typer.Option("--findings", help="With -o jsonl or csv: write the findings, and no other rows.")
 ]
+PrefillUrlOption = Annotated[
+    str, typer.Option("--prefill-url", metavar="URL", help="Send the requests to this prefill server.")
+]
+DecodeUrlOption = Annotated[
+    str,
+    typer.Option("--decode-url", metavar="URL", help="Send the requests to this decode server, too, as a router does."),
+]
+BootstrapOption = Annotated[
+    str,
+    typer.Option(
+        "--bootstrap",
+        metavar="HOST:PORT",
+        help="The prefill's bootstrap server, as decode reaches it.",
+        show_default="the prefill URL's host, the port that server says",
+    ),
+]
 AllStartsOption = Annotated[bool, typer.Option("--all", help="Include dead ranks of a server's earlier starts.")]
 
 

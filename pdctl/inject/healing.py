@@ -31,7 +31,8 @@ class Healed:
 
     ended: the faults that this call ended, each with its owner ("" from an agent of an older pdctl). left: faults still there.
     others: other faults in place. unsure: why the state is unknown, "" if the rank answered. gone: whether its process has
-    ended, and its faults with it. knew: whether it has, or had, the named fault.
+    ended, and its faults with it. knew: whether it has, or had, the named fault. fired: whether one that was meant has acted
+    there.
     """
 
     rank: FoundRank
@@ -41,6 +42,7 @@ class Healed:
     unsure: str = ""
     gone: bool = False
     knew: bool = False
+    fired: bool = False
 
     @property
     def clean(self) -> bool:
@@ -79,6 +81,8 @@ def _verify(client: Client, results: list[Healed], fault_id: str) -> None:
                 result.left = () if not result.unsure else result.left
             else:
                 result.left = tuple(fault for fault in answer.body.left if fault_id in ("", fault.id))
+                meant = (fault_id,) if fault_id else result.ended
+                result.fired |= any(fault.fired for fault in answer.body.past if fault.id in meant)
                 result.knew |= any(fault.id == fault_id for fault in (*answer.body.left, *answer.body.past))
                 result.others = tuple(fault for fault in answer.body.left if fault_id not in ("", fault.id))
         asked = [result for result in asked if result.left and not result.unsure]
@@ -118,6 +122,11 @@ def _gone(answer: Answer[HealBody] | Answer[FaultsBody]) -> bool:
         return not process.runs_since(answer.rank.identity.proc_start)
     # No such process here. One in another pid namespace was never seen either: then only its socket tells.
     return bool(answer.rank.process.state) or answer.silence is Silence.REFUSED
+
+
+def unproven(fault_id: str) -> str:
+    """Return what is not known after a fault that acted has ended."""
+    return f"Whether requests go through now is not known: pdctl heal {fault_id or '--all'} --prove sends one."
 
 
 def aftermath(client: Client, ranks: Sequence[FoundRank]) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 from pdctl.lab.client import Outcome
 from pdctl.protocol.model import Action, EventKind, KVPoll
 from tests.support.labs import Lab, Labs, end_process
-from tests.support.patience import until
+from tests.support.patience import patience, until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600, method="signal")]  # the machine may be busy
 
@@ -96,6 +96,8 @@ def test_without_the_gate_late_metadata_hangs_the_ranks_and_recordings_tell(labs
     [room] = outcome.unfinished_rooms
     until("a landing on decode tp1", lambda: lab.events(TP1, EventKind.LANDED))
     assert {p.label for p in lab.left()} == {p.label for p in lab.processes}, "a hang, not a crash"
+    healed = labs.cli("heal", "--all", "--prove", "--timeout", f"{patience(2):.0f}s", code=1)
+    assert "was not answered: no answer within" in healed.stderr, "no fault is left, and what it did is"
     for label in (TP0, TP1):
         end_process(lab.process(label))
     first, second = lab.items(TP0, "decode.transfer")[-1], lab.items(TP1, "decode.transfer")[-1]
@@ -117,6 +119,10 @@ def test_with_the_gate_late_metadata_is_held_and_requests_complete(labs: Labs) -
     assert {(i.local, i.gated, i.action) for i in held} == {(KVPoll.SUCCESS, KVPoll.TRANSFERRING, Action.KEPT)}
     assert not lab.events(TP0, EventKind.LANDED)
     assert labs.cli("diff-queues").returncode == 0
+    [fault] = {row["fault"] for row in json.loads(labs.cli("faults", "--past", "-o", "json").stdout)["faults"]}
+    assert f"pdctl heal {fault} --prove sends one" in labs.cli("heal", fault).stderr
+    healed = json.loads(labs.cli("heal", "--all", "--prove", "--timeout", f"{patience(30):.0f}s", "-o", "json").stdout)
+    assert (healed["clean"], healed["answered"]) == (True, True)
 
 
 def test_nothing_survives_down_with_a_stopped_rank_and_a_killed_supervisor(labs: Labs) -> None:

@@ -72,6 +72,14 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def lab_of(cluster: str, env: Mapping[str, str]) -> LabConfig | None:
+    """Return the embedded cluster of this name, None where it is an engine's."""
+    try:
+        return launch.status(cluster, dict(env))[0]
+    except PdctlError:
+        return None
+
+
 @contextmanager
 def own_lab(
     drill: Drill, env: Mapping[str, str], *, control: bool, timeout_s: float
