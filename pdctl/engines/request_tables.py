@@ -22,6 +22,7 @@ from pdctl.protocol.requests import (
     NOT_KNOWN,
     PREFILL_FACTS,
     Cover,
+    Deferred,
     RoomEntry,
     Rooms,
     RoomTable,
@@ -66,7 +67,7 @@ class Places:
 
     ends: the time-outs that this transfer backend's polls look at, None unknown. prealloc: a decode rank's queue that asks
     bootstrap servers, None on prefill. client: whether somebody waits for a request's answer, as
-    ``RoomEntry.client`` has it.
+    ``RoomEntry.client`` has it. deferred: failed requests whose memory is kept.
     """
 
     role: str
@@ -77,6 +78,7 @@ class Places:
     running: Callable[[], list[Any]]
     client: Callable[[Any], int]
     prealloc: Any = None
+    deferred: Callable[[], tuple[Deferred, ...]] = tuple
 
 
 def read(places: Places, queues: dict[str, list[QueueEntry]], missing: dict[str, str], ticks: int) -> Rooms:
@@ -118,6 +120,7 @@ def read(places: Places, queues: dict[str, list[QueueEntry]], missing: dict[str,
         lingers={_TRACKER: _HEARTBEATS * _beat(manager)} if hasattr(manager, _TRACKER) else {},
         peers=_guarded(lambda: peers.peers(manager, receivers), None),
         lookups=_guarded(lambda: peers.lookups(manager, places.prealloc), {}),
+        deferred=_guarded(places.deferred, ()),
     )
 
 
@@ -155,7 +158,7 @@ def _entry(
         age_s=seen.age,
         clock_s=-1.0 if clock is None else max(0.0, now - clock),
         tokens=len(req.origin_input_ids),
-        kv=_kv(req),
+        kv=kv_of(req),
         dp=_dp(places, transfer),
         bootstrap=_bootstrap(places, transfer),
         pinned=_pinned(req),
@@ -208,7 +211,8 @@ def _clock(role: str, state: int, transfer: Any) -> float | None:
     return getattr(transfer, "init_time", None) if state == KVPoll.WAITING_FOR_INPUT else None
 
 
-def _kv(req: Any) -> int:
+def kv_of(req: Any) -> int:
+    """Return the tokens of KV space that a request holds, -1 unknown."""
     held = getattr(req, "kv", None)
     return len(held) if isinstance(held, list) else _length(req, "kv_allocated_len")
 

@@ -42,6 +42,33 @@ def table_of(table: Any) -> Any:
     return getattr(table, "_local_map", table)
 
 
+class _Agreed:
+    """What stage 0 of a pipeline goes by: of each room the least of all stages' statuses, as it was told them."""
+
+    def __init__(self, mine: Any, others: list[Any]) -> None:
+        self._mine = mine
+        self._others = others
+
+    def get(self, room: int, otherwise: Any = None) -> Any:
+        """Return the status of a room. One that a stage has none of yet is in its handshake."""
+        mine = self._mine.get(room)
+        if mine is None:
+            return otherwise
+        told = [other.get(room) for other in self._others]
+        return KVPoll.BOOTSTRAPPING if None in told else min(mine, *told)
+
+
+def statuses_of(table: Any) -> Any:
+    """Return an object whose ``get`` gives the status that this rank's polls go by, None without a table.
+
+    Of a later stage it is its own. Stage 0 goes by those of all of them (``check_status_pp_consensus``).
+    """
+    told, stages = getattr(table, "_peer_map", None), getattr(table, "_pp_size", 1)
+    if told is None or getattr(table, "_pp_rank", 0) != 0 or stages < 2:
+        return table_of(table)
+    return _Agreed(table_of(table), [told.get(stage, {}) for stage in range(1, stages)])
+
+
 def group_number(group: Any) -> int:
     """Return the number PyTorch's flight recorder knows a group by (its name is that number), -1 for another name."""
     name = str(getattr(group, "group_name", ""))

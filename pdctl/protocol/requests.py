@@ -141,6 +141,24 @@ class RoomTable(msgspec.Struct, array_like=True, frozen=True, gc=False):
         return (self.names if any(field in _NAMED for field in fields) else (), *(getattr(self, f) for f in fields))
 
 
+class Deferred(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Memory of a request that has failed on decode, kept while prefill may still write there. It waits for prefill's words.
+
+    slot: -1 without one. kv: tokens of KV space, -1 unknown. held_s: seconds since it failed. left_s: until the memory is given
+    back without all of prefill's words, -1.0 for never. acks: prefill ranks that have said that they write no more; needed: how
+    many have to, 0 where this rank waits for its group alone, -1 unknown.
+    """
+
+    room: int
+    rid: str
+    slot: int = -1
+    kv: int = -1
+    held_s: float = -1.0
+    left_s: float = -1.0
+    acks: int = -1
+    needed: int = -1
+
+
 class Cover(msgspec.Struct, frozen=True):
     """Which time-out ends a request in a queue and state, by this rank's own code.
 
@@ -234,6 +252,7 @@ class Rooms(msgspec.Struct, frozen=True):
     lingers: table → seconds that the engine keeps a room in it after the request has ended; a table not listed: 0.
     peers: the ranks of the other side that this rank sends to (the first MAX_PEERS), None where it does not tell of them.
     lookups: on decode, address of a bootstrap server → how far asking it is, of those that have not answered lately.
+    deferred: on decode, failed requests whose memory is kept for prefill (the first MAX_DEFERRED).
     """
 
     mono_ns: int
@@ -248,6 +267,7 @@ class Rooms(msgspec.Struct, frozen=True):
     lingers: dict[str, float] = {}
     peers: tuple[Peer, ...] | None = None
     lookups: dict[str, Lookup] = {}
+    deferred: tuple[Deferred, ...] = ()
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -266,6 +286,9 @@ PREFILL_FACTS = (
 )  # fmt: skip
 """What a bootstrap server tells of its prefill server, by the names of SGLang's ``PrefillServerInfo``."""
 
+DEFERRED = "decode.deferred"
+RELEASE_TIMEOUT = "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT"
+
 FORCE_QUERY = "SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK"
 ENTRY_CLEANUP = "SGLANG_DISAGGREGATION_BOOTSTRAP_ENTRY_CLEANUP_INTERVAL"
 
@@ -280,4 +303,5 @@ MAX_TABLE = 20_000
 MAX_PEERS = 512
 MAX_PEER_ROOMS = 200
 MAX_LOOKUPS = 256
+MAX_DEFERRED = 1000
 MAX_REASON = 200

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any
 
 from pdctl.engines.sglang import seams
-from pdctl.engines.shared import table_of
+from pdctl.engines.shared import statuses_of
 from pdctl.engines.sites import transfer_of
 from pdctl.protocol.model import UNKNOWN, QueueEntry, Seam, SlotEntry
 
@@ -94,7 +94,7 @@ class QueueReader:
         return queues, missing
 
     def _statuses(self) -> Any:
-        return table_of(getattr(self._manager, "request_status", None))
+        return statuses_of(getattr(self._manager, "request_status", None))
 
     def running(self) -> list[Any]:
         """Return the requests that are computed: those of any batch that have not finished."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from pdctl.engines import peers
-from pdctl.engines.request_tables import Places
+from pdctl.engines.request_tables import Places, kv_of
 from pdctl.engines.sglang import routing, seams
 from pdctl.engines.sglang.backends import backend_of
 from pdctl.engines.sglang.queues import QueueReader
-from pdctl.protocol.requests import Settings, Space
+from pdctl.protocol.requests import MAX_DEFERRED, Deferred, Settings, Space
 
 ARGUMENTS = (
     "attention_backend", "attn_cp_size", "chunked_prefill_size", "context_length", "decode_attention_backend",
@@ -47,6 +48,7 @@ def places(scheduler: Any, role: str, reader: QueueReader, modules: Mapping[str,
         prealloc=getattr(scheduler, "disagg_decode_prealloc_queue", None),
         running=reader.running,
         client=client,
+        deferred=lambda: deferred(scheduler),
     )
 
 
@@ -54,6 +56,31 @@ def client(req: Any) -> int:
     """Return 0 for a request that is aborted, else -1: a scheduler is not told whether the client is still there."""
     ends = (getattr(req, "to_finish", None), getattr(req, "finished_reason", None))
     return 0 if any(end.__class__.__name__ == "FINISH_ABORT" for end in ends) else -1
+
+
+def deferred(scheduler: Any) -> tuple[Deferred, ...]:
+    """Return the failed transfers whose memory decode keeps until prefill has said that it writes no more (since 0.5.22)."""
+    queue = getattr(scheduler, "disagg_decode_transfer_queue", None)
+    acked = getattr(seams.kv_manager(scheduler), "_deferred_abort_ack_tracker", None) or {}
+    now, found = time.monotonic(), []
+    for entry, began, deadline, slot, needed in list(getattr(queue, "_deferred_releases", None) or ())[:MAX_DEFERRED]:
+        room = seams.room_of(entry.req)
+        state = acked.get(room)
+        # What is received in host memory has neither: its receiver knows when it is drained.
+        host = bool(getattr(queue, "enable_host_receive", False) and getattr(entry, "host_staged", False))
+        found.append(
+            Deferred(
+                room,
+                entry.req.rid,
+                slot,
+                kv_of(entry.req),
+                max(0.0, now - began),
+                -1.0 if host else max(0.0, deadline - now),
+                -1 if host else 0 if state is None else len(state.prefill_ranks),
+                -1 if host else needed,
+            )
+        )
+    return tuple(found)
 
 
 def _getter(reader: QueueReader, name: str) -> Callable[[], list[Any]]:

@@ -8,7 +8,7 @@ from pdctl.probes.dump.model import GroupRow, GroupsDump, QueuedRequest, QueuesD
 from pdctl.probes.servers import told_apart
 from pdctl.protocol.model import Identity, poll_name
 from pdctl.protocol.rank import Answer, FoundRank
-from pdctl.protocol.requests import Rooms
+from pdctl.protocol.requests import DEFERRED, Rooms
 
 
 def queues_of(answers: Sequence[Answer[Rooms]]) -> QueuesDump:
@@ -35,6 +35,25 @@ def queues_of(answers: Sequence[Answer[Rooms]]) -> QueuesDump:
                     kv=entry.kv,
                     locked=entry.locked,
                     dp=entry.dp,
+                    cluster=i.cluster,
+                    service=i.service,
+                    instance=i.instance,
+                )
+            )
+        for kept in body.deferred if body is not None else ():
+            lengths[DEFERRED] = lengths.get(DEFERRED, 0) + 1
+            requests.append(
+                QueuedRequest(
+                    rank=i.label,
+                    queue=DEFERRED,
+                    room=kept.room,
+                    rid=kept.rid,
+                    slot=kept.slot,
+                    age_s=kept.held_s if kept.held_s >= 0 else None,
+                    kv=kept.kv,
+                    acks=kept.acks,
+                    needed=kept.needed,
+                    left_s=kept.left_s if kept.left_s >= 0 else None,
                     cluster=i.cluster,
                     service=i.service,
                     instance=i.instance,

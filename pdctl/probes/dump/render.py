@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from pdctl.probes.stuck.released import acknowledged
 from pdctl.protocol.durations import seconds
+from pdctl.protocol.requests import DEFERRED
 from pdctl.report import drawing
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ def queues(document: QueuesDump) -> Iterable[RenderableType]:
         for row in rows[:_SHOWN]:
             numbers = [str(n) if n >= 0 else "-" for n in (row.tokens, row.kv, row.dp)]
             slot = str(row.slot) if row.slot >= 0 else "-"
-            drawn.add_row(f"  {row.queue}", str(row.room), row.rid, slot, row.state, _spoken(row.age_s), *numbers)
+            drawn.add_row(f"  {row.queue}", str(row.room), row.rid, slot, _state(row), _spoken(row.age_s), *numbers)
         yield drawn
         if len(rows) > _SHOWN:
             yield drawing.dim(f"  … and {len(rows) - _SHOWN} more requests (-o json shows all)")
@@ -71,6 +73,13 @@ def groups(document: GroupsDump) -> Iterable[RenderableType]:
 
 def _key(of: RankQueues | QueuedRequest) -> tuple[str, str, str, str]:
     return of.cluster, of.service, of.instance, of.rank
+
+
+def _state(row: QueuedRequest) -> str:
+    if row.queue != DEFERRED:
+        return row.state
+    end = "" if row.left_s is None else f", {seconds(row.left_s)} left"
+    return acknowledged(row.acks, row.needed) + end
 
 
 def _spoken(value: float | None) -> str:

@@ -54,11 +54,12 @@ def _events(found: History, events: NDArray[Any], to_wall: int) -> None:
     found.ended.update(zip(room[ended].tolist(), when[ended].tolist(), strict=True))
     for event in events[kind == EventKind.FAULT_FIRED]:
         found.faults[int(event["room"])] = bytes(event["text"]).decode("utf-8", "replace")
-    for event, when_s in zip(events[failed := kind == EventKind.FAILURE], when[failed].tolist(), strict=True):
-        text = bytes(event["text"])
-        if text.startswith(_WRONG):
-            room = int(event["room"])
-            found.wrong_kv[room] = WrongKV(room, when_s, not text.startswith(_ELSEWHERE))
+    failed = kind == EventKind.FAILURE
+    for of, when_s, reason in zip(
+        room[failed].tolist(), when[failed].tolist(), events["text"][failed].tolist(), strict=True
+    ):
+        if reason.startswith(_WRONG):
+            found.wrong_kv[of] = WrongKV(of, when_s, not reason.startswith(_ELSEWHERE))
 
 
 def _owned(found: History, slots: NDArray[Any], rooms: NDArray[Any]) -> None:

@@ -12,6 +12,7 @@ from pdctl.probes.stuck import STUCK_S, UNHEARD_S, advice, place
 from pdctl.probes.stuck.advice import BEHIND, FIRST, NOT_TOLD, Advice
 from pdctl.probes.stuck.model import Place, RankLooks, SideSpace, StuckDocument, Waiting
 from pdctl.probes.stuck.peer import ABSENT, ENDED, GONE, LATER, NEVER, UNREAD
+from pdctl.probes.stuck.released import released
 from pdctl.probes.stuck.shared import shared_findings
 from pdctl.probes.stuck.sides import (
     COMPUTED,
@@ -44,7 +45,7 @@ def judge(
     for side in sides:
         other = peers[(side.cluster, OTHER.get(side.role, ""))]
         waiting += [(side, request) for request in waiting_of(side, other, pause_s, full.get(id(side)))]
-    requests = [request for _, request in waiting]
+    requests = [request for _, request in waiting] + [request for side in sides for request in released(side)]
     shown = [request for request in requests if request.age_s >= older_s or (older_s and request.age_s < 0)]
     problems = [f"{look.identity.label}: {look.silence}" for look in looks if look.silence]
     problems += [f"{look.identity.label}: {problem}" for look in looks for problem in look.problems]
@@ -61,8 +62,8 @@ def judge(
 
 _SORTS = {
     "age": lambda r: (-r.age_s, r.side, r.room),
-    "queue": lambda r: (QUEUE_ORDER[r.queue], -r.age_s, r.room),
-    "rank": lambda r: (r.side, QUEUE_ORDER[r.queue], -r.age_s, r.room),
+    "queue": lambda r: (QUEUE_ORDER.get(r.queue, len(QUEUE_ORDER)), -r.age_s, r.room),
+    "rank": lambda r: (r.side, QUEUE_ORDER.get(r.queue, len(QUEUE_ORDER)), -r.age_s, r.room),
 }
 
 

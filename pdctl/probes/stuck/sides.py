@@ -234,6 +234,13 @@ def folded(ranks: Sequence[str]) -> str:
     return names(named) if len(named) <= 3 else f"{named[0]}, {named[1]} and {len(named) - 2} more"
 
 
+def holds(slot: int, kv: int) -> str:
+    """Return the metadata slot and the KV space that a request holds, in words, "" for none."""
+    place = f"slot {slot}" if slot >= 0 else ""
+    space = f"{kv} KV tokens" if kv > 0 else ""
+    return f"{place}, {space}" if place and space else place or space
+
+
 # ---- space -----------------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ import msgspec
 from pdctl.probes.stuck.advice import BEHIND, FIRST, NOT_TOLD
 from pdctl.probes.stuck.model import Place, SideSpace, Waiting
 from pdctl.probes.stuck.peer import peer_of
-from pdctl.probes.stuck.sides import QUEUE_ORDER, Key, Seen, Side
+from pdctl.probes.stuck.sides import QUEUE_ORDER, Key, Seen, Side, holds
 from pdctl.protocol.model import UNKNOWN, poll_name
 from pdctl.protocol.requests import NOT_KNOWN, Cover, Lookup, RoomEntry
 
@@ -96,9 +96,7 @@ class _Progress:
 
 
 def _holds(entry: RoomEntry) -> str:
-    slot = f"slot {entry.slot}" if entry.slot >= 0 else ""
-    kv = f"{entry.kv} KV tokens" if entry.kv > 0 else ""
-    held = f"{slot}, {kv}" if slot and kv else slot or kv
+    held = holds(entry.slot, entry.kv)
     if entry.locked > 0:
         lock = f"a lock on {entry.locked} tokens of the prefix cache"
         return f"{held}, {lock}" if held else lock

@@ -1,13 +1,17 @@
-"""``dump queues`` in 80 columns: what requests are called by is whole, in one piece, and can be copied."""
+"""``dump queues`` as text: what requests are called by is whole, in one piece, and can be copied; memory that is kept."""
 
 from __future__ import annotations
 
 import io
 
+from pdctl.probes.dump.judge import queues_of
 from pdctl.probes.dump.model import QueuedRequest, QueuesDump, RankQueues
 from pdctl.probes.dump.probe import QUEUES
+from pdctl.protocol.rank import Answer, FoundRank
+from pdctl.protocol.requests import Deferred, Rooms, RoomTable, Space
 from pdctl.report.drawing import Sheet
 from tests.support.drawing import drawing
+from tests.support.identities import identity
 
 ROOM, RID = 18446744073709551615, "0123456789abcdef0123456789abcdef-17"
 
@@ -34,3 +38,18 @@ def test_a_very_long_rid_goes_on_in_the_next_line() -> None:
     drawing(QUEUES)(QueuesDump(ranks=(rank,), requests=(request,)), Sheet(file=text, width=80))
     assert text.getvalue().count("x") == 200
     assert max(map(len, text.getvalue().splitlines())) < 120
+
+
+def test_memory_that_is_kept_for_prefill_is_a_row_with_its_acks_and_what_is_left() -> None:
+    kept = Deferred(7, "r7", 3, 40, 12.0, 18.0, 1, 2), Deferred(8, "r8", 4, 40, 12.0, -1.0)
+    rooms = Rooms(0, 0, RoomTable(), (), Space(), {}, {}, {}, deferred=kept)
+    document = queues_of([Answer(FoundRank(identity(), "live"), rooms)])
+    assert document.ranks[0].lengths == {"decode.deferred": 2}
+    assert [(r.room, r.slot, r.acks, r.needed, r.left_s) for r in document.requests] == [
+        (7, 3, 1, 2, 18.0),
+        (8, 4, -1, -1, None),
+    ]
+    text = io.StringIO()
+    drawing(QUEUES)(document, Sheet(file=text, width=120))
+    assert "1 of 2 acks, 18.0 s left" in text.getvalue()
+    assert "its receiver drains" in text.getvalue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +11,12 @@ import pytest
 
 from pdctl.probes.stuck.judge import judge
 from pdctl.probes.stuck.model import Earlier, Last, RankLooks, StuckDocument
+from pdctl.probes.stuck.probe import PROBE
 from pdctl.probes.turns import Turn
 from pdctl.protocol.model import UNKNOWN, KVPoll
-from pdctl.protocol.requests import NO_LIMIT, NOT_KNOWN, Cover, Lookup, RoomEntry, Rooms, RoomTable, Space
+from pdctl.protocol.requests import NO_LIMIT, NOT_KNOWN, Cover, Deferred, Lookup, RoomEntry, Rooms, RoomTable, Space
+from pdctl.report.drawing import Sheet
+from tests.support.drawing import drawing
 from tests.support.identities import identity
 
 WAITING = "SGLANG_DISAGGREGATION_WAITING_TIMEOUT"
@@ -87,6 +91,35 @@ def test_a_message_on_its_way_is_no_finding() -> None:
     assert codes(prefill, look("decode", entry("decode.transfer", age_s=1.0))) == []
     just_ended = replace(look("prefill"), last={7: Last("Success", 4.9, True)})
     assert codes(just_ended, look("decode", entry("decode.transfer", age_s=20.0))) == []
+
+
+def with_kept(one: RankLooks, *kept: Deferred) -> RankLooks:
+    assert one.second is not None
+    return replace(one, second=msgspec.structs.replace(one.second, deferred=kept))
+
+
+def test_memory_that_is_kept_for_prefill_is_shown_and_is_no_finding() -> None:
+    """All ranks give it back in the turn in which the last of them may: that rank tells how long it still takes."""
+    prefill = replace(look("prefill"), last=DONE)
+    tp0 = with_kept(look("decode"), Deferred(7, "r7", 3, 40, 400.0, 12.0, 2, 2))
+    tp1 = with_kept(look("decode", tp=1), Deferred(7, "r7", 4, 40, 400.0, 13.0, 1, 2))
+    document = result(prefill, tp0, tp1)
+    assert not document.findings
+    [kept] = document.requests
+    assert (kept.queue, kept.state, kept.room, kept.left_s) == ("decode.deferred", "1 of 2 acks", 7, 13.0)
+    assert kept.cover == "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT"
+    assert kept.holds == "slot 3, 40 KV tokens"
+    assert [(place.ranks, place.state, place.slot) for place in kept.ranks] == [
+        (("tp0",), "2 of 2 acks", 3),
+        (("tp1",), "1 of 2 acks", 4),
+    ]
+    text = io.StringIO()
+    drawing(PROBE)(document, Sheet(file=text, width=160))
+    assert "tp0 deferred 2 of 2 acks, tp1 deferred 1 of 2 acks; holds slot 3, 40 KV tokens" in text.getvalue()
+    assert "DEFERRED_DECODE_KV_RELEASE_TIMEOUT in 13.0 s" in text.getvalue()
+    drains = with_kept(look("decode"), Deferred(8, "r8", 3, 40, 400.0))
+    [kept] = result(prefill, drains, by="queue").requests
+    assert (kept.state, kept.cover, kept.left_s) == ("its receiver drains", "nothing", None)
 
 
 def test_who_has_heard_waits_for_its_metadata() -> None:
