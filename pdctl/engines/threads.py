@@ -1,7 +1,8 @@
 """The threads that an engine runs beside its scheduler for transfers, and those of them that have ended. None ever should.
 
 A thread is one of these if its KV manager's code runs in it: its function is a method of the manager, or closes over it.
-Those of a manager that is not the scheduler's any more, or that was told to stop, are not looked at.
+Those of a manager that is not the scheduler's any more, or that was told to stop, are not looked at. All versions read start
+them as the manager is made. One that begins later may be for one task: its end counts if an exception was the reason.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ MAX_NAME = 200
 
 
 class _Watched:
-    def __init__(self, thread: threading.Thread, function: str) -> None:
+    def __init__(self, thread: threading.Thread, function: str, *, late: bool) -> None:
         self.thread = thread
         self.function = function
+        self.late = late
         self.ended_ns = 0
         self.error = ""
 
@@ -36,7 +38,8 @@ class ServiceThreads:
         self._manager = manager
         self._event = event
         self._owner: Any = None
-        self._watched: list[_Watched] = []
+        self._watched: list[_Watched] = []  # never changed, only replaced: threads that end read it
+        self._seen: set[threading.Thread] = set()
         self._lock = threading.Lock()
 
     def install(self, hooks: Hooks) -> bool:
@@ -47,12 +50,22 @@ class ServiceThreads:
 
     def look(self) -> None:
         """Write down which have ended since. Agent's thread."""
-        manager = self._manager()
-        if manager is not self._owner:
-            self._owner, self._watched = manager, [] if manager is None else _threads(manager)
+        self._find()
         for one in self._watched:
             if not one.ended_ns and not one.thread.is_alive():
                 self._ended(one, "")
+
+    def _find(self) -> None:
+        manager, late = self._manager(), True
+        if manager is not self._owner:
+            self._owner, self._watched, self._seen, late = manager, [], set(), False
+        there = set() if manager is None else set(threading.enumerate()[:MAX_THREADS])
+        kept = [one for one in self._watched if one.ended_ns or not one.late or one.thread.is_alive()]
+        new = [
+            _Watched(thread, name, late=late) for thread in there - self._seen if (name := _function(thread, manager))
+        ]
+        self._watched = [*kept, *new][:MAX_THREADS]
+        self._seen = there
 
     def state(self) -> tuple[ServiceThread, ...]:
         """Return the threads by their functions, those that have ended in front."""
@@ -106,21 +119,12 @@ def _stops(manager: Any) -> bool:
     return bool(getattr(manager, "_stopped", False)) or sys.is_finalizing()
 
 
-def _threads(manager: Any) -> list[_Watched]:
-    found = []
-    for thread in threading.enumerate()[:MAX_THREADS]:
-        target = getattr(thread, "_target", None)  # it is there until the thread ends
-        name = _function(target, manager)
-        if name:
-            found.append(_Watched(thread, name))
-    return found
-
-
-def _function(target: Any, manager: Any) -> str:
+def _function(thread: threading.Thread, manager: Any) -> str:
     """Return the name of a thread's function if it is the manager's, without what names one that only guards another."""
+    target = getattr(thread, "_target", None)  # it is there until the thread ends
     cells = getattr(target, "__closure__", None) or ()
     if getattr(target, "__self__", None) is manager or any(_holds(cell, manager) for cell in cells):
-        return str(target.__name__)[:MAX_NAME].removesuffix("_guarded")
+        return str(getattr(target, "__name__", "?"))[:MAX_NAME].removesuffix("_guarded")
     return ""
 
 

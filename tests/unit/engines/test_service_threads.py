@@ -99,6 +99,33 @@ def test_a_thread_that_just_ends_is_seen_at_the_next_look(watch: Any) -> None:
     assert threads.state()[0].error == ""
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_of_threads_that_begin_later_those_that_an_exception_ends_are_told(watch: Any) -> None:
+    manager, notes = Manager(), Notes()
+    threads = watch(lambda: manager, notes)
+    gates = {fails: threading.Event() for fails in (True, False)}
+
+    def later(fails: bool) -> None:
+        def one_task() -> None:
+            gates[fails].wait()
+            if fails:
+                raise AssertionError(manager)
+
+        threading.Thread(target=one_task, daemon=True).start()
+
+    later(True)
+    later(False)
+    until("both", lambda: ServiceThread("one_task", 2) in threads.state())
+    gates[False].set()
+    until("its end", lambda: ServiceThread("one_task", 1) in threads.state())
+    assert notes == [], "what ends in order had one task"
+    gates[True].set()
+    until("a note", lambda: notes)
+    found = threads.state()[0]
+    assert (found.function, found.running, found.ended) == ("one_task", 0, 1)
+    assert found.error.startswith("AssertionError")
+
+
 def test_threads_of_a_manager_that_was_replaced_or_stopped_are_none(watch: Any) -> None:
     first, notes = Manager(), Notes()
     managers: list[Any] = [first]
