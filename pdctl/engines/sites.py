@@ -20,20 +20,20 @@ from pdctl.faults.kinds import (
     FAIL_TRANSFER,
     FLIP_POLL,
     HELD_METADATA,
+    HELD_STATUS,
     HIDE_REGISTRATION,
     KINDS,
     METADATA_KINDS,
     MISROUTE,
     SKEW_POLL,
     STALE_METADATA,
-    STALL_TRANSFER,
 )
 from pdctl.faults.table import FaultTable
 from pdctl.protocol.model import KVPoll, Seam
 
 POLL_KINDS = (SKEW_POLL, FLIP_POLL, ABORT)
 WRITE_KINDS = (*sorted(METADATA_KINDS), FAIL_TRANSFER)
-STATUS_KINDS = (STALL_TRANSFER, DROP_STATUS)
+STATUS_KINDS = tuple(sorted(HELD_STATUS))
 REGISTRATION_KINDS = (DELAY_REGISTRATION, MISROUTE)
 QUERY_KINDS = (HIDE_REGISTRATION,)
 
@@ -185,7 +185,7 @@ class WriteSites:
 
 def status_fault(table: FaultTable, room: int, status: int, *, dp: int, tp: int, address: str) -> Fault | None:
     """Return the fault that may hold back the message that tells a decode rank how a room's transfer ended."""
-    kinds = {KVPoll.SUCCESS: (STALL_TRANSFER, DROP_STATUS), KVPoll.FAILED: (DROP_STATUS,)}.get(KVPoll(status), ())
+    kinds = {KVPoll.SUCCESS: STATUS_KINDS, KVPoll.FAILED: (DROP_STATUS,)}.get(KVPoll(status), ())
     return table.offer(kinds, room, dp=dp, tp=tp, address=address) if kinds else None
 
 

@@ -158,6 +158,8 @@ METADATA_KINDS = frozenset({DELAY_METADATA, DROP_METADATA, STALE_METADATA, CORRU
 """Kinds whose site is the write of a metadata row."""
 HELD_METADATA = frozenset({DELAY_METADATA, DROP_METADATA})
 """Of these, the ones that hold the row back."""
+HELD_STATUS = frozenset({STALL_TRANSFER, DROP_STATUS})
+"""Kinds that hold back what tells decode of the end of a transfer: decode waits, until its time-out."""
 
 
 def names(kinds: Iterable[Kind] = tuple(KINDS.values())) -> str:

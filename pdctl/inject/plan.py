@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from pdctl.faults.capabilities import check_site
 from pdctl.faults.fault import AimedRank
-from pdctl.faults.kinds import KINDS, Aim, Kind, Way
+from pdctl.faults.kinds import HELD_STATUS, KINDS, Aim, Kind, Way
 from pdctl.faults.messages import InjectArgs
 from pdctl.inject import aim
 from pdctl.inject.wish import Known, Wish, name
@@ -68,6 +68,8 @@ def plan(ranks: Sequence[Known], wish: Wish) -> Plan:
         aims = aim.aims(ranks, targets)
     for rank in on:
         _check(rank, wish, kind)
+    if kind.name in HELD_STATUS and any("aborts" in rank.identity.lacks for rank in on):
+        notes.append(_TIMES_OUT)
     others = _others(ranks, targets[0].identity.cluster)
     _check_all(targets, others, wish)
     hits = wish.hits
@@ -166,6 +168,10 @@ def _instead(kind: Kind) -> str:
     return f"{kind.name} sits in {kind.carrier} ranks: name one"
 
 
+_TIMES_OUT = (
+    "end it before decode's time-out of the room (SGLANG_DISAGGREGATION_WAITING_TIMEOUT): in this version decode then sends an "
+    "ABORT, which ends prefill's bootstrap thread for good"
+)
 _PUT_IN = "put agents in: pdctl attach PID --inject-agent --arm"
 
 

@@ -409,4 +409,5 @@ def test_a_transfer_must_not_fail_where_decodes_time_out_would_end_prefills_boot
     refused = [name for name, seam in made.seams.items() if not seam.present and name.startswith("fault.")]
     assert refused == ["fault.fail-transfer"]
     assert "after its time-out" in made.seams["fault.fail-transfer"].detail
+    assert "held for longer than decode waits" in made.seams["fault.drop-status"].detail
     made.hooks.remove_all()

@@ -57,6 +57,16 @@ def test_a_prefill_rank_is_told_of_a_decode_rank():
     assert planned.notes == ()
 
 
+@pytest.mark.parametrize("kind", ["drop-status", "stall-transfer", "delay-metadata"])
+@pytest.mark.parametrize("lacks", [(), ("aborts", "failures")])
+def test_what_keeps_decode_waiting_must_end_before_its_time_out_where_that_does_harm(kind: str, lacks: tuple[str, ...]):
+    prefill = rank("prefill", lacks=lacks, sites=(Seam(f"fault.{kind}", True, "send_aux"),))
+    notes = plan([*DECODE, prefill], wish(kind=kind)).notes
+    assert ["SGLANG_DISAGGREGATION_WAITING_TIMEOUT" in note for note in notes] == (
+        [True] if lacks and kind != "delay-metadata" else []
+    )
+
+
 def test_all_prefill_ranks_of_one_server_are_told():
     others = [rank("prefill", tp=tp, pp=pp) for tp in range(2) for pp in range(2)]
     assert pids(plan([*DECODE, *others], wish())) == {known.identity.pid for known in others}

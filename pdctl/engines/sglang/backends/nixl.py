@@ -18,7 +18,7 @@ from pdctl.engines.base import Hooks, Site
 from pdctl.engines.sglang.backends import rows, slot_owner, status
 from pdctl.engines.sglang.backends.base import ABORT_HANDLER, Backend, constants
 from pdctl.engines.sites import Write
-from pdctl.faults.kinds import DROP_STATUS, FAIL_TRANSFER, HELD_METADATA, STALL_TRANSFER
+from pdctl.faults.kinds import FAIL_TRANSFER, HELD_METADATA
 from pdctl.faults.table import FaultTable
 from pdctl.protocol.model import EventKind, KVPoll, Seam
 
@@ -82,7 +82,10 @@ class Nixl(Backend):
         found += sites.seams([FAIL_TRANSFER], can and not left, why_not or left or detail)
         message, where = status.install(hooks, self.kind, faults)
         if self.notifies:
-            message, where = can, why_not or f"{detail}, the notification bound to the row"
+            where = f"{detail}, the notification bound to the row"
+            if "aborts" in self.lacks():
+                where += f"; where it is held for longer than decode waits, {DEADLY}"
+            message, where = can, why_not or where
         found += sites.seams(sites.STATUS_KINDS, message, where)
         return [*found, slot_owner.watch_aborts(hooks, self, faults)]
 
@@ -215,8 +218,7 @@ class _Writes(rows.RowHook):
         self, send_aux: Callable[..., Any], manager: Any, write: Write, index: int, targets: Any, notif: str
     ) -> Any:
         """Write the row without its notification where a fault holds that back; it is sent by itself later."""
-        kinds = (STALL_TRANSFER, DROP_STATUS)
-        fault = self._faults.offer(kinds, write.room, dp=write.dp, tp=write.tp, address=write.address)
+        fault = self._faults.offer(sites.STATUS_KINDS, write.room, dp=write.dp, tp=write.tp, address=write.address)
         if fault is None:
             return None
 
