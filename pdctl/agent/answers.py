@@ -15,7 +15,7 @@ import msgspec
 
 from pdctl.agent import flight
 from pdctl.agent.served import Served
-from pdctl.agent.stack import call_of, counts, frames_of, thread_frame
+from pdctl.agent.stack import call_of, counts, frames_of, main_frame
 from pdctl.protocol import structs
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.metadata import Wanted
@@ -61,7 +61,7 @@ class Answers:
 
     def _status(self, _: dict[str, Any]) -> Status:
         adapter, r = self._agent.adapter, self.registration
-        frame = thread_frame()
+        frame = main_frame()
         stack = frames_of(frame)
         call = call_of(frame, stack, adapter.group_kind, adapter.step_of) if frame is not None else Call()
         del frame  # a frame keeps its thread's locals alive

@@ -50,13 +50,13 @@ def off_because() -> str:
     return ""
 
 
-def last_entries(per_group: int = PER_GROUP) -> list[FlightEntry]:
-    """Return the last ``per_group`` entries of each group, oldest first. Raises LookupError where it is off."""
+def last_entries() -> list[FlightEntry]:
+    """Return the last PER_GROUP entries of each group, oldest first. Raises LookupError where it is off."""
     why = off_because()
     dump = _dump_function()
     if why or dump is None:
         raise LookupError(why)
-    return reduce(dump(), per_group)
+    return reduce(dump(), PER_GROUP)
 
 
 def reduce(dump: bytes | str, per_group: int) -> list[FlightEntry]:

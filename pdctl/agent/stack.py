@@ -56,9 +56,9 @@ OPS = frozenset(
 _TENSORS = ("tensor", "output_tensor", "output", "tensor_list", "input_tensor", "input")
 
 
-def thread_frame(ident: int | None = None) -> FrameType | None:
-    """Return the innermost frame of a thread of this process (the main thread), None when there is none."""
-    return sys._current_frames().get(threading.main_thread().ident if ident is None else ident)  # type: ignore[arg-type]
+def main_frame() -> FrameType | None:
+    """Return the innermost frame of this process's main thread, None when there is none."""
+    return sys._current_frames().get(threading.main_thread().ident or 0)
 
 
 def frames_of(frame: FrameType | None) -> tuple[Frame, ...]:

@@ -39,6 +39,41 @@ Maker = Callable[[Callable[..., Any], Site], Callable[..., Any]]
 """Takes the engine's function and its site, returns the function to put in its place."""
 
 
+def before(see: Callable[..., object]) -> Maker:
+    """Return a maker of hooks that call ``see`` with what the engine's function is called with, before it."""
+
+    def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+        def hooked(*args: Any, **kwargs: Any) -> Any:
+            if site.on:
+                try:
+                    see(*args, **kwargs)
+                except Exception:
+                    site.failed()
+            return original(*args, **kwargs)
+
+        return hooked
+
+    return make
+
+
+def after(see: Callable[..., object]) -> Maker:
+    """Return a maker of hooks that call ``see`` with what the engine's function has returned, and was called with."""
+
+    def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+        def hooked(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if site.on:
+                try:
+                    see(result, *args, **kwargs)
+                except Exception:
+                    site.failed()
+            return result
+
+        return hooked
+
+    return make
+
+
 class Hooks:
     """All hooks of one rank: installs, counts and takes them out again."""
 

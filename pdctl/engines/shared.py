@@ -5,13 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pdctl.engines.base import Maker, after, before
 from pdctl.protocol.model import EventKind, KVPoll
 from pdctl.protocol.notes import SCHEDULER_ENDED
-
-if TYPE_CHECKING:
-    from pdctl.engines.base import Maker, Site
 
 LEAVES: dict[str, frozenset[int]] = {
     "prefill.bootstrap": frozenset({KVPoll.FAILED, KVPoll.WAITING_FOR_INPUT}),
@@ -78,20 +76,11 @@ def group_number(group: Any) -> int:
 def failure(event: Callable[..., None]) -> Maker:
     """Return the hook of a manager's ``record_failure(…, room, reason)``. It keeps the reason; the engine soon forgets it."""
 
-    def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-        def records(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            if site.on:
-                try:
-                    room, reason = [*args, *kwargs.values()][-2:]
-                    event(EventKind.FAILURE, room=room, text=str(reason))
-                except Exception:
-                    site.failed()
-            return result
+    def records(_: object, *args: Any, **kwargs: Any) -> None:
+        room, reason = [*args, *kwargs.values()][-2:]
+        event(EventKind.FAILURE, room=room, text=str(reason))
 
-        return records
-
-    return make
+    return after(records)
 
 
 def ending(event: Callable[..., None]) -> Maker:
@@ -99,23 +88,13 @@ def ending(event: Callable[..., None]) -> Maker:
     while the exception is handled. It keeps the type and the place; the exception's text may hold what users asked.
     """
 
-    def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-        def ends(*args: Any, **kwargs: Any) -> Any:
-            if site.on:
-                try:
-                    error = args[1] if len(args) > 1 else sys.exc_info()[1]
-                    if isinstance(error, Exception):
-                        event(
-                            EventKind.NOTE,
-                            text=f"{SCHEDULER_ENDED}: {type(error).__name__}{raised_in(error.__traceback__)}",
-                        )
-                except Exception:
-                    site.failed()
-            return original(*args, **kwargs)
+    def ends(*args: Any, **_: Any) -> None:
+        error = args[1] if len(args) > 1 else sys.exc_info()[1]
+        if isinstance(error, Exception):
+            where = raised_in(error.__traceback__)
+            event(EventKind.NOTE, text=f"{SCHEDULER_ENDED}: {type(error).__name__}{where}")
 
-        return ends
-
-    return make
+    return before(ends)
 
 
 def raised_in(at: TracebackType | None) -> str:

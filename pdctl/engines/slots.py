@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pdctl.engines.base import Hooks, Site
+from pdctl.engines.base import Hooks, after, before
 from pdctl.protocol.model import EventKind
 
 if TYPE_CHECKING:
@@ -24,33 +24,16 @@ class SlotWatch:
 
     def install(self, hooks: Hooks, allocator: Any) -> bool:
         """Put the hooks in; False where the allocator has no such methods."""
-        return hooks.wrap(allocator, "alloc", "events.slots", self._allocates) and hooks.wrap(
-            allocator, "free", "events.slots", self._frees
+        return hooks.wrap(allocator, "alloc", "events.slots", after(self._allocates)) and hooks.wrap(
+            allocator, "free", "events.slots", before(self._frees)
         )
 
-    def _allocates(self, original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-        def alloc(*args: Any, **kwargs: Any) -> Any:
-            slot = original(*args, **kwargs)
-            if site.on and slot is not None:
-                try:
-                    now = time.monotonic_ns()
-                    self.taken[slot] = now
-                    # Whose it is, the next ENQUEUE or META_SENT with this slot says.
-                    self._event(EventKind.SLOT_ALLOC, slot=slot, mono_ns=now)
-                except Exception:
-                    site.failed()
-            return slot
+    def _allocates(self, slot: int | None, *_: Any, **__: Any) -> None:
+        if slot is not None:
+            self.taken[slot] = now = time.monotonic_ns()
+            # Whose it is, the next ENQUEUE or META_SENT with this slot says.
+            self._event(EventKind.SLOT_ALLOC, slot=slot, mono_ns=now)
 
-        return alloc
-
-    def _frees(self, original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-        def free(free_index: int, *args: Any, **kwargs: Any) -> Any:
-            if site.on:
-                try:
-                    self.taken.pop(free_index, None)
-                    self._event(EventKind.SLOT_FREE, slot=free_index, room=self._owners.get(free_index, 0))
-                except Exception:
-                    site.failed()
-            return original(free_index, *args, **kwargs)
-
-        return free
+    def _frees(self, free_index: int, *_: Any, **__: Any) -> None:
+        self.taken.pop(free_index, None)
+        self._event(EventKind.SLOT_FREE, slot=free_index, room=self._owners.get(free_index, 0))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from pdctl.engines.base import Maker, Site
+from pdctl.engines.base import Maker, before
 from pdctl.faults.kinds import DUPLICATE_ROOM, SILENCE_HEARTBEAT
 from pdctl.faults.table import FaultTable
 
@@ -62,20 +62,13 @@ def entry(table: FaultTable, here: Callable[[], Iterator[int]]) -> Maker:
     ``here`` yields the rooms of the requests that are in it, the newest first.
     """
 
-    def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-        def enters(req: Any, *args: Any, **kwargs: Any) -> Any:
-            if table.any and site.on:
-                try:
-                    comes_back = any(value is True for value in (*args, *kwargs.values()))  # retracted: it was here
-                    if req.bootstrap_room and not comes_back:
-                        _duplicate(table, req, here)
-                except Exception:
-                    site.failed()
-            return original(req, *args, **kwargs)
+    def enters(req: Any, *args: Any, **kwargs: Any) -> None:
+        if table.any and req.bootstrap_room:
+            comes_back = any(value is True for value in (*args, *kwargs.values()))  # retracted: it was here
+            if not comes_back:
+                _duplicate(table, req, here)
 
-        return enters
-
-    return make
+    return before(enters)
 
 
 def _duplicate(table: FaultTable, req: Any, here: Callable[[], Iterator[int]]) -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pdctl.engines.base import Hooks, Site
+from pdctl.engines.base import Hooks, before
 from pdctl.engines.shared import raised_in
 from pdctl.protocol.model import EventKind, ServiceThread
 from pdctl.protocol.notes import THREAD_ENDED
@@ -45,7 +45,7 @@ class ServiceThreads:
     def install(self, hooks: Hooks) -> bool:
         """Find the threads, and hear of the exceptions that end some; return whether any was found."""
         self.look()
-        hooks.wrap(threading, "excepthook", "threads", self._hook)
+        hooks.wrap(threading, "excepthook", "threads", before(self._raised))
         return bool(self._watched)
 
     def look(self) -> None:
@@ -93,19 +93,10 @@ class ServiceThreads:
         if not _stops(self._owner):
             self._event(EventKind.NOTE, text=f"{THREAD_ENDED}: {one.function}{': ' if error else ''}{error}")
 
-    def _hook(self, original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-        def ends(args: Any, /) -> Any:
-            if site.on:
-                try:
-                    thread = args.thread
-                    for one in self._watched:
-                        if one.thread is thread:
-                            self._ended(one, _words(one.function, args.exc_type, args.exc_traceback))
-                except Exception:
-                    site.failed()
-            return original(args)
-
-        return ends
+    def _raised(self, args: Any, /) -> None:
+        for one in self._watched:
+            if one.thread is args.thread:
+                self._ended(one, _words(one.function, args.exc_type, args.exc_traceback))
 
 
 def _words(function: str, kind: type[BaseException], at: Any) -> str:

@@ -42,9 +42,9 @@ class Objects:
             raise BadAddressError(f"{count} items at {address:#x}")
         return struct.unpack(f"<{count}Q", self.memory.read(address, 8 * count)) if count else ()
 
-    def _text(self, address: int, most: int = 200) -> str:
+    def _text(self, address: int) -> str:
         found = b""
-        while len(found) < most and b"\0" not in found:
+        while len(found) < 200 and b"\0" not in found:
             at = address + len(found)
             found += self.memory.read(at, min(64, 4096 - at % 4096))
         return found.split(b"\0")[0].decode("utf-8", "replace")

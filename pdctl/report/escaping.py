@@ -82,9 +82,9 @@ def argument(text: object) -> str:
     return shlex.quote(escape(str(text)))
 
 
-def in_source(text: str, *, most: int = MOST_IN_SOURCE) -> str:
+def in_source(text: str) -> str:
     """Return ``text`` for a comment or docstring of source code: one line, no quotes, no backslashes, of bounded length."""
-    text = f"{text[: most - 1]}…" if len(text) > most else text
+    text = f"{text[: MOST_IN_SOURCE - 1]}…" if len(text) > MOST_IN_SOURCE else text
     return "".join(char if _visible(char) and char not in "\"'`\\" else "?" for char in text)
 
 

@@ -16,7 +16,6 @@ from pdctl.targets.collect import Copy, why_none
 from pdctl.targets.find import Found, FoundRank, refresh
 from pdctl.trace.carry import Carried
 
-MAX_SIZE = 256 << 20
 _SHARE = 0.2
 """Share of a ring that may fill between two looks."""
 _SHORTEST_S, _LONGEST_S = 0.02, 1.0
@@ -155,4 +154,4 @@ def interruptible() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-__all__ = ["MAX_SIZE", "Followed", "SocketSource", "begin", "follow", "interruptible"]
+__all__ = ["Followed", "SocketSource", "begin", "follow", "interruptible"]

@@ -8,7 +8,6 @@ labels have them, with blanks between: ``decode dp0 tp0,1``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 import msgspec
@@ -88,9 +87,3 @@ def _fits(value: object, glob: str) -> bool:
         int(found[1]) <= int(str(value)) <= int(found[2]) if found else fnmatchcase(str(value), one)
         for one, found in ranges
     )
-
-
-def select(selectors: Iterable[Selector], identities: Iterable[Identity]) -> list[Identity]:
-    """Return the identities that match any selector, each once, in their order."""
-    patterns = list(selectors)
-    return [identity for identity in identities if any(pattern.matches(identity) for pattern in patterns)]

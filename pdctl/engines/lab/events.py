@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pdctl.engines.base import Hooks, Site
+from pdctl.engines.base import Hooks, Site, after
 from pdctl.engines.lab.reader import QueueReader
 from pdctl.engines.sglang import events
 from pdctl.engines.sglang.seams import kv_manager
@@ -44,7 +44,7 @@ class Events:
             hooks.wrap(manager, "try_ensure_parallel_info", "events.lookup", events.lookups(self._event))
         hooks.wrap(manager, "update_status", "events.state", events.states(self._event))
         hooks.wrap(manager, "record_failure", "events.failure", failure(self._event))
-        hooks.wrap(scheduler, "abort_request", "events.abort", self._aborts)
+        hooks.wrap(scheduler, "abort_request", "events.abort", after(self._aborts))
         self._slots.install(hooks, scheduler.req_to_metadata_buffer_idx_allocator)
         return ["events.enqueue", "events.state", "events.failure", "events.abort", "events.slots"]
 
@@ -81,14 +81,5 @@ class Events:
 
         return leaves
 
-    def _aborts(self, original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-        def aborts(rid: str) -> Any:
-            result = original(rid)
-            if site.on:
-                try:
-                    self._event(EventKind.ABORT, text=rid)
-                except Exception:
-                    site.failed()
-            return result
-
-        return aborts
+    def _aborts(self, _: object, rid: str) -> None:
+        self._event(EventKind.ABORT, text=rid)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pdctl.engines.base import Maker, Site
+from pdctl.engines.base import Maker, Site, after
 from pdctl.engines.sglang import seams
 from pdctl.protocol.model import QUEUES, Action, EventKind
 
@@ -119,46 +119,28 @@ def held(landings: Landings) -> Callable[[list[int], list[int], Any], None]:
 def registers(event: Event) -> Maker:
     """Return a maker of the hook at a sender's ``_register_prefill_dp_rank``."""
 
-    def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-        def registers(self_: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(self_, *args, **kwargs)
-            if site.on:
-                try:
-                    event(EventKind.DP_REGISTER, room=self_.bootstrap_room, a=int(self_.kv_mgr.attn_dp_rank))
-                except Exception:
-                    site.failed()
-            return result
+    def registers(_: object, sender: Any, *__: Any, **___: Any) -> None:
+        event(EventKind.DP_REGISTER, room=sender.bootstrap_room, a=int(sender.kv_mgr.attn_dp_rank))
 
-        return registers
-
-    return make
+    return after(registers)
 
 
 def queries(event: Event) -> Maker:
     """Return a maker of the hook at a receiver's static ``query_prefill_dp_ranks``."""
     answers: dict[int, int] = {}
 
-    def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-        def queries(bootstrap_addr: str, bootstrap_rooms: list[int], *args: Any, **kwargs: Any) -> Any:
-            result = original(bootstrap_addr, bootstrap_rooms, *args, **kwargs)
-            if site.on:
-                try:
-                    if len(answers) > _MAX_ANSWERS:
-                        answers.clear()
-                    for room in bootstrap_rooms:  # asked every turn while unknown: only what is new is an event
-                        if room not in answers:
-                            event(EventKind.DP_QUERY, room=room, text=str(bootstrap_addr))
-                        answer = int(result.get(str(room), -1))
-                        if answers.get(room) != answer:
-                            answers[room] = answer
-                            event(EventKind.DP_ANSWER, room=room, a=answer)
-                except Exception:
-                    site.failed()
-            return result
+    def queries(result: Any, bootstrap_addr: str, bootstrap_rooms: list[int], *_: Any, **__: Any) -> None:
+        if len(answers) > _MAX_ANSWERS:
+            answers.clear()
+        for room in bootstrap_rooms:  # asked every turn while unknown: only what is new is an event
+            if room not in answers:
+                event(EventKind.DP_QUERY, room=room, text=str(bootstrap_addr))
+            answer = int(result.get(str(room), -1))
+            if answers.get(room) != answer:
+                answers[room] = answer
+                event(EventKind.DP_ANSWER, room=room, a=answer)
 
-        return queries
-
-    return make
+    return after(queries)
 
 
 def lookups(event: Event) -> Maker:

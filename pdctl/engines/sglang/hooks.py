@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pdctl.agent.tap import QueueTap
-from pdctl.engines.base import Hooks, Site
+from pdctl.engines.base import Hooks, before
 from pdctl.engines.landing import Landings
 from pdctl.engines.polls import PollHooks
 from pdctl.engines.reductions import ByRoom
@@ -194,38 +194,21 @@ class SchedulerHooks:
         """Record each request whose KV is not what prefill sent, where the engine compares checksums (since 0.5.23)."""
         event = self._recorder.event
 
-        def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-            def drops(self_: Any, req: Any, msg: str, *args: Any, **kwargs: Any) -> Any:
-                if site.on:
-                    try:
-                        event(EventKind.FAILURE, room=seams.room_of(req), text=str(msg))
-                    except Exception:
-                        site.failed()
-                return original(self_, req, msg, *args, **kwargs)
+        def drops(_: object, req: Any, msg: str, *__: Any, **___: Any) -> None:
+            event(EventKind.FAILURE, room=seams.room_of(req), text=str(msg))
 
-            return drops
-
-        there = self._hooks.wrap(owner, "_handle_kv_checksum_mismatch", "events.checksum", make)
+        there = self._hooks.wrap(owner, "_handle_kv_checksum_mismatch", "events.checksum", before(drops))
         self._say("events.checksum", there, "Scheduler._handle_kv_checksum_mismatch")
 
     def _aborts(self, owner: Any) -> None:
         event = self._recorder.event
 
-        def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-            def aborts(self_: Any, recv_req: Any, *args: Any, **kwargs: Any) -> Any:
-                if site.on:
-                    try:
-                        every = getattr(recv_req, "abort_all", False)
-                        event(EventKind.ABORT, text=EVERY_REQUEST if every else str(recv_req.rid))
-                    except Exception:
-                        site.failed()
-                return original(self_, recv_req, *args, **kwargs)
+        def aborts(_: object, recv_req: Any, *__: Any, **___: Any) -> None:
+            every = getattr(recv_req, "abort_all", False)
+            event(EventKind.ABORT, text=EVERY_REQUEST if every else str(recv_req.rid))
 
-            return aborts
-
-        self._say(
-            "events.abort", self._hooks.wrap(owner, "abort_request", "events.abort", make), "Scheduler.abort_request"
-        )
+        there = self._hooks.wrap(owner, "abort_request", "events.abort", before(aborts))
+        self._say("events.abort", there, "Scheduler.abort_request")
 
     def _routing(self, role: str) -> None:
         event = self._recorder.event

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -29,11 +29,11 @@ def default_path(name: str, env: Mapping[str, str], now: float) -> Path:
 class Journal:
     """Keeps the records, and appends each to a file before the drill goes on. Times are seconds since it was made."""
 
-    def __init__(self, path: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, path: Path | None) -> None:
         """Raises PdctlError (USAGE) when the file is there already or can't be made: nothing is injected unrecorded."""
         self.path = path
         self.records: list[Record] = []
-        self._clock, self._began = clock, clock()
+        self._began = time.monotonic()
         self._handle = -1
         if path is not None:
             try:
@@ -47,7 +47,7 @@ class Journal:
     @property
     def at(self) -> float:
         """Seconds since the drill began."""
-        return round(self._clock() - self._began, 3)
+        return round(time.monotonic() - self._began, 3)
 
     def write(self, record: Record) -> None:
         """Keep and append ``record``. A file that can't be written any more is given up, the drill goes on to heal."""

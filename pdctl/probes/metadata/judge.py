@@ -44,12 +44,10 @@ class Whose:
     text: str
 
 
-def judge(
-    views: Sequence[RankRows], *, now_s: float, recent_s: float = RECENT_S, every: bool = True
-) -> MetadataDocument:
+def judge(views: Sequence[RankRows], *, now_s: float, every: bool = True) -> MetadataDocument:
     """Return the document of these ranks.
 
-    now_s: wall clock. recent_s: age up to which a recorded mismatch is a finding. every: report all slots; without it
+    now_s: wall clock. every: report all slots; without it
     only those that are not as they should be, which is all that findings need.
     """
     reports, slots, findings, problems = [], [], [], []
@@ -60,7 +58,7 @@ def judge(
             continue
         reports.append(msgspec.structs.replace(_rank(view), server=server))
         findings += _unsafe(reports[-1])
-        findings += _recorded(view, views, now_s, recent_s)
+        findings += _recorded(view, views, now_s)
         if _silent(view):
             problems.append(f"{view.identity.label}: {view.silence}")
         if view.state == "recorded" and view.history is not None:
@@ -83,7 +81,7 @@ def judge(
             problems.append(f"{view.identity.label}: {view.history_off}: earlier owners of its slots are not known")
         slots += rows
         findings += _live(view, rows)
-    findings += _wrong_kv([view for view in views if view.silence != "not asked"], now_s, recent_s)
+    findings += _wrong_kv([view for view in views if view.silence != "not asked"], now_s)
     return MetadataDocument(
         ranks=tuple(reports),
         slots=tuple(slots),
@@ -360,11 +358,11 @@ def _next_step(code: str, view: RankRows) -> str:
     )
 
 
-def _recorded(view: RankRows, views: Sequence[RankRows], now_s: float, recent_s: float) -> list[Finding]:
+def _recorded(view: RankRows, views: Sequence[RankRows], now_s: float) -> list[Finding]:
     """Return the latest decision of each slot that was made while it held another room."""
     if view.history is None or view.identity.role != "decode":
         return []
-    latest: dict[int, Mismatch] = {m.slot: m for m in view.history.mismatches if now_s - m.when_s <= recent_s}
+    latest: dict[int, Mismatch] = {m.slot: m for m in view.history.mismatches if now_s - m.when_s <= RECENT_S}
     found = []
     for m in latest.values():
         whose = _whose(view, m.slot, m.found, views, now_s)
@@ -389,12 +387,12 @@ def _recorded(view: RankRows, views: Sequence[RankRows], now_s: float, recent_s:
     return found
 
 
-def _wrong_kv(views: Sequence[RankRows], now_s: float, recent_s: float) -> Iterator[Finding]:
+def _wrong_kv(views: Sequence[RankRows], now_s: float) -> Iterator[Finding]:
     """Yield, for each data-parallel rank, the requests whose KV the engine has found wrong by its checksum."""
     units: dict[str, list[tuple[RankRows, WrongKV]]] = {}
     for view in views:
         for wrong in view.history.wrong_kv.values() if view.history is not None else ():
-            if now_s - wrong.when_s <= recent_s:
+            if now_s - wrong.when_s <= RECENT_S:
                 units.setdefault(view.identity.unit, []).append((view, wrong))
     for unit, ones in units.items():
         rooms = tuple(dict.fromkeys(wrong.room for _, wrong in sorted(ones, key=lambda one: -one[1].when_s)))

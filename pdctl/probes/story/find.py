@@ -60,13 +60,16 @@ def meant(
     return list(rooms)
 
 
-def nearest(asked: str, known: Sequence[Known], most: int = 5) -> list[str]:
+_NEAREST = 5
+
+
+def nearest(asked: str, known: Sequence[Known]) -> list[str]:
     """Return what was perhaps meant, best first, with its request id; the most recent rooms where nothing is like it."""
     names: dict[str, Known] = {}
     for room in known[:MOST_COMPARED]:
         for name in (str(room.room), *room.rids):
             names.setdefault(name, room)
-    close = difflib.get_close_matches(asked, names, most, 0.7)
+    close = difflib.get_close_matches(asked, names, _NEAREST, 0.7)
     close += [name for name in names if len(asked) >= 4 and asked in name and name not in close]
     chosen: dict[int, str] = {}
     for name in close or [str(room.room) for room in known]:
@@ -74,6 +77,6 @@ def nearest(asked: str, known: Sequence[Known], most: int = 5) -> list[str]:
         if k is not None and k.room not in chosen:
             rid = f" (rid {k.rids[0]})" if k.rids else ""
             chosen[k.room] = f"{k.room}{rid}"
-        if len(chosen) == most:
+        if len(chosen) == _NEAREST:
             break
     return list(chosen.values())

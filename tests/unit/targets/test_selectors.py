@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 
 import msgspec
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from pdctl.protocol.model import Identity
 from pdctl.targets import nodeset
 from pdctl.targets.nodeset import server_names
-from pdctl.targets.selectors import parse, select
+from pdctl.targets.selectors import Selector, parse
 
 BASE = Identity(
     engine="lab", engine_version="1", pdctl_version="1", role="decode", host="node-a", pid=1, proc_start=1,
@@ -26,6 +27,11 @@ RANKS = [
     rank(role=role, dp=dp, pp=pp, tp=tp)
     for role, dp, pp, tp in itertools.product(("prefill", "decode"), range(2), range(2), range(12))
 ]
+
+
+def select(patterns: Iterable[Selector], identities: Iterable[Identity]) -> list[Identity]:
+    patterns = list(patterns)
+    return [identity for identity in identities if any(pattern.matches(identity) for pattern in patterns)]
 
 
 @pytest.mark.parametrize(
