@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pdctl.commands.schema import load_kinds, load_schema
+from pdctl.commands.schema_kinds import load_kinds, load_schema
 
 FILE = Path(__file__).with_name("schemas.txt")
 

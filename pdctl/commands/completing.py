@@ -25,11 +25,11 @@ def values(kind: str) -> Callable[[typer.Context, str], list[str]]:
 
 def _ranks(ctx: typer.Context) -> Iterable[str]:
     """Return the patterns of this host's ranks, by their registrations."""
-    from pdctl.commands.options import reach_of
     from pdctl.protocol import paths
+    from pdctl.targets.reach import Reach
 
     given = [ctx.params.get(name) for name in ("run_dir", "record_dir")]
-    env = reach_of(ctx, *given).environment()
+    env = (ctx.find_object(Reach) or Reach()).at(*given).environment()
     files = [file for folder in paths.run_dirs(env) for file in sorted(folder.glob("*.json"))]
     found = []
     for file in files[:MOST_RANKS]:
@@ -90,7 +90,7 @@ def _queues(_: typer.Context) -> Iterable[str]:
 
 
 def _schemas(_: typer.Context) -> Iterable[str]:
-    from pdctl.commands.schema import load_kinds
+    from pdctl.commands.schema_kinds import load_kinds
 
     return load_kinds()
 

@@ -77,13 +77,12 @@ class FaultTable:
         Raises RuntimeError if the rank can't start the thread that ends the fault; nothing is placed then.
         """
         with self._lock:
-            there = {known.id: known for known in (*self._faults.values(), *(held.fault for held in self._all_held()))}
+            there = self._there()
             if fault.id in there:
                 return f"fault {fault.id} is in place already"
             if len(there) >= limit:
-                return "another fault is in place: " + ", ".join(
-                    f"{f.id} of {f.owner or 'unknown'}" for f in there.values()
-                )
+                others = ", ".join(f"{f.id} of {f.owner or 'unknown'}" for f in there.values())
+                return f"another fault is in place: {others}"
             self._start()
             self._count += 1
             fault.number = self._count
@@ -123,8 +122,7 @@ class FaultTable:
         """Return the faults in place and those that have ended but still hold a write (``ended`` says why)."""
         now = time.monotonic()
         with self._lock:
-            there = {fault.id: fault for fault in (*self._faults.values(), *(held.fault for held in self._all_held()))}
-            return tuple(fault.status(now, self._pending(fault)) for fault in there.values())
+            return tuple(fault.status(now, self._pending(fault)) for fault in self._there().values())
 
     def history(self) -> tuple[FaultStatus, ...]:
         """Return the last faults that ended, oldest first, at most HISTORY of them."""
@@ -276,6 +274,10 @@ class FaultTable:
     def _all_held(self) -> list[Held]:
         return self._held + self._releasing
 
+    def _there(self) -> dict[str, Fault]:
+        """Return id → fault, of those in place and those that have ended and still hold a write."""
+        return {fault.id: fault for fault in (*self._faults.values(), *(held.fault for held in self._all_held()))}
+
     def _pending(self, fault: Fault) -> int:
         return sum(held.fault is fault for held in self._all_held())
 
@@ -312,8 +314,7 @@ class FaultTable:
         return ("ended", fault, 0, why)
 
     def _publish(self) -> None:
-        there = {id(fault): fault for fault in (*self._faults.values(), *(held.fault for held in self._all_held()))}
-        self.any = tuple(there.values())
+        self.any = tuple(self._there().values())
         self.metadata = tuple(fault for fault in self.any if fault.kind in METADATA_KINDS)
 
     # ---- own threads ----------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pdctl.probes.metadata.history import history
-from pdctl.probes.metadata.judge import odd
 from pdctl.probes.metadata.model import History, RankRows
+from pdctl.probes.metadata.slots import odd
 from pdctl.protocol.metadata import Metadata
 from pdctl.protocol.rank import FoundRank
 

@@ -17,7 +17,7 @@ import pdctl.probes
 import pdctl.replay
 import pdctl.trace
 from pdctl.cli import app
-from pdctl.commands.schema import load_kinds
+from pdctl.commands.schema_kinds import load_kinds
 from pdctl.protocol.documents import Document
 from tools import gen_schemas
 

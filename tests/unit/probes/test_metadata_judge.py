@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pdctl.probes.metadata.judge import judge, odd
+from pdctl.probes.metadata.judge import judge
 from pdctl.probes.metadata.model import History, MetadataDocument, Mismatch, RankRows, WrongKV
+from pdctl.probes.metadata.slots import odd
 from pdctl.protocol.metadata import Holder, Metadata, SlotRow, Tensor
 from pdctl.protocol.model import Action, KVPoll
 from tests.support.identities import identity
