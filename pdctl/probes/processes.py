@@ -12,7 +12,7 @@ from pdctl.probes.endings import Ending
 from pdctl.probes.turns import OUTSIDE_S, STOOD_S, Looked, Pulse, Turn
 from pdctl.protocol.model import EventKind, Status
 from pdctl.protocol.notes import SCHEDULER_ENDED
-from pdctl.protocol.processes import NO_PROCESS
+from pdctl.protocol.processes import NO_PROCESS, Process
 from pdctl.protocol.rank import Answer, FoundRank
 from pdctl.recording.header import read_header
 from pdctl.targets.find import refresh
@@ -26,9 +26,9 @@ _SAME_BOOT_NS = 60_000_000_000
 
 def unsettled(turn: Turn, *, first: bool) -> bool:
     """Return whether another look at a loop tells more: it may stand, and has not been seen to stand for long."""
-    if turn.turned or turn.state == turns.ENDED:
+    if turn.turned or turn.state in turns.GONE:
         return False
-    if turn.state in turns.HALTED:
+    if turn.state in turns.HALTED or turn.in_kernel:
         return turn.stood_s < STOOD_S
     if not turn.doing or turn.computing or turn.idle:
         return first
@@ -39,13 +39,16 @@ def with_look(one: Looked, rank: FoundRank, answer: Answer[Status] | None, after
     """Return the looks at a rank's loop with one more, now: ``after_s`` seconds after the first."""
     statuses = () if answer is None or answer.body is None else (answer.body,)
     pulses = () if statuses and not one.outside else _pulses(rank)
-    process = _process(rank, answered=bool(statuses))
+    process, now = _process(rank, answered=bool(statuses))
+    same = (process, now.wait, now.switches) == (one.process, one.seen.wait, one.seen.switches)
     return replace(
         one,
         statuses=(*one.statuses, *statuses),
         pulses=(*one.pulses, *pulses),
         process=process,
-        stopped_s=after_s if process in turns.HALTED else 0.0,
+        seen=now,
+        since_s=one.since_s if same else after_s,
+        stopped_s=after_s - one.since_s if same else 0.0,
     )
 
 
@@ -60,24 +63,24 @@ def _pulses(rank: FoundRank) -> tuple[Pulse, ...]:
     return (Pulse(header.ticks, header.tick_mono_ns, now_ns(rank, header.wall_ns, header.mono_ns)),)
 
 
-_HALTS = {"T": turns.STOPPED, "t": turns.TRACED, "F": turns.FROZEN}
+_HALTS = {"T": turns.STOPPED, "t": turns.TRACED, "F": turns.FROZEN, "D": turns.KERNEL}
 
 
-def _process(rank: FoundRank, *, answered: bool) -> str:
-    """Return the state of a rank's process now; in a trace, as it was when that was made."""
+def _process(rank: FoundRank, *, answered: bool) -> tuple[str, Process]:
+    """Return the state of a rank's process now, in a trace as it was when that was made, and what /proc says of it."""
+    if rank.state == "dead" and rank.access is not None:
+        return turns.LOST, NO_PROCESS
     if rank.state == "dead" or (rank.seen_ns and rank.seen_live is False):
-        return turns.ENDED
-    if rank.seen_live or (answered and rank.state != "outside"):
-        return turns.RUNNING
-    if not rank.live:
-        return turns.UNSEEN
+        return turns.ENDED, NO_PROCESS
+    if rank.seen_live or rank.access is not None or not rank.live:
+        return turns.RUNNING if rank.seen_live or answered else turns.UNSEEN, NO_PROCESS
     now = refresh(rank)
+    process = now.process if now.process.runs_since(rank.identity.proc_start) else NO_PROCESS
+    if answered and rank.state != "outside":  # its agent runs, so nothing holds it but the kernel
+        return (turns.KERNEL if process.state == "D" else turns.RUNNING), process
     if now.state == "dead":
-        return turns.ENDED
-    state = now.process.state if rank.access is None else ""
-    if state in _HALTS:
-        return _HALTS[state]
-    return turns.RUNNING if state or answered else turns.UNSEEN
+        return turns.ENDED, process
+    return _HALTS.get(process.state) or (turns.RUNNING if process.state or answered else turns.UNSEEN), process
 
 
 def noted(rank: FoundRank, recording: Recording | None) -> list[service_threads.Ended]:

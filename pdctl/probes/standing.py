@@ -8,15 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pdctl.probes.turns import ENDED, FROZEN, HALTED, OUTSIDE_S, STOOD_S, STOPPED, TRACED, Loop, Turn
+from pdctl.probes.turns import (
+    FROZEN,
+    GONE,
+    HALTED,
+    KERNEL,
+    LOST,
+    OUTSIDE_S,
+    STOOD_S,
+    STOPPED,
+    TRACED,
+    Loop,
+    Turn,
+)
 from pdctl.protocol.durations import seconds
 from pdctl.report.findings import Finding, finding
 from pdctl.targets import nodeset
 
 STANDS_S = 10.0
 """How long a loop must not have turned."""
+KERNEL_S = 30.0
+"""The same where its main thread is in one wait in the kernel."""
 LONG_S = 300.0
-"""The same where its main thread is in no collective, or all ranks are in the same one of a forward."""
+"""The same where its main thread is in no collective, where all ranks are in the same one of a forward, or where one that was
+not reached may compute."""
 MOST_EVIDENCE = 16
 
 
@@ -31,12 +46,14 @@ def judge(loops: Sequence[Loop]) -> tuple[Finding, ...]:
     A server has two where processes are stopped, and other ranks, which don't wait for them, stand as well.
     """
     found: dict[tuple[object, ...], list[int]] = {}
+    gone: dict[tuple[object, ...], list[int]] = {}
     for members in _worlds(loops):
         stand = _standing(loops, members)
         if stand:
-            stopped = any(_is_stopped(loops[n].turn) for n in stand)
-            found.setdefault((*nodeset.server(loops[stand[0]].identity), stopped), []).extend(stand)
-    return tuple(_finding(loops, sorted(members)) for members in found.values())
+            server = (*nodeset.server(loops[stand[0]].identity), any(_is_held(loops[n].turn) for n in stand))
+            found.setdefault(server, []).extend(stand)
+            gone.setdefault(server, []).extend(n for n in members if loops[n].turn.state in GONE)
+    return tuple(_finding(loops, sorted(members), sorted(gone[server])) for server, members in found.items())
 
 
 def _worlds(loops: Sequence[Loop]) -> Iterable[list[int]]:
@@ -48,17 +65,24 @@ def _worlds(loops: Sequence[Loop]) -> Iterable[list[int]]:
 
 
 def _standing(loops: Sequence[Loop], members: Sequence[int]) -> list[int]:
-    stopped = [n for n in members if _is_stopped(loops[n].turn)]
+    stopped = [n for n in members if _is_held(loops[n].turn)]
     waiting = [n for n in members if _waits(loops[n].turn)]
-    free = [n for n in members if loops[n].turn.turned or loops[n].turn.state == ENDED]
+    free = [n for n in members if loops[n].turn.turned or loops[n].turn.state in GONE]
     if len({*stopped, *waiting, *free}) < len(members):
         return stopped  # the others may wait for one that works
-    least_s = LONG_S if _in_one_forward(loops, members) else STANDS_S
+    least_s = LONG_S if _lost(loops, members) or _in_one_forward(loops, members) else STANDS_S
     return sorted({*stopped, *(n for n in waiting if _old(loops[n].turn, least_s))})
 
 
-def _is_stopped(turn: Turn) -> bool:
-    return turn.state in HALTED and not turn.turned and turn.stood_s >= STOOD_S
+def _lost(loops: Sequence[Loop], members: Sequence[int]) -> list[int]:
+    return [n for n in members if loops[n].turn.state == LOST]
+
+
+def _is_held(turn: Turn) -> bool:
+    """Return whether something outside of a process holds it: it is stopped, or in one wait in the kernel for long."""
+    if turn.turned or turn.stood_s < STOOD_S:
+        return False
+    return turn.state in HALTED or (turn.in_kernel and (turn.age_s or 0.0) >= (LONG_S if turn.computing else KERNEL_S))
 
 
 def _waits(turn: Turn) -> bool:
@@ -82,14 +106,15 @@ def _in_one_forward(loops: Sequence[Loop], members: Sequence[int]) -> bool:
     return inside == {"model forward"} and len(calls) == 1
 
 
-def _finding(loops: Sequence[Loop], members: Sequence[int]) -> Finding:
+def _finding(loops: Sequence[Loop], members: Sequence[int], gone: Sequence[int]) -> Finding:
+    """Return the finding of ranks that stand. gone: ranks of their worlds that have ended, or are said to have."""
     identities = [loop.identity for loop in loops]
     names, axes = nodeset.server_names(identities), nodeset.shown_axes(identities)
 
     def fold(ranks: Iterable[int]) -> str:
         return nodeset.fold((nodeset.place(loops[n].identity, names) for n in ranks), axes)
 
-    stopped = [n for n in members if loops[n].turn.state in HALTED]
+    stopped = [n for n in members if _is_held(loops[n].turn)]
     waiting = [n for n in members if n not in stopped]
     places: dict[str, list[int]] = {}
     for n in waiting:
@@ -101,25 +126,35 @@ def _finding(loops: Sequence[Loop], members: Sequence[int]) -> Finding:
     next_step = ""
     if stopped:
         halts: dict[str, list[int]] = {}
+        states: dict[str, list[int]] = {}
         for n in stopped:
-            halts.setdefault(loops[n].turn.state, []).append(n)
+            halts.setdefault(loops[n].turn.halted, []).append(n)
+            states.setdefault(loops[n].turn.state, []).append(n)
         if len(halts) == 1:
-            summary += (
-                f": {'its process is' if len(stopped) == 1 else 'their processes are'} {HALTED[next(iter(halts))]}"
-            )
+            summary += f": {'its process is' if len(stopped) == 1 else 'their processes are'} {next(iter(halts))}"
         else:
-            each = [f"{fold(ranks)} {'are' if len(ranks) > 1 else 'is'} {HALTED[how]}" for how, ranks in halts.items()]
+            each = [f"{fold(ranks)} {'are' if len(ranks) > 1 else 'is'} {how}" for how, ranks in halts.items()]
             summary += f": {'; '.join(each)}"
         them = "it" if len(stopped) == 1 else "them"
-        steps = [_continue(loops, halts[STOPPED])] if STOPPED in halts else []
-        steps += [_GO_ON[how] for how in halts if how in _GO_ON]
-        next_step = f"{'. '.join(steps)}. What waits for {them} goes on then: nothing has to be aborted or restarted."
+        steps = [_continue(loops, states[STOPPED])] if STOPPED in states else []
+        steps += [_GO_ON[how] for how in states if how in _GO_ON]
+        next_step = f"{'. '.join(steps)}."
+        if not gone:
+            next_step += f" What waits for {them} goes on then: nothing has to be aborted or restarted."
         if waiting:
             waits = [f"{fold(ranks)}, in {doing}" for doing, ranks in places.items()]
             summary += f". For {them} {'wait' if len(waiting) > 1 else 'waits'} {'; '.join(waits)}"
     else:
         each = [f"{fold(ranks)} {'are' if len(ranks) > 1 else 'is'} in {doing}" for doing, ranks in places.items()]
         summary += f": {'; '.join(each)}"
+    lost = _lost(loops, gone)
+    if lost:
+        it = "it" if len(lost) == 1 else "they"
+        summary += f". What {fold(lost)} {'does' if len(lost) == 1 else 'do'} is not known: {it} may keep them waiting"
+        see = f"See on {_hosts(loops, lost)} whether {fold(lost)} still {'runs' if len(lost) == 1 else 'run'}"
+        next_step = (
+            f"{next_step} {see}: a stopped process needs SIGCONT. Where one has ended, restart this server.".strip()
+        )
     return finding(
         "PD114",
         f"{summary[0].upper()}{summary[1:]}.",
@@ -132,6 +167,8 @@ def _finding(loops: Sequence[Loop], members: Sequence[int]) -> Finding:
 
 
 _GO_ON = {
+    KERNEL: "It goes on when what it waits for there comes, and no signal wakes it before: look for a file system or a device"
+    " that does not answer (dmesg on its host; pdctl stacks shows the call)",
     TRACED: "End the debugger, or let the process go on in it",
     FROZEN: "Thaw the container: docker unpause, or 0 into its cgroup.freeze",
 }
@@ -148,6 +185,10 @@ def _continue(loops: Sequence[Loop], stopped: Sequence[int]) -> str:
         return f"kill -CONT {' '.join(*pids.values())} lets {them} go on, on {hosts}"
     each = [f"on {host or 'an unknown host'}: kill -CONT {' '.join(those)}" for host, those in pids.items()]
     return f"Let {them} go on, {'; '.join(each)}"
+
+
+def _hosts(loops: Sequence[Loop], ranks: Sequence[int]) -> str:
+    return ", ".join(dict.fromkeys(loops[n].identity.host or "its host" for n in ranks))
 
 
 def _have(ranks: Sequence[int]) -> str:
@@ -168,7 +209,7 @@ def _evidence(loop: Loop) -> str:
     parts = [
         f"last turn began {seconds(turn.age_s)} ago" if turn.age_s is not None else "when it last turned is not known"
     ]
-    parts.append(f"its process is {HALTED[turn.state]}" if turn.state in HALTED else f"in {turn.doing}")
+    parts.append(f"its process is {turn.halted}" if turn.state in HALTED or not turn.doing else f"in {turn.doing}")
     return f"{loop.identity.label}: {', '.join(parts)}, the same in all looks over {seconds(turn.stood_s)}"
 
 

@@ -10,14 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pdctl.protocol.model import NEXT_STAGE, STAGE_BEFORE, Call, Frame, Identity, Status
+from pdctl.protocol.processes import NO_PROCESS, Process, in_kernel
 
 RECENT_S = 1.0
 """A loop whose last turn began less than this ago turns."""
 STOOD_S, OUTSIDE_S = 2.0, 5.0
 """For how long several looks must find a loop at one place before it stands; read from outside, where its age is not known."""
-RUNNING, STOPPED, TRACED, FROZEN, ENDED, UNSEEN = "running", "stopped", "traced", "frozen", "ended", ""
-"""States of a rank's process. TRACED: a debugger has stopped it. FROZEN: its cgroup's freezer holds it. UNSEEN: it can't be
-seen from here, and it has not answered."""
+RUNNING, STOPPED, TRACED, FROZEN, KERNEL, ENDED, LOST, UNSEEN = (
+    "running", "stopped", "traced", "frozen", "in the kernel", "ended", "lost", "",
+)  # fmt: skip
+"""States of a rank's process. TRACED: a debugger has stopped it. FROZEN: its cgroup's freezer holds it. KERNEL: its main
+thread is in one uninterruptible wait there. LOST: it is on another host, and nobody listens for it there, or its heartbeat has
+stopped: it has ended, or its agent has. UNSEEN: it can't be seen from here, and it has not answered."""
+GONE = (ENDED, LOST)
+"""States in which it will not answer, however long it is looked at."""
 HALTED = {
     STOPPED: "stopped (SIGSTOP)", TRACED: "stopped by a debugger", FROZEN: "frozen with the cgroup, as in a paused container",
 }  # fmt: skip
@@ -46,13 +52,16 @@ class Looked:
     """What was seen of a rank's loop: its answers and the pulses of its recording, oldest first.
 
     outside: the answers were read from outside, where ``ticks`` counts how often the main thread was given a processor.
-    process: its state, one of the above. stopped_s: over how many seconds several looks found it HALTED.
+    process: its state, one of the above. seen: what /proc said of it. since_s: seconds after the first look at which it was
+    first seen so, without a change since. stopped_s: over how many seconds the newest looks found it so.
     """
 
     statuses: tuple[Status, ...] = ()
     pulses: tuple[Pulse, ...] = ()
     outside: bool = False
     process: str = UNSEEN
+    seen: Process = NO_PROCESS
+    since_s: float = 0.0
     stopped_s: float = 0.0
 
 
@@ -77,6 +86,18 @@ class Turn:
     stood_s: float = 0.0
     call: Call = field(default_factory=Call)
     outside: bool = False
+    wait: str = ""
+    """Of one in KERNEL: the kernel's function that it waits in, "" unknown."""
+
+    @property
+    def halted(self) -> str:
+        """Why no thread of its process, or not its main thread, can run: "its process is …", "" where it can."""
+        return in_kernel(self.wait) if self.state == KERNEL else HALTED.get(self.state, "")
+
+    @property
+    def in_kernel(self) -> bool:
+        """Whether its main thread has been in one wait in the kernel, for ``stood_s``."""
+        return self.state == KERNEL
 
     @property
     def waiting(self) -> bool:
@@ -96,15 +117,18 @@ def judge(looked: Looked) -> Turn:
     """Return what these looks at one rank tell of its loop."""
     last = looked.statuses[-1] if looked.statuses else None
     age_s = _age_s(looked)
-    common = Turn(turned=_turned(looked, age_s), age_s=age_s, state=looked.process, stood_s=looked.stopped_s)
+    held_s = looked.stopped_s if looked.process in (*HALTED, KERNEL) else 0.0
+    state = RUNNING if looked.process == KERNEL and not held_s else looked.process  # every process is there for moments
+    turned = _turned(looked, age_s)
+    common = Turn(turned=turned, age_s=age_s, state=state, stood_s=held_s, wait=looked.seen.wait)
     if last is None:
         return common
     return replace(
         common,
-        doing=call_words(last.call, last.stack),
+        doing=", ".join(filter(None, (call_words(last.call, last.stack), common.halted if common.in_kernel else ""))),
         computing=not last.call.op and last.call.inside in COMPUTES,
         idle=not last.call.op and last.call.inside == IDLE,
-        stood_s=_stood_s(looked.statuses),
+        stood_s=held_s if common.in_kernel else _stood_s(looked.statuses),
         call=last.call,
         outside=looked.outside,
     )
@@ -159,7 +183,7 @@ def call_words(call: Call, stack: Sequence[Frame] = ()) -> str:
 
 
 __all__ = [
-    "COMPUTES", "ENDED", "FROZEN", "HALTED", "OUTSIDE_S", "RECENT_S", "RUNNING", "STOOD_S", "STOPPED", "TAKES_IN", "TRACED",
-    "UNSEEN",
+    "COMPUTES", "ENDED", "FROZEN", "GONE", "HALTED", "KERNEL", "LOST", "OUTSIDE_S", "RECENT_S", "RUNNING", "STOOD_S", "STOPPED",
+    "TAKES_IN", "TRACED", "UNSEEN",
     "Looked", "Loop", "Pulse", "Turn", "call_words", "judge",
 ]  # fmt: skip

@@ -214,16 +214,15 @@ class View:
     def endings(self) -> Endings:
         """Return the ranks whose process has ended, with what their recordings tell, and the rooms of those that live.
 
-        A process on another host that is said to have ended, and of which nothing is here, is left out.
+        A process on another host that is said to have ended is left out.
         """
         if self._endings is None:
             gone = [turn.state == turns.ENDED for turn in self.turns()]
-            known = [rank.access is None or rank.recording is not None for rank in self.ranks]
             living = [rank for rank, ended in zip(self.ranks, gone, strict=True) if not ended and _there(rank)]
             ended = [
                 ending(rank, self.recording(rank, sockets=False).body)
-                for rank, is_gone, is_known in zip(self.ranks, gone, known, strict=True)
-                if is_gone and is_known
+                for rank, is_gone in zip(self.ranks, gone, strict=True)
+                if is_gone
             ]
             rooms = self._rooms_of(living) if ended else {}
             others = [rank for rank in self.others if _there(rank)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,12 +13,16 @@ class Process:
     """A process. state: the letter in /proc/PID/stat (R S D T t Z X), "" if there is no such process. start: clock ticks.
 
     state is F for a process that is frozen, from :func:`look_closely` only. exit_status: of a zombie, as waitpid gives it,
-    where this user may read it; else 0.
+    where this user may read it; else 0. wait: of one in state D, from :func:`look_closely` only: the kernel's function that it
+    waits in, "" where this user may not read it. switches: how often its main thread has been taken off a processor then, which
+    stays the same in one wait.
     """
 
     state: str = ""
     start: int = 0
     exit_status: int = 0
+    wait: str = ""
+    switches: int = 0
 
     def runs_since(self, start: int) -> bool:
         """Return whether this is the process that started at ``start`` and it has not ended (a zombie has)."""
@@ -38,13 +43,18 @@ class Process:
             "Z": "process has ended and is a zombie: its parent has not reaped it",
             "X": "process has ended",
             "F": "process is frozen with its cgroup, as in a paused container",
-            "D": "process is in an uninterruptible wait in the kernel",
+            "D": f"process is {in_kernel(self.wait)}",
         }.get(
             self.state, "process runs, but its agent does not: something holds the GIL, or the agent's thread has ended"
         )
 
 
 NO_PROCESS = Process()
+
+
+def in_kernel(wait: str) -> str:
+    """Return where a process in state D is, in words. wait: the kernel's function, "" unknown."""
+    return "in an uninterruptible wait in the kernel" + (f" ({wait})" if wait else "")
 
 
 def look(pid: int) -> Process:
@@ -61,9 +71,27 @@ def look(pid: int) -> Process:
 
 
 def look_closely(pid: int) -> Process:
-    """Return what :func:`look` does, and whether the process is frozen, which its own state does not tell."""
+    """Return what :func:`look` does, whether the process is frozen, which its state does not tell, and what it waits for."""
     process = look(pid)
-    return replace(process, state="F") if process.state in ("S", "D") and _frozen(pid) else process
+    if process.state in ("S", "D") and _frozen(pid):
+        return replace(process, state="F")
+    return replace(process, wait=_wait(pid), switches=_switches(pid)) if process.state == "D" else process
+
+
+def _wait(pid: int) -> str:
+    try:
+        name = Path(f"/proc/{pid}/wchan").read_text(errors="replace")
+    except OSError:
+        return ""
+    return name if re.fullmatch(r"[A-Za-z_][\w.]{0,79}", name, re.ASCII) else ""
+
+
+def _switches(pid: int) -> int:
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return 0
+    return sum(map(int, re.findall(r"^(?:non)?voluntary_ctxt_switches:\s*([0-9]+)$", text, re.MULTILINE)))
 
 
 def _frozen(pid: int, root: Path = Path("/")) -> bool:

@@ -132,6 +132,8 @@ def side(s: RoomSide, *, ordinal: int) -> tuple[str, str]:
 
 def doing(view: RankView) -> str:
     """Return where a rank's main thread is, in words; without a live answer, where its recording ends."""
+    if view.turn is not None and view.turn.in_kernel:
+        return view.turn.doing or f"its process is {view.turn.halted}"
     if view.status is not None:
         return call_words(view.status.call, view.status.stack)
     return last_round(view)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pdctl.probes.queues import formatting
 from pdctl.probes.queues.model import RankView
-from pdctl.probes.turns import ENDED, HALTED, Turn
+from pdctl.probes.turns import ENDED, HALTED, LOST, Turn
 from pdctl.report.findings import Finding, finding
 
 
@@ -25,7 +25,7 @@ def kept_waiting(members: Mapping[str, RankView], stalled_s: float) -> Wait:
     Late is one whose process is held or has ended, or whose main thread is where neither work nor waiting takes it.
     """
     turns = {name: view.turn for name, view in members.items()}
-    if any(turn is None or _computes(turn) for turn in turns.values()):
+    if any(turn is None or turn.state == LOST or _computes(turn) for turn in turns.values()):
         return Wait()
     known = {name: turn for name, turn in turns.items() if turn is not None}
     ages = {name: turn.age_s or 0.0 for name, turn in known.items() if turn.waiting and not turn.turned}
@@ -63,8 +63,8 @@ def late_finding(wait: Wait, members: Mapping[str, RankView], title: str) -> Fin
 
 def _state(view: RankView) -> str:
     assert view.turn is not None
-    if view.turn.state in HALTED:
-        return f"its process is {HALTED[view.turn.state]}"
+    if view.turn.halted and (view.turn.state in HALTED or not view.turn.doing):
+        return f"its process is {view.turn.halted}"
     return view.silence or view.turn.doing or "its process has ended"
 
 

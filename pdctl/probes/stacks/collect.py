@@ -39,6 +39,8 @@ def collect(
         taken += 1
     if flights or (flights is None and anything_stuck(seen)):
         seen = _flights(view, seen)
+    turns = view.turns()
+    seen = [replace(one, in_kernel=turn.halted * turn.in_kernel) for one, turn in zip(seen, turns, strict=True)]
     return [
         _left_behind(rank, one, view, outside=outside) if one.silence else one
         for rank, one in zip(view.ranks, seen, strict=True)

@@ -139,12 +139,13 @@ def _odd(ranked: list[list[int]], size: int) -> list[int]:
 def _place(view: RankLooks) -> tuple[str, ...]:
     if view.last is None:
         return ("silent", view.state, view.silence, *formatting.place_of(None, view.outside))
-    return formatting.place_of(view.last.call, view.last.stack)
+    return (*formatting.place_of(view.last.call, view.last.stack), view.in_kernel)
 
 
 def _where(view: RankLooks, *, plural: bool) -> str:
     if view.last is not None:
-        return formatting.predicate(view.last.call, view.last.stack, plural=plural)
+        where = formatting.predicate(view.last.call, view.last.stack, plural=plural)
+        return f"{where}, {view.in_kernel}" if view.in_kernel else where
     if view.state != "live":
         why = f" ({view.silence})" if view.silence not in ("", view.state) else ""
         return f"{'are' if plural else 'is'} {view.state}{why}"
@@ -184,7 +185,7 @@ def _row(view: RankLooks, *, outlier: bool, quiet: bool) -> RankStack:
         moves=IDLE if quiet else moves(view),
         stood_s=0.0 if quiet else stood_s(view),
         outlier=outlier,
-        where=call_words(last.call, last.stack)
+        where=", ".join(filter(None, (call_words(last.call, last.stack), view.in_kernel)))
         if last is not None
         else formatting.predicate(None, stack)
         if stack

@@ -20,7 +20,7 @@ class RankLooks:
     """All looks at one rank, oldest first. silence: why it gave no (more) answer, "" when it gave all.
 
     flight: its flight recorder where it was asked; flight_off: why there is none. outside: its stack as another process
-    read it, innermost frame first.
+    read it, innermost frame first. in_kernel: "in an uninterruptible wait in the kernel (…)" where its process was in one.
     """
 
     identity: Identity
@@ -31,6 +31,7 @@ class RankLooks:
     flight: tuple[FlightEntry, ...] = ()
     flight_off: str = ""
     outside: tuple[Frame, ...] = ()
+    in_kernel: str = ""
 
     @property
     def last(self) -> Status | None:

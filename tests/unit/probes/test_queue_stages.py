@@ -11,7 +11,7 @@ from pdctl.probes.queues.lockstep import locksteps
 from pdctl.probes.queues.model import GroupReport, QueuesDocument, RankView
 from pdctl.probes.queues.probe import PROBE
 from pdctl.probes.queues.stages import pipelines
-from pdctl.probes.turns import ENDED, RUNNING, STOPPED, TRACED, Turn
+from pdctl.probes.turns import ENDED, LOST, RUNNING, STOPPED, TRACED, Turn
 from pdctl.protocol.model import (
     NEXT_STAGE,
     STAGE_BEFORE,
@@ -174,6 +174,7 @@ def test_a_stage_that_keeps_another_waiting(late: Turn) -> None:
     "turns",
     [
         (COMPUTES, waits(STAGE_BEFORE)),
+        (Turn(state=LOST), waits(STAGE_BEFORE)),  # of another host, and not reached: it may compute
         (ASKS, waits(STAGE_BEFORE, age_s=4.0)),
         (TURNS, waits(STAGE_BEFORE)),
         (None, waits(STAGE_BEFORE)),

@@ -72,6 +72,14 @@ def hung(size: int = 8, odd: int = 1, **how: Any) -> list[RankLooks]:
     ]
 
 
+def test_a_wait_in_the_kernel_is_said_where_the_rank_stands() -> None:
+    views = hung(4)
+    views[1] = replace(views[1], in_kernel="in an uninterruptible wait in the kernel (nfs_wait)")
+    document = judge(views)
+    assert document.ranks[1].where.endswith("(#164), in an uninterruptible wait in the kernel (nfs_wait)")
+    assert "the kernel (nfs_wait)" in document.groups[0].reason
+
+
 def drawn(document: StacksDocument, form: Format = Format.TABLE, columns: int = 80) -> str:
     out = io.StringIO()
     Output(form, out=out, env={"COLUMNS": str(columns)}).document(document, PROBE.rows(document), drawing(PROBE, form))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pdctl.probes.standing import judge, standing
-from pdctl.probes.turns import ENDED, FROZEN, RUNNING, STOPPED, TRACED, UNSEEN, Loop, Turn
+from pdctl.probes.turns import ENDED, FROZEN, KERNEL, LOST, RUNNING, STOPPED, TRACED, UNSEEN, Loop, Turn
 from pdctl.protocol.model import NEXT_STAGE, STAGE_BEFORE, Call
 from tests.support.identities import identity
 
@@ -30,6 +30,8 @@ IDLE = turn(Call(inside="idle"), age_s=1.5, idle=True)
 HTTP = turn(Call(), doing="recv_into (python3.12/socket.py:707)")
 STOP = Turn(turned=False, age_s=34.0, state=STOPPED, stood_s=2.0)
 DIED = Turn(age_s=34.0, state=ENDED)
+AWAY = Turn(state=LOST)
+NFS = "read (pathlib.py:9), in an uninterruptible wait in the kernel (nfs_wait)"
 
 
 def group(*turns: Turn, **changes: Any) -> list[Loop]:
@@ -100,6 +102,10 @@ def test_a_stopped_process_is_the_cause_and_others_wait_for_it() -> None:
         (turn(POLL, age_s=None, stood_s=4.0), turn(RECV, age_s=None, stood_s=4.0)),  # from outside, too short
         (Turn(state=STOPPED, turned=False, age_s=5.0, stood_s=0.5), turn(POLL, age_s=5.0)),  # a debugger's moment
         (turn(POLL, age_s=None, outside=False), turn(RECV, age_s=None, outside=False)),  # before its first turn
+        (turn(POLL, age_s=60.0), AWAY),  # one of another host whose agent has ended: it may be in a long forward
+        (turn(Call(), age_s=20.0, state=KERNEL, doing=NFS), turn(POLL)),  # a file system that is slow
+        (turn(Call(inside="model forward"), age_s=60.0, state=KERNEL, computing=True), turn(MODEL)),
+        (turn(Call(), age_s=None, state=KERNEL, doing=NFS, stood_s=6.0), turn(POLL)),
         (DIED, DIED),  # nobody is left to stand
     ],
 )
@@ -144,6 +150,25 @@ def test_who_waits_for_one_that_has_ended_stands() -> None:
     assert standing(group(turn(POLL), DIED)) == {0}
 
 
+def test_one_that_was_not_reached_may_still_wake_those_that_wait() -> None:
+    loops = [*group(turn(POLL, age_s=310.0)), Loop(identity(tp=1, tp_size=2, host="node1"), AWAY)]
+    [found] = judge(loops)
+    assert found.summary.endswith("all_reduce. What decode dp0 tp1 does is not known: it may keep them waiting."), (
+        found.summary
+    )
+    assert found.next_step == (
+        "See on node1 whether decode dp0 tp1 still runs: a stopped process needs SIGCONT. Where one has ended, restart this"
+        " server."
+    )
+    [found] = judge([*group(STOP), loops[1]])
+    assert found.next_step.startswith("kill -CONT 70 lets it go on, on its host. See on node1 whether decode dp0 tp1")
+
+
+def test_a_stopped_process_is_not_all_where_another_has_ended() -> None:
+    [found] = judge(group(STOP, DIED))
+    assert found.next_step == "kill -CONT 70 lets it go on, on its host."
+
+
 def test_stopped_data_parallel_ranks_of_a_server_are_one_finding_that_lets_all_go_on() -> None:
     loops = [
         Loop(identity(dp=dp, dp_size=3, tp=tp, tp_size=2, world=f"w{dp}", pid=70 + 2 * dp + tp), STOP)
@@ -182,3 +207,17 @@ def test_what_a_debugger_or_a_freezer_holds_is_let_go_on_by_it() -> None:
     [found] = judge(group(traced, STOP))
     assert "decode dp0 tp0 is stopped by a debugger; decode dp0 tp1 is stopped (SIGSTOP)" in found.summary
     assert found.next_step.startswith("kill -CONT 71 lets it go on, on its host. End the debugger")
+
+
+def test_what_the_kernel_holds_is_not_said_to_be_stopped() -> None:
+    held = turn(Call(), age_s=34.0, state=KERNEL, doing=NFS, wait="nfs_wait")
+    [found] = judge(group(held, turn(POLL)))
+    assert (
+        "its process is in an uninterruptible wait in the kernel (nfs_wait). For it waits decode dp0 tp1"
+        in found.summary
+    )
+    assert found.evidence[0].startswith(f"decode dp0 pp0 tp0: last turn began 34.0 s ago, in {NFS}, the same")
+    assert found.next_step.startswith("It goes on when what it waits for there comes")
+    assert "CONT" not in found.next_step
+    assert "restart this" not in found.next_step
+    assert standing(group(Turn(turned=False, age_s=34.0, state=KERNEL, stood_s=2.0), FORWARD)) == {0}, "silent, too"

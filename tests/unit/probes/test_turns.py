@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from pdctl.probes import processes, turns
-from pdctl.probes.turns import ENDED, RUNNING, STOPPED, Looked, Pulse, judge
+from pdctl.probes import view as view_module
+from pdctl.probes.turns import ENDED, KERNEL, RUNNING, STOPPED, Looked, Pulse, judge
 from pdctl.probes.view import View
 from pdctl.protocol.model import Call, Frame, GroupCount, Status
 from pdctl.protocol.processes import Process
@@ -181,6 +184,23 @@ def test_a_silent_rank_is_not_asked_again_and_its_process_is_looked_at(
     assert not any(client.asked[1:])
     assert (turn.state, turn.turned, round(turn.age_s or 0)) == (STOPPED, False, 31)
     writer.stop()
+
+
+@pytest.mark.parametrize("other", [Process("D", 5, wait="page_fault", switches=8), Process("S", 5)])
+def test_one_wait_in_the_kernel_is_told_and_many_short_ones_are_not(
+    monkeypatch: pytest.MonkeyPatch, other: Process
+) -> None:
+    wait = Process("D", 5, wait="nfs_wait", switches=7)
+    for seen, state in (([wait], KERNEL), ([wait, other], RUNNING)):
+        in_turn = itertools.cycle(seen)
+        monkeypatch.setattr("pdctl.targets.find.look_closely", lambda _, of=in_turn: next(of))
+        rank = FoundRank(identity(pid=77, proc_start=5), "live", process=wait)
+        clock = SimpleNamespace(monotonic=itertools.count().__next__)
+        monkeypatch.setattr(view_module, "time", clock)
+        [turn] = View(Found((rank,)), Answering(*[(status(60 + n, call=Call()),) for n in range(20)])).turns()
+        assert turn.state == state
+        kept = "event_loop (managers/scheduler.py:10), in an uninterruptible wait in the kernel (nfs_wait)"
+        assert turn.doing == (kept if state == KERNEL else "event_loop (managers/scheduler.py:10)")
 
 
 def test_in_a_trace_ages_are_those_when_it_was_made(tmp_path: Path) -> None:

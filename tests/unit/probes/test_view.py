@@ -12,9 +12,10 @@ import pytest
 from pdctl.probes import view as module
 from pdctl.probes.check.probe import run
 from pdctl.probes.registry import stages
+from pdctl.probes.turns import LOST
 from pdctl.probes.view import MOST_KEPT, View
 from pdctl.protocol.model import Status
-from pdctl.protocol.rank import Answer, FoundRank, Silence
+from pdctl.protocol.rank import Access, Answer, FoundRank, Silence
 from pdctl.targets.client import Client
 from pdctl.targets.find import Found
 from tests.support.identities import identity
@@ -109,3 +110,13 @@ def test_who_answers_while_silent_ones_are_looked_for_is_not_asked_again(monkeyp
     assert client.questions == []
     View.open(Found(RANKS), client, asks=False).status()
     assert client.questions == [("status", 2)]
+
+
+def test_what_is_only_said_to_have_ended_on_another_host_is_no_ending() -> None:
+    away = FoundRank(
+        identity(host="node1"), "dead", access=Access(), silent=Silence.REFUSED, silent_why="nobody listens"
+    )
+    view = View(Found((away,)), Asked())
+    assert [turn.state for turn in view.turns()] == [LOST]
+    assert view.endings().ended == []
+    assert view.underlying == ()
