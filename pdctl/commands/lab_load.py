@@ -162,12 +162,13 @@ def abort(
     check_alive(name, processes)
     servers = [server for server in config.servers if side == "both" or server.startswith(side)]
     told = chosen.abort(config, rids, servers, timeout)
-    document = LabAbort(name=name, rids=tuple(rids), servers=tuple(servers))
+    not_told = tuple(place for place, done in told.items() if not done)
+    whole = tuple(server for server in servers if not any(place.startswith(f"{server} ") for place in not_told))
     out = Output(output)
-    out.document(document, draw=draw_abort)
-    if not told:
-        out.note(f"not all were told within {timeout:g} s: pdctl lab status --name {name}")
-    return int(Exit.CLEAN if told else Exit.PARTIAL)
+    out.document(LabAbort(name=name, rids=tuple(rids), servers=whole, not_told=not_told), draw=draw_abort)
+    if not_told:
+        out.note(f"nobody took the message there within {timeout:g} s: pdctl lab status --name {name}")
+    return int(Exit.PARTIAL if not_told else Exit.CLEAN)
 
 
 def _enough(option: str, given: Sized, requests: int) -> None:

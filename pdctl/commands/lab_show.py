@@ -54,11 +54,12 @@ class LabKill(Document, frozen=True, kw_only=True, tag="pdctl.lab.kill"):
 
 
 class LabAbort(Document, frozen=True, kw_only=True, tag="pdctl.lab.abort"):
-    """Requests that servers were told to abort."""
+    """Requests that servers were told to abort. servers: those that were told; not_told: dp ranks that nobody listens for."""
 
     name: str
     rids: tuple[str, ...]
     servers: tuple[str, ...]
+    not_told: tuple[str, ...] = ()
 
 
 class LabLoad(Document, frozen=True, kw_only=True, tag="pdctl.lab.load"):
@@ -185,7 +186,11 @@ def draw_kill(document: LabKill, console: Console) -> None:
 
 def draw_abort(document: LabAbort, console: Console) -> None:
     """Draw who was told what."""
-    console.print(f"{', '.join(document.servers)} told to abort {', '.join(document.rids)}")
+    rids = ", ".join(document.rids)
+    if document.servers:
+        console.print(f"{', '.join(document.servers)} told to abort {rids}")
+    if document.not_told:
+        console.print(f"not told to abort {rids}: {', '.join(document.not_told)}")
 
 
 def draw_outcome(outcome: LabLoad, console: Console) -> None:

@@ -77,22 +77,34 @@ def wait_for_end(processes: Sequence[state.Process], wait_s: float) -> bool:
     return True
 
 
-def abort(config: LabConfig, rids: Sequence[str], servers: Sequence[str], wait_s: float) -> bool:
+def abort(config: LabConfig, rids: Sequence[str], servers: Sequence[str], wait_s: float) -> dict[str, bool]:
     """Tell servers to abort requests, as ``/abort_request`` does.
 
-    Returns whether all dp ranks of the servers were told within ``wait_s`` seconds; one that has ended is not.
+    Returns of each dp rank of the servers, as ``decode dp0``, whether a process took the message within ``wait_s`` seconds.
     """
+    places = {f"{server} dp{dp}": (server, dp) for server in servers for dp in range(config.shape(server).dp)}
     with zmq.Context() as context:
-        context.setsockopt(zmq.LINGER, int(wait_s * 1000))
-        begun = time.monotonic()
-        for server in servers:
-            for dp in range(config.shape(server).dp):
-                socket = context.socket(zmq.PUSH)
-                socket.connect(rank.request_endpoint(config, server, dp))
-                for rid in rids:
-                    socket.send(messages.encode(messages.Abort(rid)))
-                socket.close()
-    return time.monotonic() - begun < wait_s
+        context.setsockopt(zmq.LINGER, 0)
+        sockets = {}
+        for name, (server, dp) in places.items():
+            sockets[name] = socket = context.socket(zmq.PUSH)
+            socket.setsockopt(zmq.IMMEDIATE, 1)  # a message is taken where somebody listens, and nowhere else
+            socket.setsockopt(zmq.LINGER, int(wait_s * 1000))
+            socket.connect(rank.request_endpoint(config, server, dp))
+        end = time.monotonic() + wait_s
+        told = {name: _send(socket, rids, end) for name, socket in sockets.items()}
+        for socket in sockets.values():
+            socket.close()
+    return told
+
+
+def _send(socket: zmq.Socket[bytes], rids: Sequence[str], end: float) -> bool:
+    """Send these to one who listens until ``end``, of the monotonic clock. Return whether somebody does."""
+    for rid in rids:
+        if not socket.poll(max(0, int(1000 * (end - time.monotonic()))), zmq.POLLOUT):
+            return False
+        socket.send(messages.encode(messages.Abort(rid)), zmq.NOBLOCK)
+    return True
 
 
 def crash(config: LabConfig, process: state.Process, wait_s: float) -> None:

@@ -12,8 +12,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
+from pdctl.probes.covers import NOTHING, Covers
 from pdctl.protocol.durations import seconds
-from pdctl.protocol.model import OTHER, UNKNOWN, WAITS_FOR_OTHER, Identity, KVPoll
+from pdctl.protocol.model import OTHER, WAITS_FOR_OTHER, Identity, KVPoll
 from pdctl.protocol.requests import RoomEntry, Rooms
 from pdctl.report.findings import Finding, Level, finding
 from pdctl.targets import nodeset
@@ -33,8 +34,9 @@ class Ending:
 
     last_ns: its last sign on the clock of the wall, 0 unknown. age_s: seconds since then, None unknown. recorded: the state of
     its recording, "" without one. raised: what its recording says of the exception that ended its scheduler, "" without one.
-    status: exit status as waitpid gives it, 0 unknown or good. logged: the status is from the engine's log. held: rooms in its
-    polled queues at the end. known: all rooms that its recording tells of.
+    status: exit status as waitpid gives it, 0 unknown or good. logged: the status is from the engine's log. service:
+    another process of its server for whose loss it was ended, by that log, "" none; service_status: of that one. held: rooms in
+    its polled queues at the end. known: all rooms that its recording tells of.
     """
 
     identity: Identity
@@ -44,6 +46,8 @@ class Ending:
     raised: str = ""
     status: int = 0
     logged: bool = False
+    service: str = ""
+    service_status: int = 0
     held: frozenset[int] = frozenset()
     known: frozenset[int] = frozenset()
 
@@ -176,13 +180,15 @@ def _first(ranks: Sequence[Ending]) -> list[Ending]:
 
 def how(one: Ending) -> str:
     """Return how a rank ended, in words."""
-    logged = " (the engine's log says so)" if one.logged else ""
+    logged = _LOGGED if one.logged else ""
     if one.status & 0x7F:
-        return f"killed by {_signal(one.status & 0x7F)}{logged}"
+        return f"{_exit(one.status)}{logged}"
     if one.raised:
         return one.raised
     if one.status:
-        return f"with exit code {one.status >> 8 & 0xFF}{logged}"
+        return f"{_exit(one.status)}{logged}"
+    if one.service:
+        return f"by its own server, whose {one.service} had ended before, {_exit(one.service_status)}{_LOGGED}"
     if one.recorded == CLOSED:
         return "in good order, as one that is told to end"
     killed = (
@@ -191,6 +197,13 @@ def how(one: Ending) -> str:
         else "how is not known"
     )
     return f"{killed} (the engine's log or the kernel's may say more)"
+
+
+_LOGGED = " (the engine's log says so)"
+
+
+def _exit(status: int) -> str:
+    return f"killed by {_signal(status & 0x7F)}" if status & 0x7F else f"with exit code {status >> 8 & 0xFF}"
 
 
 def _signal(number: int) -> str:
@@ -220,25 +233,25 @@ def _waiting(ranks: Sequence[Ending], seen: Endings, *, alone: bool) -> list[tup
         one = seen.living[n]
         if one.role != OTHER[who.role] or one.cluster != who.cluster:
             continue
+        covers = Covers(rooms.covers)
         for entry in rooms.rooms:
             waits = entry.queue in WAITS_FOR_OTHER and entry.state not in (KVPoll.SUCCESS, KVPoll.FAILED)
             if entry.room and waits and (alone or entry.room in known):
-                found.setdefault(entry.room, (entry, _ends(rooms, entry)))
+                found.setdefault(entry.room, (entry, _ends(covers, rooms, entry)))
     return list(found.values())
 
 
-def _ends(rooms: Rooms, entry: RoomEntry) -> str:
+def _ends(covers: Covers, rooms: Rooms, entry: RoomEntry) -> str:
     lookup = rooms.lookups.get(entry.bootstrap) if entry.queue == "decode.pending" else None
     if lookup is not None and lookup.left_s is not None:
         return f"attempt {lookup.most} at its bootstrap server in {seconds(lookup.left_s)}"
-    covers = {(cover.queue, cover.state): cover for cover in rooms.covers}
-    cover = covers.get((entry.queue, entry.state)) or covers.get((entry.queue, UNKNOWN))
-    if cover is None or not cover.limit_s:
+    ends = covers.of(entry)
+    if ends.name == NOTHING:
         return NO_TIME_OUT
-    if cover.limit_s < 0:
+    if ends.limit_s is None:
         return NOT_KNOWN
-    left = f" in {seconds(max(0.0, cover.limit_s - entry.clock_s))}" if entry.clock_s >= 0 else ""
-    return f"{cover.name}{left}"
+    left_s = ends.left_s(entry)
+    return ends.name if left_s is None else f"{ends.name} in {seconds(max(0.0, left_s))}"
 
 
 def _wait(waiting: Sequence[tuple[RoomEntry, str]], side: str) -> str:

@@ -16,7 +16,7 @@ from pdctl.protocol.processes import NO_PROCESS, Process
 from pdctl.protocol.rank import Answer, FoundRank
 from pdctl.recording.header import read_header
 from pdctl.targets.find import refresh
-from pdctl.targets.logs import exit_status
+from pdctl.targets import logs
 
 if TYPE_CHECKING:
     from pdctl.recording.reader import Recording
@@ -97,23 +97,28 @@ def noted(rank: FoundRank, recording: Recording | None) -> list[service_threads.
 def ending(rank: FoundRank, recording: Recording | None) -> Ending:
     """Return how a rank ended, as its recording, the kernel and the engine's log have it."""
     process = rank.process if rank.access is None else NO_PROCESS
-    logged = exit_status(rank.log, rank.identity.pid) if rank.access is None and not process.exit_status else 0
-    status = process.exit_status or logged
+    asks = rank.access is None and not process.exit_status
+    logged = logs.ending(rank.log, rank.identity.pid) if asks else logs.Logged()
+    said = Ending(
+        rank.identity,
+        status=process.exit_status or logged.status,
+        logged=bool(logged.status),
+        service=logged.service,
+        service_status=logged.service_status,
+    )
     if recording is None:
-        return Ending(rank.identity, status=status, logged=bool(logged))
+        return said
     from pdctl.recording.requests import last_sign_ns, rooms_of  # loads numpy
 
     last = last_sign_ns(recording)
     now = now_ns(rank, recording.start_wall_ns, recording.start_mono_ns)
     notes = recording.events_of((0,), (EventKind.NOTE,))
-    return Ending(
-        rank.identity,
+    return replace(
+        said,
         last_ns=last + recording.start_wall_ns - recording.start_mono_ns,
         age_s=None if now is None else max(0.0, (now - last) / 1e9),
         recorded=recording.state,
         raised=next((note.text for note in notes if note.text.startswith(SCHEDULER_ENDED)), ""),
-        status=status,
-        logged=bool(logged),
         held=frozenset(rooms_of(recording, last).rooms.column("room")) - {0},
         known=frozenset(recording.event_table()["room"].tolist()) - {0},
     )

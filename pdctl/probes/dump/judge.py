@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pdctl.probes.dump.model import GroupRow, GroupsDump, QueuedRequest, QueuesDump, RankQueues
 from pdctl.probes.servers import told_apart
-from pdctl.protocol.model import Identity, poll_name
+from pdctl.protocol.model import UNKNOWN, WAITS_FOR_OTHER, Identity, poll_name
 from pdctl.protocol.rank import Answer, FoundRank
 from pdctl.protocol.requests import DEFERRED, Rooms
 
@@ -28,7 +28,9 @@ def queues_of(answers: Sequence[Answer[Rooms]]) -> QueuesDump:
                     room=entry.room,
                     rid=entry.rid,
                     slot=entry.slot,
-                    state=poll_name(entry.state),
+                    state="unknown"
+                    if entry.queue in WAITS_FOR_OTHER and entry.state == UNKNOWN
+                    else poll_name(entry.state),
                     age_s=entry.age_s if entry.age_s >= 0 else None,
                     clock_s=entry.clock_s if entry.clock_s >= 0 else None,
                     tokens=entry.tokens,

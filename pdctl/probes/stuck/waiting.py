@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
+from pdctl.probes.covers import Covers, Ends, attempts
 from pdctl.probes.stuck.advice import BEHIND, FIRST, NOT_TOLD
 from pdctl.probes.stuck.model import Place, SideSpace, Waiting
 from pdctl.probes.stuck.peer import peer_of
 from pdctl.probes.stuck.sides import QUEUE_ORDER, Key, Seen, Side, holds
 from pdctl.protocol.model import UNKNOWN, poll_name
-from pdctl.protocol.requests import NOT_KNOWN, Cover, Lookup, RoomEntry
+from pdctl.protocol.requests import RoomEntry
 
 
 def waiting_of(side: Side, other: Sequence[Side], pause_s: float, full: SideSpace | None) -> list[Waiting]:
@@ -19,7 +18,7 @@ def waiting_of(side: Side, other: Sequence[Side], pause_s: float, full: SideSpac
     answer = side.first_answer
     if answer is None:
         return []
-    covers, lookups, recorded = _Covers(answer.covers), answer.lookups, side.recorded
+    covers, lookups, recorded = Covers(answer.covers), answer.lookups, side.recorded
     progress = _Progress(side, pause_s)
     since, title, role, cluster, unseen_s = side.since, side.title, side.role, side.cluster, side.unseen_s
     found = []
@@ -35,7 +34,7 @@ def waiting_of(side: Side, other: Sequence[Side], pause_s: float, full: SideSpac
             age_s = max(each.age_s for each in waiting)
         cover = covers.of(entry)
         if lookups and entry.queue == "decode.pending":
-            cover = _attempts(lookups.get(entry.bootstrap), entry.bootstrap) or cover
+            cover = attempts(lookups.get(entry.bootstrap), entry.bootstrap) or cover
         if recorded and cover.name == "unknown":
             cover = _NOT_TOLD
         room, rid = key
@@ -67,6 +66,7 @@ def waiting_of(side: Side, other: Sequence[Side], pause_s: float, full: SideSpac
     return found
 
 
+_NOT_TOLD = Ends("unknown", None, note=NOT_TOLD)
 _STATES = [poll_name(state) for state in range(UNKNOWN + 1)]
 
 
@@ -107,61 +107,3 @@ def _behind(room: int, entry: RoomEntry, full: SideSpace) -> str:
     if entry.queue != "decode.prealloc" or entry.slot >= 0:
         return ""
     return FIRST if room == full.head else BEHIND
-
-
-class _Ends(msgspec.Struct, frozen=True, gc=False):
-    """What ends the requests of a queue and state. name: its variable, ``nothing`` or ``unknown``; limit_s None without one.
-
-    running: whether their clock is; note: what there is to say of it. left: seconds left, where no clock of the request tells.
-    """
-
-    name: str
-    limit_s: float | None
-    running: bool = False
-    note: str = ""
-    left: float | None = None
-
-    def left_s(self, entry: RoomEntry) -> float | None:
-        """Return the seconds that a request has left, None where nothing ends it."""
-        if self.left is not None:
-            return self.left
-        return self.limit_s - entry.clock_s if self.running and self.limit_s is not None else None
-
-
-_NOT_TOLD = _Ends("unknown", None, note=NOT_TOLD)
-
-
-def _attempts(lookup: Lookup | None, address: str) -> _Ends | None:
-    """Return what ends requests whose bootstrap server is asked in vain: decode fails them after its last attempt."""
-    if lookup is None or lookup.left_s is None:
-        return None
-    name = f"attempt {lookup.most} at the bootstrap server {address} (now {lookup.attempts})"
-    return _Ends(name, lookup.most * lookup.every_s, left=lookup.left_s)
-
-
-class _Covers:
-    """What ends a request, by queue, state and whether a clock runs for it."""
-
-    def __init__(self, covers: Sequence[Cover]) -> None:
-        self._by = {(cover.queue, cover.state): cover for cover in covers}
-        self._known: dict[tuple[str, int, bool], _Ends] = {}
-
-    def of(self, entry: RoomEntry) -> _Ends:
-        running = entry.clock_s >= 0
-        key = (entry.queue, entry.state, running)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._ends(entry.queue, entry.state, running)
-        return found
-
-    def _ends(self, queue: str, state: int, running: bool) -> _Ends:
-        exact = self._by.get((queue, state)) if state != UNKNOWN else None
-        if exact is not None and not running:
-            return _Ends("nothing", None, note=f"{exact.name} starts {exact.clock}")
-        cover = exact or self._by.get((queue, UNKNOWN))
-        if cover is None:
-            return _Ends("nothing", None)
-        if cover.limit_s == NOT_KNOWN:
-            return _Ends(cover.name or "unknown", None)
-        limited = cover.limit_s > 0
-        return _Ends(cover.name if limited else "nothing", cover.limit_s if limited else None, exact is not None)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import zmq
 
 from pdctl.lab import processes, rank, state
 from pdctl.lab.config import LabConfig, Shape
 from pdctl.lab.launch import expected
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.recording.writer import process_start
+from tests.support.patience import patience
 
 CONFIG = LabConfig("x", prefill=Shape(pp=2), decode=Shape(tp=2), prefills=2)
 ALL = [state.Process(label, 1, 1) for label in ("supervisor", *expected(CONFIG))]
@@ -50,3 +53,12 @@ def test_signals_reach_processes_that_are_there() -> None:
     assert processes.send_signal([there, stranger], "KILL", wait_s=60.0) == [there]
     assert child.wait() == -9
     assert processes.send_signal([there], "TERM") == []
+
+
+def test_an_abort_is_told_to_those_that_listen(tmp_path: Path) -> None:
+    config = LabConfig("x", prefill=Shape(dp=2), run_dir=str(tmp_path))
+    config.state_dir.mkdir()
+    with zmq.Context() as context, context.socket(zmq.PULL) as socket:
+        socket.bind(rank.request_endpoint(config, "prefill", 1))
+        assert processes.abort(config, ["a"], ["prefill"], patience(1.0)) == {"prefill dp0": False, "prefill dp1": True}
+        assert socket.poll(patience(1000)), "it has come"

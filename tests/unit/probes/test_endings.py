@@ -184,6 +184,10 @@ def test_what_waits_for_another_server_does_not_wait_for_this_one() -> None:
         ({"status": 256}, "with exit code 1"),
         ({"status": 9, "logged": True}, "killed by SIGKILL (the engine's log says so)"),
         ({"status": 256, "raised": "scheduler ended: ValueError in run"}, "scheduler ended: ValueError in run"),
+        (
+            {"service": "detokenizer", "service_status": 9},
+            "by its own server, whose detokenizer had ended before, killed by SIGKILL (the engine's log says so)",
+        ),
         ({"recorded": "closed"}, "in good order, as one that is told to end"),
         ({"recorded": ""}, "how is not known (the engine's log or the kernel's may say more)"),
     ],
@@ -197,3 +201,10 @@ def test_attempts_at_its_bootstrap_server_end_what_no_time_out_ends() -> None:
     rooms = msgspec.structs.replace(waits(asks), lookups={"10.0.0.1:8998": Lookup(attempts=4, most=15, every_s=1.0)})
     [found] = judge(Endings([ended(0), ended(1)], [DECODE], {0: rooms}))
     assert "attempt 15 at its bootstrap server ends 1 in 11.0 s at most" in found.summary
+
+
+def test_a_clock_that_has_not_begun_ends_nothing() -> None:
+    """Nor will it begin, where a message of the server that ended begins it: what ``stuck`` says is said here, too."""
+    [found] = judge(Endings([ended(0), ended(1)], [DECODE], {0: waits(entry(5, clock_s=-1.0))}))
+    assert "no time-out ends it" in found.summary
+    assert "Abort on decode the 1 room that no time-out ends" in found.next_step
