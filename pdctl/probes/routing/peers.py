@@ -210,11 +210,12 @@ def _held_for_ended(
     decode = [one for one in decode if one.identity.service in those]
     service = names(dict.fromkeys(one.identity.service for one in decode))
     many = f"{len(ages)} request{'s'[: len(ages) != 1]}"
+    it, its = ("it", "its") if len(ages) == 1 else ("them", "their")
+    had = f"that had {it}" if set(held) == set(ages) else f"that alone can have had {it}"
     yield Suspect(
         "PD144",
-        f"{view.identity.label} holds {many} from before {service} started {seconds(after)} ago: the decode process that had "
-        f"{'it' if len(ages) == 1 else 'them'} has ended, and {'its' if len(ages) == 1 else 'their'} time-out alone ends "
-        f"{'it' if len(ages) == 1 else 'them'} here.",
+        f"{view.identity.label} holds {many} from before {service} started {seconds(after)} ago: the decode process {had} has "
+        f"ended, and {its} time-out alone ends {it} here.",
         f"{view.identity.service} > {service}",
         rooms=tuple(ages),
         ranks=(view.identity.label, *(one.identity.label for one in decode)),

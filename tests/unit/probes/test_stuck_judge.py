@@ -492,6 +492,11 @@ def test_who_began_after_the_request_came_can_not_have_had_it() -> None:
         "Send the request again. Abort the request on decode (POST /abort_request with its rid), or wait for"
         f" {WAITING}."
     )
+    # The other way round: decode was restarted, and prefill still holds what was meant for the process before.
+    held = look("prefill", entry("prefill.bootstrap", state=KVPoll.BOOTSTRAPPING))
+    [found] = result(held, replace(look("decode"), whole_s=40.0, up_s=40.5)).findings
+    assert found.code == "PD143"
+    assert found.next_step.startswith("Send the request again. Abort the request on prefill")
     # One of two servers is new, and the other never had it.
     other = look("prefill")
     other = replace(other, identity=msgspec.structs.replace(other.identity, service="other"))
