@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING, Annotated
 
@@ -91,9 +92,10 @@ def command(
     It works while scheduler threads hang, and can be repeated. What a fault did may outlive it, as a group that hangs does:
     --prove shows that with one request.
 
-    Exit code: 0 no fault is left, 1 none is left, but the request was not answered, or a thread of an engine has ended, which
-    no healing brings back, 3 no rank knows the named fault and another fault is in place, or no request could be sent, 4 no
-    rank runs any more, 6 a rank that may hold a fault did not answer, or still writes data that it held back.
+    Exit code: 0 no fault is left, 1 none is left, but the request was not answered, or a thread of an engine has ended while
+    one was in place, which no healing brings back, 3 no rank knows the named fault and another fault is in place, or no request
+    could be sent, 4 no rank runs any more, 6 a rank that may hold a fault did not answer, or still writes data that it held
+    back.
     """
     if bool(fault) == every:
         raise typer.BadParameter("name one fault, or --all")
@@ -110,7 +112,7 @@ def command(
     found = there.ranks
     with Client(timeout_s=timeout, spent_s=there.took_s, rank_timeout_s=rank_timeout) as client:
         results = healing.heal(client, found, fault)
-        harm = healing.aftermath(client, found)
+        left = healing.aftermath(client, found, min((result.placed for result in results), default=math.inf))
     ranks = [
         HealedRank(
             rank=result.rank.identity.label,
@@ -125,7 +127,7 @@ def command(
         for result in results
     ]
     code = healing.exit_code(results)
-    if harm and code is Exit.CLEAN:
+    if left.harm and code is Exit.CLEAN:
         code = Exit.FINDING
     if code is Exit.CLEAN and all(result.gone or not result.rank.live for result in results):
         code = Exit.UNREACHABLE  # nobody is left to say anything
@@ -147,11 +149,13 @@ def command(
         if document.answered and proof is not None:
             console.print(proof.said)
 
-    for line in (*healing.lines(results), *harm):
+    for line in (*healing.lines(results), *left.harm):
         out.error(line)
     answered = None if proof is None else proof.answered
     document = HealedDocument(clean=code is not Exit.FAULT_ACTIVE, ranks=ranks, answered=answered)
     out.document(document, Rows(HealedRank, ranks), draw, code=code)
+    for line in left.before:
+        out.note(line)
     others = {status.id: status.owner for result in results for status in result.others}
     if others:
         out.note(f"in place, and not meant: {', '.join(whose(name, others[name]) for name in sorted(others))}")

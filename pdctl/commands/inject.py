@@ -127,8 +127,8 @@ def command(
     The command stays in the foreground. It heals the fault at the end of --for and on Ctrl-C. Where the command dies, the
     ranks end the fault themselves within 3 s. The options below call the rank of --rank "it".
 
-    Exit code: 0 the fault fired and is healed, or is in place (--detach), 1 it has ended, and so has a thread of an engine,
-    which no healing brings back, 3 it never fired, 5 it was refused, 6 it may still be active.
+    Exit code: 0 the fault fired and is healed, or is in place (--detach), 1 it has ended, and so has a thread of an engine
+    meanwhile, which no healing brings back, 3 it never fired, 5 it was refused, 6 it may still be active.
     """
     kind, delay_s, value = inject_options.parse_fault(faults)
     ttl_s = inject_options.parse_lifetime(time)

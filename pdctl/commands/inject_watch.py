@@ -173,10 +173,12 @@ class Foreground:
         for line in healing.lines(healed):
             self._out.error(line, "pdctl heal --all")
         code = healing.exit_code(healed)
-        harm = self._session.aftermath() if code is Exit.CLEAN else []
-        for line in harm:
+        left = self._session.aftermath() if code is Exit.CLEAN else healing.Aftermath()
+        for line in left.harm:
             self._out.error(line)
-        return Exit.FINDING if harm else code
+        for line in left.before:
+            self._out.note(line)
+        return Exit.FINDING if left.harm else code
 
     def _report(self, counts: Counts, why: str, code: Exit) -> None:
         args, healed = self._session.args, code is Exit.CLEAN

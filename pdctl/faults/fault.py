@@ -87,6 +87,7 @@ class Fault:
     last_room: int = 0
     number: int = 0
     until: float = math.inf
+    placed: float | None = None
     ended: str = ""
     seen: dict[int, int] = field(default_factory=dict, repr=False)
     taken: set[int] = field(default_factory=set, repr=False)
@@ -174,7 +175,7 @@ class Fault:
             fired=self.fired, pending=pending, owner=self.owner, room=self.room, hits=self.hits, released=self.released,
             dropped=self.dropped, failed=self.failed, last_room=self.last_room, ended=self.ended,
             leased=self.lease_expires is not None, seed=self.seed, share=self.share, rid=self.rid, value=self.value,
-            passed=self.passed,
+            passed=self.passed, age_s=-1.0 if self.placed is None else max(0.0, now - self.placed),
         )  # fmt: skip
 
 

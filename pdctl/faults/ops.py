@@ -87,6 +87,7 @@ def _inject(args: InjectArgs, table: FaultTable, adapter: HasSeams) -> InjectBod
         id=args.id,
         kind=args.kind,
         delay_s=args.delay_s,
+        placed=now,
         expires=now + args.ttl_s,
         lease_expires=now + args.lease_s,
         target=args.target[:MAX_TEXT],

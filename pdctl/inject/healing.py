@@ -6,9 +6,11 @@ armed. Its lease or TTL ends the fault then.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -32,7 +34,8 @@ class Healed:
     ended: the faults that this call ended, each with its owner ("" from an agent of an older pdctl). left: faults still there.
     others: other faults in place. unsure: why the state is unknown, "" if the rank answered. gone: whether its process has
     ended, and its faults with it. knew: whether it has, or had, the named fault. fired: whether one that was meant has acted
-    there.
+    there. placed: when the oldest of the ended faults was, on this process's monotonic clock: infinity without one, minus
+    infinity where its rank does not tell.
     """
 
     rank: FoundRank
@@ -43,6 +46,7 @@ class Healed:
     gone: bool = False
     knew: bool = False
     fired: bool = False
+    placed: float = math.inf
 
     @property
     def clean(self) -> bool:
@@ -85,10 +89,17 @@ def _verify(client: Client, results: list[Healed], fault_id: str) -> None:
                 result.fired |= any(fault.fired for fault in answer.body.past if fault.id in meant)
                 result.knew |= any(fault.id == fault_id for fault in (*answer.body.left, *answer.body.past))
                 result.others = tuple(fault for fault in answer.body.left if fault_id not in ("", fault.id))
+                result.placed = min(result.placed, _placed(result.ended, (*answer.body.left, *answer.body.past)))
         asked = [result for result in asked if result.left and not result.unsure]
         if not asked or not client.deadline.left(1.0):
             return
         time.sleep(client.deadline.left(AGAIN_S))
+
+
+def _placed(ended: Collection[str], known: Sequence[FaultStatus]) -> float:
+    """Return when the oldest of the faults ``ended`` was placed, as Healed.placed is. known: of their rank, now."""
+    ages = {fault.id: fault.age_s for fault in known if fault.age_s >= 0}
+    return min((time.monotonic() - ages.get(fault_id, math.inf) for fault_id in ended), default=math.inf)
 
 
 def may_hold(answer: Answer[HealBody] | Answer[FaultsBody], *, recorded: bool = False) -> str:
@@ -129,20 +140,34 @@ def unproven(fault_id: str) -> str:
     return f"Whether requests go through now is not known: pdctl heal {fault_id or '--all'} --prove sends one."
 
 
-def aftermath(client: Client, ranks: Sequence[FoundRank]) -> list[str]:
-    """Return what outlives every fault on these ranks, one sentence each: threads of the engine that have ended.
+class Aftermath(NamedTuple):
+    """What outlives every fault: threads of the engine that have ended, one sentence each.
 
-    Ranks that do not answer say nothing of it.
+    harm: since the fault was placed. before: those that had ended by then.
     """
-    found = []
+
+    harm: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+
+
+def aftermath(client: Client, ranks: Sequence[FoundRank], placed: float) -> Aftermath:
+    """Return what outlives faults on these ranks. Ranks that do not answer say nothing of it.
+
+    placed: when the faults were placed, on this process's monotonic clock.
+    """
+    harm: list[str] = []
+    before: list[str] = []
     for answer in client.ask([rank for rank in ranks if rank.live], "status", Status):
         for thread in answer.body.threads if answer.body is not None else ():
-            if thread.ended:
+            if thread.ended and answer.body is not None:
+                ended = time.monotonic() - max(0.0, (answer.body.mono_ns - thread.ended_mono_ns) / 1e9)
                 why = f" by {thread.error}" if thread.error else ""
+                found = before if ended < placed else harm
+                had = "had ended before" if ended < placed else "has ended"
                 found.append(
-                    f"{answer.rank.identity.who}: its {thread.function} has ended{why}, and only a restart starts it again"
+                    f"{answer.rank.identity.who}: its {thread.function} {had}{why}, and only a restart starts it again"
                 )
-    return found
+    return Aftermath(tuple(harm), tuple(before))
 
 
 def exit_code(results: Sequence[Healed]) -> Exit:

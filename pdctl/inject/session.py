@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -102,6 +103,7 @@ class Session:
         self.args = args
         self._last: dict[int, FaultStatus] = {}
         self._heard: dict[int, float] = {}
+        self._placed = math.inf
         self.lost: tuple[str, ...] = ()
         """Ranks that have answered no beat for as long as the lease, so that it has run out there; as of the last beat."""
 
@@ -112,6 +114,7 @@ class Session:
         """
         args = msgspec.to_builtins(self.args)
         self._log("inject", args=args, detach=detach)
+        self._placed = time.monotonic()
         answers = self._client.ask(self.ranks, "inject", InjectBody, args)
         refused: list[Answer[Any]] = [answer for answer in answers if answer.body is None]
         if not refused and detach:
@@ -170,9 +173,9 @@ class Session:
         self._log("heal", why=why, left=healing.lines(healed))
         return healed
 
-    def aftermath(self) -> list[str]:
+    def aftermath(self) -> healing.Aftermath:
         """Return what outlives the fault, on any rank that was found when it was planned."""
-        return healing.aftermath(self._client, self._everyone)
+        return healing.aftermath(self._client, self._everyone, self._placed)
 
     def over(self, counts: Counts, why: str) -> None:
         """Write the end of it into the audit log."""

@@ -316,7 +316,8 @@ class FaultStatus(msgspec.Struct, frozen=True):
     pending: writes held back now. released: writes done late. dropped: writes not done, because nobody waited for them any
     more. failed: writes that the engine could not do. ended: why the fault ended, "" while it is in place. leased: the fault
     ends with the command that placed it; ``left_s`` is then the rest of the lease. passed: chosen visits that passed because
-    another room was held. seed, share, rid, value: as in :class:`pdctl.faults.fault.Fault`.
+    another room was held. seed, share, rid, value: as in :class:`pdctl.faults.fault.Fault`. age_s: seconds since it was placed,
+    -1.0 from an agent that does not tell.
     """
 
     id: str
@@ -342,6 +343,7 @@ class FaultStatus(msgspec.Struct, frozen=True):
     rid: str = ""
     value: int = 0
     passed: int = 0
+    age_s: float = -1.0
 
 
 class ServiceThread(msgspec.Struct, frozen=True):

@@ -174,7 +174,8 @@ def test_an_abort_is_refused_where_it_ends_prefills_thread_and_does_no_harm_else
         first = json.loads(pair.pdctl("check", "-o", "json").stdout)["findings"][0]
         assert first["code"] == "PD117"
         assert "AssertionError" in first["summary"]
-        assert pair.pdctl("heal", "--all").returncode == 1
+        healed = pair.pdctl("heal", "--all")
+        assert (healed.returncode, "had ended before" in healed.stderr) == (0, True), healed.stderr
     else:
         assert pair.one_by_one(1) == right_tokens(version)[:1]
         done = pair.pdctl("check")

@@ -11,9 +11,10 @@ class QueuedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request in a queue of a rank. slot, tokens, kv, locked, dp: -1 without one, or unknown. age_s: None unknown.
 
     state: of its transfer; ``unknown``, or ``-`` in a queue whose requests have none. clock_s: how long the time-out that may
-    end it has been running, None where none runs. locked: tokens of the prefix cache that it keeps from eviction. In ``decode.deferred`` are failed requests whose memory decode keeps for prefill. acks:
-    prefill ranks that have said that they write no more, needed: how many have to; left_s: until the memory is given back all
-    the same, None never. -1 and None elsewhere. service, instance: the server, and the start of it, that the rank is of.
+    end it has been running, None where none runs. locked: tokens of the prefix cache that it keeps from eviction. In
+    ``decode.deferred`` are failed requests whose memory decode keeps for prefill. acks: prefill ranks that have said that they
+    write no more, needed: how many have to; left_s: until the memory is given back all the same, None never. -1 and None
+    elsewhere. service, instance: the server, and the start of it, that the rank is of.
     """
 
     rank: str
