@@ -15,8 +15,8 @@ from pdctl.protocol.notes import SCHEDULER_ENDED
 from pdctl.protocol.processes import NO_PROCESS, Process
 from pdctl.protocol.rank import Answer, FoundRank
 from pdctl.recording.header import read_header
-from pdctl.targets.find import refresh
 from pdctl.targets import logs
+from pdctl.targets.find import refresh
 
 if TYPE_CHECKING:
     from pdctl.recording.reader import Recording
