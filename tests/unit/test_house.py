@@ -1,0 +1,52 @@
+"""What import-linter does not hold: no two modules import each other, not even late."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import pdctl
+
+ROOT = Path(pdctl.__file__).parent
+
+
+def _modules() -> dict[str, Path]:
+    names = {path.relative_to(ROOT.parent).with_suffix(""): path for path in ROOT.rglob("*.py")}
+    return {".".join(name.parts).removesuffix(".__init__"): path for name, path in names.items()}
+
+
+def _imports(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Yield the imports that run, wherever they stand."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            continue
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        yield from _imports(node)
+
+
+def _graph(modules: dict[str, Path]) -> dict[str, set[str]]:
+    graph: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        needs = graph.setdefault(name, set())
+        for node in _imports(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.ImportFrom):
+                named = (f"{node.module}.{alias.name}" for alias in node.names)
+                needs |= {one if one in modules else str(node.module) for one in named}
+            else:
+                needs |= {alias.name for alias in node.names}
+        needs &= set(modules) - {name}
+    return graph
+
+
+def test_no_two_modules_import_each_other() -> None:
+    modules = _modules()
+    assert len(modules) > 300
+    try:
+        TopologicalSorter(_graph(modules)).prepare()
+    except CycleError as error:
+        pytest.fail(" > ".join(error.args[1]))
