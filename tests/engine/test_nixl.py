@@ -72,6 +72,7 @@ def test_a_story_has_all_its_stations(pair: Pair) -> None:
     assert {"sent", "landed", "decision"} <= {entry["kind"] for entry in told["entries"]}
 
 
+@pytest.mark.timeout(3600)
 def test_many_looks_under_load_find_nothing(pair: Pair) -> None:
     over, lost = threading.Event(), [0]
 
