@@ -18,6 +18,8 @@ from pdctl.engines.shared import raised_in
 from pdctl.protocol.model import EventKind, ServiceThread
 from pdctl.protocol.notes import THREAD_ENDED
 
+BOOTSTRAP = "bootstrap_thread"
+"""The function of the thread in which prefill hears decode ranks."""
 MAX_THREADS = 256
 MAX_NAME = 200
 
@@ -32,11 +34,17 @@ class _Watched:
 
 
 class ServiceThreads:
-    """The threads of one rank. manager: returns the scheduler's KV manager. event: ``Recorder.event``."""
+    """The threads of one rank. manager: returns the scheduler's KV manager. event: ``Recorder.event``.
 
-    def __init__(self, manager: Callable[[], Any], event: Callable[..., None]) -> None:
+    owed: the function of a thread that runs for as long as the manager is there, "" unknown: where it is missing when the agent
+    comes, it has ended before.
+    """
+
+    def __init__(self, manager: Callable[[], Any], event: Callable[..., None], owed: str = "") -> None:
         self._manager = manager
         self._event = event
+        self._owed = owed
+        self._missing = ""
         self._owner: Any = None
         self._watched: list[_Watched] = []  # never changed, only replaced: threads that end read it
         self._seen: set[threading.Thread] = set()
@@ -59,20 +67,25 @@ class ServiceThreads:
         manager, late = self._manager(), True
         if manager is not self._owner:
             self._owner, self._watched, self._seen, late = manager, [], set(), False
-        there = set() if manager is None else set(threading.enumerate()[:MAX_THREADS])
+        every = [] if manager is None else threading.enumerate()
+        there = set(every[:MAX_THREADS])
         kept = [one for one in self._watched if one.ended_ns or not one.late or one.thread.is_alive()]
         new = [
             _Watched(thread, name, late=late) for thread in there - self._seen if (name := _function(thread, manager))
         ]
         self._watched = [*kept, *new][:MAX_THREADS]
         self._seen = there
+        if not late:  # where none is found, or not all are looked at, a missing one is not known
+            known = bool(new) and len(every) <= MAX_THREADS
+            self._missing = self._owed if known and all(one.function != self._owed for one in new) else ""
+            self._owed = ""  # of a manager in another role something else
 
     def state(self) -> tuple[ServiceThread, ...]:
         """Return the threads by their functions, those that have ended in front."""
         self.look()
         if _stops(self._owner):
             return ()
-        found: dict[str, ServiceThread] = {}
+        found = {self._missing: ServiceThread(self._missing, ended=1)} if self._missing else {}
         for one in self._watched:
             known = found.get(one.function, ServiceThread(one.function))
             gone = 1 if one.ended_ns else 0
@@ -126,4 +139,4 @@ def _holds(cell: Any, manager: Any) -> bool:
         return False
 
 
-__all__ = ["ServiceThreads"]
+__all__ = ["BOOTSTRAP", "ServiceThreads"]

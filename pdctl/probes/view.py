@@ -250,7 +250,7 @@ class View:
             if status is not None and rank.state != "outside" and not rank.agent_off:
                 for one in status.threads:
                     if one.ended:
-                        age_s = max(0.0, (status.mono_ns - one.ended_mono_ns) / 1e9)
+                        age_s = max(0.0, (status.mono_ns - one.ended_mono_ns) / 1e9) if one.ended_mono_ns else None
                         found.append(service_threads.Ended(status.identity, one, age_s))
             elif rank.state != "dead" and rank.seen_live is not False:
                 found += noted(rank, self.recording(rank, sockets=False).body)

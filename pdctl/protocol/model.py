@@ -349,7 +349,8 @@ class FaultStatus(msgspec.Struct, frozen=True):
 class ServiceThread(msgspec.Struct, frozen=True):
     """The threads of an engine that run one function. None of them ends while its rank goes on.
 
-    ended_mono_ns: when the first was seen to have ended, 0 none. error: type and place of its exception, "" without one.
+    ended_mono_ns: when the first was seen to have ended, 0 none, or before the agent came. error: type and place of its
+    exception, "" without one.
     """
 
     function: Name

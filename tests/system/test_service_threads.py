@@ -47,3 +47,14 @@ def test_with_it_an_abort_ends_its_request_alone() -> None:
         assert lab.load(requests=2).completed == 2
         assert '"PD117"' not in labs.cli("check", "-o", "json", *PATIENT, code=None).stdout
         labs.cli("heal", "--all")
+
+
+@pytest.mark.long
+def test_an_agent_that_comes_later_tells_of_it() -> None:
+    with Labs() as labs:
+        labs.env["PDCTL_AGENT"] = "off"
+        lab = labs.up("--without", "aborts")
+        lab.load(requests=1, to="decode", abort_after_s=0.5)
+        prefill = lab.process("prefill dp0 pp0 tp0").pid
+        labs.cli("attach", prefill, "--inject-agent", *PATIENT)
+        until("a finding", lambda: '"PD117"' in labs.cli("ranks", "-o", "json", *PATIENT, code=None).stdout)

@@ -24,7 +24,7 @@ from pdctl.engines.sglang.backends.nixl import DEADLY
 from pdctl.engines.sglang.seams import kv_manager
 from pdctl.engines.shared import LEAVES, ending
 from pdctl.engines.sites import PollSites
-from pdctl.engines.threads import ServiceThreads
+from pdctl.engines.threads import BOOTSTRAP, ServiceThreads
 from pdctl.faults.kinds import ABORT
 from pdctl.faults.table import FaultTable
 from pdctl.protocol.metadata import Metadata, Wanted
@@ -127,7 +127,8 @@ class LabAdapter:
         self._seams += [Seam(name, True, "lab") for name in events.install()]  # last: around the hooks of the rounds
         self._taken = events.taken
         self.hooks.wrap(sys, "excepthook", "ending", ending(recorder.event))
-        self._threads = ServiceThreads(lambda: kv_manager(scheduler), recorder.event)
+        owed = BOOTSTRAP if scheduler.role == "prefill" else ""
+        self._threads = ServiceThreads(lambda: kv_manager(scheduler), recorder.event, owed)
         self._seams.append(
             Seam("threads", self._threads.install(self.hooks), f"of {type(kv_manager(scheduler)).__name__}")
         )

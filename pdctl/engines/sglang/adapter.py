@@ -89,7 +89,7 @@ class SGLangAdapter:
         self._more_seams += fault_sites.install(self.hooks, role, backend, faults)
         self._more_seams += fault_sites.install_entry(self.hooks, role, self._scheduler, self._reader.queue, faults)
         self._slots(recorder)
-        self._threads = ServiceThreads(lambda: seams.kv_manager(self._scheduler), recorder.event)
+        self._threads = ServiceThreads(lambda: seams.kv_manager(self._scheduler), recorder.event, backend.owed(role))
         there = self._threads.install(self.hooks)
         self._more_seams.append(Seam("threads", there, f"of {type(backend.manager).__name__}"))
         self._rows.prepare()

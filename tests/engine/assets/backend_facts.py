@@ -24,5 +24,6 @@ for name in seams.CONNECTIONS:
         "ends": None if ends is None else [ends.bootstrap, ends.waiting],
         "lacks": list(backend.lacks()),
         "aux": backend.aux({})[0],
+        "owed": [backend.owed(role) for role in ("prefill", "decode")],
     }
 print(json.dumps(found))

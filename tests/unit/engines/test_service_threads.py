@@ -126,6 +126,26 @@ def test_of_threads_that_begin_later_those_that_an_exception_ends_are_told(watch
     assert found.error.startswith("AssertionError")
 
 
+def test_a_thread_that_must_run_and_does_not_ended_before_the_agent_came() -> None:
+    manager, notes = Manager(), Notes()
+    running = {one.function: one for one in ServiceThreads(lambda: manager, notes, "bootstrap_thread").state()}
+    assert running == {
+        "transfer_worker": ServiceThread("transfer_worker", 2),
+        "bootstrap_thread": ServiceThread("bootstrap_thread", 1),
+    }
+    manager.gate.set()
+    managers: list[Any] = [manager]
+    threads = ServiceThreads(lambda: managers[-1], notes, "bootstrap_thread")
+    until("its end", lambda: ServiceThreads(lambda: manager, notes).state() == (ServiceThread("transfer_worker", 2),))
+    assert threads.state() == (ServiceThread("bootstrap_thread", ended=1), ServiceThread("transfer_worker", 2))
+    assert notes == [], "when it was is not known"
+    other = Manager()
+    other.gate.set()
+    until("its end", lambda: ServiceThreads(lambda: other, notes).state() == (ServiceThread("transfer_worker", 2),))
+    managers.append(other)
+    assert threads.state() == (ServiceThread("transfer_worker", 2),), "another manager may be one of another role"
+
+
 def test_threads_of_a_manager_that_was_replaced_or_stopped_are_none(watch: Any) -> None:
     first, notes = Manager(), Notes()
     managers: list[Any] = [first]

@@ -14,6 +14,7 @@ from pdctl.engines import sites
 from pdctl.engines.base import Hooks
 from pdctl.engines.request_tables import Ends
 from pdctl.engines.sglang import seams
+from pdctl.engines.threads import BOOTSTRAP
 from pdctl.faults.table import FaultTable
 from pdctl.protocol.model import Seam
 
@@ -81,6 +82,15 @@ class Backend:
         """Return why no abort must be made on a rank of this role, "" where one does no more than to end its room."""
         del role
         return ""
+
+    def owed(self, role: str) -> str:
+        """Return the function of a thread that a manager of this role always starts as it is made, "" unknown."""
+        if role != "prefill":
+            return ""
+        made = getattr(getattr(self.kind, "__init__", None), "__code__", None)
+        starts = [getattr(getattr(self.kind, name, None), "__code__", None) for name in getattr(made, "co_names", ())]
+        inner = (const for code in starts if code is not None for const in constants(code))
+        return BOOTSTRAP if any(getattr(const, "co_name", "") == BOOTSTRAP for const in inner) else ""
 
     def aux(self, environ: Mapping[str, str] = os.environ) -> tuple[str, str]:
         """Return (``rdma`` or ``tcp`` or "", the evidence): how metadata rows are written."""
