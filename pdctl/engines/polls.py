@@ -126,6 +126,8 @@ class PollHooks:
     ) -> bool:
         """Hook a method that polls the queue it is given, one of several. pick gets its arguments and returns the tap of
         that queue, None for one that pdctl does not follow, and its list, which the method leaves as it is.
+
+        It polls an empty list, too. That is a turn, and no round: each would be a run of its own, turn for turn.
         """
 
         def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
@@ -134,6 +136,9 @@ class PollHooks:
                 try:
                     if site.on:
                         tap, queue = pick(*args, **kwargs)
+                    if tap is not None and not queue:
+                        tap.visit(queue)
+                        tap = None
                 except Exception:
                     site.failed()
                 turn = original if tap is None else self._turn(original, site, tap, lambda _: queue)

@@ -34,7 +34,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable
 
-from pdctl.faults.fault import Fault, Held
+from pdctl.faults.fault import USED_UP, Fault, Held
 from pdctl.faults.kinds import METADATA_KINDS
 from pdctl.protocol.model import FaultStatus
 
@@ -354,7 +354,7 @@ class FaultTable:
             if fault.ends <= now:
                 notes.append(self._end(fault, fault.why_over(now)))
             elif fault.is_used_up() and not self._pending(fault):
-                notes.append(self._end(fault, "hit count reached"))
+                notes.append(self._end(fault, USED_UP))
         due = [held for held in self._held if held.due <= now]
         if due:
             self._held = [held for held in self._held if held.due > now]

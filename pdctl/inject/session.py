@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from pdctl.faults.fault import USED_UP
 from pdctl.faults.messages import FaultsBody, InjectArgs, InjectBody, RenewArgs, RenewBody
 from pdctl.inject import healing
 from pdctl.inject.audit import Audit
@@ -80,6 +81,11 @@ def count(statuses: Sequence[FaultStatus], silent: Sequence[str] = ()) -> Counts
     return Counts(**sums, ended=() if "" in ended else ended, silent=tuple(silent))
 
 
+def _in_place(answer: RenewBody) -> bool:
+    """Return whether a fault is detached on a rank, or had done there all that it was placed for before it could be."""
+    return answer.renewed or (answer.fault is not None and answer.fault.ended == USED_UP)
+
+
 class Session:
     """The fault of one command. everyone: all ranks that it may harm, by default its own.
 
@@ -120,7 +126,7 @@ class Session:
         if not refused and detach:
             without = msgspec.to_builtins(RenewArgs(self.args.id, 0.0))
             renewed = self._client.ask(self.ranks, "renew", RenewBody, without)
-            refused = [answer for answer in renewed if answer.body is None or not answer.body.renewed]
+            refused = [answer for answer in renewed if answer.body is None or not _in_place(answer.body)]
         if not refused:
             return
         # A rank that refused because of who asks has not looked at the fault, and would not let it be healed either.

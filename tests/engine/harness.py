@@ -138,6 +138,7 @@ class Pair:
         decode_tp: int = 2,
         prefill_tp: int = 1,
         prefill_args: Sequence[str] = (),
+        decode_args: Sequence[str] = (),
         environ: Mapping[str, str] | None = None,
         wrap: Sequence[str] = (),
         ready_s: float = READY_S,
@@ -153,7 +154,7 @@ class Pair:
         try:
             for role, port, tp, extra in (
                 ("prefill", PREFILL_PORT, prefill_tp, prefill_args),
-                ("decode", DECODE_PORT, decode_tp, ()),
+                ("decode", DECODE_PORT, decode_tp, decode_args),
             ):
                 argv = [
                     *wrap,

@@ -36,6 +36,10 @@ BUSY = {
         "lab up --prefill pp=2 --decode tp=1",
         "lab load -n 0 -c 16 --prompt-tokens 40 --new-tokens 20 --abort-after 1.5 --seconds 100000",
     ),
+    "stages of both sides work, and clients abort": (
+        "lab up --prefill pp=2 --decode pp=2",
+        "lab load -n 0 -c 16 --prompt-tokens 40 --new-tokens 20 --abort-after 1.5 --seconds 100000",
+    ),
     "dp ranks meet in each turn": (
         "lab up --prefill tp=1 --decode dp=2,tp=1 --dp-attention",
         "lab load -n 0 -c 16 --prompt-tokens 40 --new-tokens 20 --seconds 100000",

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pdctl.protocol.model import KVPoll
 from tests.support.labs import Lab, Labs
 from tests.support.patience import until
 
@@ -84,9 +85,40 @@ def test_stages_that_parted_at_a_request_stand_for_good(labs: Labs) -> None:
     assert ("PD115", [room]) in [(one["code"], one["rooms"]) for one in offline["findings"]]
 
 
-def compared(document: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Return what is said of the one group of a kind."""
-    [report] = [group for group in document["groups"] if group["kind"] == kind]
+@pytest.mark.parametrize("what", ["kept", "failed"])
+def test_stages_of_decode_that_decide_differently_stand_for_good(labs: Labs, what: str) -> None:
+    """They agree on transfers that ended. One without its metadata keeps such a request; one whose transfer failed fails it."""
+    lab = labs.up("--prefill", "pp=2", "--decode", "pp=2")
+    assert lab.load(requests=12, concurrency=4).completed == 12
+    assert look(labs, "check", code=0)["findings"] == []
+    before = compared(look(labs, "diff-queues", code=0), "stages", "decode")
+    assert before["verdict"] == "AGREE"
+    assert before["compared"]["decode.transfer"] > 0
+    fault = "--delay-metadata" if what == "kept" else "--stall-transfer"
+    labs.cli("inject", fault, "10m", "--rank", "decode:pp1", "--for", "10m", "--detach")
+    room, (first, second) = 7, (f"decode dp0 pp{pp} tp0" for pp in (0, 1))
+    assert lab.load(requests=1, room=room, seconds=2).unfinished_rooms == [room]
+    if what == "failed":
+        until("the first stage has all", lambda: lab.items(first, "decode.transfer")[-1].local == KVPoll.SUCCESS)
+        abort = ("--abort", "--hits", "1", "--allow-ranks", "2")
+        labs.cli("inject", *abort, "--rank", "decode:pp1", "--for", "10m", "--detach")
+    document = until("both stages stand", lambda: (d := look(labs, "check")) and "PD115" in causes(d) and d)
+    found = document["findings"][0]
+    assert (found["code"], found["rooms"], causes(document)) == ("PD115", [room], ["PD115"])
+    assert f"parted at room {room}: {first} ended it well in round" in found["summary"]
+    assert f"of decode.transfer, {second} {what} it in round" in found["summary"]
+    report = compared(look(labs, "diff-queues", code=1), "stages", "decode")
+    assert (report["verdict"], report["queue"]) == ("DIVERGED", "decode.transfer")
+    [split] = report["splits"]
+    sides = [(side["rank"], side["action"]) for side in split["sides"]]
+    assert (split["room"], sides) == (room, [("pp0", "committed"), ("pp1", what)])
+    offline = look(labs, "diff-queues", "--through", "recordings", code=1)
+    assert ("PD115", [room]) in [(one["code"], one["rooms"]) for one in offline["findings"]]
+
+
+def compared(document: dict[str, Any], kind: str, role: str = "") -> dict[str, Any]:
+    """Return what is said of the one group of a kind, on the side of ``role``."""
+    [report] = [group for group in document["groups"] if group["kind"] == kind and group["role"].startswith(role)]
     return report
 
 

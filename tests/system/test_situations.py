@@ -103,6 +103,9 @@ WAYS = {
     "An abort reaches one pipeline stage only": Way(
         "PD115", ("pp0", "took it on in round", "failed it in round", "Next: Restart this server"), ("kept.pdtrace",)
     ),
+    "The metadata of one decode stage is late": Way(
+        "PD115", ("pp0", "ended it well in round", "kept it in round", "Next: Restart this server"), ("kept.pdtrace",)
+    ),
 }
 """PD140 alone is information: the exit code is 0."""
 
@@ -120,6 +123,7 @@ MENDED = {
     "A decode rank stands": KEEPS_ON,
     "A rank stands, and dp attention makes its server wait": KEEPS_ON,
     "An abort reaches one pipeline stage only": "lab restart prefill",
+    "The metadata of one decode stage is late": "lab restart decode",
 }
 """What the advice comes to on a lab, where it is not about a router or a setting."""
 

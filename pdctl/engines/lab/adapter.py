@@ -95,8 +95,6 @@ class LabAdapter:
             bootstrap = scheduler.disagg_prefill_bootstrap_queue
             self._polled(polls, recorder, "prefill.bootstrap", bootstrap, "pop_bootstrapped")
             self._polled(polls, recorder, "prefill.inflight", scheduler, "process_disagg_prefill_inflight_queue")
-            if scheduler.groups.pp_size > 1:
-                polls.picking_method(type(scheduler), "get_rids", "rounds.get_rids", self._picked)
             self._seams += install_metadata_site(self.hooks, scheduler, recorder, faults)
         else:
             self._landings = Landings(self._reader, recorder)
@@ -110,6 +108,8 @@ class LabAdapter:
             self._seams.append(Seam("gate", transfer.gate, "_apply_metadata_gate" if transfer.gate else "left out"))
             self._seams.append(Seam("slots.zeroed", transfer.zero_on_free, "pop_transferred zeroes freed slots"))
             self._seams.append(Seam("commit", True, "DecodeTransferQueue._commit_transfer_to_req"))
+        if scheduler.groups.pp_size > 1:
+            polls.picking_method(type(scheduler), "get_rids", "rounds.get_rids", self._picked)
         for name in ("poll_and_all_reduce", "poll_and_all_reduce_attn_cp_tp_group"):
             group_at = 2 if name.endswith("group") else 1
             for module in (
@@ -172,7 +172,7 @@ class LabAdapter:
 
     def _picked(self, _: Any, queue: list[Any], *__: Any) -> tuple[QueueTap | None, list[Any]]:
         """Return the tap of the queue that a pipeline stage polls for the others."""
-        names = (name for name in self._taps if queue and self._reader.queue(name) is queue)
+        names = (name for name in self._taps if self._reader.queue(name) is queue)
         return next((self._taps[name] for name in names), None), queue
 
     def _next_stream(self) -> int:

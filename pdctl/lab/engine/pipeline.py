@@ -2,9 +2,12 @@
 
 A turn has two passes round the ring of stages: first each stage adds its own polls to what the stage before it found
 (rids that all have, rids that any has failed), then the last stage's result is carried out by the first, which passes
-on *what it did*, and so on. In a prefill server the first stage carries it out as many turns later as there are stages,
-as SGLang's microbatches do, and new requests and aborts reach a stage one turn after the stage before it. What polls say
-may have changed by then: a request that a later stage fails meanwhile is taken on by the first one (issue 30476).
+on *what it did*, and so on. The first stage carries it out as many turns later as there are stages, as SGLang's
+microbatches do, and new requests and aborts reach a stage one turn after the stage before it. What polls say may have
+changed by then: a request that a later stage fails meanwhile is taken on by the first one (issue 30476).
+
+Stages of a decode server agree on transfers that ended, well or not, and only then ask for the metadata. So the first one
+puts into its batch what a later one fails, or keeps because its metadata is not there yet.
 
 Messages go over the world's group, as in SGLang. What the model passes on has the group of the stages.
 """
@@ -16,8 +19,7 @@ from typing import Any
 from pdctl.lab.engine.decode import SchedulerDisaggregationDecodeMixin
 from pdctl.lab.engine.groups import recv_pyobj, send_pyobj
 from pdctl.lab.engine.prefill import SchedulerDisaggregationPrefillMixin
-from pdctl.lab.engine.request import Req
-from pdctl.lab.engine.utils import poll_and_all_reduce, poll_and_all_reduce_attn_cp_tp_group
+from pdctl.lab.engine.utils import poll_and_all_reduce_attn_cp_tp_group
 from pdctl.protocol.model import KVPoll
 
 Rids = tuple[list[str], list[str], list[str]]
@@ -35,7 +37,7 @@ class SchedulerPPMixin(SchedulerDisaggregationDecodeMixin, SchedulerDisaggregati
         """Serve for ever as one stage of a prefill server."""
         while True:
             self.begin_tick()
-            self.process_input_requests(self._pp_recv_requests(late=True))
+            self.process_input_requests(self._pp_recv_requests())
             good, bad, released = self._pp_later(self._pp_consensus(*self._pp_prefill_rids()))
             good_reqs, failed_reqs = self.disagg_prefill_bootstrap_queue.pop_bootstrapped(good + bad)
             # The next stage hears of what this one has done, not of what was agreed.
@@ -50,28 +52,33 @@ class SchedulerPPMixin(SchedulerDisaggregationDecodeMixin, SchedulerDisaggregati
         """Serve for ever as one stage of a decode server."""
         while True:
             self.begin_tick()
-            self.process_input_requests(self._pp_recv_requests(late=False))
+            self.process_input_requests(self._pp_recv_requests())
             self.waiting_queue.extend(self.disagg_decode_prealloc_queue.resume_retracted_reqs())
-            good, bad, released = self._pp_consensus(*self._pp_decode_rids())
-            self._pp_pass_on(good, bad, released)
-            req_conns, _ = self.disagg_decode_prealloc_queue.pop_preallocated(good + bad)
+            good, bad, released = self._pp_later(self._pp_consensus(*self._pp_decode_rids()))
+            req_conns, failed = self.disagg_decode_prealloc_queue.pop_preallocated(good + bad)
             self.disagg_decode_transfer_queue.extend(req_conns)
-            self.waiting_queue.extend(self.disagg_decode_transfer_queue.pop_transferred(released))
+            transfers = self.disagg_decode_transfer_queue
+            before = [entry.req.rid for entry in transfers.queue]
+            done = transfers.pop_transferred(released)
+            kept = {entry.req.rid for entry in transfers.queue}
+            ended = [rid for rid in before if rid not in kept]  # SGLang passes on those of ``done`` alone
+            self._pp_pass_on([one.req.rid for one in req_conns], [one.req.rid for one in failed], ended)
+            self.waiting_queue.extend(done)
             batch = self.get_next_disagg_decode_batch_to_run()
             if batch:
                 self.process_batch_result(batch, self.run_batch(batch))
 
     # ---- ring passes ----------------------------------------------------------------------------------------------
 
-    def _pp_recv_requests(self, late: bool) -> list[dict[str, Any]]:
-        """Return new messages. late: the next stage gets them a turn later, so it lags behind by a turn."""
+    def _pp_recv_requests(self) -> list[dict[str, Any]]:
+        """Return new messages. The next stage gets them a turn later, so it lags behind by a turn."""
         groups = self.groups
         stages, rank = groups.members["pp"], groups.pp_rank
         received: list[dict[str, Any]] = (
             self.recv_requests() if groups.pp_first else recv_pyobj(groups.world, stages[rank - 1])
         )
         if not groups.pp_last:
-            send_pyobj(self.held_requests if late else received, groups.world, stages[rank + 1])
+            send_pyobj(self.held_requests, groups.world, stages[rank + 1])
         self.held_requests = received
         return received
 
@@ -112,31 +119,25 @@ class SchedulerPPMixin(SchedulerDisaggregationDecodeMixin, SchedulerDisaggregati
 
     # ---- what this stage polls ------------------------------------------------------------------------------------
 
-    def get_rids(self, reqs: list[Req], pollers: list[Any], *wanted: tuple[KVPoll, ...]) -> list[list[str]]:
+    def get_rids(self, queue: list[Any], is_send: bool, *wanted: tuple[KVPoll, ...]) -> list[list[str]]:
         """Return, for each set of polls, the rids that are in it on all ranks of this stage. Polls empty lists too."""
-        if self.role == "prefill":
-            polls = poll_and_all_reduce_attn_cp_tp_group(pollers, self.attn_cp_cpu_group, self.attn_tp_cpu_group)
-        else:
-            polls = poll_and_all_reduce(pollers, self.attn_tp_cpu_group)
-        return [[req.rid for req, poll in zip(reqs, polls, strict=False) if poll in states] for states in wanted]
+        polls = poll_and_all_reduce_attn_cp_tp_group(
+            [entry.disagg_kv_sender if is_send else entry.kv_receiver for entry in queue],
+            self.attn_cp_cpu_group,
+            self.attn_tp_cpu_group,
+        )
+        rids = [entry.rid if is_send else entry.req.rid for entry in queue]
+        return [[rid for rid, poll in zip(rids, polls, strict=False) if poll in states] for states in wanted]
 
     def _pp_prefill_rids(self) -> tuple[list[str], list[str], list[str]]:
         queue = self.disagg_prefill_bootstrap_queue.queue
-        senders = [req.disagg_kv_sender for req in queue]
-        good, bad = self.get_rids(queue, senders, (KVPoll.WAITING_FOR_INPUT,), (KVPoll.FAILED,))
-        inflight = self.disagg_prefill_inflight_queue
-        senders = [req.disagg_kv_sender for req in inflight]
-        (released,) = self.get_rids(inflight, senders, (KVPoll.SUCCESS, KVPoll.FAILED))
+        good, bad = self.get_rids(queue, True, (KVPoll.WAITING_FOR_INPUT,), (KVPoll.FAILED,))
+        (released,) = self.get_rids(self.disagg_prefill_inflight_queue, True, (KVPoll.SUCCESS, KVPoll.FAILED))
         return good, bad, released
 
     def _pp_decode_rids(self) -> tuple[list[str], list[str], list[str]]:
         prealloc = self.disagg_decode_prealloc_queue
         prealloc._resolve_pending_reqs()  # a request in pending can't be in the handshake
-        queue = prealloc.queue
-        reqs, receivers = [entry.req for entry in queue], [entry.kv_receiver for entry in queue]
-        good, bad = self.get_rids(reqs, receivers, (KVPoll.WAITING_FOR_INPUT,), (KVPoll.FAILED,))
-        transfer = self.disagg_decode_transfer_queue
-        polls = transfer._poll_with_metadata_gate()  # a stage that has no metadata yet holds all others
-        ended = (KVPoll.SUCCESS, KVPoll.FAILED)
-        released = [e.req.rid for e, poll in zip(transfer.queue, polls, strict=False) if poll in ended]
+        good, bad = self.get_rids(prealloc.queue, False, (KVPoll.WAITING_FOR_INPUT,), (KVPoll.FAILED,))
+        (released,) = self.get_rids(self.disagg_decode_transfer_queue.queue, False, (KVPoll.SUCCESS, KVPoll.FAILED))
         return good, bad, released

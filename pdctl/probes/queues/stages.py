@@ -1,7 +1,7 @@
 """Compares the stages of a pipeline: what each did with a request. Pure.
 
-Stages poll for themselves, so their rounds have no numbers in common, and a later one is legally behind. What a request came
-to must be the same on all, and a stage lets go what the others have let go.
+Stages poll for themselves, so their rounds have no numbers in common, and a later one is legally behind, always as many turns.
+What a request came to must be the same on all, and a stage lets go what the others have let go, in the same turn of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KEPT_S, KEPT_ROUNDS = 10.0, 50
 
 @dataclass(frozen=True)
 class Kept:
-    """A request that is on one stage only, though another one has failed it. did: when and how."""
+    """A request that one stage has in a queue out of which another one has let it go. did: when and how."""
 
     view: RankView
     queue: str
@@ -38,9 +38,9 @@ class Kept:
 
     @property
     def words(self) -> str:
-        """Return ``room 6 is on pp1 only: prefill dp0 pp0 tp0 failed it in round 25, 34.0 s ago``."""
+        """Return ``room 6 is in prefill.bootstrap of pp1 only: prefill dp0 pp0 tp0 failed it in round 25, 34.0 s ago``."""
         ago = f", {seconds(self.did.age_s)} ago" if self.did.age_s is not None else ""
-        return f"room {self.room} is on pp{self.view.identity.pp} only: {self.did.words}{ago}"
+        return f"room {self.room} is in {self.queue} of pp{self.view.identity.pp} only: {self.did.words}{ago}"
 
     @property
     def finding(self) -> Finding:
@@ -48,7 +48,7 @@ class Kept:
         one = self.view.identity
         rid = f" (rid {self.rid})" if self.rid else ""
         return finding(
-            "PD152" if one.role == "prefill" and one.pp > 0 else "PD116",
+            "PD152" if one.role == "prefill" and one.pp > 0 and self.did.failed else "PD116",
             f"room {self.room}{rid} is in {self.queue} of {one.label}; {self.did.words}",
             rooms=(self.room,),
             ranks=(one.label,),
@@ -76,21 +76,23 @@ def _pipeline(title: str, members: Sequence[RankView], stalled_s: float) -> tupl
     stages = {pp: list(those) for pp, those in groupby(members, key=lambda view: view.identity.pp)}
     recorded = [(v.identity, Recorded(v.recording, v.now_ns)) for v in members if v.recording is not None]
     done = parting.done_by(recorded)
-    at = parting.parted(done)
-    if at is not None and not _stands_since(members, done[at]):
-        at = None
+    each = parting.parted(done)
+    if not each and not any(view.turn is not None and parting.held(view.turn) for view in members):
+        each = parting.of_other_batches(done, recorded)
+    if each and not _stands_since(members, each):
+        each = ()
     kept = _kept(members, done)
     ranks = {_name(view): view for view in members}
     wait = kept_waiting(ranks, stalled_s)
     findings = [one.finding for one in kept]
-    if at is not None:
+    if each:
         ages = [age for view in members if (age := age_of(view)) is not None]
-        findings.append(parting.parting([view.identity for view in members], at, done[at], min(ages, default=None)))
+        findings.append(parting.parting([view.identity for view in members], each, min(ages, default=None)))
     if wait.late:
         findings.append(late_finding(wait, ranks, title))
     alike = _alike(done, one.pp_size)
     unheard = len(stages) < one.pp_size or any(not view.answers or view.recording is None for view in members)
-    if at is not None:
+    if each:
         verdict = "DIVERGED"
     elif wait.late or any(view.stands for view in members):
         verdict = "WAITING"
@@ -100,10 +102,10 @@ def _pipeline(title: str, members: Sequence[RankView], stalled_s: float) -> tupl
         title=title,
         ranks=tuple(f"pp{pp}" for pp in range(one.pp_size)),
         verdict=verdict,
-        queue=at[0] if at is not None else "",
-        age_s=max((did.age_s for did in done[at] if did.age_s is not None), default=None) if at is not None else None,
+        queue=each[0].queue if each else "",
+        age_s=max((did.age_s for did in each if did.age_s is not None), default=None),
         queues=tuple(_rows(stages, one.pp_size, alike, kept)),
-        splits=(_split(at[1], done[at]),) if at is not None else (),
+        splits=(_split(each),) if each else (),
         leaders=wait.waiting,
         stragglers=wait.late,
         now=tuple(now(_name(view), view) for view in members),
@@ -141,16 +143,25 @@ def _kept(members: Sequence[RankView], done: Done) -> list[Kept]:
     there = [(view, rooms) for view in members if (rooms := _rooms(view)) is not None]
     found: dict[tuple[int, str, int], Kept] = {}  # once for the ranks of a stage
     for (queue, room), each in done.items():
-        failed = [did for did in each if did.failed] if queue in PARTS else []
-        gone = {view.identity.pp for view, rooms in there if room not in rooms} if failed else ()
-        last = max((did for did in failed if did.stage in gone), key=lambda did: did.wall_ns, default=None)
-        if last is None:
+        has = {view.identity.label: rooms.get(room, {}) for view, rooms in there}
+        gone = [
+            did for did in each if did.rank in has and not (has[did.rank] if did.failed else queue in has[did.rank])
+        ]
+        last = max(gone, key=lambda did: did.wall_ns, default=None)
+        if queue not in PARTS or last is None or not _went_on(members, last):
             continue
-        for view, rooms in there:
-            rid = rooms.get(room, {}).get(queue)
-            if rid is not None and _still_polls(view, last):
+        for view, _ in there:
+            rid = has[view.identity.label].get(queue)
+            if rid is not None and view.identity.pp != last.stage and _still_polls(view, last):
                 found.setdefault((view.identity.pp, queue, room), Kept(view, queue, room, rid, last))
     return list(found.values())
+
+
+def _went_on(members: Sequence[RankView], did: Did) -> bool:
+    """Return whether the rank that let a request go has come to that queue so often since that no other can be behind it."""
+    view = next(view for view in members if view.identity.label == did.rank)
+    visits = view.recording.visits.get(did.queue) if view.recording is not None else None
+    return visits is not None and visits.count - did.visit >= KEPT_ROUNDS
 
 
 def _rooms(view: RankView) -> dict[int, dict[str, str]] | None:
@@ -185,7 +196,7 @@ def _alike(done: Done, size: int) -> dict[str, int]:
 def _said(alike: dict[str, int], *, unheard: bool) -> str:
     many = sum(alike.values())
     what = (
-        f"what became of requests on every stage, {many:,} times"
+        f"what became of requests on every stage, {many:,} times, and which it took on together"
         if many
         else "nothing: no request left a queue of every stage"
     )
@@ -216,9 +227,9 @@ def _length(those: Sequence[RankView], queue: str) -> int | None:
     return max(known, default=None)
 
 
-def _split(room: int, each: Sequence[Did]) -> RoomSplit:
+def _split(each: Sequence[Did]) -> RoomSplit:
     sides = {did.stage: RoomSide(f"pp{did.stage}", ACTIONS[Action(did.action)], where=did.queue) for did in each}
-    return RoomSplit(room, "", tuple(sides[stage] for stage in sorted(sides)))
+    return RoomSplit(each[0].room, "", tuple(sides[stage] for stage in sorted(sides)))
 
 
 __all__ = ["pipelines"]

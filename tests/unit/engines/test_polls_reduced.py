@@ -82,3 +82,28 @@ def test_what_fails_before_the_collective_does_not_reach_the_engine() -> None:
     module.dist.all_reduce(tensor, group="g")
     assert tensor.tolist() == [2, 3]
     assert hooks.errors() == {"collective": 1}
+
+
+def test_a_list_that_a_stage_polls_for_the_others_is_no_round_while_it_is_empty() -> None:
+    class Turns(Tap):
+        def visit(self, queue: Any) -> None:
+            self.seen.append(("visit", bytes(queue), 0))
+
+        def leave(self, queue: Any) -> None:
+            self.seen.append(("leave", bytes(queue), 0))
+
+    class Stage:
+        def get_rids(self, queue: list[int]) -> list[int]:
+            tensor = torch.tensor(queue, dtype=torch.uint8)
+            module.dist.all_reduce(tensor, group="g")
+            return tensor.tolist()
+
+    module, polls, _, hooks = hooked()
+    polls.polling, tap = None, Turns()
+    tap.polled = lambda pollers: None  # type: ignore[attr-defined]
+    polls.picking_method(Stage, "get_rids", "rounds.get_rids", lambda _, queue: (tap, queue))
+    assert Stage().get_rids([]) == []
+    assert tap.seen == [("visit", b"", 0)]
+    assert Stage().get_rids([3, 4]) == [2, 3]
+    assert [name for name, _, _ in tap.seen[1:]] == ["visit", "entering", "left", "leave"]
+    assert not hooks.errors()

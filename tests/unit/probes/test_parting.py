@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pdctl.probes.parting import Recorded, judge, stages
-from pdctl.probes.turns import RUNNING, Loop, Turn
-from pdctl.protocol.model import NEXT_STAGE, STAGE_BEFORE, Action, Call
+from pdctl.probes.turns import RUNNING, STOPPED, Loop, Turn
+from pdctl.protocol.model import NEXT_STAGE, STAGE_BEFORE, Action, Call, Phase
 from tests.support.identities import identity
 
 S = 10**9
@@ -16,10 +16,21 @@ FAILURE = "Aborted by AbortReq."
 
 
 class Run:
-    """A run of one round, with what became of each room."""
+    """A run, with what became of each room. visit: turn of its first round."""
 
-    def __init__(self, last: int, done_s: float, **rooms: Action) -> None:
+    def __init__(
+        self,
+        last: int,
+        done_s: float,
+        *,
+        visit: int = 0,
+        repeat: int = 1,
+        t_enter: int = 0,
+        phase: Phase = Phase.APPLIED,
+        **rooms: Action,
+    ) -> None:
         self.last, self.t_done = last, int(done_s * S)
+        self.visit, self.repeat, self.t_enter, self.phase = visit, repeat, t_enter or self.t_done, phase
         self.rooms = [(int(name[1:]), int(action)) for name, action in rooms.items()]
 
 
@@ -106,3 +117,70 @@ def test_only_pipelines_that_stand_are_looked_at() -> None:
     computes = standing("model forward", computing=True)
     assert stages(pipeline(computes, STAND[1])) == []
     assert stages([Loop(identity(), standing(NEXT_STAGE))]) == [], "it has one stage"
+
+
+# ---- batches -----------------------------------------------------------------------------------------------------------
+
+FIRST = (Run(300, 10.0, visit=600, r4=Action.MOVED), Run(304, 21.0, visit=608, r7=Action.MOVED))
+"""Room 4 tells how far the later stage is behind."""
+
+
+def later(visit: int, *, repeat: int = 1, phase: Phase = Phase.APPLIED, anchor: int = 4) -> Kept:
+    """The later stage, two turns behind, which has room 7 still in its turn ``visit``, or until the last one of ``repeat``."""
+    newest = Run(304, 20.0, visit=visit, repeat=repeat, t_enter=22 * S, phase=phase, r7=Action.KEPT)
+    return Kept(Run(298, 10.5, visit=602, **{f"r{anchor}": Action.MOVED}), newest)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("visit", "repeat"), [(610, 1), (612, 1), (603, 8)])
+def test_a_stage_that_kept_what_the_other_took_on(visit: int, repeat: int) -> None:
+    [found] = judge(pipeline(*STAND), recorded(Kept(*FIRST), later(visit, repeat=repeat)))
+    assert (found.code, found.rooms) == ("PD115", (7,))
+    assert (
+        "parted at room 7: prefill dp0 pp0 tp0 took it on in round 304 of prefill.bootstrap, prefill dp0 pp1 tp0 kept it in"
+        " round 304." in found.summary
+    )
+    assert found.evidence[1].endswith("kept it in round 304 of prefill.bootstrap, 128.0 s ago")
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        later(609),  # it has not come to that turn yet
+        later(603, repeat=7),
+        later(610, phase=Phase.ENTERED),  # it is in that turn
+        later(610, anchor=5),  # how far it is behind nobody knows
+        Kept(Run(298, 10.5, visit=602, r4=Action.MOVED)),
+    ],
+)
+def test_a_lag_of_a_turn_is_none(second: Kept) -> None:
+    assert judge(pipeline(*STAND), recorded(Kept(*FIRST), second)) == ()
+
+
+def test_a_stage_that_is_stopped_is_no_other_batch() -> None:
+    """The others wait for it, and whatever it has not done yet it will do."""
+    loops = pipeline(STAND[0], standing("scheduler loop", state=STOPPED))
+    assert judge(loops, recorded(Kept(*FIRST), later(612))) == ()
+
+
+def test_a_room_that_two_requests_share_is_not_compared() -> None:
+    first = Kept(*FIRST, Run(306, 23.0, visit=611, r7=Action.MOVED))
+    assert judge(pipeline(*STAND), recorded(first, later(612))) == ()
+
+
+TOGETHER = Run(300, 10.0, visit=600, r7=Action.MOVED, r8=Action.MOVED)
+APART = Run(298, 10.5, visit=602, r7=Action.MOVED), Run(300, 10.7, visit=604, r8=Action.MOVED)
+
+
+def test_requests_that_only_one_stage_took_on_together() -> None:
+    [found] = judge(pipeline(*STAND), recorded(Kept(TOGETHER), Kept(*APART)))
+    assert (found.code, found.rooms) == ("PD115", (8,))
+    assert (
+        "prefill dp0 pp0 tp0 took it on with room 7 in round 300 of prefill.bootstrap, prefill dp0 pp1 tp0 took it on in"
+        " round 300." in found.summary
+    )
+    [found] = judge(pipeline(*STAND), recorded(Kept(*APART), Kept(TOGETHER)))
+    assert "prefill dp0 pp1 tp0 took it on with room 7 in round 300." in found.summary
+    over = [Run(400 + n, 30.0 + n, visit=700 + 2 * n, **{f"r{20 + n}": Action.MOVED}) for n in range(2)]  # type: ignore[arg-type]
+    assert judge(pipeline(*STAND), recorded(Kept(TOGETHER, *over), Kept(*APART, *over))) == ()
+    same = Run(298, 10.5, visit=602, r7=Action.MOVED, r8=Action.MOVED)
+    assert judge(pipeline(*STAND), recorded(Kept(TOGETHER), Kept(same))) == ()

@@ -23,6 +23,7 @@ from pdctl.protocol.model import (
     Snapshot,
     Status,
 )
+from pdctl.recording.header import Visits
 from pdctl.report.findings import Finding
 from tests.support.identities import identity
 from tests.unit.probes import test_parting
@@ -43,15 +44,14 @@ class Kept(test_parting.Kept):
 
     entered_last = None
 
-    def __init__(self, *runs: Run, tick_s: float = NOW_S) -> None:
+    def __init__(self, *runs: Run, tick_s: float = NOW_S, visits: int = 9999) -> None:
         super().__init__(*runs)
         self.tick_mono_ns = int(tick_s * S)
+        self.visits = {"prefill.bootstrap": Visits(visits, False, self.tick_mono_ns)}
 
 
 def run(last: int, done_s: float, repeat: int = 1, entered_s: float = NOW_S, **rooms: Action) -> Run:
-    made = Run(last, done_s, **rooms)
-    made.repeat, made.t_enter = repeat, int(entered_s * S)  # type: ignore[attr-defined]
-    return made
+    return Run(last, done_s, repeat=repeat, t_enter=int(entered_s * S), **rooms)
 
 
 def stage(pp: int, recording: Any, turn: Turn | None = TURNS, *rooms: int, **more: Any) -> RankView:
@@ -114,23 +114,33 @@ def test_a_transfer_that_failed_on_one_stage_is_over_on_both() -> None:
     assert (report.verdict, found) == ("WAITING", [])
 
 
-@pytest.mark.parametrize(("keeper", "code"), [(0, "PD116"), (1, "PD152")])
-def test_a_request_that_only_one_stage_has_failed(keeper: int, code: str) -> None:
+@pytest.mark.parametrize(
+    ("keeper", "code", "did"), [(0, "PD116", "failed it"), (1, "PD152", "failed it"), (1, "PD116", "took it on")]
+)
+def test_a_request_that_only_one_stage_has_let_go(keeper: int, code: str, did: str) -> None:
     kept = Kept(run(900, 30.0, repeat=800, r7=Action.KEPT))
-    failed = Kept(run(302, 20.5, r7=Action.FAILED))
+    failed = Kept(run(302, 20.5, r7=Action.FAILED if did == "failed it" else Action.MOVED))
     views = [stage(keeper, kept, TURNS, 7), stage(1 - keeper, failed)]
     report, found = judged(*views)
     assert (report.verdict, [(one.code, one.rooms) for one in found]) == ("KEPT", [(code, (7,))])
     [row] = report.queues
-    assert row.text.startswith(f"room 7 is on pp{keeper} only: prefill dp0 pp{1 - keeper} tp0 failed it in round 302")
+    assert row.text.startswith(
+        f"room 7 is in prefill.bootstrap of pp{keeper} only: prefill dp0 pp{1 - keeper} tp0 {did} in round 302"
+    )
 
 
 def differ(
-    *, repeat: int = 800, entered_s: float = NOW_S, turn: Turn = TURNS, has: tuple[int, ...] = ()
+    *,
+    repeat: int = 800,
+    entered_s: float = NOW_S,
+    turn: Turn = TURNS,
+    has: tuple[int, ...] = (),
+    visits: int = 9999,
+    act: Action = Action.FAILED,
 ) -> list[RankView]:
-    """Stage 0 has room 7; stage 1 failed it and has the rooms ``has``."""
+    """Stage 0 has room 7; stage 1 let it go and has the rooms ``has``."""
     kept = Kept(run(900, 30.0, repeat=repeat, entered_s=entered_s, r7=Action.KEPT))
-    return [stage(0, kept, TURNS, 7), stage(1, Kept(run(1, 20.5, r7=Action.FAILED)), turn, *has)]
+    return [stage(0, kept, TURNS, 7), stage(1, Kept(run(1, 20.5, r7=act), visits=visits), turn, *has)]
 
 
 @pytest.mark.parametrize(
@@ -140,6 +150,7 @@ def differ(
         differ(repeat=3),  # a few rounds behind
         differ(turn=Turn(turned=False, computing=True)),  # the other one computes
         differ(has=(7,)),  # another request with the room, which both have
+        differ(visits=20, act=Action.MOVED),  # a forward of both has just ended, and this one has not been told yet
     ],
 )
 def test_a_stage_that_is_behind_keeps_nothing(views: list[RankView]) -> None:
