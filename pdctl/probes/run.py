@@ -138,8 +138,11 @@ def look(probe: AnyProbe, view: View, options: Any) -> Any:
         document = probe.judge(more, options)
     if "findings" in document.__struct_fields__:
         below = view.underlying if probe.rests_on_loops(options) else ()
-        between = misrouted(view, rooms) if (rooms := frozenset(probe.held_up(document))) else ()
+        rooms = frozenset(probe.held_up(document))
+        between, unasked = misrouted(view, rooms) if rooms else ((), ())
         document = msgspec.structs.replace(document, findings=connect((*document.findings, *below, *between)))
+        if unasked:
+            document = msgspec.structs.replace(document, problems=(*document.problems, *unasked), partial=True)
     silent = [
         f"{rank.identity.label}: read from outside, its agent is silent: {rank.agent_off}"
         for rank in view.ranks
@@ -151,13 +154,22 @@ def look(probe: AnyProbe, view: View, options: Any) -> Any:
     return document
 
 
-def misrouted(view: View, rooms: frozenset[int]) -> tuple[Finding, ...]:
-    """Return what is wrong with the way of these rooms to the other side: who is asked for it, and who is there."""
+def misrouted(view: View, rooms: frozenset[int]) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
+    """Return what is wrong with the way of these rooms to the other side, and what was not asked for lack of time.
+
+    Who is asked for it, and who is there, is looked at last: a bootstrap server that hangs takes what time is left.
+    """
     from pdctl.probes.routing.collect import usual
     from pdctl.probes.routing.judge import judge
 
     seen = usual(view)
-    return tuple(found for found in judge(seen.look, seen.first).findings if not rooms.isdisjoint(found.rooms))
+    found = tuple(found for found in judge(seen.look, seen.first).findings if not rooms.isdisjoint(found.rooms))
+    unasked = [f"bootstrap server {one.address}: {one.silence}" for one in seen.look.servers.values() if one.hurried]
+    if view.over:
+        unasked.append(
+            f"the way of requests that wait to the other side: {view.over} before it was looked at to the end"
+        )
+    return found, tuple(unasked)
 
 
 def exit_code(

@@ -54,21 +54,25 @@ class _Asking:
 class _NoAnswer(Exception):  # noqa: N818  # it is an answer of its own
     """Why a server did not answer, as a sentence, and of what kind that is."""
 
-    def __init__(self, why: str, fault: Fault = Fault.OTHER) -> None:
+    def __init__(self, why: str, fault: Fault = Fault.OTHER, *, timed_out: bool = False) -> None:
         super().__init__(why)
         self.fault = fault
+        self.timed_out = timed_out
 
 
-def ask(questions: Sequence[Question], deadline_s: float) -> list[ServerView]:
+def ask(questions: Sequence[Question], deadline_s: float, enough_s: float = 0.0) -> list[ServerView]:
     """Return one view a question, in order, at the latest ``deadline_s`` seconds from now.
 
-    What had not been answered by then is said in the view; the rest of it stands.
+    What had not been answered by then is said in the view; the rest of it stands. enough_s: one that gives no answer in less is
+    not said to give none.
     """
     end = time.monotonic() + deadline_s
+    hurried = deadline_s < enough_s
     askings = []
     for question in questions:
-        slow = f"no answer within {deadline_s:g} s"
-        start = ServerView(question.address, question.network, silence=slow, fault=Fault.SILENT)
+        slow = f"no answer within {deadline_s:.3g} s" + ", all that was left of the time for it" * hurried
+        fault = Fault.OTHER if hurried else Fault.SILENT
+        start = ServerView(question.address, question.network, silence=slow, fault=fault, hurried=hurried)
         asking = _Asking(question, start)
         threading.Thread(target=_run, args=(asking, end), name="bootstrap-question", daemon=True).start()
         askings.append(asking)
@@ -99,9 +103,9 @@ def _run(asking: _Asking, end: float) -> None:
             asking.view = replace(asking.view, way=f"from the network namespace of pid {question.enter}")
         _converse(asking, end)
     except _NoAnswer as error:
-        if asking.view.silence:
-            asking.view = replace(asking.view, silence=str(error), fault=error.fault)
-        else:
+        if asking.view.silence and not (asking.view.hurried and error.timed_out):
+            asking.view = replace(asking.view, silence=str(error), fault=error.fault, hurried=False)
+        elif not asking.view.silence:
             asking.view = replace(asking.view, asked_off=str(error))
     finally:
         asking.over.set()
@@ -138,9 +142,10 @@ def _converse(asking: _Asking, end: float) -> None:
         if status == 200:
             info = _mapping(body, "/route")
             facts = {name: str(info[name])[:200] for name in PREFILL_FACTS if info.get(name) is not None}
-            asking.view = replace(asking.view, silence="", fault=Fault.NONE, info=facts)
+            asking.view = replace(asking.view, silence="", fault=Fault.NONE, hurried=False, info=facts)
         elif status == 503:  # not all of its ranks have registered
-            asking.view = replace(asking.view, silence="", fault=Fault.NONE, info_off=f"{status}: {body.strip()[:200]}")
+            off = f"{status}: {body.strip()[:200]}"
+            asking.view = replace(asking.view, silence="", fault=Fault.NONE, hurried=False, info_off=off)
         elif status >= 500:
             raise _NoAnswer(f"GET /route is answered with status {status}: it, or what is behind it, fails")
         else:
@@ -195,7 +200,7 @@ def _call(
     """Return (status, decoded body or text). Raises _NoAnswer."""
     left = end - time.monotonic()
     if left <= 0:
-        raise _NoAnswer("the time for it was over")
+        raise _NoAnswer("the time for it was over", timed_out=True)
     try:
         connection.timeout = left
         if connection.sock is not None:
@@ -207,9 +212,9 @@ def _call(
         data = response.read(MAX_ANSWER + 1)
     except TimeoutError:
         if connection.sock is None:
-            raise _NoAnswer("it can't be connected to in time", Fault.UNREACHABLE) from None
+            raise _NoAnswer("it can't be connected to in time", Fault.UNREACHABLE, timed_out=True) from None
         silent = f"it accepts a connection and does not answer {method} {path.partition('?')[0]}"
-        raise _NoAnswer(silent, Fault.SILENT) from None
+        raise _NoAnswer(silent, Fault.SILENT, timed_out=True) from None
     except OSError as error:
         raise _NoAnswer(f"{error.strerror or error}".lower(), _fault(error)) from None
     except (http.client.HTTPException, ValueError) as error:

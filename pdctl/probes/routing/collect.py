@@ -188,7 +188,7 @@ def _servers(
     if instead:
         everywhere = tuple(dict.fromkeys(place for found in places.values() for place in found))
         asked = [Question(address, rooms=tuple(rooms), places=everywhere) for address in instead]
-        return {("", view.address): view for view in ask(asked, deadline_s)}
+        return {("", view.address): view for view in ask(asked, deadline_s, DECODE_WAITS_S)}
     own = network_of(os.getpid())
     there = set().union(*(view.rooms.rooms.column("room") for view in views if view.rooms is not None))
     nowhere = set(rooms) - there  # whoever may still know them
@@ -207,7 +207,7 @@ def _servers(
         enter = near.identity.pid if network and own and network != own else 0
         mine = _rooms_at(views, address, network) & set(rooms) | nowhere
         questions.append(Question(address, network, enter, tuple(sorted(mine)), places[network, address]))
-    return {**refused, **{(view.network, view.address): view for view in ask(questions, deadline_s)}}
+    return {**refused, **{(view.network, view.address): view for view in ask(questions, deadline_s, DECODE_WAITS_S)}}
 
 
 def _addresses(views: Sequence[RankView]) -> dict[tuple[str, str], RankView]:

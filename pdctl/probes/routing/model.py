@@ -107,7 +107,7 @@ class ServerView:
     info: facts of its prefill server (:data:`pdctl.protocol.requests.PREFILL_FACTS`), as text; None, and why in
     info_off. dp_ranks: registered dp rank of each room in ``asked`` that has one; asked_off: why rooms are not in it.
     routes: port it sends decode to for each prefill rank it was asked for, -1 where it knows none. way: how it was
-    asked, "" directly.
+    asked, "" directly. hurried: it had less time than decode gives it, so that its silence says nothing of it.
     """
 
     address: str
@@ -121,6 +121,7 @@ class ServerView:
     asked_off: str = ""
     routes: Mapping[Place, int] = field(default_factory=dict)
     way: str = ""
+    hurried: bool = False
 
     @property
     def usable(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from pdctl.probes import run
 from pdctl.probes.routing import collect
 from pdctl.probes.routing.collect import Seen
+from pdctl.probes.routing.model import Fault
 from pdctl.probes.stuck.judge import judge
 from pdctl.probes.stuck.probe import PROBE
 from pdctl.probes.view import View
@@ -40,10 +42,25 @@ def test_what_is_found_of_them_is_found_once(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(collect, "_twice", seen)
     with Client() as client:
         view = View(Found(()), client)
-        assert [one.code for one in run.misrouted(view, frozenset((7, 8)))] == ["PD145"]
-        assert run.misrouted(view, frozenset((8,))) == ()
+        assert [one.code for one in run.misrouted(view, frozenset((7, 8)))[0]] == ["PD145"]
+        assert run.misrouted(view, frozenset((8,))) == ((), ())
         collect.twice(view, grace_s=collect.GRACE_S)  # the stage of check
         assert len(taken) == 1
         assert taken[0] is not view  # the view's own answers are older than what was found in it
         collect.twice(view, grace_s=collect.GRACE_S, rooms=(8,))
         assert len(taken) == 2
+
+
+def test_what_was_not_asked_for_lack_of_time_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = replace(silent(), fault=Fault.OTHER, silence="no answer within 0.1 s", hurried=True)
+    ranks = prefill(), decode(0, *PENDING, peers=())
+    monkeypatch.setattr(collect, "_twice", lambda *_: Seen(routing_look(*ranks, at=slow)))
+    with Client() as client:
+        assert run.misrouted(View(Found(()), client), frozenset((7,))) == (
+            (),
+            (f"bootstrap server {slow.address}: no answer within 0.1 s",),
+        )
+    with Client(timeout_s=0.0) as client:
+        found, unasked = run.misrouted(View(Found(()), client), frozenset((7,)))
+    assert found == ()
+    assert unasked[1].startswith("the way of requests that wait to the other side: no time left of 0 s")

@@ -436,7 +436,13 @@ def test_who_is_asked_is_said_to_refuse_or_to_be_silent() -> None:
         addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in (quiet, gone)]
         gone.close()
         found = ask([Question(addresses[1])], 60.0) + ask([Question(addresses[0])], 0.5)
+        [hurried] = ask([Question(addresses[0])], 0.1, enough_s=5.0)
+        [over] = ask([Question(addresses[0])], 0.0, enough_s=5.0)
+        [refuses] = ask([Question(addresses[1])], 60.0, enough_s=3600.0)
     assert [one.fault for one in found] == [Fault.REFUSES, Fault.SILENT]
+    assert [(one.fault, one.hurried) for one in (hurried, over)] == [(Fault.OTHER, True)] * 2, "it had no time"
+    assert hurried.silence == "no answer within 0.1 s, all that was left of the time for it"
+    assert (refuses.fault, refuses.hurried) == (Fault.REFUSES, False), "what it says is said, however short the time"
 
 
 def test_a_prefill_rank_that_does_not_answer_may_be_the_one_that_decode_uses() -> None:
