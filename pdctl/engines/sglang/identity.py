@@ -127,6 +127,7 @@ def identify(scheduler: Any, around: Around | None = None) -> tuple[Identity, Gr
     dp_size = max(seams.coordinate(scheduler, "dp_size", 1), int(seams.server_arg(scheduler, "dp_size", 1)))
     service = f"{role}@{around.host}:{seams.server_arg(scheduler, 'port', 0)}"
     instance = _instance(scheduler, service, around)
+    service = _service(role, instance) or service
     # One torch world serves the whole server, except that dp replicas without dp attention have one each.
     world = instance if dp_attention or dp_size == 1 else f"{instance}/dp{dp}"
     groups = Groups(scheduler, world, around)
@@ -190,6 +191,12 @@ def _instance(scheduler: Any, service: str, around: Around) -> str:
     if int(seams.server_arg(scheduler, "nnodes", 1)) <= 1:
         return mine
     return around.agreed(mine)
+
+
+def _service(role: str, instance: str) -> str:
+    """Return the service of a server over several nodes, which is called by the one that named it; "" where it is by none."""
+    at = instance.rpartition("/")[0].partition("@")[2]
+    return f"{role}@{at}" if at else ""
 
 
 def _boot_id() -> str:

@@ -338,13 +338,17 @@ def _duplicates(facts: RoomFacts) -> Iterator[Suspect]:
     """Two requests of one side have the same room."""
     for role in ("prefill", "decode"):
         entries = facts.prefill if role == "prefill" else _flat(facts)
-        rids: dict[str, list[Ranks]] = {}
+        rids: dict[tuple[str, str], list[Ranks]] = {}
         for ranks, entry in entries:
             if entry.rid:
-                rids.setdefault(entry.rid, []).append(ranks)
+                rids.setdefault((entry.rid, ranks.first.identity.instance), []).append(ranks)
         if len(rids) < 2:
             continue
-        where = [f"{rid} on {names(sorted(_labels(on)))}" for rid, on in rids.items()]
+        several = len({server for _, server in rids}) > 1
+        where = [
+            f"{rid} on {names(sorted(_labels(on)))}" + f" of {on[0].first.identity.service}" * several
+            for (rid, _), on in rids.items()
+        ]
         yield Suspect(
             "PD127",
             f"Room {facts.room} belongs to {len(rids)} requests on {role}: {'; '.join(where[:4])}.",

@@ -169,7 +169,7 @@ def standing(side: Side) -> str:
     for look in side.looks:
         if look.state == "live" and look.unturned_s is not None and look.unturned_s > 0:
             return (
-                f"pdctl stacks shows where {side.title} tp{look.identity.tp} is: its loop has not turned in"
+                f"pdctl stacks shows where {side.rank(look)} is: its loop has not turned in"
                 f" {seconds(look.unturned_s)}, and only a loop that turns carries out an abort."
             )
     return ""

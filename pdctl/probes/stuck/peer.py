@@ -69,7 +69,7 @@ def _seen(room: int, side: Side, this: Sequence[tuple[Side, RankLooks, Last]]) -
     """Return what became of a request that came to the other side, and is in no queue there."""
     ended = [one for one in this if one[2].ended]
     peer, look, one = min(ended or this, key=lambda each: each[2].age_s)
-    where, ago = f"{peer.title} tp{look.identity.tp}", seconds(one.age_s)
+    where, ago = peer.rank(look), seconds(one.age_s)
     if one.ended:
         because = f": {_quoted(one.reason)}" if one.reason and one.what != "Success" else ""
         unseen = ", when this side was no longer seen" if one.age_s < side.unseen_s else ""
@@ -159,14 +159,14 @@ def _told(told: Sequence[tuple[Side, RankLooks, Last]]) -> str:
         return ""
     peer, look, one = max(told, key=lambda each: each[2].age_s)
     sent = "decode's addresses" if peer.role == "prefill" else "a message of prefill"
-    return f" ({peer.title} tp{look.identity.tp} only got {sent} for it {seconds(one.age_s)} ago)"
+    return f" ({peer.rank(look)} only got {sent} for it {seconds(one.age_s)} ago)"
 
 
 def _earlier(last: Sequence[tuple[Side, RankLooks, Last]]) -> str:
     if not last:
         return ""
     peer, look, one = min(last, key=lambda each: each[2].age_s)
-    where = f"{peer.title} tp{look.identity.tp}"
+    where = peer.rank(look)
     return f" (an earlier request with this room: {one.what} on {where} {seconds(one.age_s)} ago)"
 
 

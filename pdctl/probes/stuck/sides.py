@@ -10,6 +10,7 @@ from operator import attrgetter
 import msgspec
 
 from pdctl.probes.queues.formatting import names
+from pdctl.probes.servers import told_apart
 from pdctl.probes.stuck.model import Earlier, RankLooks, SideSpace
 from pdctl.protocol.model import OTHER, UNKNOWN, poll_name
 from pdctl.protocol.requests import RoomEntry, Rooms, RoomTable, Space
@@ -51,11 +52,22 @@ class Side:
     Most of them say the same of every request; that is compared as a whole, and only who differs is looked at by itself.
     """
 
-    title: str
+    place: str
     role: str
     cluster: str
     looks: list[RankLooks] = field(default_factory=list)
+    server: str = ""
+    """What tells its server from others that have a group at this place, "" where none has."""
     _words: dict[tuple[tuple[tuple[str, ...], str, int], ...], str] = field(default_factory=dict)
+
+    @cached_property
+    def title(self) -> str:
+        """What it is called."""
+        return f"{self.place} of {self.server}" if self.server else self.place
+
+    def rank(self, look: RankLooks) -> str:
+        """Return what one of its ranks is called."""
+        return f"{self.place} tp{look.identity.tp}" + (f" of {self.server}" if self.server else "")
 
     @property
     def key(self) -> tuple[str, str]:
@@ -211,9 +223,13 @@ def sides_of(looks: Iterable[RankLooks]) -> list[Side]:
         if i.role not in OTHER:
             continue
         key = (i.cluster, i.service, i.role, i.dp, i.pp, i.cp)
-        title = f"{i.role} dp{i.dp} pp{i.pp}" + (f" cp{i.cp}" if i.cp_size > 1 else "")
-        sides.setdefault(key, Side(title, i.role, i.cluster)).looks.append(look)
-    return list(sides.values())
+        place = f"{i.role} dp{i.dp} pp{i.pp}" + (f" cp{i.cp}" if i.cp_size > 1 else "")
+        sides.setdefault(key, Side(place, i.role, i.cluster)).looks.append(look)
+    found = list(sides.values())
+    apart = told_apart([side.looks[0].identity for side in found], [f"{side.place} {side.cluster}" for side in found])
+    for side, server in zip(found, apart, strict=True):
+        side.server = server
+    return found
 
 
 def _there(peer: Side, where: Iterable[tuple[tuple[str, ...], str, int]]) -> str:

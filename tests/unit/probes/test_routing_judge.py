@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from pdctl.probes.routing.judge import judge, pause_s
@@ -499,3 +500,17 @@ def test_silent_ranks_make_it_partial_and_are_said() -> None:
     document = judge(look(prefill(1, entry("prefill.bootstrap")), decode(0, waits(1)), gone))
     assert (codes(document), document.partial) == ([], True)
     assert document.problems == ("decode dp0 pp0 tp1: no answer within 2 s: process is stopped",)
+
+
+def test_one_request_on_two_prefill_servers_is_two() -> None:
+    """A router that tries again elsewhere with the same room, and the same id or another one."""
+    for rids in (("a", "a"), ("a", "b")):
+        first, second = (prefill(0, entry("prefill.bootstrap", rid=rid), dp_size=1) for rid in rids)
+        other = msgspec.structs.replace(second.identity, service="other", instance="other/2")
+        [found] = judge(look(first, replace(second, identity=other), decode(0, waits(0, rid=rids[0])))).findings
+        assert found.code == "PD127"
+        assert (
+            f"{rids[0]} on prefill dp0 pp0 tp0 of prefill here; {rids[1]} on prefill dp0 pp0 tp0 of other."
+            in found.summary
+        )
+    clean(look(prefill(0, entry("prefill.bootstrap", rid="a"), dp_size=1), decode(0, waits(0, rid="a"))))

@@ -464,7 +464,7 @@ def test_places_of_shared_context_groups_are_not_compared() -> None:
 
 def test_many_addresses_are_not_all_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Question] = []
-    monkeypatch.setattr(collect, "ask", lambda questions, _: asked.extend(questions) or [])
+    monkeypatch.setattr(collect, "ask", lambda questions, *_: asked.extend(questions) or [])
     many = {f"{HOST}:{port}": {} for port in range(1, 200)}
     one = decode(0, peers=())
     assert one.rooms is not None

@@ -531,3 +531,20 @@ def test_many_rooms_that_other_requests_had_before_are_one_finding() -> None:
     assert found.rooms == tuple(many)
     assert found.summary.endswith("was that of request old1 90.0 s ago. So it is with 98 more rooms.")
     assert len(found.evidence) < 20
+
+
+def test_a_room_that_two_prefill_servers_have_is_told_of_both() -> None:
+    first, second = (look("prefill", entry("prefill.bootstrap", state=KVPoll.BOOTSTRAPPING)) for _ in range(2))
+    second = replace(second, identity=msgspec.structs.replace(second.identity, service="other", instance="other/2"))
+    document = result(first, second, look("decode", entry("decode.transfer")))
+    sides = {one.side: one.peer for one in document.requests}
+    assert set(sides) == {"prefill dp0 pp0 of prefill", "prefill dp0 pp0 of other", "decode dp0 pp0"}
+    assert sides["decode dp0 pp0"] == (
+        "prefill dp0 pp0 of prefill has it in bootstrap Bootstrapping; prefill dp0 pp0 of other has it in bootstrap"
+        " Bootstrapping"
+    )
+    # One of them has ended it: which one is said.
+    ended = replace(look("prefill"), last={7: Last("Failed", 41.0, True)})
+    assert peer(ended, replace(second, second=look("prefill").second, first=look("prefill").first))[0].startswith(
+        "prefill dp0 pp0 tp0 of prefill had Failed 41.0 s ago"
+    )
