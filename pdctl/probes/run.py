@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from pdctl.probes.aborts import with_warnings
 from pdctl.probes.base import RANK_TIMEOUT_S, TIMEOUT_S, AnyProbe, WrongOptionError
 from pdctl.protocol.documents import Document, Rows
 from pdctl.protocol.errors import Exit, PdctlError
@@ -140,7 +141,10 @@ def look(probe: AnyProbe, view: View, options: Any) -> Any:
         below = view.underlying if probe.rests_on_loops(options) else ()
         rooms = frozenset(probe.held_up(document))
         between, unasked = misrouted(view, rooms) if rooms else ((), ())
-        document = msgspec.structs.replace(document, findings=connect((*document.findings, *below, *between)))
+        found = with_warnings(
+            (*document.findings, *below, *between), (rank.identity for rank in (*view.ranks, *view.others))
+        )
+        document = msgspec.structs.replace(document, findings=connect(found))
         if unasked:
             document = msgspec.structs.replace(document, problems=(*document.problems, *unasked), partial=True)
     silent = [

@@ -34,10 +34,11 @@ def ended_as(request: Waiting, other: Sequence[Side]) -> Last | None:
     return min((one for one in last if one.ended and one.came), key=lambda one: one.age_s, default=None)
 
 
-def lost(request: Waiting, last: Last | None) -> Advice:
-    """Return why this side has not heard that the other side has ended ``request``."""
+def lost(request: Waiting, last: Last | None, other: Sequence[Side] = ()) -> Advice:
+    """Return why this side has not heard that the other side has ended ``request``. last: how that was, None not known."""
     if last is None:
         return _message(request)
+    untold = request.role == "decode" and last.what != "Success" and any(map(_tells_no_failure, other))
     if last.what != "Success" and "timed out" in last.reason:
         if request.role == "prefill":
             return Advice(
@@ -48,8 +49,8 @@ def lost(request: Waiting, last: Last | None) -> Advice:
         if "Bootstrapping" in last.reason:
             return _given_up(request)
     if last.what != "Success" and "abort" in f"{last.what} {last.reason}".lower():
-        other = OTHER[request.role]
-        if other == "decode" and last.reason.startswith(ABORTED):  # the engine has one reason for both
+        side = OTHER[request.role]
+        if side == "decode" and last.reason.startswith(ABORTED):  # the engine has one reason for both
             return Advice(
                 "abort",
                 "An abort ended it on decode: a client's, or decode's own after a bootstrap server had not answered.",
@@ -58,11 +59,28 @@ def lost(request: Waiting, last: Last | None) -> Advice:
             )
         return Advice(
             "abort",
-            f"An abort ended it on {other}.",
-            f"{_abort(request)} Whoever aborts a request has to tell both servers. If {request.role} was told, look for what"
-            f" loses messages between the two.",
+            f"An abort ended it on {side}.",
+            f"{_abort(request)} Whoever aborts a request has to tell both servers"
+            + (
+                f": {_UNTOLD}."
+                if untold
+                else f". If {request.role} was told, look for what loses messages between the two."
+            ),
+        )
+    if untold:
+        return Advice(
+            "untold",
+            f"{_UNTOLD[0].upper()}{_UNTOLD[1:]}.",
+            f"{_abort(request)} pdctl story ROOM shows why it failed. Prefill tells decode of it from SGLang 0.5.22 on.",
         )
     return _message(request)
+
+
+_UNTOLD = "in this version prefill does not tell decode of a request that it failed"
+
+
+def _tells_no_failure(side: Side) -> bool:
+    return any("failures" in look.identity.lacks for look in side.looks)
 
 
 def _given_up(request: Waiting) -> Advice:

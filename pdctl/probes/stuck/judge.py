@@ -143,7 +143,8 @@ def _advice(code: str, request: Waiting, side: Side, peers: dict[tuple[str, str]
         if kept.kind:
             return kept
     if code == "PD142":
-        return advice.lost(request, advice.ended_as(request, _other(request, peers)))
+        other = _other(request, peers)
+        return advice.lost(request, advice.ended_as(request, other), other)
     if code == "PD141" and _complete(request):
         return advice.complete(request, side)
     if request.peer_is == LATER:

@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from pdctl.probes.aborts import WARNING, with_warnings
 from pdctl.probes.stuck.model import Last, RankLooks
 from pdctl.protocol.model import KVPoll
 from pdctl.protocol.requests import Rooms, RoomTable, Space
 from pdctl.report.causes import connect
-from pdctl.report.findings import Finding
+from pdctl.report.findings import Finding, finding
 from tests.unit.probes.test_stuck_judge import ROOMY, entry, look, result
 
 GIVEN_UP = "Request 7 timed out after 25.0s in KVPoll.Bootstrapping"
@@ -50,6 +51,49 @@ def test_what_decode_gave_up_by_itself_is_no_lost_message() -> None:
     assert "Decode gave it up by its own time-out." in found.summary
     assert "loses messages" not in found.next_step
     assert found.next_step.startswith("Abort the request on prefill")
+
+
+def lacking(found: RankLooks, *lacks: str) -> RankLooks:
+    return replace(found, identity=msgspec.structs.replace(found.identity, lacks=lacks))
+
+
+def test_an_engine_that_tells_of_no_failure_has_lost_no_message() -> None:
+    waits = look("decode", entry("decode.transfer"))
+    found = one(lacking(prefill_had("Failed", "KV transfer failed"), "failures"), waits)
+    assert "In this version prefill does not tell decode of a request that it failed." in found.summary
+    assert "loses messages" not in found.next_step
+    assert "pdctl story 7 shows why it failed. Prefill tells decode of it from SGLang 0.5.22 on." in found.next_step
+    aborted = one(lacking(prefill_had("Failed", "Aborted by AbortReq."), "failures"), waits)
+    assert "tell both servers: in this version prefill does not tell decode" in aborted.next_step
+    for told in (lacking(prefill_had("Success"), "failures"), prefill_had("Failed", "KV transfer failed")):
+        assert "look for what loses messages from prefill to decode" in one(told, waits).next_step
+
+
+@pytest.mark.parametrize(
+    "code", ["PD113", "PD114", "PD116", "PD120", "PD140", "PD141", "PD142", "PD143", "PD146", "PD148"]
+)
+def test_where_an_abort_on_decode_ends_a_thread_of_prefill_that_is_said(code: str) -> None:
+    advised = {"PD116", "PD120", "PD141", "PD142", "PD148"}
+    old = [look(role).identity for role in ("prefill", "decode")]
+    mine = [msgspec.structs.replace(each, lacks=("aborts", "failures")) for each in old]
+    found = finding(code, "it waits", units=(mine[1].unit,))
+    [warned] = with_warnings([found], mine)
+    assert (WARNING in warned.next_step) is (code in advised), warned.next_step
+    assert with_warnings([found], old) == (found,)
+    away = msgspec.structs.replace(mine[0], cluster="other")
+    assert with_warnings([found], [old[0], old[1], away]) == (found,), "another cluster's prefill does not matter"
+
+
+def test_an_abort_on_prefill_ends_no_thread() -> None:
+    ranks = [msgspec.structs.replace(look("prefill").identity, lacks=("aborts",))]
+    step = "Abort the request on prefill (POST /abort_request with its rid)."
+    assert with_warnings([finding("PD142", "x", next_step=step)], ranks)[0].next_step == step
+    for step in (
+        "Abort the request on decode (POST",
+        "Abort on decode what prefill has given up",
+        "Send it. Abort the room: it",
+    ):
+        assert WARNING in with_warnings([finding("PD142", "x", next_step=step)], ranks)[0].next_step
 
 
 def test_who_aborts_has_to_tell_both_sides() -> None:
