@@ -120,6 +120,8 @@ def rows(result: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
                 _quartiles(result[f"{part}_ratio"], "×"),
                 "",
             )
+        for part in ("read", "together", "changes"):
+            yield f"full recording of 16 MiB, {part}: memory for a byte", _quartiles(result[f"{part}_peak"], "×"), ""
     elif name == "explorer":
         what = f"explorer, {result['policy']}"
         yield f"{what}: poll decisions, one core", f"{result['decisions_per_s']:.3g} /s", "≥ 1e8 /s on two"

@@ -32,10 +32,10 @@ ITEMS = 8
 """Requests that a run says something of: as many as it takes for rounds and items to fill their rings together."""
 
 
-def full(path: Path) -> None:
+def full(path: Path, size: int = f.DEFAULT_SIZE) -> None:
     """Write a recording whose three rings are full: every run has changed items, every 64th the whole list."""
-    writer = RecordingWriter.create(path, identity())
-    _, rounds, _, _, _, events = f.layout(f.DEFAULT_SIZE)
+    writer = RecordingWriter.create(path, identity(), size=size)
+    _, rounds, _, _, _, events = f.layout(size)
     pack = f.ITEM.pack
     for number in range(rounds + 100):
         room = ROOM + number

@@ -96,8 +96,10 @@ class View:
         return bool(self._anything)
 
     def again(self) -> View:
-        """Return another look at the same ranks, now: nothing is known in it yet."""
-        return View(self.found, self.client, others=self.others, recorded=self.recorded, anything=self._anything)
+        """Return another look at the same ranks, now: nothing is known in it yet but what dead ranks recorded."""
+        view = View(self.found, self.client, others=self.others, recorded=self.recorded, anything=self._anything)
+        view._recordings = {key: answer for key, answer in self._recordings.items() if not answer.rank.live}
+        return view
 
     def once(self, name: str, collect: Callable[[], T]) -> T:
         """Return what ``collect`` found when it was first asked for under ``name`` in this look."""

@@ -94,6 +94,14 @@ class Recording:
             self._events = as_events(self.event_table())
         return self._events
 
+    def events_told(self, kinds: Collection[EventKind], rooms: Collection[int] | None = None) -> list[Event]:
+        """Return the events of these kinds about these rooms (None: about any), oldest first, of :meth:`event_table`."""
+        table = self.event_table()
+        meant = np.isin(table["kind"], list(map(int, kinds)))
+        if rooms is not None:
+            meant &= among(table["room"], rooms)
+        return as_events(select_records(table, meant))
+
     def events_of(self, rooms: Collection[int], kinds: Collection[EventKind]) -> list[Event]:
         """Return the events of these kinds about these rooms, oldest first, as the file is now.
 
@@ -242,10 +250,14 @@ def _streams(
     newest = {int(row["stream"][0]): row for row in live}
     streams, untrue = [], 0
     for number in sorted(set(np.unique(closed["stream"]).tolist()) | set(newest)):
-        table = select_records(closed, closed["stream"] == number)
+        rows = np.flatnonzero(closed["stream"] == number)
         row = newest.get(number)
-        if row is not None and (not len(table) or row["ordinal"][0] > table["ordinal"][-1]):
-            table = np.frombuffer(table.tobytes() + row.tobytes(), ROUND)
+        if row is not None and len(rows) and row["ordinal"][0] <= closed["ordinal"][rows[-1]]:
+            row = None
+        table = np.empty(len(rows) + (row is not None), ROUND)
+        np.take(closed, rows, out=table[: len(rows)], mode="clip")
+        if row is not None:
+            table[-1:] = row
         fits = _in_order(table)
         untrue += len(table) - int(np.count_nonzero(fits))
         table = table if fits.all() else select_records(table, fits)

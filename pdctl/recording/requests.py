@@ -84,16 +84,18 @@ def rooms_of(recording: Recording, now_ns: int) -> Rooms:
     """
     entered: dict[tuple[int, str], tuple[int, str]] = {}
     dp: dict[int, int] = {}
-    for event in recording.events():
+    there = {queue: _there(recording, queue) for queue in POLLED_QUEUES}
+    rooms = {item.room for found in there.values() for _, item in found}
+    for event in recording.events_told((EventKind.ENQUEUE, EventKind.DP_ANSWER), rooms):
         if event.kind is EventKind.ENQUEUE:
             entered[event.room, event.queue] = (event.mono_ns, event.text)
-        elif event.kind is EventKind.DP_ANSWER and event.a >= 0:
+        elif event.a >= 0:
             dp[event.room] = event.a
     rids = {room: rid for (room, _), (_, rid) in entered.items() if rid}
     prefilling = recording.identity.role == "prefill"
     entries = []
-    for queue in POLLED_QUEUES:
-        for run, item in _there(recording, queue):
+    for queue, found in there.items():
+        for run, item in found:
             since, _ = entered.get((item.room, queue), (run.t_first, ""))
             entries.append(
                 RoomEntry(
@@ -113,7 +115,7 @@ def rooms_of(recording: Recording, now_ns: int) -> Rooms:
         covers=tuple(Cover(queue, UNKNOWN, NOT_KNOWN) for queue in POLLED_QUEUES),
         space=Space(),
         tables={},
-        failures={e.room: e.text for e in recording.events() if e.kind is EventKind.FAILURE},
+        failures={e.room: e.text for e in recording.events_told((EventKind.FAILURE,))},
         missing=dict.fromkeys(("decode.pending", "waiting", "running"), "not in recordings"),
     )
 

@@ -6,7 +6,7 @@ thousands and every command that reads recordings reads one for each rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
@@ -85,8 +85,10 @@ def possible_events(table: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 Wanted = Callable[[NDArray[Any]], NDArray[np.bool_]]
-_BLOCK = 65536
+_BLOCK = 8192
 """Records that are read at once: what is kept of a ring grows with what it holds, not with its size."""
+_PIECE = 1 << 20
+"""Bytes of items that are read at once."""
 
 
 def _ring(
@@ -117,18 +119,27 @@ def _ring(
                 untrue += len(found) - int(np.count_nonzero(true))
                 parts.append(found if true.all() else select_records(found, true))
         done = last
-    if not parts:
-        return Ring(np.zeros(0, dtype), torn, untrue)
-    table = _joined(parts)
-    return Ring(select_records(table, np.argsort(table["seq"], kind="stable")), torn, untrue)
+    return Ring(joined(parts, dtype), torn, untrue)
 
 
-def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
-    if len(parts) == 1:
-        return parts[0]
-    bare = [part.view(f"V{part.dtype.itemsize}") for part in parts]  # bytes, not field by field: a dtype may have holes
-    found: NDArray[Any] = np.concatenate(bare).view(parts[0].dtype)
-    return found
+def joined(parts: list[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return one table of all these records, by number. ``parts`` is empty afterwards: there are never two copies of all."""
+    numbers = np.concatenate([np.zeros(0, np.uint64), *(part["seq"] for part in parts)])
+    places = np.empty(len(numbers), np.int64)
+    places[np.argsort(numbers, kind="stable")] = np.arange(len(numbers))
+    bare = f"V{dtype.itemsize}"  # bytes, not field by field: a dtype may have holes
+    found: NDArray[Any] = np.empty(len(numbers), bare)
+    at = 0
+    for part in _taken(parts):
+        found[places[at : at + len(part)]] = part.view(bare)
+        at += len(part)
+    return found.view(dtype)
+
+
+def _taken(parts: list[NDArray[Any]]) -> Iterator[NDArray[Any]]:
+    parts.reverse()
+    while parts:
+        yield parts.pop()
 
 
 def among(values: NDArray[np.uint64], wanted: Collection[int]) -> NDArray[np.bool_]:
@@ -136,7 +147,10 @@ def among(values: NDArray[np.uint64], wanted: Collection[int]) -> NDArray[np.boo
     if not wanted:
         return np.zeros(len(values), np.bool_)
     ordered = np.sort(np.fromiter(wanted, np.uint64, len(wanted)))
-    found: NDArray[np.bool_] = ordered[np.searchsorted(ordered[:-1], values)] == values
+    found = np.zeros(len(values), np.bool_)
+    for at in range(0, len(values), _BLOCK):
+        some = values[at : at + _BLOCK]
+        found[at : at + _BLOCK] = ordered[np.searchsorted(ordered[:-1], some)] == some
     return found
 
 
@@ -146,7 +160,7 @@ class ItemSpan:
     firsts: number of the first item of each stretch, in order. at: index of these items in ``data``.
     """
 
-    def __init__(self, data: bytes, firsts: Sequence[int], at: Sequence[int]) -> None:
+    def __init__(self, data: bytearray, firsts: Sequence[int], at: Sequence[int]) -> None:
         self.data = data
         self._firsts = np.array(firsts, np.int64)
         self._at = np.array([*at, len(data) // f.ITEM_SIZE], np.int64)
@@ -160,25 +174,24 @@ class ItemSpan:
         some = runs[runs["items_count"] > 0]
         starts = some["items_start"].astype(np.int64)
         ends = starts + some["items_count"].astype(np.int64)
-        parts: list[bytes] = []
+        data = bytearray()
         firsts: list[int] = []
         at: list[int] = []
-        have = 0
         for first, end in _stretches(starts, ends, capacity):
             for number, place, count in _unwrapped(first, end, capacity):
                 for begin, length in source.pieces(offset + place * f.ITEM_SIZE, count * f.ITEM_SIZE):
                     skip = -(-(begin - offset) // f.ITEM_SIZE) - place
                     start = offset + (place + skip) * f.ITEM_SIZE
-                    data = source.read(start, begin + length - start)
-                    data = data[: len(data) // f.ITEM_SIZE * f.ITEM_SIZE]
-                    if not data:
+                    have = len(data) // f.ITEM_SIZE
+                    for piece in range(start, begin + length, _PIECE):
+                        data += source.read(piece, min(_PIECE, begin + length - piece))
+                    del data[len(data) // f.ITEM_SIZE * f.ITEM_SIZE :]
+                    if len(data) == have * f.ITEM_SIZE:
                         continue
                     if not firsts or firsts[-1] + have - at[-1] != number + skip:
                         firsts.append(number + skip)
                         at.append(have)
-                    parts.append(data)
-                    have += len(data) // f.ITEM_SIZE
-        return cls(b"".join(parts), firsts, at)
+        return cls(data, firsts, at)
 
     @property
     def table(self) -> NDArray[Any]:
@@ -207,20 +220,26 @@ class ItemSpan:
         begin, here = self._places(runs)
         end = np.where(here, begin + runs["items_count"].astype(np.int64), begin)
         view = memoryview(self.data)
-        bounds = zip((begin * f.ITEM_SIZE).tolist(), (end * f.ITEM_SIZE).tolist(), strict=True)
-        sums = [crc32(view[a:b]) if b > a else 0 for a, b in bounds]
-        found: NDArray[np.bool_] = here & (np.array(sums, np.uint32) == runs["items_crc"])
+        sums = np.zeros(len(runs), np.uint32)
+        for at in range(0, len(runs), _BLOCK):
+            some = slice(at, at + _BLOCK)
+            bounds = zip((begin[some] * f.ITEM_SIZE).tolist(), (end[some] * f.ITEM_SIZE).tolist(), strict=True)
+            sums[some] = [crc32(view[a:b]) if b > a else 0 for a, b in bounds]
+        found: NDArray[np.bool_] = here & (sums == runs["items_crc"])
         return found
 
     def of(self, runs: NDArray[Any], known: NDArray[np.bool_]) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Return (items, row of ``runs`` each belongs to) of the runs that are ``known`` to have their items here.
 
-        Items of a run follow one another as they were written.
+        Items of a run follow one another as they were written. They may be those of :attr:`table` itself.
         """
         counts = np.where(known, runs["items_count"].astype(np.int64), 0)
         row = np.repeat(np.arange(len(runs), dtype=np.int64), counts)
         begin, _ = self._places(runs)
         skip = begin - (np.cumsum(counts) - counts)
+        there = skip[counts > 0]
+        if len(there) and (there == there[0]).all():  # one after the other, as a rank writes them: no copy
+            return self.table[there[0] : there[0] + len(row)], row
         places = np.arange(len(row), dtype=np.int64) + skip[row]
         return select_records(self.table, places), row
 
@@ -232,7 +251,7 @@ class ItemSpan:
         at = int(self._at[stretch]) + start - int(self._firsts[stretch])
         if at + count > int(self._at[stretch + 1]):
             return b""
-        return self.data[at * f.ITEM_SIZE : (at + count) * f.ITEM_SIZE]
+        return bytes(self.data[at * f.ITEM_SIZE : (at + count) * f.ITEM_SIZE])
 
 
 _NEAR = 128

@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
+from pdctl.protocol.errors import PdctlError
 from pdctl.recording.source import FileSource, Source
 from pdctl.targets.client import Client
 from pdctl.targets.collect import Copy, why_none
 from pdctl.targets.find import Found, FoundRank, refresh
-from pdctl.trace.carry import Carried
+from pdctl.trace.carry import Carried, Spill
 
 _SHARE = 0.2
 """Share of a ring that may fill between two looks."""
@@ -69,18 +70,26 @@ class Followed:
             return Copy(rank, None, self.through, self.reason or self.lost)
         problems = (self.lost,) if self.lost else ()
         return Copy(
-            rank, Source(self.carried.build()), self.through, wall_ns=self.wall_ns,
+            rank, self.carried.build(), self.through, wall_ns=self.wall_ns,
             mono_ns=self.mono_ns if rank.access is None else 0,  # as in pdctl.targets.collect
             gaps=self.carried.gaps(), problems=problems,
         )  # fmt: skip
 
 
 def begin(found: Found, client: Client, *, through_socket: bool = False) -> list[Followed]:
-    """Return every rank of ``found``, ready to be followed, or with the reason why it can't be."""
-    return [_begin(rank, client, through_socket=through_socket) for rank in found.ranks]
+    """Return every rank of ``found``, ready to be followed, or with the reason why it can't be.
+
+    Raises PdctlError (UNREACHABLE) where there is no place to keep what is copied.
+    """
+    try:
+        spill = Spill()
+    except OSError as error:
+        said = f"what is followed can't be kept: {error.strerror}"
+        raise PdctlError(said, "Set TMPDIR to a directory with room.") from None
+    return [_begin(rank, client, spill, through_socket=through_socket) for rank in found.ranks]
 
 
-def _begin(rank: FoundRank, client: Client, *, through_socket: bool) -> Followed:
+def _begin(rank: FoundRank, client: Client, spill: Spill, *, through_socket: bool) -> Followed:
     if rank.recording is None and not (rank.live and rank.recording_size):
         return Followed(rank, reason=why_none(rank))
     source: Source | None = None
@@ -95,7 +104,7 @@ def _begin(rank: FoundRank, client: Client, *, through_socket: bool) -> Followed
     if source is None:
         source, through = SocketSource(client, rank), "socket"
     try:
-        return Followed(rank, Carried(source), through)
+        return Followed(rank, Carried(source, spill), through)
     except (OSError, ValueError) as error:
         said = f"{rank.recording_name or 'its recording'}: {error}"
         return Followed(rank, through=through, reason=reason or said)

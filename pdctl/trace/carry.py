@@ -1,11 +1,15 @@
 """Copy a rank's recording while it grows: new records go into a recording with larger rings.
 
 The format allows this: a file may have any size, a record is at its number modulo the ring's capacity, and no checksum covers
-the position. So copied records get new positions, and readers see a rank that had a larger file.
+the position. So copied records get new positions, and readers see a rank that had a larger file. Copied records are kept on
+the disk: memory holds what is new since the last look.
 """
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
@@ -21,12 +25,14 @@ from pdctl.recording.rings import (
     ROUND,
     ItemSpan,
     events,
+    joined,
     possible_events,
     possible_rounds,
     record_sums,
     rounds,
+    select_records,
 )
-from pdctl.recording.source import Source, check_dense
+from pdctl.recording.source import OpenSource, Source, check_dense
 from pdctl.trace.manifest import Gap
 
 MAX_GAPS = 64
@@ -34,19 +40,84 @@ MAX_GAPS = 64
 _BLOCK = 64
 _MAX_BLOCK = 4096
 _PAGE = 4096
+_ROUNDS_AT, _MOST_ROUNDS, _ITEMS_AT, _MOST_ITEMS, _EVENTS_AT, _MOST_EVENTS = f.layout(f.MAX_SIZE)
+
+
+class Spill:
+    """An unnamed file in TMPDIR for the records of all followed recordings. Raises OSError where none can be made."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # as long as it is read from
+        self._shares = 0
+
+    def share(self) -> Share:
+        """Return the part of the file that is for one more recording. Raises OSError where the file can't be as long."""
+        base = self._shares * f.MAX_SIZE
+        os.ftruncate(self._file.fileno(), base + f.MAX_SIZE)
+        self._shares += 1
+        return Share(self._file, f.MAX_SIZE, base)
+
+
+class Share(OpenSource):
+    """The rings of one recording in a spill, as long as rings can be. Nearly all of it are holes."""
+
+    def put(self, offset: int, data: bytes) -> None:
+        """Write ``data`` at ``offset``. Raises OSError with the place where it can't be written."""
+        view = memoryview(data)
+        try:
+            while view:
+                written = os.pwrite(self._file.fileno(), view, self._base + offset)
+                view, offset = view[written:], offset + written
+        except OSError as error:
+            where = tempfile.gettempdir()
+            raise OSError(f"its records can't be kept in {where}: {error.strerror or error}") from None
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A ring in a share, or in the recording that is made: its offset, its capacity, and the size of a record."""
+
+    offset: int
+    capacity: int
+    size: int
+
+    def stretches(self, first: int, count: int) -> Iterator[tuple[int, int, int]]:
+        """Yield (record, records, offset) of the stretches that ``count`` records have here, ``first`` counted from 0."""
+        at = first
+        while at < first + count:
+            place = at % self.capacity
+            here = min(first + count - at, self.capacity - place)
+            yield at - first, here, self.offset + place * self.size
+            at += here
+
+    def put(self, share: Share, first: int, data: bytes) -> None:
+        """Write these records."""
+        for begin, count, offset in self.stretches(first, len(data) // self.size):
+            share.put(offset, data[begin * self.size : (begin + count) * self.size])
+
+    def get(self, share: Share, first: int, count: int) -> bytes:
+        """Return these records; those that were never written are zero."""
+        return b"".join(share.read(offset, here * self.size) for _, here, offset in self.stretches(first, count))
+
+
+_ITEMS = _Place(_ITEMS_AT, _MOST_ITEMS, f.ITEM_SIZE)
 
 
 @dataclass
 class _Ring:
-    """One ring of numbered records. next: the lowest number not copied yet. ahead: copied numbers above next."""
+    """One ring of numbered records. next: the lowest number not copied yet. ahead: copied numbers above next.
+
+    kept: where copied records are in ``share``. first, last: the lowest and the highest number copied, 0 for none.
+    """
 
     offset: int
     capacity: int
     dtype: np.dtype[Any]
     body: int
+    share: Share
+    kept: _Place
     next: int = 1
     ahead: set[int] = field(default_factory=set)
-    parts: list[NDArray[Any]] = field(default_factory=list)
     first: int = 0
     last: int = 0
 
@@ -58,11 +129,12 @@ class _Ring:
         if not len(new):
             return new
         numbers = new["seq"].astype(np.int64)
-        if int(numbers[-1]) - (self.first or int(numbers[0])) >= f.MAX_SIZE // f.ROUND_SIZE // 4:
+        first, last = min(self.first or f.MAX_COUNT, int(numbers[0])), max(self.last, int(numbers[-1]))
+        if last - first >= self.kept.capacity - 1:
             raise ValueError("its records skip more than a recording can hold")
-        self.first = self.first or int(numbers[0])
-        self.last = max(self.last, int(numbers[-1]))
-        self.parts.append(new)
+        for part in np.split(new.view(f"V{new.itemsize}"), np.flatnonzero(np.diff(numbers) != 1) + 1):
+            self.kept.put(self.share, int(part.view(self.dtype)["seq"][0]) - 1, part.tobytes())
+        self.first, self.last = first, last
         self.ahead.update(numbers.tolist())
         while self.next in self.ahead:
             self.ahead.remove(self.next)
@@ -85,13 +157,14 @@ class _Ring:
             if len(table) < count or numbers[-1] != expected[-1]:
                 break
             at, block = at + count, min(2 * block, _MAX_BLOCK)
-        return np.concatenate(found) if found else np.zeros(0, self.dtype)
+        return joined(found, self.dtype)
 
     def _whole(self, source: Source) -> NDArray[Any]:
         """Return the new sound records of the whole ring, by number. Missing numbers are lost."""
         table = self.all_of(source)
         numbers = table["seq"].astype(np.int64)
-        found = table[(numbers >= self.next) & ~np.isin(numbers, np.fromiter(self.ahead, np.int64, len(self.ahead)))]
+        known = np.isin(numbers, np.fromiter(self.ahead, np.int64, len(self.ahead)))
+        found = select_records(table, (numbers >= self.next) & ~known)
         if len(found):
             oldest = int(found["seq"][-1]) - self.capacity + 1
             self.next = max(self.next, oldest)
@@ -112,17 +185,17 @@ class _Ring:
     def _sound(self, table: NDArray[Any], wanted: NDArray[np.bool_]) -> NDArray[Any]:
         new = [at for at in np.flatnonzero(wanted).tolist() if int(table["seq"][at]) not in self.ahead]
         places = np.array(new, np.int64)
-        found = table[places]
+        found = select_records(table, places)
         sums = record_sums(table.tobytes(), places, self.dtype.itemsize, self.body)
         possible = possible_events if self.dtype is EVENT else possible_rounds
-        sound: NDArray[Any] = found[(found["crc"] == sums) & possible(found)]
-        return sound
+        return select_records(found, (found["crc"] == sums) & possible(found))
 
-    def records(self) -> NDArray[Any]:
-        """Return all copied records, by number."""
-        table = np.concatenate(self.parts) if self.parts else np.zeros(0, self.dtype)
-        ordered: NDArray[Any] = table[np.argsort(table["seq"], kind="stable")]
-        return ordered
+    def copied(self) -> Iterator[NDArray[Any]]:
+        """Yield all copied records in pieces, by number."""
+        for number in range(self.first, self.last + 1 if self.first else 0, _MAX_BLOCK):
+            data = self.kept.get(self.share, number - 1, min(_MAX_BLOCK, self.last + 1 - number))
+            table = np.frombuffer(data, self.dtype)
+            yield table[table["seq"] > 0]
 
     @property
     def span(self) -> int:
@@ -130,10 +203,42 @@ class _Ring:
         return self.last - self.first + 1 if self.first else 0
 
 
-class Carried:
-    """The records of one recording copied so far. Raises ValueError if ``source`` is no recording, and OSError from reading."""
+class PutTogether(Source):
+    """A recording that is put together as it is read. Bytes that are in no part of it are zero.
 
-    def __init__(self, source: Source) -> None:
+    top: its first bytes. parts: (offset, length, offset in ``share``) of what is copied from there.
+    """
+
+    def __init__(self, top: bytes, size: int, share: Share, parts: list[tuple[int, int, int]]) -> None:
+        self.size = size
+        self._top, self._share, self._parts = top, share, parts
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return the bytes at ``offset``."""
+        end = min(offset + length, self.size)
+        out = bytearray(max(0, end - offset))
+        top = self._top[offset:end]
+        out[: len(top)] = top
+        for begin, size, at in self._parts:
+            start, stop = max(offset, begin), min(end, begin + size)
+            if start < stop:
+                out[start - offset : stop - offset] = self._share.read(at + start - begin, stop - start)
+        return bytes(out)
+
+    def pieces(self, offset: int, length: int) -> list[tuple[int, int]]:
+        """Return the pieces that something was copied to."""
+        every = sorted([(0, len(self._top)), *((begin, size) for begin, size, _ in self._parts)])
+        cut = [(max(offset, begin), min(offset + length, begin + size)) for begin, size in every]
+        return [(start, stop - start) for start, stop in cut if start < stop]
+
+
+class Carried:
+    """The records of one recording copied so far. Raises ValueError if ``source`` is no recording, and OSError from reading.
+
+    spill: where copied records are kept; a file of its own by default.
+    """
+
+    def __init__(self, source: Source, spill: Spill | None = None) -> None:
         top = source.read(0, f.RINGS_OFFSET)
         header = parse_header(top[: f.HEADER_SIZE])
         if source.size < header.size:
@@ -143,13 +248,18 @@ class Carried:
         rounds_at, rounds, self._items_at, self._items, events_at, events = header.rings
         self._source = source
         self._top = top
-        self._rounds = _Ring(rounds_at, rounds, ROUND, f.ROUND_BODY_SIZE)
-        self._events = _Ring(events_at, events, EVENT, f.EVENT.size)
-        self._kept: dict[int, bytes] = {}
-        self._live: dict[int, bytes] = {}
+        self._share = share = (spill or Spill()).share()
+        kept = _Place(_ROUNDS_AT, _MOST_ROUNDS, f.ROUND_SIZE)
+        self._rounds = _Ring(rounds_at, rounds, ROUND, f.ROUND_BODY_SIZE, share, kept)
+        kept = _Place(_EVENTS_AT, _MOST_EVENTS, f.EVENT_SIZE)
+        self._events = _Ring(events_at, events, EVENT, f.EVENT.size, share, kept)
         self._first_item = self._end_item = -1
+        self._live: dict[int, int] = {}
         self._kept_bytes = 0
         self._had = 0
+        self._lost = 0
+        self._lost_first: tuple[int, int] = (f.MAX_COUNT, 0)
+        self._lost_last: tuple[int, int] = (0, 0)
 
     def look(self) -> float:
         """Copy new records. Return the largest share of a ring that was new. Raises OSError if the recording can't be read."""
@@ -168,32 +278,36 @@ class Carried:
 
     def _look_at_items(self, closed: NDArray[Any], live: list[NDArray[Any]]) -> int:
         """Keep the available items of these runs. Return the number of items of ended runs."""
-        runs = [(int(r["items_start"]), int(r["items_count"]), int(r["items_crc"])) for r in closed if r["items_count"]]
-        now = [(int(r["items_start"][0]), int(r["items_count"][0]), int(r["items_crc"][0])) for r in live]
-        now = [run for run in now if run[1]]
         before, self._live = self._live, {}
-        every = runs + now
-        if not every:
+        every = np.concatenate([closed, *live])
+        runs = every[every["items_count"] > 0]
+        if not len(runs):
             return 0
-        named = np.zeros(len(every), ROUND)
-        named["items_start"], named["items_count"] = [run[0] for run in every], [run[1] for run in every]
-        span = ItemSpan.read(self._source, self._items_at, self._items, named)
-        for kept, batch in ((self._kept, runs), (self._live, now)):
-            for start, count, crc in batch:
-                found = span.bytes_of(start, count)
-                if len(found) != count * f.ITEM_SIZE or crc32(found) != crc:
-                    found = before.get(start, b"")  # overwritten since it was seen while the run went on
-                if len(found) == count * f.ITEM_SIZE and crc32(found) == crc:
-                    self._first_item = start if self._first_item < 0 else min(self._first_item, start)
-                    self._end_item = max(self._end_item, start + count)
-                    self._check_items(kept is self._kept and start not in kept, len(found))
-                    kept[start] = found
-        return sum(count for _, count, _ in runs)
+        span = ItemSpan.read(self._source, self._items_at, self._items, runs)
+        ended = np.count_nonzero(closed["items_count"])
+        fields = (runs[name].tolist() for name in ("seq", "t_enter", "items_start", "items_count", "items_crc"))
+        for number, (seq, t_enter, start, count, crc) in enumerate(zip(*fields, strict=True)):
+            found = span.bytes_of(start, count)
+            if len(found) != count * f.ITEM_SIZE or crc32(found) != crc:
+                # Overwritten since it was seen while the run went on.
+                found = _ITEMS.get(self._share, start, count) if before.get(start) == count else b""
+            if len(found) == count * f.ITEM_SIZE and crc32(found) == crc:
+                self._first_item = start if self._first_item < 0 else min(self._first_item, start)
+                self._end_item = max(self._end_item, start + count)
+                self._check_items(len(found) if number < ended else 0)
+                _ITEMS.put(self._share, start, found)
+                if number >= ended:
+                    self._live[start] = count
+            elif number < ended and 0 < self._had < seq:
+                self._lost += 1
+                self._lost_first = min(self._lost_first, (seq, t_enter))
+                self._lost_last = max(self._lost_last, (seq, t_enter))
+        return int(closed["items_count"].sum())
 
-    def _check_items(self, new: bool, size: int) -> None:
-        """Raise ValueError where runs share items, or skip more of them than a recording can hold."""
+    def _check_items(self, ended: int) -> None:
+        """Raise ValueError where ended runs share items, or skip more of them than a recording can hold."""
         span = (self._end_item - self._first_item) * f.ITEM_SIZE
-        self._kept_bytes += size if new else 0
+        self._kept_bytes += ended
         if span > f.MAX_SIZE // 4 or self._kept_bytes > span:
             raise ValueError("the requests of its rounds can't be where it says")
 
@@ -211,45 +325,51 @@ class Carried:
         assert items >= span
         return size
 
-    def build(self) -> bytes:
-        """Return the recording: header and live cells as last read, and all copied records."""
+    def build(self) -> Source:
+        """Return the recording: header and live cells as last read, and all records copied so far."""
         size = self.size
-        out = bytearray(size)
-        out[: f.RINGS_OFFSET] = self._top
-        fixed = list(f.FIXED.unpack_from(self._top))
+        top = bytearray(self._top)
+        fixed = list(f.FIXED.unpack_from(top))
         fixed[3], fixed[9:] = size, f.layout(size)
-        f.FIXED.pack_into(out, 0, *fixed)
+        f.FIXED.pack_into(top, 0, *fixed)
         rounds_at, rounds, items_at, items, events_at, events = f.layout(size)
-        for ring, at, capacity in ((self._rounds, rounds_at, rounds), (self._events, events_at, events)):
-            table = ring.records()
-            places = (table["seq"].astype(np.int64) - 1) % capacity
-            np.frombuffer(out, ring.dtype, capacity, at)[places] = table
-            # A dtype with holes copies fields only; what is between them is zero in every sound record.
-        ring_view = np.frombuffer(out, f"V{f.ITEM_SIZE}", items, items_at)
-        for start, data in (*self._kept.items(), *self._live.items()):
-            batch = np.frombuffer(data, f"V{f.ITEM_SIZE}")
-            ring_view[(start + np.arange(len(batch))) % items] = batch
-        return bytes(out)
+        parts: list[tuple[int, int, int]] = []
+        for ring, offset, capacity in ((self._rounds, rounds_at, rounds), (self._events, events_at, events)):
+            made = _Place(offset, capacity, ring.dtype.itemsize)
+            parts += _moved(ring.kept, made, ring.first - 1, ring.span)
+        parts += _moved(
+            _ITEMS, _Place(items_at, items, f.ITEM_SIZE), self._first_item, self._end_item - self._first_item
+        )
+        return PutTogether(bytes(top), size, self._share, parts)
 
     def gaps(self) -> tuple[Gap, ...]:
         """Return the gaps: records overwritten between two reads. Records lost before the first read don't count."""
-        rounds, events = self._rounds.records(), self._events.records()
-        found = [
-            *_holes("rounds", rounds["seq"], rounds["t_enter"]),
-            *_holes("events", events["seq"], events["mono_ns"]),
-        ]
-        later = rounds[(rounds["seq"] > self._had) & (rounds["items_count"] > 0)]
-        lost = [row for row in later if int(row["items_start"]) not in self._kept]
-        if lost:
-            found.append(Gap("items", len(lost), int(lost[0]["t_enter"]), int(lost[-1]["t_enter"])))
+        found = [*_holes("rounds", self._rounds, "t_enter"), *_holes("events", self._events, "mono_ns")]
+        if self._lost:
+            found.append(Gap("items", self._lost, self._lost_first[1], self._lost_last[1]))
         return tuple(found)
 
 
-def _holes(ring: str, numbers: NDArray[Any], times: NDArray[Any]) -> list[Gap]:
-    seq = numbers.astype(np.int64)
-    at = np.flatnonzero(np.diff(seq) > 1)
-    found = [Gap(ring, int(seq[n + 1] - seq[n] - 1), int(times[n]), int(times[n + 1])) for n in at.tolist()]
-    if len(found) > MAX_GAPS:
-        rest = found[MAX_GAPS - 1 :]
-        found[MAX_GAPS - 1 :] = [Gap(ring, sum(gap.lost for gap in rest), rest[0].after_ns, rest[-1].before_ns)]
+def _moved(kept: _Place, made: _Place, first: int, count: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (offset, bytes, offset where it is kept) of records that are kept in one ring and wanted in another."""
+    for begin, here, offset in made.stretches(first, count):
+        for skip, part, at in kept.stretches(first + begin, here):
+            yield offset + skip * made.size, part * made.size, at
+
+
+def _holes(name: str, ring: _Ring, time: str) -> list[Gap]:
+    found: list[Gap] = []
+    last, last_time = 0, 0
+    for table in ring.copied():
+        if not len(table):
+            continue
+        numbers, times = table["seq"].astype(np.int64), table[time]
+        numbers, times = np.r_[last or numbers[0], numbers], np.r_[last_time, times]
+        for at in np.flatnonzero(np.diff(numbers) > 1).tolist():
+            gap = Gap(name, int(numbers[at + 1] - numbers[at] - 1), int(times[at]), int(times[at + 1]))
+            if len(found) == MAX_GAPS:
+                rest = found.pop()
+                gap = Gap(name, rest.lost + gap.lost, rest.after_ns, gap.before_ns)
+            found.append(gap)
+        last, last_time = int(numbers[-1]), int(times[-1])
     return found

@@ -46,7 +46,8 @@ def carry(source: Source) -> bytes | None:
     except (ValueError, OSError):
         return None
     carried.gaps()
-    return carried.build()
+    made = carried.build()
+    return made.read(0, made.size)
 
 
 def without_names(data: bytes) -> bytes | None:

@@ -76,6 +76,6 @@ def _failed(rank: FoundRank, view: View, looks: list[Look]) -> dict[int, float]:
         return {}
     return {
         event.room: max(0.0, (last.mono_ns - event.mono_ns) / 1e9)
-        for event in recording.events()
-        if event.kind is EventKind.STATE and event.a == KVPoll.FAILED and event.room in last.failed
+        for event in recording.events_told((EventKind.STATE,), last.failed)
+        if event.a == KVPoll.FAILED
     }

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pdctl.protocol.errors import PdctlError
 from pdctl.recording import format as f
-from pdctl.recording.reader import Recording, parse
+from pdctl.recording.reader import Recording, parse, read_from
 from pdctl.recording.source import FileSource, Source
-from pdctl.trace.carry import Carried
-from pdctl.trace.writer import member_of
-from tests.unit.agent.test_tap_recording import Engine, Request
+from pdctl.targets.find import Found
+from pdctl.targets.follow import begin
+from pdctl.trace.carry import MAX_GAPS, Carried
+from tests.support.tiny_ranks import ROOT
+from tests.unit.agent.test_tap_recording import IDENTITY, Engine, Request
 
 LARGE = 4 << 20
 
@@ -65,7 +73,7 @@ def test_looks_put_together_are_the_recording_with_large_rings(
         carried.look()
     large = parse((folder / "large.pdrec").read_bytes())
     assert carried.gaps() == ()
-    built = parse(carried.build())
+    built = read_from(carried.build())
     assert built.problems == []
     runs, events = told(built)
     all_runs, all_events = told(large)
@@ -75,7 +83,7 @@ def test_looks_put_together_are_the_recording_with_large_rings(
     if not late:
         assert len(events) == len(all_events)
         assert runs == all_runs
-    assert member_of(carried.build()).rank.identity == large.identity
+    assert built.identity == large.identity
 
 
 def test_it_outgrows_the_ring_many_times(tmp_path: Path) -> None:
@@ -85,10 +93,10 @@ def test_it_outgrows_the_ring_many_times(tmp_path: Path) -> None:
         twins.turns(number, 40)
         carried.look()
     small = parse((tmp_path / "small.pdrec").read_bytes())
-    built = parse(carried.build())
+    built = read_from(carried.build())
     assert sum(map(len, built.streams)) > 2 * sum(map(len, small.streams))
     assert told(built) == told(parse((tmp_path / "large.pdrec").read_bytes()))
-    assert carried.size == len(carried.build()) > f.MIN_SIZE
+    assert carried.size == carried.build().size > f.MIN_SIZE
 
 
 def test_a_quiet_recording_is_carried_as_it_is(tmp_path: Path) -> None:
@@ -97,8 +105,8 @@ def test_a_quiet_recording_is_carried_as_it_is(tmp_path: Path) -> None:
     carried = Carried(FileSource(tmp_path / "small.pdrec"))
     assert carried.look() > 0
     assert carried.look() == 0
-    assert told(parse(carried.build())) == told(parse((tmp_path / "small.pdrec").read_bytes()))
-    assert len(carried.build()) == f.MIN_SIZE
+    assert told(read_from(carried.build())) == told(parse((tmp_path / "small.pdrec").read_bytes()))
+    assert carried.build().size == f.MIN_SIZE
 
 
 def test_what_was_overwritten_between_two_looks_is_a_gap(tmp_path: Path) -> None:
@@ -112,7 +120,7 @@ def test_what_was_overwritten_between_two_looks_is_a_gap(tmp_path: Path) -> None
     carried.look()
     gaps = {gap.ring: gap for gap in carried.gaps()}
     assert set(gaps) >= {"rounds", "events"}
-    runs, events = told(parse(carried.build()))
+    runs, events = told(read_from(carried.build()))
     all_runs, all_events = told(parse((tmp_path / "large.pdrec").read_bytes()))
     assert gaps["events"].lost == len(all_events) - len(events) > 0
     assert gaps["rounds"].lost == len(all_runs) - len(runs) > 0
@@ -136,7 +144,7 @@ def test_a_torn_event_is_had_at_the_next_look(tmp_path: Path) -> None:
     source._data = bytes(data)
     carried.look()
     assert carried.gaps() == ()
-    assert told(parse(carried.build())) == told(parse(bytes(data)))
+    assert told(read_from(carried.build())) == told(parse(bytes(data)))
 
 
 def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
@@ -148,3 +156,97 @@ def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
     source._data = source._data[:1000]
     with pytest.raises(OSError, match="cut off"):
         carried.look()
+
+
+def test_of_many_gaps_the_last_stands_for_all_that_follow(tmp_path: Path) -> None:
+    twins = Twins(tmp_path)
+    carried = Carried(FileSource(tmp_path / "small.pdrec"))
+    carried.look()
+    capacity = f.layout(f.MIN_SIZE)[5]
+    for number in range(MAX_GAPS + 10):
+        for at in range(capacity + 3 if number else 1):
+            twins.small.writer.event(1, mono_ns=number * 1000 + at + 1)
+        carried.look()
+    gaps = carried.gaps()
+    assert [gap.ring for gap in gaps] == ["events"] * MAX_GAPS
+    assert {gap.lost for gap in gaps[:-1]} == {3}
+    assert gaps[-1].lost == 3 * 10
+    assert gaps[-1].before_ns == (MAX_GAPS + 9) * 1000 + 4
+    assert [a.before_ns - a.after_ns for a in gaps[1:-1]] == [1000 + 4 - capacity - 3] * (MAX_GAPS - 2)
+
+
+FOLLOWS = """
+import sys
+from pathlib import Path
+from pdctl.protocol.model import QUEUES
+from pdctl.recording.header import parse_header
+from pdctl.recording import format as f
+from pdctl.recording.source import FileSource
+from pdctl.recording.writer import RecordingWriter
+from pdctl.trace import manifest
+from pdctl.trace.carry import Carried, Spill
+from pdctl.trace.writer import Member, write_trace
+from pdctl.trace.manifest import TraceRank
+from tests.unit.trace.test_trace_carry import peak, JSON
+
+folder, spill, members = Path(sys.argv[1]), Spill(), []
+before = peak()
+for rank in range(3):
+    writer = RecordingWriter.create(folder / f"{rank}.pdrec", JSON, size=f.MIN_SIZE)
+    carried = Carried(FileSource(folder / f"{rank}.pdrec"), spill)
+    for look in range(150):
+        for event in range(400):
+            writer.event(1, mono_ns=look * 1000 + event + 1, room=event, text=f"request {event}")
+        carried.look()
+    assert carried.gaps() == ()
+    made = carried.build()
+    identity = parse_header(made.read(0, f.HEADER_SIZE)).identity
+    members.append(Member(TraceRank(rank="rank", state="live", kept="whole", identity=identity), made))
+done = write_trace(folder / "made.pdtrace", members, manifest.new("test"))
+print(sum(rank.size for rank in done.ranks), peak() - before)
+"""
+JSON = msgspec.json.encode(IDENTITY)
+
+
+def peak() -> int:
+    """Return the most memory that this process has had, in bytes."""
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")]
+    return int(line.split()[1]) << 10
+
+
+def test_what_is_followed_takes_disk_and_no_memory(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FOLLOWS, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    size, grown = map(int, done.stdout.split())
+    print(f"{size >> 20} MiB were followed in {grown >> 20} MiB")
+    assert size > 80 << 20
+    assert grown < 20 << 20
+
+
+def test_a_full_disk_is_a_reason_and_what_was_copied_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    twins = Twins(tmp_path)
+    twins.turns(1, 20)
+    carried = Carried(FileSource(tmp_path / "small.pdrec"))
+    carried.look()
+    had = told(read_from(carried.build()))
+    twins.turns(2, 20)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(OSError, match=r"its records can't be kept in .*: No space left on device"):
+            carried.look()
+    assert told(read_from(carried.build()))[1] == had[1]
+
+
+def test_without_a_place_to_keep_it_nothing_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(**_: object) -> None:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", none)
+    with pytest.raises(PdctlError, match="what is followed can't be kept: Permission denied") as error:
+        begin(Found(), None)  # type: ignore[arg-type]  # nobody is asked
+    assert error.value.next_step == "Set TMPDIR to a directory with room."
