@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from pdctl.probes import endings, parting, service_threads, standing, turns
+from pdctl.probes import endings, parting, service_processes, service_threads, standing, turns
 from pdctl.probes.endings import Endings
 from pdctl.probes.parting import Recorded
 from pdctl.probes.processes import ending, noted, now_ns, unsettled, with_look
-from pdctl.probes.turns import Looked, Loop, Turn
+from pdctl.probes.turns import STOOD_S, Looked, Loop, Turn
 from pdctl.protocol.metadata import Metadata
 from pdctl.protocol.model import EventKind, FlightEntry, Frame, Snapshot, Status
 from pdctl.protocol.processes import look
@@ -240,6 +240,7 @@ class View:
             *parting.judge(loops, self.stage_recordings()),
             *standing.judge(loops),
             *service_threads.judge(self.ended_threads()),
+            *service_processes.judge(self.held_services()),
         )
 
     def ended_threads(self) -> list[service_threads.Ended]:
@@ -257,6 +258,24 @@ class View:
             elif rank.state != "dead" and rank.seen_live is not False:
                 found += noted(rank, self.recording(rank, sockets=False).body)
         return found
+
+    def held_services(self) -> list[service_processes.Serving]:
+        """Return processes beside schedulers of this host that have ended or are stopped, in two looks where one shows any."""
+        there = {rank.identity.pid: rank for rank in self.ranks if not self.recorded and _serves(rank)}
+        if not there:
+            return []
+        from pdctl.introspect import services  # knows the engine
+
+        first = services.held(there)
+        if not first or self.left(STOOD_S) < STOOD_S:
+            return []
+        self.pause(STOOD_S)
+        return [
+            service_processes.Serving(there[pid].identity, one)
+            for pid, found in services.held(first).items()
+            for one in found
+            if one in first[pid] and _serves(there[pid])
+        ]
 
     def _rooms_of(self, living: Sequence[FoundRank]) -> dict[int, Rooms]:
         """Return what these ranks say of their rooms, by their number; of recordings what they show at their end."""
@@ -360,6 +379,12 @@ class View:
             return pyspy.main_thread(command, pid, left_s).frames
         except (OSError, pyspy.PySpyError):
             return ()
+
+
+def _serves(rank: FoundRank) -> bool:
+    """Return whether a rank is a scheduler of SGLang that runs on this host now."""
+    one = rank.identity
+    return rank.access is None and one.engine == "sglang" and rank.live and look(one.pid).runs_since(one.proc_start)
 
 
 def _there(rank: FoundRank) -> bool:

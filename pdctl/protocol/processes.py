@@ -52,6 +52,15 @@ class Process:
 NO_PROCESS = Process()
 
 
+@dataclass(frozen=True)
+class Child:
+    """A process with the name that the kernel has for it, 15 bytes of its title at most, and its parent's pid."""
+
+    name: str = ""
+    parent: int = 0
+    process: Process = NO_PROCESS
+
+
 def in_kernel(wait: str) -> str:
     """Return where a process in state D is, in words. wait: the kernel's function, "" unknown."""
     return "in an uninterruptible wait in the kernel" + (f" ({wait})" if wait else "")
@@ -59,15 +68,22 @@ def in_kernel(wait: str) -> str:
 
 def look(pid: int) -> Process:
     """Return what /proc says about ``pid`` now."""
+    return look_with_parent(pid).process
+
+
+def look_with_parent(pid: int) -> Child:
+    """Return what /proc says about ``pid`` now, with its name and its parent."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
-        return NO_PROCESS
+        return Child()
     # The name in parentheses may hold anything, so fields are counted from its end.
-    fields = stat.rpartition(b")")[2].split()
+    head, _, rest = stat.rpartition(b")")
+    fields = rest.split()
     if len(fields) <= 19:
-        return NO_PROCESS
-    return Process(fields[0].decode(), int(fields[19]), int(fields[49]) if len(fields) > 49 else 0)
+        return Child()
+    process = Process(fields[0].decode(), int(fields[19]), int(fields[49]) if len(fields) > 49 else 0)
+    return Child(head.partition(b"(")[2].decode(errors="replace"), int(fields[1]), process)
 
 
 def look_closely(pid: int) -> Process:

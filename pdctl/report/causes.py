@@ -45,6 +45,7 @@ RULES = (
     Rule(("PD114",), ("PD102", "PD110", "PD111", "PD112"), ("server",)),
     Rule(("PD114",), _WAITS, ("rooms", "unit")),
     Rule(("PD117",), ("PD126", "PD141", "PD142", "PD143"), ("unit",)),
+    Rule(("PD118",), ("PD126", "PD141", "PD142", "PD143", "PD145"), ("unit",)),
     Rule(("PD110",), ("PD112", "PD141", "PD142", "PD143", "PD148"), ("unit",)),
     Rule(("PD111",), ("PD112", "PD141", "PD142", "PD143"), ("unit",)),
     Rule(("PD116", "PD152"), ("PD141", "PD142", "PD143"), ("rooms",)),
@@ -59,13 +60,13 @@ RULES = (
 )
 
 ORDER = (
-    "PD115", "PD131", "PD132", "PD133", *_DIVERGED, "PD113", *_DEADLOCKED, "PD114", "PD117", "PD110", "PD111",
-    *_REPLACED, "PD145", "PD123", "PD124", "PD120", "PD121", "PD122", "PD125", "PD128", "PD129", *_SHARED,
+    "PD115", "PD131", "PD132", "PD133", *_DIVERGED, "PD113", *_DEADLOCKED, "PD114", "PD117", "PD118", "PD110",
+    "PD111", *_REPLACED, "PD145", "PD123", "PD124", "PD120", "PD121", "PD122", "PD125", "PD128", "PD129", *_SHARED,
     "PD116", "PD152", "PD148", "PD146", "PD140",
 )  # fmt: skip
 """Causes, those first that others follow from. A finding follows from one that comes before it here, so nothing goes round."""
 
-REPEATED = ("PD113", "PD114", "PD115", "PD117")
+REPEATED = ("PD113", "PD114", "PD115", "PD117", "PD118")
 """What several probes say, each in its words: once for the same units."""
 
 FIRST = ("PD113",)

@@ -219,6 +219,7 @@ NO_STATE = {
     "PD105": "nothing in a lab orders one rank's queue differently; judged from built rounds",
     "PD108": "nothing in a lab lets ranks do different things with equal polls; judged from built rounds",
     "PD110": "a rank of a lab that is late for long enough stands, which is PD114; judged from built rounds",
+    "PD118": "a lab's server has no processes but its ranks; judged from real processes that are called as the engine's are",
     "PD128": "a bootstrap server of other sizes has to stand at the address; test_verify_routing has one",
     "PD129": "the same",
     "PD130": "needs metadata on a GPU, written asynchronously",
