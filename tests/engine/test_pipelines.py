@@ -10,10 +10,21 @@ from pathlib import Path
 
 import pytest
 
+from pdctl.probes.parting import Recorded, done_by
 from tests.engine.conftest import engine
 from tests.engine.env import Namespace
 from tests.engine.harness import Pair
-from tests.engine.troubles import is_clean, long_forward, says_first, stopped, that_can_be_slow, turned_s
+from tests.engine.troubles import (
+    compared,
+    hang_runbook_names,
+    is_clean,
+    long_forward,
+    says_first,
+    stays_clean,
+    stopped,
+    that_can_be_slow,
+    turned_s,
+)
 from tests.support.patience import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(600)]
@@ -53,8 +64,25 @@ def test_a_stage_that_is_stopped(pair: Pair) -> None:
         found = says_first(pair, ["PD114"])
         assert f"loop of {PP1} has not turned" in found["summary"]
         assert f"kill -CONT {pid}" in found["next_step"]
+        hang_runbook_names(pair, PP1, "stages")
     assert pair.one_by_one(1) != [None]
-    is_clean(pair)
+    stays_clean(pair)
+    status, report, _ = compared(pair, "stages", "prefill")
+    assert (status, report["verdict"]) == (0, "AGREE")
+    assert report["compared"]["prefill.bootstrap"] > 0
+
+
+def test_a_later_stage_is_always_as_many_turns_behind(pair: Pair) -> None:
+    """So what it has not taken on in that turn it has kept."""
+    assert pair.one_by_one(4) != [None]
+    took: list[dict[int, int]] = []
+    for label in (PP0, PP1):
+        recording = pair.recordings()[label]
+        done = done_by([(recording.identity, Recorded(recording))])
+        took.append({room: did.visit for (at, room), [did] in done.items() if at == "prefill.bootstrap" and did.took})
+    behind = [took[1][room] - visit for room, visit in took[0].items() if room in took[1]]
+    assert len(behind) > 1
+    assert len(set(behind)) == 1
 
 
 def test_an_abort_that_reaches_one_stage(pair: Pair, version: str) -> None:

@@ -71,6 +71,44 @@ def says_first(
     return found
 
 
+LOOKS = int(os.environ.get("PDCTL_TEST_PAIR_LOOKS", "10"))
+"""How many looks a pair under load gets that is well."""
+
+
+def stays_clean(pair: Pair, looks: int = LOOKS, *, prefill_dp: int | None = None) -> None:
+    """`check` finds nothing in many looks while requests are served."""
+    for _ in range(looks):
+        answers = pair.begin(2, limit_s=180, prefill_dp=prefill_dp)
+        is_clean(pair)
+        assert all(answer().tokens for answer in answers)
+
+
+def compared(pair: Pair, kind: str, role: str) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
+    """Return the exit code of `diff-queues`, what it says of the one group of a kind on a side, and its findings."""
+    status, seen = asked(pair, "diff-queues")
+    [report] = [group for group in seen["groups"] if (group["kind"], group["role"]) == (kind, role)]
+    return status, report, findings(seen)
+
+
+def hang_runbook_names(pair: Pair, label: str, kind: str) -> None:
+    """The first two commands of the runbook for hangs say that this stopped rank keeps the others of its group waiting."""
+    role, advice = label.partition(" ")[0], f"kill -CONT {pair.rank(label).identity.pid} "
+
+    def late() -> bool:
+        status, report, found = compared(pair, kind, role)
+        if [one["ranks"] for one in found if one["code"] == "PD110"] != [[label]]:
+            return False
+        assert (status, report["verdict"]) == (1, "WAITING")
+        assert found[0]["code"] == "PD114"
+        assert advice in found[0]["next_step"]
+        return True
+
+    until("diff-queues names the rank", late, 120, 0.5)
+    status, seen = asked(pair, "stacks")
+    assert status == 1
+    assert advice in findings(seen)[0]["next_step"]
+
+
 @contextlib.contextmanager
 def long_forward(pair: Pair, role: str) -> Iterator[None]:
     """Forwards of ``role`` do not end as long as the block lasts."""
