@@ -12,7 +12,7 @@ from pdctl.probes.routing.suspects import Suspect
 from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import EventKind, KVPoll
 from pdctl.protocol.notes import ABORTED, EVERY_REQUEST, LOST
-from pdctl.protocol.requests import Lookup
+from pdctl.protocol.requests import Lookup, RoomTable
 
 _SURELY = 2
 """Attempts without an answer, from which on a server that accepts connections is more than slow."""
@@ -95,6 +95,7 @@ def _missing(look: Look, needed: Collection[tuple[str, str]]) -> Iterator[Suspec
 
 def _addresses(look: Look) -> dict[tuple[str, str, str], _Address]:
     found: dict[tuple[str, str, str], _Address] = {}
+    asking: dict[tuple[object, ...], list[tuple[int, int, str]]] = {}  # of ranks that say the same, once
     for view in look.views:
         if view.identity.role != "decode" or view.rooms is None:
             continue
@@ -107,10 +108,14 @@ def _addresses(look: Look) -> dict[tuple[str, str, str], _Address]:
                 one.views.append(view)
             return one
 
-        for queue, room, address, state, age_s in view.rooms.rooms.rows("queue", "room", "bootstrap", "state", "age_s"):
-            asks = queue == "decode.pending" or (queue == "decode.prealloc" and state == KVPoll.BOOTSTRAPPING)
-            if asks and room and address and not address.startswith(f"{FAKE_HOST}:"):
-                at(address).waiting[room] = max(age_s, at(address).waiting.get(room, -1.0))
+        table = view.rooms.rooms
+        said = table.key("queue", "room", "bootstrap", "state")
+        if said not in asking:
+            asking[said] = list(_asking(table))
+        ages = table.column("age_s") if asking[said] else []
+        for row, room, address in asking[said]:
+            one = at(address)
+            one.waiting[room] = max(ages[row], one.waiting.get(room, -1.0))
         for address, lookup in view.rooms.lookups.items():
             at(address).lookups.append(lookup)
         for address, misses in view.missed.items():
@@ -124,6 +129,14 @@ def _addresses(look: Look) -> dict[tuple[str, str, str], _Address]:
                 if f"bootstrap_addr: {address}"[:_SHOWN] in event.text:
                     one.failed[event.room] = event.text
     return found
+
+
+def _asking(table: RoomTable) -> Iterator[tuple[int, int, str]]:
+    """Yield the row, the room and the bootstrap server of requests that wait for what that server says."""
+    for row, (queue, room, address, state) in enumerate(table.rows("queue", "room", "bootstrap", "state")):
+        asks = queue == "decode.pending" or (queue == "decode.prealloc" and state == KVPoll.BOOTSTRAPPING)
+        if asks and room and address and not address.startswith(f"{FAKE_HOST}:"):
+            yield row, room, address
 
 
 _SHOWN = 30

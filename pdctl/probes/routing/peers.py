@@ -11,7 +11,7 @@ from pdctl.probes.routing.model import Look, Place, RankView, place_of
 from pdctl.probes.routing.suspects import Suspect
 from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import EventKind, KVPoll
-from pdctl.protocol.requests import Peer, RoomEntry
+from pdctl.protocol.requests import Peer
 
 SENT = (KVPoll.WAITING_FOR_INPUT, KVPoll.TRANSFERRING)
 """States of a room whose addresses decode has sent to the prefill process that was there then."""
@@ -160,7 +160,8 @@ def _decode_replaced(look: Look) -> Iterator[Suspect]:
         for session, one in sessions.items():
             servers = began.setdefault(_host(session), {})
             servers[one.identity.service] = max(one.up_s or 0.0, servers.get(one.identity.service, 0.0))
-        there = {room for view in decode if view.rooms is not None for room in view.rooms.rooms.column("room")}
+        tables = {view.rooms.rooms.room: view.rooms.rooms for view in decode if view.rooms is not None}
+        there = {room for table in tables.values() for room in table.column("room")}  # ranks say the same: taken once
         for view in look.views:
             i = view.identity
             if (i.cluster, i.role) != (cluster, "prefill") or view.rooms is None or view.up_s is None:
@@ -250,22 +251,24 @@ def _started_after(look: Look, role: str, other: str, seen: set[tuple[str, int]]
         for view in look.views:
             if (view.identity.cluster, view.identity.role) != (cluster, role) or view.rooms is None:
                 continue
-            waiting = {e.room for e in view.rooms.rooms if _sent(e) and (cluster, e.room) not in seen}
-            sent: dict[int, float] = {}
-            for event in view.events:
-                if event.kind == EventKind.STATE and event.a == KVPoll.WAITING_FOR_INPUT and event.room in waiting:
-                    sent[event.room] = view.age_s(event.mono_ns) or 0.0
-            late = {room: age for room, age in sent.items() if age > up_s + SLACK_S}
+            sent = {
+                event.room: view.age_s(event.mono_ns) or 0.0
+                for event in view.events
+                if event.kind == EventKind.STATE and event.a == KVPoll.WAITING_FOR_INPUT
+            }
+            early = [
+                room for room, age in sent.items() if room and age > up_s + SLACK_S and (cluster, room) not in seen
+            ]
+            if not early:
+                continue
+            waiting = {room for room, state in view.rooms.rooms.rows("room", "state") if state in SENT}
+            late = {room: sent[room] for room in early if room in waiting}
             if late:
                 yield _before(view, peers, late, up_s)
 
 
 SLACK_S = 1.0
 """Two times of one moment may differ by so much: they come from different ranks' looks."""
-
-
-def _sent(entry: RoomEntry) -> bool:
-    return entry.room != 0 and entry.state in SENT
 
 
 def _before(view: RankView, peers: Sequence[RankView], late: dict[int, float], up_s: float) -> Suspect:

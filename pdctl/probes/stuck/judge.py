@@ -113,7 +113,7 @@ def _findings(
     given_up: dict[int, dict[int, Waiting]] = defaultdict(dict)
     held = _held_up(side for those in peers.values() for side in those)
     for side, request in requests:
-        code = "" if id(side) in held else _code(request, pause_s, stuck_s, _other(request, peers))
+        code = "" if id(side) in held else _code(request, pause_s, stuck_s, peers)
         if code:
             why = _advice(code, request, side, peers)
             group = _Group(code, side, request.queue, request.state, why.kind)
@@ -204,7 +204,7 @@ def _waits_for(ones: Sequence[Waiting], other: Sequence[Side]) -> Iterable[str]:
         yield side.unit
 
 
-def _code(request: Waiting, pause_s: float, stuck_s: float, other: Sequence[Side]) -> str:
+def _code(request: Waiting, pause_s: float, stuck_s: float, peers: dict[tuple[str, str], list[Side]]) -> str:
     if request.progress in ("new", "moving", "unknown") or request.queue in HEARD:
         return ""
     ended_s = request.peer_ended_s
@@ -220,7 +220,7 @@ def _code(request: Waiting, pause_s: float, stuck_s: float, other: Sequence[Side
         return "PD143" if request.peer_without_s >= max(UNHEARD_S, pause_s) else ""
     if request.peer_is == UNREAD:
         return ""
-    if request.cover == "nothing" and not _being_computed(request, other):
+    if request.cover == "nothing" and not _being_computed(request, _other(request, peers)):
         return "PD141"
     return ""
 

@@ -7,7 +7,8 @@ to have had it only where its recordings tell of all that came since then.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from pdctl.probes.stuck.model import Last, RankLooks
 from pdctl.probes.stuck.sides import Side
@@ -25,8 +26,7 @@ absent: it is not there now, and whether it ever came is not known. unread: the 
 have come. silent: a rank does not answer."""
 
 
-@dataclass(frozen=True)
-class Peer:
+class Peer(msgspec.Struct, frozen=True, gc=False):
     """What the other side says. words: for people. kind: one of the above.
 
     ended_s: seconds since it was over there. Of recordings, they count to the last turn of this side's loop, which can't

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pdctl.probes.several_rooms import several_rooms
 from pdctl.probes.stuck.model import Waiting
-from pdctl.probes.stuck.sides import Key, Seen, Side
+from pdctl.probes.stuck.sides import Seen, Side
 from pdctl.protocol.durations import seconds
 from pdctl.report.findings import Finding, finding
 
@@ -49,19 +49,21 @@ def _reused(side: Side, rooms: Mapping[int, str]) -> Finding:
 
 def _shared_rids(sides: Sequence[Side]) -> Iterator[tuple[str, list[tuple[int, Side, list[Seen]]]]]:
     """Yield each request id that had the same two or more rooms at both looks, and where each of those is."""
-    places: dict[tuple[str, str], list[tuple[int, Side, list[Seen]]]] = defaultdict(list)
-    for side in sides:
-        many: dict[str, list[Key]] = defaultdict(list)
-        for key in side.requests:
-            if key[0] and key[1]:
-                many[key[1]].append(key)
-        for rid, keys in many.items():
-            places[side.cluster, rid] += [(room, side, side.requests[room, rid]) for room, _ in keys]
+    first: dict[str, dict[str, int]] = defaultdict(dict)
+    places: dict[tuple[str, str], list[tuple[int, Side, list[Seen]]]] = {}
+    for side in sides:  # nearly every id has one room
+        known = first[side.cluster].setdefault
+        places.update(
+            ((side.cluster, rid), []) for room, rid in side.requests if room and rid and known(rid, room) != room
+        )
+    for side in sides if places else ():
+        for (room, rid), seen in side.requests.items():
+            those = places.get((side.cluster, rid))
+            if those is not None and room and (room, rid) in side.requests_before:
+                those.append((room, side, seen))
     for (_, rid), those in places.items():
         if len({room for room, _, _ in those}) > 1:
-            lasting = [one for one in those if (one[0], rid) in one[1].requests_before]
-            if len({room for room, _, _ in lasting}) > 1:
-                yield rid, lasting
+            yield rid, those
 
 
 def _rid_finding(rid: str, places: Sequence[tuple[int, Side, list[Seen]]]) -> Finding:
