@@ -22,6 +22,8 @@ FIXES: dict[str, str] = {
     "Without it both sides wait in silence (S4, PR 22901, since 0.5.11)",
     "orphan-drain": "a later PP stage removes its failed bootstrap requests, even if the first stage has forgotten them "
     "(S5, issue 26912, since 0.5.13)",
+    "transfer-drain": "a decode PP stage tells the next one of transfers that failed, too. Without it the later stage keeps "
+    "them for ever (by the source, in all versions up to 0.5.23)",
     "zero-on-free": "freeing a metadata slot zeroes it. Its next owner does not see the old room (since 0.5.13)",
     "register-every-room": "with --force-query, prefill registers every room. Without it prefill registers only the rooms "
     "that conflict, and a decode server that asks for every room waits for ever (hole in 0.5.11 to 0.5.18)",

@@ -116,6 +116,19 @@ def test_stages_of_decode_that_decide_differently_stand_for_good(labs: Labs, wha
     assert ("PD115", [room]) in [(one["code"], one["rooms"]) for one in offline["findings"]]
 
 
+def test_a_stage_of_decode_that_is_not_told_of_a_failed_transfer_keeps_it(labs: Labs) -> None:
+    lab = labs.up("--prefill", "pp=2", "--decode", "pp=2", "--without", "transfer-drain")
+    assert lab.load(requests=4).completed == 4
+    room, second = 7, "decode dp0 pp1 tp0"
+    assert lab.load(requests=1, room=room, to="decode", abort_after_s=0.5).failed == 1
+    document = until("the second stage has it alone", lambda: (d := look(labs, "check")) and causes(d) and d)
+    found = document["findings"][0]
+    assert (found["code"], found["rooms"], found["ranks"], causes(document)) == ("PD116", [room], [second], ["PD116"])
+    assert "decode.transfer of decode dp0 pp1 tp0; decode dp0 pp0 tp0 failed it in round" in found["summary"]
+    assert compared(look(labs, "diff-queues", code=1), "stages", "decode")["verdict"] == "KEPT"
+    assert lab.load(requests=4).completed == 4
+
+
 def compared(document: dict[str, Any], kind: str, role: str = "") -> dict[str, Any]:
     """Return what is said of the one group of a kind, on the side of ``role``."""
     [report] = [group for group in document["groups"] if group["kind"] == kind and group["role"].startswith(role)]

@@ -61,7 +61,8 @@ class SchedulerPPMixin(SchedulerDisaggregationDecodeMixin, SchedulerDisaggregati
             before = [entry.req.rid for entry in transfers.queue]
             done = transfers.pop_transferred(released)
             kept = {entry.req.rid for entry in transfers.queue}
-            ended = [rid for rid in before if rid not in kept]  # SGLang passes on those of ``done`` alone
+            drained = self.config.has("transfer-drain")
+            ended = [rid for rid in before if rid not in kept] if drained else [req.rid for req in done]
             self._pp_pass_on([one.req.rid for one in req_conns], [one.req.rid for one in failed], ended)
             self.waiting_queue.extend(done)
             batch = self.get_next_disagg_decode_batch_to_run()
