@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from pdctl.report.output import Format, Output
 from pdctl.targets.reach import Reach
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
     from pdctl.probes.view import View
     from pdctl.protocol.rank import FoundRank
@@ -93,8 +94,7 @@ def _run(probe: AnyProbe, options: Any, asked: Asked, out: Output) -> Exit:
     wide = out.format is Format.WIDE
 
     def draw(shown: Document, console: Console) -> None:
-        for part in probe.render(shown, wide=wide):
-            console.print(part)
+        draw_within(probe.render(shown, wide=wide), console, asked.timeout_s)
 
     findings = probe.findings(document)
     code = exit_code(
@@ -125,6 +125,19 @@ def _run(probe: AnyProbe, options: Any, asked: Asked, out: Output) -> Exit:
             if note not in problems:
                 out.note(note)
     return code
+
+
+def draw_within(parts: Iterable[RenderableType], console: Console, most_s: float) -> None:
+    """Print these parts of a document. After ``most_s`` seconds of CPU time, say that the rest is not drawn.
+
+    Only thousands of servers take as long: a manifest may name as many as somebody likes.
+    """
+    end = time.process_time() + most_s
+    for part in parts:
+        if time.process_time() > end:
+            console.print(f"The rest is not drawn: no time left of {most_s:g} s (--timeout). -o json has all of it.")
+            return
+        console.print(part)
 
 
 def look(probe: AnyProbe, view: View, options: Any) -> Any:

@@ -143,6 +143,25 @@ def test_a_rank_that_starts_without_memory_for_a_thread_goes_on(ranks: TinyRanks
     assert not list(ranks.run_dir.glob("*.sock"))
 
 
+PROCESSES = """
+import ctypes
+libc, version, had = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+os.setresuid(65534, 0, 0)
+assert libc.capget(version, had) == 0
+had[0] &= ~(1 << 21 | 1 << 24)  # what an administrator may: more processes than the limit
+assert libc.capset(version, had) == 0
+was = resource.getrlimit(resource.RLIMIT_NPROC)
+resource.setrlimit(resource.RLIMIT_NPROC, (0, was[1]))
+"""
+
+
+def test_a_rank_that_may_start_no_thread_goes_on(ranks: TinyRanks) -> None:
+    if os.geteuid():
+        pytest.skip("needs root, to be another user who may start nothing")
+    assert "can't start new thread" in starts(ranks, PROCESSES, "resource.RLIMIT_NPROC")
+    assert not list(ranks.run_dir.glob("*.sock"))
+
+
 def starts(ranks: TinyRanks, limit: str, which: str, **env: str) -> str:
     program = START.format(limit=limit, which=which)
     done = subprocess.run(

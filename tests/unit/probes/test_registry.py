@@ -11,12 +11,13 @@ from typing import Any
 import jsonschema
 import msgspec
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from pdctl.cli import app
 from pdctl.probes.base import AnyProbe
 from pdctl.probes.registry import PROBES, Entry, abouts, stages
-from pdctl.probes.run import EXIT_CODES, choose, exit_code, look
+from pdctl.probes.run import EXIT_CODES, choose, draw_within, exit_code, look
 from pdctl.probes.view import View
 from pdctl.protocol.documents import Document
 from pdctl.protocol.errors import Exit, PdctlError
@@ -215,3 +216,13 @@ def test_what_is_read_from_outside_in_an_agents_place_is_said_by_every_probe_tha
             document = look(probe, View(Found((silent,)), client), probe.in_check(0.001))
         assert "decode dp0 pp0 tp1: read from outside, its agent is silent: nobody listens" in document.problems
         assert document.partial
+
+
+def test_drawing_ends_when_it_takes_too_long_and_says_so() -> None:
+    def said(most_s: float) -> list[str]:
+        console = Console(file=io.StringIO(), width=200)
+        draw_within(("one", "two"), console, most_s)
+        return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+    assert said(1e6) == ["one", "two"]
+    assert said(-1) == ["The rest is not drawn: no time left of -1 s (--timeout). -o json has all of it."]
