@@ -55,6 +55,7 @@ def results(quick: bool) -> Iterator[dict[str, Any]]:
     chunks = "3" if quick else "60"
     yield from run(python, "turn_cost", "--blocks", blocks)
     yield from run(python, "turn_cost", "--blocks", blocks, "--changing")
+    yield from run(python, "torch_name", "--blocks", blocks)
     found = engine()
     if isinstance(found, str):
         yield {"benchmark": "poll_overhead", "skipped": found}
@@ -85,6 +86,10 @@ def rows(result: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     if name == "turn_cost":
         kind = "every round differs" if result["changing"] else "nothing changed"
         yield f"turn, {result['requests']} requests, {kind}: CPU added", _quartiles(result["added_us"], "µs"), ""
+    elif name == "torch_name":
+        what = "a module's other functions, one of which calls torch.distributed"
+        yield f"{what}: CPU, hooked", _quartiles(result["ratio"], "×"), "≤ 1.01"
+        yield f"{what}: CPU, with a proxy in place all the time", _quartiles(result["standing_ratio"], "×"), ""
     elif name == "poll_overhead":
         kind = "every round differs" if result["changing"] else "nothing changed"
         goal = "" if result["changing"] else ("≤ 1.05" if result["requests"] <= 16 else "≤ 1.03")

@@ -255,19 +255,25 @@ class PollHooks:
 
         return self._hooks.wrap(owner, attribute, "gate", make)
 
-    def collective(self, owner: Any, attribute: str = "dist") -> bool:
+    def collective(self, owner: Any) -> bool:
         """Replace ``owner.dist`` (the module's name for torch.distributed) by a wrapper that records all_reduce.
 
         The engine's all_reduce of polls is recorded before and after, and so is one that a hooked caller makes
-        (:attr:`reductions`). Any other call passes directly. attribute: ``torch`` for a module that calls torch's by this name.
+        (:attr:`reductions`). Any other call passes directly.
         """
-        if attribute != "torch":
-            return self._hooks.wrap(owner, attribute, "collective", self._dist)
+        return self._hooks.wrap(owner, "dist", "collective", self._dist)
 
-        def make(torch: Any, site: Site) -> Any:
-            return _Torch(torch, self._dist(torch.distributed, site))
+    def torch_of(self, module: Any) -> Any:
+        """Return the torch of a module that calls ``torch.distributed`` by this name, with an all_reduce that is recorded.
 
-        return self._hooks.wrap(owner, attribute, "collective", make)
+        None where the module has no torch. It stands in the module only while a function runs that reduces: each use costs an
+        attribute more, and most of the module's functions use torch for other things.
+        """
+        torch = getattr(module, "torch", None)
+        if torch is None:
+            return None
+        site = self._hooks.sites.setdefault("collective", Site("collective"))
+        return _Torch(torch, self._dist(torch.distributed, site))
 
     def _dist(self, dist: Any, site: Site) -> Any:
         """Return torch.distributed with an all_reduce that is recorded."""

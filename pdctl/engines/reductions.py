@@ -7,6 +7,7 @@ a round. The collective itself is hooked in :mod:`pdctl.engines.polls`, which as
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 from pdctl.agent.tap import QueueTap
@@ -77,20 +78,37 @@ class Reductions:
         self._hooks = hooks
 
     def caller(
-        self, owner: Any, attribute: str, site_name: str, tap: QueueTap, entries: Entries, *, steady: bool
+        self,
+        owner: Any,
+        attribute: str,
+        site_name: str,
+        tap: QueueTap,
+        entries: Entries,
+        *,
+        steady: bool,
+        module: ModuleType | None = None,
+        torch: Any = None,
     ) -> bool:
-        """Hook a function that reduces. steady: see :class:`Call`."""
+        """Hook a function that reduces. steady: see :class:`Call`.
+
+        module, torch: of a function that calls ``torch.distributed`` itself: its module has this torch while it runs.
+        """
+        names: dict[str, Any] = {} if module is None or torch is None else vars(module)
 
         def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
             def reduces(*args: Any, **kwargs: Any) -> Any:
                 if not site.on:
                     return original(*args, **kwargs)
                 before, call = self.current, Call(tap, lambda: entries(*args, **kwargs), steady=steady)
-                self.current = call
+                self.current, was = call, names.get("torch")
+                if names:
+                    names["torch"] = torch
                 try:
                     result = original(*args, **kwargs)
                 finally:
                     self.current = before
+                    if names:
+                        names["torch"] = was
                 try:
                     call.ends()
                 except Exception:

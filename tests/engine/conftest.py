@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,13 +21,13 @@ from tests.engine.env import (
     install_pdctl,
     loopback_namespace,
 )
-from tests.engine.light.host import LightHost
+from tests.engine.light.host import LightHost, LightRun
 
 EVERY_VERSION = [
     pytest.param(one.version, marks=[] if one.often else pytest.mark.long) for one in recipe.VERSIONS.values()
 ]
 """Parameters of tests that run for each version, those that are not tested at every change in the long ones."""
-LIGHT = ("env", "explorer_policies", "heartbeats", "light", "replay", "replay_light", "routing")
+LIGHT = ("env", "explorer_policies", "heartbeats", "light", "light_reductions", "replay", "replay_light", "routing")
 
 
 class OneWorkerAnEngine(LoadScopeScheduling):
@@ -86,6 +87,23 @@ def host(version: str, hosts: Hosts) -> Iterator[LightHost]:
     of_version = hosts(version)
     yield of_version
     of_version.end_runs()
+
+
+@pytest.fixture
+def finish(host: LightHost, tmp_path: Path) -> Iterator[Callable[..., LightRun]]:
+    """Run a script that ends."""
+    numbers = itertools.count()
+
+    def run(script: dict[str, object], role: str) -> LightRun:
+        folder = tmp_path / f"run{next(numbers)}"
+        folder.mkdir()
+        started = host.run(script, role, folder)
+        ended = host.wait(started, 120)
+        assert ended, f"still running:\n{started.output()}"
+        assert set(started.ended.values()) == {0}, started.output()
+        return started
+
+    return run
 
 
 def engine(version: str, site: Path) -> EngineEnv:

@@ -5,13 +5,12 @@ What ends is given minutes, since the machine may be busy; what hangs is known t
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,23 +61,6 @@ LATE = {
 @pytest.fixture(scope="module", params=EVERY_VERSION)
 def version(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-@pytest.fixture
-def finish(host: LightHost, tmp_path: Path) -> Iterator[Callable[..., LightRun]]:
-    """Run a script that ends."""
-    numbers = itertools.count()
-
-    def run(script: dict[str, object], role: str) -> LightRun:
-        folder = tmp_path / f"run{next(numbers)}"
-        folder.mkdir()
-        started = host.run(script, role, folder)
-        ended = host.wait(started, 120)
-        assert ended, f"still running:\n{started.output()}"
-        assert set(started.ended.values()) == {0}, started.output()
-        return started
-
-    return run
 
 
 def stream(recording: Recording, queue: str) -> Stream:
@@ -170,12 +152,9 @@ def test_seams_and_snapshot_of_a_live_rank(version: str, host: LightHost, tmp_pa
         for status in statuses:
             seams = {seam.name: seam for seam in status.seams}
             absent = {name for name, seam in seams.items() if not seam.present}
-            expected = {
-                "fault.silence-heartbeat",
-                "events.ending",
-                "events.checksum",
-                "threads",
-            }  # the scripted KV manager sends none and starts none; the loop is a script
+            # the scripted KV manager sends none and starts none; the loop is a script
+            expected = {"fault.silence-heartbeat", "events.ending", "threads"}
+            expected |= set() if version in ("0.5.22", "0.5.23") else {"events.checksum"}
             expected |= set() if HAS_GATE[version] else {"gate", "slots.zeroed"}
             if version == "0.5.10.post1":
                 expected |= {QUERY_FORCED}

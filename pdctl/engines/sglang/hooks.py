@@ -146,17 +146,17 @@ class SchedulerHooks:
     def _reductions(self, found: list[reductions.Caller]) -> None:
         """Hook what reduces besides: each function has a name of its own, under which its rounds are recorded."""
         named, left = reductions.name(found)
+        torches = {one.caller.module: self._polls.torch_of(one.caller.module) for one in named if one.caller.direct}
         for one in named:
             tap = self._earlier.get(one.queue) or QueueTap(one.queue, ByRoom(), self._recorder, self._next_stream, ())
             self.taps[one.queue] = tap
             there = self._polls.reductions.caller(
-                one.caller.owner, one.caller.name, f"rounds.{one.queue}", tap, one.entries, steady=one.steady
-            )
+                one.caller.owner, one.caller.name, f"rounds.{one.queue}", tap, one.entries, steady=one.steady,
+                module=one.caller.module, torch=torches.get(one.caller.module) if one.caller.direct else None,
+            )  # fmt: skip
             self._say(f"rounds.{one.queue}", there, one.caller.title)
             if one.queue in SPARE_QUEUES:
                 self._recorder.event(EventKind.NOTE, text=f"{one.queue} is {one.caller.title}")
-        for module in dict.fromkeys(one.caller.module for one in named if one.caller.direct):
-            self._polls.collective(module, "torch")
         if left:
             self._say("rounds.others", False, f"not recorded: {', '.join(left)}")
 

@@ -81,6 +81,8 @@ class Request:
         self.origin_input_ids = [1, 2, 3]
         self.output_ids: list[int] = []
         self.finished_reason: Any = None
+        self.to_finish: Any = None
+        self.expected_kv_checksum = 0
         self.return_logprob = self.is_retracted = self.return_routed_experts = False
         self.pending_bootstrap = True
         self.prefill_attempt_count = 0
@@ -110,9 +112,10 @@ def kv_follows_pool() -> bool:
 
 
 def scheduler_class() -> type:
+    from sglang.srt.disaggregation.decode import SchedulerDisaggregationDecodeMixin
     from sglang.srt.disaggregation.prefill import SchedulerDisaggregationPrefillMixin
 
-    class Scheduler(SchedulerDisaggregationPrefillMixin):
+    class Scheduler(SchedulerDisaggregationPrefillMixin, SchedulerDisaggregationDecodeMixin):
         def __getattr__(self, name: str) -> bool:
             if name.startswith("enable_"):
                 return False
@@ -128,6 +131,10 @@ def scheduler_class() -> type:
 
         def handle_bootstrap_failure(self, req: Any) -> None:
             req.finished_reason = "failed"
+
+        def checkpoint_disagg_prefill(self, req: Any) -> None: ...
+
+        def optimistic_release_and_requeue(self, req: Any) -> None: ...
 
     return Scheduler
 
@@ -295,14 +302,21 @@ def run_prefill(script: dict[str, Any], scheduler: Any, rank: int) -> None:
     queue = make_queue(PrefillBootstrapQueue, scheduler, rank)
     scheduler.disagg_prefill_bootstrap_queue, scheduler.disagg_prefill_inflight_queue = queue, []
     start_agent(scheduler)
-    senders = []
+    senders, chunked = [], []
+    lists = {"waiting": scheduler.waiting_queue, "chunk": chunked}
     for entry in script["requests"]:
         req = Request(entry["room"])
         req.disagg_kv_sender = Transfer(entry["room"], entry["polls"], rank, queue.kv_manager)
         senders.append(req.disagg_kv_sender)
-        queue.queue.append(req)
+        lists.get(entry.get("queue", ""), queue.queue).append(req)
     for turn in range(script["turns"]):
         scheduler.process_input_requests([])
+        abort = script.get("abort")
+        if abort and (abort["rank"], abort["turn"]) == (rank, turn):
+            abort_locally(next(req for req in scheduler.waiting_queue if req.bootstrap_room == abort["room"]))
+        if scheduler.waiting_queue:
+            scheduler.resolve_waiting_queue_bootstrap()
+        chunked = [req for req in chunked if not scheduler.check_bootstrap(req)]
         for req in queue.pop_bootstrapped():
             scheduler.disagg_metadata_buffers.bootstrap_room[req.metadata_buffer_index, 0] = req.bootstrap_room
             scheduler.disagg_prefill_inflight_queue.append(req)
@@ -313,6 +327,82 @@ def run_prefill(script: dict[str, Any], scheduler: Any, rank: int) -> None:
             sender.next_turn()
         time.sleep(script.get("pause_s", 0.002))
     say("left", script["turns"], len(queue.queue), len(scheduler.disagg_prefill_inflight_queue))
+
+
+def abort_locally(req: Any) -> None:
+    """Abort a request on this rank alone: no rank is told what another one has been told."""
+    from sglang.srt.managers.schedule_batch import FINISH_ABORT
+
+    req.to_finish = FINISH_ABORT("the script says so")
+
+
+class Receiver(Transfer):
+    """The receiver of a request that failed: its manager is told by the script when prefill has acknowledged."""
+
+    abort_notified = True
+    bootstrap_infos = (None,)
+
+    def ensure_abort_notified(self, **_: Any) -> None: ...
+
+
+def run_releases(script: dict[str, Any], scheduler: Any, rank: int) -> None:
+    """Requests that fail in the transfer queue; each rank keeps their memory until the turn in which prefill ``acks`` to it."""
+    from sglang.srt.disaggregation.decode import DecodePreallocQueue, DecodeRequest, DecodeTransferQueue
+
+    transfer = make_queue(DecodeTransferQueue, scheduler, rank)
+    scheduler.disagg_decode_transfer_queue = transfer
+    prealloc = scheduler.disagg_decode_prealloc_queue = make_queue(DecodePreallocQueue, scheduler, rank)
+    manager = prealloc.kv_manager
+    transfer.enable_deferred_kv_release = manager.enable_deferred_decode_kv_release = True
+    transfer.deferred_kv_release_timeout = script.get("deadline_s", 600.0)
+    manager._deferred_abort_ack_tracker = tracker = {}
+    manager.is_abort_release_safe = lambda room, needed: len(tracker[room].prefill_ranks) >= needed
+    start_agent(scheduler)
+    receivers = []
+    for entry in script["requests"]:
+        receiver = Receiver(entry["room"], entry["polls"], rank, manager)
+        made = DecodeRequest(req=Request(entry["room"]), kv_receiver=receiver)
+        made.metadata_buffer_index = scheduler.req_to_metadata_buffer_idx_allocator.alloc()
+        transfer.extend([made])
+        tracker[entry["room"]] = SimpleNamespace(generation=1, prefill_ranks=set())
+        receivers.append(receiver)
+    for turn in range(script["turns"]):
+        scheduler.process_input_requests([])
+        drop = script.get("drop")
+        if drop and (drop["rank"], drop["turn"]) == (rank, turn):
+            transfer._deferred_releases.clear()
+        for entry in script["requests"]:
+            if turn == entry["acks"][rank]:
+                tracker[entry["room"]].prefill_ranks.add(0)
+        transfer.pop_transferred()
+        transfer.resolve_deferred_releases()
+        for receiver in receivers:
+            receiver.next_turn()
+        time.sleep(script.get("pause_s", 0.002))
+    say("kept", len(transfer._deferred_releases))
+
+
+def run_checksums(script: dict[str, Any], scheduler: Any, rank: int) -> None:
+    """Batches whose requests are compared with the checksums that prefill sent; those that are ``wrong`` on a rank differ."""
+    from sglang.srt.disaggregation import decode
+
+    scheduler.disagg_decode_transfer_queue = make_queue(decode.DecodeTransferQueue, scheduler, rank)
+    prealloc = make_queue(decode.DecodePreallocQueue, scheduler, rank)
+    scheduler.disagg_decode_prealloc_queue = prealloc
+    decode.page_indices_for_request = lambda _scheduler, req, *_, **__: req.bootstrap_room
+    decode.state_indices_for_request = lambda *_, **__: None
+    decode.release_kv_cache = lambda *_, **__: None
+    wrong = {entry["room"] for entry in script["requests"] if rank in entry.get("wrong", ())}
+    scheduler.kv_checksum_computer = SimpleNamespace(compute=lambda room, _: room + (room in wrong))
+    start_agent(scheduler)
+    requests = [Request(entry["room"]) for entry in script["requests"]]
+    for req in requests:
+        req.expected_kv_checksum, req.kv = req.bootstrap_room, SimpleNamespace(cache_protected_len=0)
+    batch = SimpleNamespace(reqs=requests)
+    batch.filter_batch = lambda keep_indices: setattr(batch, "reqs", [batch.reqs[n] for n in keep_indices])
+    scheduler.process_input_requests([])
+    scheduler._verify_kv_checksums(batch)
+    say("kept", *[req.bootstrap_room for req in batch.reqs])
 
 
 def start_agent(scheduler: Any) -> None:
@@ -366,7 +456,9 @@ def become_rank(order: dict[str, Any]) -> NoReturn:
         store = f"file://{order['script']}.{order['role']}.store"
         dist.init_process_group("gloo", store, rank=rank, world_size=script["size"])
         scheduler = make_scheduler(order["role"], rank, script["size"], script.get("slots", 64))
-        (run_prefill if order["role"] == "prefill" else run_decode)(script, scheduler, rank)
+        {"prefill": run_prefill, "decode": run_decode, "releases": run_releases, "checksums": run_checksums}[
+            script.get("runs", order["role"])
+        ](script, scheduler, rank)
         status = 0
     except Exception:  # noqa: BLE001 - whatever it was, the test shows it
         traceback.print_exc()

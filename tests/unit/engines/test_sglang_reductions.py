@@ -141,9 +141,11 @@ class Rank:
                 polls.poll_function(module, name, pollers_of, group_of)
         for one in self.named:
             tap = QueueTap(one.queue, ByRoom(), self.writer, lambda: next(streams), ())
-            polls.reductions.caller(one.caller.owner, one.caller.name, one.queue, tap, one.entries, steady=one.steady)
+            polls.reductions.caller(
+                one.caller.owner, one.caller.name, one.queue, tap, one.entries, steady=one.steady,
+                module=one.caller.module, torch=polls.torch_of(one.caller.module) if one.caller.direct else None,
+            )  # fmt: skip
         polls.collective(utils)
-        polls.collective(self.modules[seams.DECODE], "torch")
 
     def _all_reduce(self, tensor: Any, op: Any = None, group: Any = None, async_op: bool = False) -> None:
         del op, group, async_op
@@ -328,10 +330,29 @@ def test_polls_that_a_new_function_reduces_are_the_queues_all_the_same(tmp_path:
 def test_groups_and_tensors_that_are_not_known_are_left_alone(tmp_path: Path) -> None:
     rank = Rank(0, tmp_path)
     rank.made("Next").agree("a group of somebody else's")
-    rank.modules[seams.DECODE].torch.tensor  # noqa: B018
     assert rounds(rank.recording(), "reduction.0") == []
-    with pytest.raises(AttributeError):
-        rank.modules[seams.DECODE].torch.nothing  # noqa: B018
+
+
+def test_a_module_has_another_torch_only_while_its_function_that_reduces_runs(tmp_path: Path) -> None:
+    rank = Rank(0, tmp_path)
+    module, seen = rank.modules[seams.DECODE], []
+    real = module.torch
+
+    def looks(flags: list[int]) -> list[int]:
+        seen.append(module.torch)
+        assert module.torch.tensor is real.tensor
+        with pytest.raises(AttributeError):
+            module.torch.nothing  # noqa: B018
+        return flags
+
+    rank.reduce = looks
+    rank.made("Next").agree("g")
+    rank.made("Next").more("g")
+    rank.reduce = lambda flags: flags[0] // 0
+    with pytest.raises(ZeroDivisionError):
+        rank.made("Next").agree("g")
+    assert [one is real for one in seen] == [False, True]
+    assert module.torch is real
 
 
 def test_requests_that_wait_are_polled_by_their_senders(tmp_path: Path) -> None:
