@@ -1,9 +1,10 @@
 """What one recorded turn costs a rank's main thread, in CPU time, in a single process.
 
-    python -m benchmarks.turn_cost [--requests 16 256 1024] [--blocks 200] [--changing]
+    python -m benchmarks.turn_cost [--requests 16 256 1024] [--blocks 200] [--changing | --reductions]
 
 The hooks and the tap are the real ones, around a function of the engine's shape whose collective does nothing: what is
-left between a block of turns with hooks and one without is pdctl's own work. ``time.thread_time`` counts only time on a
+left between a block of turns with hooks and one without is pdctl's own work. ``--reductions``: the same of flags that ranks
+agree on beside the polls, as of transfers that failed. ``time.thread_time`` counts only time on a
 core, so a noisy machine blurs it far less than it blurs a ratio of wall-clock times. Printed: quartiles over block pairs.
 """
 
@@ -64,7 +65,13 @@ def _engine() -> Any:
         result: list[int] = tensor.tolist()
         return result
 
-    engine.gate, engine.poll_and_all_reduce = gate, poll_and_all_reduce
+    def agree(entries: Any, group: Any) -> list[int]:
+        tensor = torch.tensor([1] * len(entries), dtype=torch.int32, device="cpu")
+        engine.dist.all_reduce(tensor, op=None, group=group)
+        result: list[int] = tensor.tolist()
+        return result
+
+    engine.gate, engine.poll_and_all_reduce, engine.agree = gate, poll_and_all_reduce, agree
     return engine
 
 
@@ -83,10 +90,20 @@ class Queue:
         return result
 
 
+class Flags(Queue):
+    """The same, of which the engine reduces a flag each."""
+
+    def turn(self) -> list[int]:
+        """One turn."""
+        result: list[int] = self.engine.agree(self.queue, "group")
+        return result
+
+
 def install(engine: Any, tap: QueueTap) -> Hooks:
     """Put the hooks in as an adapter does, and return them."""
     hooks = Hooks()
     polls = PollHooks(hooks, lambda group: 0)
+    polls.reductions.caller(engine, "agree", "agree", tap, lambda entries, group: entries, steady=True)
     polls.poll_method(Queue, "turn", "transfer", tap, attrgetter("queue"))
     polls.poll_function(engine, "poll_and_all_reduce", None, lambda p, g, *a, **k: g)
     polls.gate_function(engine, "gate")
@@ -94,12 +111,12 @@ def install(engine: Any, tap: QueueTap) -> Hooks:
     return hooks
 
 
-def measure(count: int, blocks: int, changing: bool) -> dict[str, Any]:
+def measure(count: int, blocks: int, changing: bool, reductions: bool) -> dict[str, Any]:
     """Return microseconds of CPU a turn with and without hooks, and of the difference, as quartiles."""
     from pdctl.recording.writer import RecordingWriter
 
     engine = _engine()
-    queue = Queue(engine, count)
+    queue = (Flags if reductions else Queue)(engine, count)
     turns = max(200, TURNS * 16 // (count + 16))
     states = (int(KVPoll.TRANSFERRING), int(KVPoll.WAITING_FOR_INPUT))
     pollers = [entry.poller for entry in queue.queue]
@@ -136,6 +153,7 @@ def measure(count: int, blocks: int, changing: bool) -> dict[str, Any]:
         "benchmark": "turn_cost",
         "requests": count,
         "changing": changing,
+        "reductions": reductions,
         "added_us": quartiles(added),
         "with_us": quartiles(with_hooks),
         "without_us": quartiles(without),
@@ -149,10 +167,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, nargs="+", default=[16, 256, 1024])
     parser.add_argument("--blocks", type=int, default=100)
-    parser.add_argument("--changing", action="store_true")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--changing", action="store_true")
+    kind.add_argument("--reductions", action="store_true")
     options = parser.parse_args(arguments)
     for count in options.requests:
-        print(json.dumps(measure(count, options.blocks, options.changing)), flush=True)
+        result = measure(count, options.blocks, options.changing, options.reductions)
+        print(json.dumps(result), flush=True)
     return 0
 
 

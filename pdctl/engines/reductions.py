@@ -7,6 +7,7 @@ a round. The collective itself is hooked in :mod:`pdctl.engines.polls`, which as
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +17,7 @@ from pdctl.engines.base import Hooks, Site
 MOST = 4096
 """Entries of a reduction that is recorded; what has more is no list of requests."""
 _GREATEST = 254
+_BEYOND = bytes([_GREATEST + 1])
 
 Entries = Callable[..., Sequence[Any]]
 """Gets what a caller is called with, returns what it reduces about, one object an entry."""
@@ -57,7 +59,7 @@ class Call:
             about = list(self._entries() if self.pollers is None else self.pollers)
             self._about = about if len(about) == count else [None] * count
             self.tap.visit(self._about)
-            self.tap.polled([getattr(one, "req", one) for one in self._about])
+            self.tap.polled(_requests(self._about))
         self._entered.append(group)
         return True
 
@@ -68,6 +70,17 @@ class Call:
             self._entered.clear()
         elif self._steady:
             self.tap.visit(())
+
+
+_request = attrgetter("req")
+
+
+def _requests(about: list[Any]) -> list[Any]:
+    """Return what stays the same from turn to turn: an entry may be made anew around its request."""
+    try:
+        return list(map(_request, about))
+    except AttributeError:
+        return about
 
 
 class Reductions:
@@ -120,11 +133,22 @@ class Reductions:
         return self._hooks.wrap(owner, attribute, site_name, make)
 
 
-def reader(tensor: Any) -> Callable[[], list[int]] | None:
+def reader(tensor: Any) -> Callable[[], bytes] | None:
     """Return a function that reads the numbers in ``tensor``, None for one that can't be read without waiting, or is no list.
 
     Greater numbers than one byte holds are read as the greatest.
     """
     if not tensor.is_cpu or tensor.is_floating_point():
         return None
-    return lambda: [min(max(int(value), 0), _GREATEST) for value in tensor.flatten().tolist()]
+
+    values = tensor.tolist if tensor.dim() == 1 else lambda: tensor.flatten().tolist()
+
+    def read() -> bytes:
+        numbers = values()
+        try:
+            found = bytes(numbers)
+        except ValueError:
+            found = _BEYOND
+        return found if _BEYOND not in found else bytes(min(max(number, 0), _GREATEST) for number in numbers)
+
+    return read

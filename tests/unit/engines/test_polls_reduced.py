@@ -11,6 +11,7 @@ import torch
 from pdctl.agent.rounds import narrow
 from pdctl.engines.base import Hooks
 from pdctl.engines.polls import PollHooks
+from pdctl.engines.reductions import reader
 
 LENGTHS = (1, 16, 64, 65, 2000)
 
@@ -107,3 +108,22 @@ def test_a_list_that_a_stage_polls_for_the_others_is_no_round_while_it_is_empty(
     assert Stage().get_rids([3, 4]) == [2, 3]
     assert [name for name, _, _ in tap.seen[1:]] == ["visit", "entering", "left", "leave"]
     assert not hooks.errors()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "read"),
+    [
+        (torch.tensor([0, 1, 254]), [0, 1, 254]),
+        (torch.tensor([-1, 255, 1 << 40]), [0, 254, 254]),
+        (torch.tensor([True, False]), [1, 0]),
+        (torch.tensor([[1, 2], [3, 4]]).t(), [1, 3, 2, 4]),
+        (torch.tensor(7), [7]),
+    ],
+)
+def test_what_is_reduced_is_read_as_it_is_at_that_time(numbers: torch.Tensor, read: list[int]) -> None:
+    values = reader(numbers)
+    assert values is not None
+    assert list(values()) == read
+    numbers.fill_(1)
+    assert list(values()) == [1] * len(read)
+    assert reader(torch.tensor([0.5])) is None
