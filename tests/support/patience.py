@@ -1,7 +1,7 @@
 """How long a test waits for what must happen. No test asserts a time: the limits here only turn a hang into a failure.
 
 A limit is written for a quiet machine. It stretches by one factor, which is measured when a session first asks for it and
-once more whenever a wait runs out: a machine that became busy meanwhile gets the longer limit.
+once more whenever a wait runs out, and follows the load upwards: a machine that became busy meanwhile gets the longer limit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _factor = 0.0
 
 def factor() -> float:
     """Return by how much waits are stretched now: 1.0 on a quiet machine, at most ``MOST``."""
-    return _factor or measure()
+    global _factor  # noqa: PLW0603 - one machine, one factor
+    _factor = min(MOST, max(_factor or measure(), os.getloadavg()[0] / len(os.sched_getaffinity(0))))
+    return _factor
 
 
 def measure() -> float:

@@ -110,14 +110,15 @@ def test_hosts_are_found_by_the_store_asked_over_curve_and_missed_when_cut_off(
     assert kept[2]["reason"]
 
     # The other two wait in a round for it: that they hang may be found by now; that one was not seen must be said.
-    partial = away.pdctl(*STORE, "ranks", "-o", "json")
+    limits = ["--timeout", f"{patience(60):.0f}", "--rank-timeout", f"{2 * a_second:.0f}"]
+    partial = away.pdctl(*STORE, "ranks", "-o", "json", *limits)
     assert partial.returncode in (1, 3), partial
     rows = json.loads(partial.stdout)["ranks"]
     assert [row["state"] for row in rows[:2]] == ["live", "live"]
     assert rows[2]["state"] in ("silent", "dead")
     assert "not reachable" in rows[2]["reason"]
     assert "heartbeat" in rows[2]["reason"]
-    partial = away.pdctl(*STORE, "diff-queues", "-o", "json")
+    partial = away.pdctl(*STORE, "diff-queues", "-o", "json", *limits)
     assert partial.returncode in (1, 3), partial
     assert any("not reachable" in problem for problem in json.loads(partial.stdout)["problems"])
     hosts.plug(3)
