@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from pdctl.introspect.sglang import OutsideRank
+from pdctl.introspect.target import OpenProcess
 from pdctl.protocol.model import EventKind, KVPoll, Phase
 from tests.engine.conftest import EVERY_VERSION
 from tests.engine.light.host import LightHost, LightRun
@@ -164,6 +166,10 @@ def test_memory_that_is_kept_is_shown_with_its_acks_and_its_deadline(
         [waits] = document["requests"]
         assert (code, waits["queue"], waits["state"]) == (0, "decode.deferred", "0 of 1 acks")
         assert waits["cover"].endswith("DEFERRED_DECODE_KV_RELEASE_TIMEOUT")
+        for rank in run.ranks():
+            [outside] = OutsideRank(OpenProcess(rank.identity.pid, 60)).rooms().deferred
+            assert (outside.room, outside.needed, outside.acks) == (6100, 1, 0 if rank.identity.tp else not first)
+            assert 0 < outside.left_s <= 600
         code, document = told(run, "dump", "leaks", "--watch", "500ms")
         assert not document["findings"]
     finally:
