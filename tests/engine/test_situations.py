@@ -9,10 +9,12 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pdctl.protocol.processes import look, look_with_parent
 from tests.engine.conftest import engine
 from tests.engine.env import Namespace
 from tests.engine.harness import BOOTSTRAP_PORT, Pair
@@ -133,3 +135,19 @@ def test_a_server_that_was_started_again(pair: Pair, role: str) -> None:
     pair.restart(role, keep=True)
     assert pair.one_by_one(1) != [None]
     is_clean(pair)
+
+
+@pytest.mark.long
+def test_a_detokenizer_that_is_stopped_and_one_that_is_killed(pair: Pair) -> None:
+    main = look_with_parent(pair.rank(TP0).identity.pid).parent
+    every = {int(one.name): look_with_parent(int(one.name)) for one in Path("/proc").iterdir() if one.name.isdecimal()}
+    [pid] = [pid for pid, one in every.items() if (one.name, one.parent) == ("sglang::detoken", main)]
+    with stopped(pid):
+        found = says_first(pair, ["PD118"])
+        assert f"The detokenizer (pid {pid}) of decode is stopped" in found["summary"]
+        assert f"kill -CONT {pid}" in found["next_step"]
+    is_clean(pair)
+    os.kill(pid, signal.SIGKILL)
+    until("its server ends", lambda: not look(main).runs_since(every[main].process.start), 60, 0.5)
+    found = says_first(pair, ["PD113"])
+    assert "by its own server, whose detokenizer had ended before, killed by SIGKILL" in found["summary"]
