@@ -70,6 +70,12 @@ def site_packages(home: Path | None = None) -> Path:
     return (home or engine_home()) / "venv" / "lib" / version / "site-packages"
 
 
+def source_of(version: str) -> Path:
+    """Directory that holds the package `sglang` of a version."""
+    engine = recipe.VERSIONS[version]
+    return site_packages() if engine is recipe.BASE else engine_home() / "overlays" / engine.part
+
+
 @dataclass(frozen=True)
 class EngineEnv:
     """How to start one version of the engine. See the module's docstring for the fields."""
@@ -198,9 +204,7 @@ def engine_env(version: str) -> EngineEnv:
             f"SGLang {version} is not installed for tests ({', '.join(missing)} missing in {home}): "
             f"run `python -m tests.engine.install --versions {version}`"
         )
-    path: list[Path] = []
-    if engine is not recipe.BASE:
-        path.append(home / "overlays" / engine.part)
+    path = [] if engine is recipe.BASE else [source_of(version)]
     if engine.stub:
         path.append(recipe.STUB)
     env = EngineEnv(

@@ -4,15 +4,15 @@ Usage::
 
     python -m tests.engine.news [--version 0.5.24] [--source-only]
 
-Downloads that version (default: the newest one), holds its source against the last one that is tested, installs it beside the
-others, runs the model-free harness on it and one pair of servers. Prints what changed; 1 if something did that pdctl needs.
+Downloads that version (default: the newest one), holds its source against the last one before it that is tested, installs it
+beside the others, runs the model-free harness on it and one pair of servers. Prints what changed; 1 if something did that pdctl
+needs.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -24,7 +24,7 @@ from pathlib import Path
 from pdctl.commands.self_test import wrong
 from pdctl.engines.sglang.survey import GONE, Place, Source, survey
 from tests.engine import recipe
-from tests.engine.env import ROOT, engine_env, install_pdctl, loopback_namespace
+from tests.engine.env import ROOT, engine_env, install_pdctl, loopback_namespace, source_of
 from tests.engine.install import install
 from tools.provision import SetupError, run, say
 
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="pdctl-news-") as folder:
         try:
             version = download(options.version, Path(folder))
-            bad = compare(Path(folder))
+            bad = compare(version, Path(folder))
             if not options.source_only:
                 bad += runs(version, Path(folder))
         except SetupError as error:
@@ -59,17 +59,13 @@ def download(version: str, folder: Path) -> str:
     return Source(folder).version
 
 
-def last() -> recipe.EngineVersion:
-    """Return the newest version that is tested."""
-    return max(recipe.VERSIONS.values(), key=lambda one: tuple(map(int, re.findall(r"\d+", one.version))))
-
-
-def compare(folder: Path) -> int:
+def compare(version: str, folder: Path) -> int:
     """Print what moved, went or came since the last tested version; return how many places pdctl does not find any more."""
-    path = engine_env(last().version).environ["PYTHONPATH"].split(os.pathsep)[0]
-    before, after = survey(Source(Path(path))), survey(Source(folder))
-    print(f"SGLang {Source(folder).version} against {last().version}:")
-    lines = [*changes(before, after)]
+    known = recipe.before(version, recipe.VERSIONS.values()).version
+    install([known])
+    before, after = survey(Source(source_of(known))), survey(Source(folder))
+    print(f"SGLang {version} against {known}:")
+    lines = changes(before, after)
     print("\n".join(lines) or "  no place has changed")
     return sum(map(wrong, after))
 
@@ -96,13 +92,14 @@ def _key(place: Place) -> str:
 
 
 def engine_of(version: str, folder: Path) -> recipe.EngineVersion:
-    """Return how to install ``version``: as the last one, with the pins of its own metadata."""
+    """Return how to install ``version``: as the one before it, with the pins of its own metadata."""
     [metadata] = folder.glob("sglang-*.dist-info/METADATA")
     wanted = metadata.read_text(errors="replace").splitlines()
     pins = [line.removeprefix("Requires-Dist: ") for line in wanted if line.startswith("Requires-Dist: ")]
     exact = tuple(pin for pin in pins if pin.split("==")[0] in PINNED and "==" in pin and ";" not in pin)
-    kept = tuple(pin for pin in last().pins if pin.split("=")[0].split(">")[0] not in PINNED)
-    return replace(last(), version=version, pins=(*exact, *kept))
+    like = recipe.before(version)
+    kept = tuple(pin for pin in like.pins if pin.split("=")[0].split(">")[0] not in PINNED)
+    return replace(like, version=version, pins=(*exact, *kept))
 
 
 def runs(version: str, folder: Path) -> int:
@@ -113,8 +110,9 @@ def runs(version: str, folder: Path) -> int:
         recipe.OVERLAYS = (*recipe.OVERLAYS, engine)
     install([version])
     pins = " ".join(recipe.VERSIONS[version].pins)
+    print(f"pins: {pins}", flush=True)
     harness = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "tests/engine/test_light.py", "-k", f"[{version}"],
+        [sys.executable, "-m", "pytest", "-q", "tests/engine/test_light.py", "-k", f"[{version}] or [{version}-"],
         cwd=ROOT,
         env={**os.environ, recipe.NEWS: f"{version} {pins}"},
         check=False,

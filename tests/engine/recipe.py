@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -108,13 +110,24 @@ OVERLAYS = (
 )
 
 NEWS = "PDCTL_TEST_ENGINE_NEWS"
-"""Names one more version and its pins: ``0.5.24 transformers==5.20.0``. It is else like the last of the overlays."""
+"""Names one more version and its pins: ``0.5.24 transformers==5.20.0``. It is else like the one before it."""
+
+
+def number(version: str) -> tuple[int, ...]:
+    """What versions are ordered by: ``0.5.13.post1`` is (0, 5, 13, 1)."""
+    return tuple(map(int, re.findall(r"\d+", version)))
+
+
+def before(version: str, known: Iterable[EngineVersion] = OVERLAYS) -> EngineVersion:
+    """The newest of `known` that is older than `version`, the oldest of them where none is."""
+    order = sorted(known, key=lambda one: number(one.version))
+    return next((one for one in reversed(order) if number(one.version) < number(version)), order[0])
 
 
 def _news() -> tuple[EngineVersion, ...]:
     version, *pins = os.environ.get(NEWS, "").split() or [""]
     known = {BASE.version, *(one.version for one in OVERLAYS)}
-    return (replace(OVERLAYS[-1], version=version, pins=tuple(pins)),) if version and version not in known else ()
+    return (replace(before(version), version=version, pins=tuple(pins)),) if version and version not in known else ()
 
 
 VERSIONS = {v.version: v for v in (BASE, *OVERLAYS, *_news())}

@@ -203,7 +203,7 @@ def _reductions(source: Source) -> Iterator[Place]:
     known: set[str] = set()
     while more := {name for name, uses in named.items() if name not in known and uses & {"all_reduce", *known}}:
         known |= more
-    polling = {spec.method for spec in seams.POLL_METHODS}
+    plain, polling = known - set(seams.POLL_FUNCTIONS), {spec.method for spec in seams.POLL_METHODS}
     helpers = {use for name in (seams.DECODE, seams.PREFILL) for use in _of_polling(source.tree(name), polling)}
     for module in source.modules:
         tree = source.tree(module)
@@ -211,11 +211,13 @@ def _reductions(source: Source) -> Iterator[Place]:
             continue
         for owner in tree.body:
             for node in owner.body if isinstance(owner, ast.ClassDef) else [owner]:
-                if isinstance(node, ast.FunctionDef) and node.name not in polling | helpers:
-                    uses = _uses(node)
-                    if uses & known or {"distributed", "all_reduce"} <= uses:
-                        title = f"{owner.name}.{node.name}" if isinstance(owner, ast.ClassDef) else node.name
-                        yield Place("reduction", FOUND, _short(module), node.lineno, title)
+                if not isinstance(node, ast.FunctionDef):
+                    continue
+                uses = _uses(node)
+                besides = uses & plain or {"distributed", "all_reduce"} <= uses
+                if besides or (uses & known and node.name not in polling | helpers):
+                    title = f"{owner.name}.{node.name}" if isinstance(owner, ast.ClassDef) else node.name
+                    yield Place("reduction", FOUND, _short(module), node.lineno, title)
 
 
 def _of_polling(tree: ast.Module | None, polling: set[str]) -> set[str]:

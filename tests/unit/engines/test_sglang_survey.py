@@ -8,6 +8,7 @@ import pytest
 
 from pdctl.commands.self_test import wrong
 from pdctl.engines.sglang.survey import FOUND, GONE, MOVED, Place, Source, survey
+from tests.engine import recipe
 from tests.engine.news import changes
 
 UTILS = """
@@ -28,6 +29,9 @@ class DecodeTransferQueue:
     def resolve(self):
         return all_reduce_flags([1], self.group)
     async def extend(self): ...
+class DecodePreallocQueue:
+    def _update_handshake_waiters(self):
+        return all_reduce_flags([1], self.group), poll_and_all_reduce(self.queue, self.group)
 """
 NEW = """
 class Handler:
@@ -79,6 +83,11 @@ def test_what_reduces_is_found_by_what_it_calls(places: dict[str, Place]) -> Non
     assert "DecodeTransferQueue._poll" not in places
 
 
+def test_a_method_that_polls_a_queue_is_named_for_what_it_reduces_besides(places: dict[str, Place]) -> None:
+    assert places["DecodePreallocQueue._update_handshake_waiters"].state == FOUND
+    assert "DecodeTransferQueue.pop_transferred" not in places
+
+
 def test_a_folder_without_the_package_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no sglang/srt"):
         Source(tmp_path)
@@ -100,3 +109,17 @@ def test_what_a_new_version_changes_is_one_line_a_place() -> None:
         "  reduction Q.resolve: gone, it was in d.py",
         "  reduction Q.agree: new, d.py:8",
     ]
+
+
+@pytest.mark.parametrize(
+    ("version", "like"),
+    [
+        ("0.5.24", "0.5.23"),
+        ("0.5.23", "0.5.22"),
+        ("0.5.22.post1", "0.5.22"),
+        ("0.5.9", "0.5.10.post1"),
+        ("0.6.0", "0.5.23"),
+    ],
+)
+def test_a_version_is_held_against_the_one_before_it(version: str, like: str) -> None:
+    assert recipe.before(version).version == like
