@@ -113,7 +113,7 @@ def _findings(
     given_up: dict[int, dict[int, Waiting]] = defaultdict(dict)
     held = _held_up(side for those in peers.values() for side in those)
     for side, request in requests:
-        code = "" if id(side) in held else _code(request, pause_s, stuck_s, peers)
+        code = "" if held and id(side) in held else _code(request, pause_s, stuck_s, peers)
         if code:
             why = _advice(code, request, side, peers)
             group = _Group(code, side, request.queue, request.state, why.kind)

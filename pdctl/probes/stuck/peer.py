@@ -49,8 +49,6 @@ def peer_of(room: int, side: Side, other: Sequence[Side], since_s: float = -1.0)
         return Peer("no room: a request without disaggregation", NOBODY)
     if not other:
         return Peer(f"no {OTHER[side.role]} rank in sight", NOBODY)
-    if len(other) == 1 and room in other[0].rooms:
-        return Peer(other[0].words(other[0].rooms[room]), HERE)
     said = [peer.words(peer.rooms[room]) for peer in other if room in peer.rooms]
     if said:
         return Peer("; ".join(said), HERE)

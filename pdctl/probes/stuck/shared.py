@@ -18,7 +18,7 @@ def shared_findings(sides: Sequence[Side], waiting: Iterable[tuple[Side, Waiting
     """Return what is found of request ids with several rooms, and of rooms that had another request."""
     found = [_rid_finding(rid, places) for rid, places in _shared_rids(sides)]
     reused: dict[tuple[str, str], tuple[Side, dict[int, str]]] = {}
-    for side, request in waiting:
+    for side, request in waiting if any(side.earlier for side in sides) else ():
         if (
             request.progress == "still"
             and request.room in side.earlier

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pdctl.probes.covers import Covers, Ends, attempts
 from pdctl.probes.stuck.advice import BEHIND, FIRST, NOT_TOLD
 from pdctl.probes.stuck.model import Place, SideSpace, Waiting
-from pdctl.probes.stuck.peer import peer_of
+from pdctl.probes.stuck.peer import HERE, Peer, peer_of
 from pdctl.probes.stuck.sides import QUEUE_ORDER, Key, Seen, Side, holds
 from pdctl.protocol.model import UNKNOWN, poll_name
 from pdctl.protocol.requests import RoomEntry
@@ -21,6 +21,8 @@ def waiting_of(side: Side, other: Sequence[Side], pause_s: float, full: SideSpac
     covers, lookups, recorded = Covers(answer.covers), answer.lookups, side.recorded
     progress = _Progress(side, pause_s)
     since, title, role, cluster, unseen_s = side.since, side.title, side.role, side.cluster, side.unseen_s
+    alone = other[0] if len(other) == 1 else None
+    there = alone.rooms if alone is not None else {}
     found = []
     for key, seen in side.requests.items():
         if len(seen) == 1 and seen[0].entry.queue in QUEUE_ORDER:
@@ -38,7 +40,11 @@ def waiting_of(side: Side, other: Sequence[Side], pause_s: float, full: SideSpac
         if recorded and cover.name == "unknown":
             cover = _NOT_TOLD
         room, rid = key
-        peer = peer_of(room, side, other, max(age_s, since.get(key, -1.0)) if since else age_s)
+        here = there.get(room) if room else None
+        if alone is not None and here is not None:
+            peer = Peer(alone.words(here), HERE)
+        else:
+            peer = peer_of(room, side, other, max(age_s, since.get(key, -1.0)) if since else age_s)
         found.append(
             Waiting(
                 room=room,
@@ -58,7 +64,7 @@ def waiting_of(side: Side, other: Sequence[Side], pause_s: float, full: SideSpac
                 limit_s=cover.limit_s,
                 left_s=cover.left_s(entry),
                 note=(_behind(room, entry, full) if full is not None else "") or cover.note,
-                holds=_holds(entry),
+                holds=holds(entry.slot, entry.kv) if entry.locked <= 0 else _locks(entry),
                 cluster=cluster,
                 unseen_s=unseen_s,
             )
@@ -95,12 +101,10 @@ class _Progress:
         return self._changed.get(key) or ("in line" if entry.queue in self._left else "still")
 
 
-def _holds(entry: RoomEntry) -> str:
+def _locks(entry: RoomEntry) -> str:
     held = holds(entry.slot, entry.kv)
-    if entry.locked > 0:
-        lock = f"a lock on {entry.locked} tokens of the prefix cache"
-        return f"{held}, {lock}" if held else lock
-    return held
+    lock = f"a lock on {entry.locked} tokens of the prefix cache"
+    return f"{held}, {lock}" if held else lock
 
 
 def _behind(room: int, entry: RoomEntry, full: SideSpace) -> str:
