@@ -37,7 +37,7 @@ def read_all(source: Source) -> Recording:
     return recording
 
 
-def carry(source: Source) -> bytes | None:
+def carry(source: Source) -> Recording | None:
     """Carry a recording over, as ``record --for`` does; None where it says no."""
     try:
         carried = Carried(source)
@@ -46,8 +46,7 @@ def carry(source: Source) -> bytes | None:
     except (ValueError, OSError):
         return None
     carried.gaps()
-    made = carried.build()
-    return made.read(0, made.size)
+    return read_from(carried.build())
 
 
 def without_names(data: bytes) -> bytes | None:
