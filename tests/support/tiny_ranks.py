@@ -17,10 +17,15 @@ from typing import Any
 from pdctl.protocol import wire
 from pdctl.protocol.stream import Connection
 from tests.support import cli_server
+from tests.support.patience import patience
 
 ROOT = Path(__file__).parents[2]
-PATIENT = ("--rank-timeout", "60", "--timeout", "60")
-"""For ranks that do answer, however busy the machine is."""
+
+
+def patient() -> tuple[str, ...]:
+    """Return options for ranks that do answer, however busy the machine is."""
+    limit = f"{max(60, patience(20)):.0f}"
+    return ("--rank-timeout", limit, "--timeout", limit)
 
 
 def free_port() -> int:
@@ -113,7 +118,7 @@ class TinyRanks:
 
     def rows(self, *args: str, code: int) -> list[dict[str, Any]]:
         """Return the rows of ``pdctl ranks -o json``, which must exit with ``code``."""
-        waits = () if "--rank-timeout" in args else PATIENT
+        waits = () if "--rank-timeout" in args else patient()
         done = self.pdctl("ranks", "-o", "json", *waits, *args)
         assert done.returncode == code, done
         rows: list[dict[str, Any]] = json.loads(done.stdout)["ranks"]

@@ -34,7 +34,9 @@ def _diverged(labs: Labs, lab: Lab) -> str:
             found = json.loads(done.stdout)["findings"] if done.stdout else []
             return next((finding["rooms"] for finding in found if finding["code"] == "PD101"), [])
 
-        return str(until("rooms in a finding", rooms)[0])
+        room = str(until("rooms in a finding", rooms)[0])
+        until("the landing that only the other rank has acted on", lambda: lab.events("decode dp0 pp0 tp1", 13))
+        return room
 
 
 def _recorded_s(lab: Lab, side: str) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.curve import Keyring, endpoint_of
-from tests.support.tiny_ranks import PATIENT, ROOT, TinyRanks, free_port, stop
+from tests.support.tiny_ranks import ROOT, TinyRanks, free_port, patient, stop
 
 pytestmark = pytest.mark.system
 LISTEN = {"PDCTL_LISTEN": "tcp://127.0.0.1"}
@@ -53,7 +53,7 @@ def test_what_is_remembered_is_read_from_a_plain_file_only(ranks: TinyRanks, rin
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache"), **ring.env}
     for make in (lambda: os.mkfifo(kept), lambda: kept.symlink_to("/dev/zero"), lambda: kept.write_text("[1]")):
         make()
-        done = away(ranks, *at(ring, endpoint_of(ranks, child.pid)), "ranks", "-o", "json", *PATIENT, **cache)
+        done = away(ranks, *at(ring, endpoint_of(ranks, child.pid)), "ranks", "-o", "json", *patient(), **cache)
         assert [row["state"] for row in rows(done, 0)] == ["live"]
         kept.unlink()
 
@@ -68,7 +68,7 @@ def test_keys_that_are_no_directory(ranks: TinyRanks, tmp_path: Path) -> None:
 
 def test_no_key_was_given_where_one_is_needed(ranks: TinyRanks, ring: Keyring) -> None:
     child = ranks.start(**LISTEN, **ring.env)
-    done = away(ranks, "--endpoint", endpoint_of(ranks, child.pid), "ranks", "-o", "json", *PATIENT, **ring.env)
+    done = away(ranks, "--endpoint", endpoint_of(ranks, child.pid), "ranks", "-o", "json", *patient(), **ring.env)
     [row] = rows(done, 4)
     assert "it takes a key, and none was given (--server-key)" in row["reason"]
 
@@ -76,7 +76,9 @@ def test_no_key_was_given_where_one_is_needed(ranks: TinyRanks, ring: Keyring) -
 def test_a_name_that_leads_nowhere_is_said_to(ranks: TinyRanks, ring: Keyring) -> None:
     child = ranks.start(**LISTEN, **ring.env)
     nowhere = "tcp://no-such-host.invalid:7311"
-    asked = away(ranks, *at(ring, nowhere, endpoint_of(ranks, child.pid)), "ranks", "-o", "json", *PATIENT, **ring.env)
+    asked = away(
+        ranks, *at(ring, nowhere, endpoint_of(ranks, child.pid)), "ranks", "-o", "json", *patient(), **ring.env
+    )
     found = {row["rank"]: row for row in rows(asked, 3)}
     assert "the name no-such-host.invalid can't be resolved" in found.pop(nowhere)["reason"]
     assert [row["state"] for row in found.values()] == ["live"], "and the other one is asked all the same"
@@ -147,7 +149,7 @@ def test_a_stopped_rank_is_one_row_by_the_name_it_had_when_it_was_reached(ranks:
     assert "127.0.0.1" not in manifest, "names are taken out, addresses too"
 
     children[1].send_signal(signal.SIGCONT)
-    assert [row["state"] for row in rows(away(ranks, *command, *PATIENT, **ring.env), 0)] == ["live", "live"]
+    assert [row["state"] for row in rows(away(ranks, *command, *patient(), **ring.env), 0)] == ["live", "live"]
     stop(children[1])
     seen = rows(away(ranks, *command, **ring.env), 3)
     assert [(row["rank"], row["state"], row["pid"]) for row in seen] == [
@@ -165,7 +167,7 @@ def test_what_was_there_once_is_not_taken_for_what_is_there_now(ranks: TinyRanks
     port = free_port()
     first = ranks.start(PDCTL_LISTEN=f"tcp://127.0.0.1:{port}", **ring.env)
     where = f"tcp://127.0.0.1:{port}"
-    [row] = rows(away(ranks, *at(ring, where), "ranks", "-o", "json", *PATIENT, **ring.env), 0)
+    [row] = rows(away(ranks, *at(ring, where), "ranks", "-o", "json", *patient(), **ring.env), 0)
     assert row["pid"] == first.pid
     first.kill()
     first.wait()

@@ -23,7 +23,7 @@ from pdctl.protocol.stream import framed
 from pdctl.targets.client import Client, Silence
 from pdctl.targets.find import discover
 from pdctl.targets.places import parse_places
-from tests.support.tiny_ranks import PATIENT, TinyRanks, stop
+from tests.support.tiny_ranks import TinyRanks, patient, stop
 
 pytestmark = pytest.mark.system
 
@@ -102,7 +102,7 @@ def test_a_recording_that_is_cut_off_or_foreign_is_named_and_the_others_shown(ra
     ranks.start()
     (ranks.record_dir / "5-5.pdrec").write_bytes(b"PDCTLREC" + bytes(20))
     (ranks.record_dir / "6-6.pdrec").write_bytes(b"not one of ours, surely")
-    done = ranks.pdctl("ranks", *PATIENT)
+    done = ranks.pdctl("ranks", *patient())
     assert done.returncode == 3
     assert "live" in done.stdout
     assert "5-5.pdrec" in done.stderr

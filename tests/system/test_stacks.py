@@ -21,7 +21,7 @@ from pdctl.targets.find import discover
 from pdctl.targets.places import parse_places
 from tests.support.labs import Labs
 from tests.support.patience import until
-from tests.support.tiny_ranks import PATIENT, TinyRanks
+from tests.support.tiny_ranks import TinyRanks, patient
 
 pytestmark = pytest.mark.system
 
@@ -31,7 +31,7 @@ RUNS = 20
 
 def look(labs: Labs, *options: object, code: int | None) -> dict[str, Any]:
     """Return what ``stacks -o json`` says; ranks are given the time that a busy machine takes."""
-    return json.loads(labs.cli("stacks", "-o", "json", *PATIENT, *options, code=code).stdout)
+    return json.loads(labs.cli("stacks", "-o", "json", *patient(), *options, code=code).stdout)
 
 
 def rows(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -67,7 +67,7 @@ def test_a_hung_group(labs: Labs) -> None:
     [model] = [row for row in of_kind["tp"]["rows"] if row["ranks"] == "tp0"]
     assert (model["current"]["op"], of_kind["tp"]["in_step"]) == ("all_reduce", False)
 
-    text = labs.cli("stacks", *PATIENT, code=1).stdout
+    text = labs.cli("stacks", *patient(), code=1).stdout
     assert "tp1  stuck  waits in broadcast of new requests" in text
     assert "recv_requests (" in text
     # Without the group there is nothing to compare with, and nothing is made up.
@@ -140,7 +140,7 @@ def test_without_the_flight_recorder_the_stack_tells(tmp_path: Path) -> None:
         assert note.startswith("decode dp0 tp0,1: the flight recorder's buffer is off")
         assert document["findings"] == []  # tp1 is in no collective: it is late
         assert "tp0 waits in all_reduce of the polls of decode.transfer" in document["groups"][0]["reason"]
-        assert "less: decode dp0 tp0,1: the flight recorder" in ranks.pdctl("stacks", *PATIENT).stderr
+        assert "less: decode dp0 tp0,1: the flight recorder" in ranks.pdctl("stacks", *patient()).stderr
 
 
 def test_a_rank_that_holds_the_gil(tmp_path: Path) -> None:

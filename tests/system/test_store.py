@@ -25,7 +25,7 @@ from pdctl.protocol import keys, store_schema
 from pdctl.protocol.model import Status
 from tests.support.curve import Keyring, endpoint_of
 from tests.support.patience import patience, until
-from tests.support.tiny_ranks import PATIENT, TinyRanks, free_port, stop
+from tests.support.tiny_ranks import TinyRanks, free_port, patient, stop
 
 pytestmark = pytest.mark.system
 ANYWHERE = "tcp://127.0.0.1"
@@ -37,7 +37,7 @@ def ring(tmp_path: Path) -> Keyring:
     return Keyring(tmp_path, alice="observe")
 
 
-def patient(run: Callable[[str], subprocess.CompletedProcess[str]], limit_s: int) -> subprocess.CompletedProcess[str]:
+def loaded(run: Callable[[str], subprocess.CompletedProcess[str]], limit_s: int) -> subprocess.CompletedProcess[str]:
     """Run a command with ``--timeout``, again and for twice as long until its child process has loaded torch in that time."""
     while True:
         done = run(str(limit_s))
@@ -83,7 +83,7 @@ class Job:
 
     def pdctl(self, *args: str, code: int, **env: str) -> subprocess.CompletedProcess[str]:
         named = () if "--store" in args else ("--store", f"127.0.0.1:{self.port}")
-        done = patient(
+        done = loaded(
             lambda limit: self.ranks.pdctl(
                 *named, *args, "--rank-timeout", "120", "--timeout", limit, **AWAY, **self.ring.env, **env
             ),
@@ -135,7 +135,7 @@ def test_ranks_say_which_store_they_are_in(ranks: TinyRanks) -> None:
     for child in children:
         ranks.ready(child)
     assert [row["store"] for row in ranks.rows(code=0)] == [f"127.0.0.1:{port}"] * 2
-    wide = ranks.pdctl("ranks", "-o", "wide", *PATIENT, COLUMNS="300")
+    wide = ranks.pdctl("ranks", "-o", "wide", *patient(), COLUMNS="300")
     assert f"127.0.0.1:{port}" in wide.stdout
     alone = ranks.start(TINY_INSTANCE="alone", TINY_SERVICE="alone")
     assert {row["store"] for row in ranks.rows(code=0) if row["pid"] == alone.pid} == {""}
@@ -238,7 +238,7 @@ def test_what_is_no_store_costs_its_deadline_at_most(ranks: TinyRanks, ring: Key
             (f"127.0.0.1:{silent}", "no TCPStore"),
             ("192.0.2.1:29500", "no connection"),
         ):
-            done = patient(
+            done = loaded(
                 lambda limit, address=address: ranks.pdctl(
                     "--store", address, "ranks", "--timeout", limit, **AWAY, **ring.env
                 ),

@@ -19,7 +19,7 @@ from pdctl.targets.client import Client, Silence
 from tests.support.cluster import Cluster
 from tests.support.curve import Curve, Keyring, endpoint_of, notes
 from tests.support.patience import patience, until
-from tests.support.tiny_ranks import PATIENT, TinyRanks, free_port
+from tests.support.tiny_ranks import TinyRanks, free_port, patient
 
 pytestmark = pytest.mark.system
 ANYWHERE = "tcp://127.0.0.1"
@@ -44,18 +44,18 @@ def rows(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
 def test_ranks_are_found_by_endpoint_and_all_of_their_answers_come_over_curve(ranks: TinyRanks, ring: Keyring) -> None:
     children = [ranks.start("--rank", n, "--size", 2, PDCTL_LISTEN=ANYWHERE, **ring.env) for n in (0, 1)]
     where = [endpoint_of(ranks, child.pid) for child in children]
-    done = asked_from_afar(ranks, ring, *options(ring, *where), "ranks", "-o", "json", *PATIENT)
+    done = asked_from_afar(ranks, ring, *options(ring, *where), "ranks", "-o", "json", *patient())
     assert done.returncode == 0, done
     assert [(row["pid"], row["state"], row["endpoint"]) for row in rows(done)] == [
         (child.pid, "live", endpoint) for child, endpoint in zip(children, where, strict=True)
     ]
     # One of two endpoints: the other rank is still expected, and missed.
-    done = asked_from_afar(ranks, ring, *options(ring, where[0]), "ranks", "-o", "json", *PATIENT)
+    done = asked_from_afar(ranks, ring, *options(ring, where[0]), "ranks", "-o", "json", *patient())
     assert done.returncode == 3, done
     assert [row["state"] for row in rows(done)] == ["live", "no agent"]
     # What was recorded is on the other host: it comes through the socket.
     kept = ranks.run_dir.parent / "far.pdtrace"
-    done = asked_from_afar(ranks, ring, *options(ring, *where), "record", str(kept), "-o", "json", *PATIENT)
+    done = asked_from_afar(ranks, ring, *options(ring, *where), "record", str(kept), "-o", "json", *patient())
     assert done.returncode == 0, done
     assert [rank["kept"] for rank in json.loads(done.stdout)["trace"]["ranks"]] == ["whole", "whole"]
 
@@ -67,14 +67,14 @@ def test_a_context_holds_endpoints_and_the_names_of_keys(ranks: TinyRanks, ring:
     assert asked_from_afar(ranks, ring, "context", "add", "far", *given, **config).returncode == 0
     listed = json.loads(asked_from_afar(ranks, ring, "context", "list", "-o", "json", **config).stdout)["contexts"]
     assert [(row["endpoints"], row["key"]) for row in listed] == [([endpoint_of(ranks, child.pid)], "alice")]
-    done = asked_from_afar(ranks, ring, "--context", "far", "ranks", "-o", "json", *PATIENT, **config)
+    done = asked_from_afar(ranks, ring, "--context", "far", "ranks", "-o", "json", *patient(), **config)
     assert [row["pid"] for row in rows(done)] == [child.pid], done
 
 
 def test_a_rank_of_this_host_is_reached_by_its_file_where_that_is_named_too(ranks: TinyRanks, ring: Keyring) -> None:
     child = ranks.start(PDCTL_LISTEN=ANYWHERE, **ring.env)
     both = options(ring, endpoint_of(ranks, child.pid))
-    done = ranks.pdctl(*both, "ranks", "-o", "json", *PATIENT, **ring.env)
+    done = ranks.pdctl(*both, "ranks", "-o", "json", *patient(), **ring.env)
     assert [row["endpoint"].partition(":")[0] for row in rows(done)] == ["ipc"], done
 
 
@@ -102,7 +102,7 @@ def test_without_keys_it_does_not_listen_and_says_so(ranks: TinyRanks, ring: Key
         assert (row["pid"], row["state"], row["tcp"]) == (child.pid, "live", "")
         assert why in row["tcp_off"]
         assert sum("no TCP socket" in note for note in notes(ranks, child.pid)) == 1
-    shown = " ".join(ranks.pdctl("ranks", *PATIENT).stdout.split())
+    shown = " ".join(ranks.pdctl("ranks", *patient()).stdout.split())
     assert "no client key is authorised" in shown
 
 

@@ -110,10 +110,11 @@ def test_a_flood_is_cut_down_and_takes_nothing_from_others(ranks: TinyRanks, rin
 
     def flood() -> None:
         with Curve(where, ring.access("alice"), SNDHWM=1000) as client:
-            client.socket.setsockopt(zmq.SNDTIMEO, 60_000)
+            client.socket.setsockopt(zmq.SNDTIMEO, 1000)
             while not over.is_set():
-                for _ in range(200):
-                    client.send(question)
+                with contextlib.suppress(zmq.Again):  # it is cut down by not being read
+                    for _ in range(200):
+                        client.send(question)
                 while (reply := client.reply(0)) is not None:
                     answered.append(reply.error)
 

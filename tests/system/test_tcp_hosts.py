@@ -15,7 +15,7 @@ import pytest
 from tests.support.curve import Keyring, notes
 from tests.support.hosts import Hosts, why_not
 from tests.support.patience import patience, until
-from tests.support.tiny_ranks import PATIENT, ROOT, TinyRanks
+from tests.support.tiny_ranks import ROOT, TinyRanks, patient
 
 pytestmark = pytest.mark.system
 PORT = 29_511
@@ -57,7 +57,7 @@ def away(hosts: Hosts, ranks: list[TinyRanks], ring: Keyring, tmp_path: Path) ->
     client.env |= {**ring.env, "PDCTL_KEY": "alice"}
 
     def published() -> bool:
-        done = client.pdctl(*STORE, "ranks", "-o", "json", *PATIENT)
+        done = client.pdctl(*STORE, "ranks", "-o", "json", *patient())
         return done.returncode == 0 and len(json.loads(done.stdout)["ranks"]) == 3
 
     until("all ranks in the store", published)
@@ -73,20 +73,20 @@ def shown(done: subprocess.CompletedProcess[str], code: int) -> dict[str, Any]:
 def test_hosts_are_found_by_the_store_asked_over_curve_and_missed_when_cut_off(
     hosts: Hosts, ranks: list[TinyRanks], away: TinyRanks, ring: Keyring, tmp_path: Path
 ) -> None:
-    rows = shown(away.pdctl(*STORE, "ranks", "-o", "json", *PATIENT), 0)["ranks"]
+    rows = shown(away.pdctl(*STORE, "ranks", "-o", "json", *patient()), 0)["ranks"]
     assert [row["endpoint"] for row in rows] == [f"tcp://{Hosts.address(n)}:7311" for n in (1, 2, 3)]
-    seen = shown(away.pdctl(*STORE, "diff-queues", "-o", "json", *PATIENT), 0)
+    seen = shown(away.pdctl(*STORE, "diff-queues", "-o", "json", *patient()), 0)
     assert [(group["verdict"], len(group["ranks"])) for group in seen["groups"]] == [("AGREE", 3)]
 
     # Who is not let in, and who may only look.
     ring.stranger("eve")
-    eve = away.pdctl("--key", "eve", *STORE, "ranks", "-o", "json", *PATIENT)
+    eve = away.pdctl("--key", "eve", *STORE, "ranks", "-o", "json", *patient())
     assert {row["state"] for row in shown(eve, 4)["ranks"]} == {"silent"}
     for _ in range(2):
-        refused = away.pdctl(*STORE, "heal", "--all", *PATIENT)
+        refused = away.pdctl(*STORE, "heal", "--all", *patient())
         assert refused.returncode == 6, refused
         assert "role observe" in refused.stderr
-    assert away.pdctl("--key", "bob", *STORE, "heal", "--all", *PATIENT).returncode == 0
+    assert away.pdctl("--key", "bob", *STORE, "heal", "--all", *patient()).returncode == 0
     for one in ranks:
         assert sum("role observe" in note for note in notes(one, pid_of(one))) == 1
         assert sum("refused a client" in note for note in notes(one, pid_of(one))) == 1
@@ -122,7 +122,7 @@ def test_hosts_are_found_by_the_store_asked_over_curve_and_missed_when_cut_off(
     assert partial.returncode in (1, 3), partial
     assert any("not reachable" in problem for problem in json.loads(partial.stdout)["problems"])
     hosts.plug(3)
-    until("an answer of every rank", lambda: away.pdctl(*STORE, "ranks", *PATIENT).returncode == 0)
+    until("an answer of every rank", lambda: away.pdctl(*STORE, "ranks", *patient()).returncode == 0)
 
 
 def pid_of(ranks: TinyRanks) -> int:

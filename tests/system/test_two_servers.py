@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from tests.support.tiny_ranks import PATIENT, TinyRanks
+from tests.support.tiny_ranks import TinyRanks, patient
 
 pytestmark = pytest.mark.system
 
 
 def blocks(ranks: TinyRanks) -> dict[str, int]:
     """Return the heading of each rank in ``dump queues``, and how many requests are drawn under it."""
-    done = ranks.pdctl("dump", "queues", *PATIENT)
+    done = ranks.pdctl("dump", "queues", *patient())
     assert done.returncode == 0, done
     found: dict[str, int] = {}
     heading = ""
@@ -30,17 +30,17 @@ def test_two_starts_of_one_server(ranks: TinyRanks) -> None:
     ranks.start("--count", 2, TINY_INSTANCE="later", TINY_WORLD="later", TINY_STARTED="2000000000000000000")
     ranks.start("--count", 3, TINY_INSTANCE="sooner", TINY_WORLD="sooner", TINY_STARTED="1000000000000000000")
     assert blocks(ranks) == {"decode dp0 pp0 tp0 · #1": 3, "decode dp0 pp0 tp0 · #2": 2}
-    asked = ranks.pdctl("dump", "queues", "-o", "json", *PATIENT)
+    asked = ranks.pdctl("dump", "queues", "-o", "json", *patient())
     document = json.loads(asked.stdout)
     assert {(row["instance"], row["server"]) for row in document["ranks"]} == {("sooner", "#1"), ("later", "#2")}
     held = [row["instance"] for row in document["requests"]]
     assert (held.count("sooner"), held.count("later")) == (3, 2)
-    rows = ranks.pdctl("dump", "metadata", *PATIENT).stdout
+    rows = ranks.pdctl("dump", "metadata", *patient()).stdout
     assert sorted(line for line in rows.splitlines() if line.startswith("decode")) == [
         "decode dp0 pp0 tp0 · #1 · tiny 1",
         "decode dp0 pp0 tp0 · #2 · tiny 1",
     ]
-    compared = json.loads(ranks.pdctl("diff-queues", "-o", "json", *PATIENT).stdout)
+    compared = json.loads(ranks.pdctl("diff-queues", "-o", "json", *patient()).stdout)
     assert sorted(group["title"].rpartition(" · ")[2] for group in compared["groups"]) == ["#1", "#2"]
 
 

@@ -153,7 +153,10 @@ class Endless:
             client.sendall(self.GREETING + ready)
             heard = b""
             while b"READY" not in heard:
-                heard += client.recv(4096)
+                part = client.recv(4096)
+                if not part:
+                    return  # it only looked whether anybody listens
+                heard += part
             while True:
                 client.sendall(frames)
 
