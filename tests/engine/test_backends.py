@@ -16,13 +16,14 @@ from tests.support.patience import patience
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
+HEARD = [["events.transfer-done", True]]
 NIXL = {
-    "0.5.12.post1": {"ends": [False, True], "lacks": ["failures"], "aux": "bound"},
-    "0.5.13.post1": {"ends": [False, True], "lacks": ["aborts", "failures"], "aux": "bound"},
-    "0.5.23": {"ends": [True, True], "lacks": [], "aux": "rdma"},
+    "0.5.12.post1": {"ends": [False, True], "lacks": ["failures"], "aux": "bound", "heard": HEARD},
+    "0.5.13.post1": {"ends": [False, True], "lacks": ["aborts", "failures"], "aux": "bound", "heard": HEARD},
+    "0.5.23": {"ends": [True, True], "lacks": [], "aux": "rdma", "heard": []},
 }
 OWED = {"owed": ["bootstrap_thread", ""]}
-MOONCAKE = {"ends": [True, True], "lacks": [], "aux": "rdma"}
+MOONCAKE = {"ends": [True, True], "lacks": [], "aux": "rdma", "heard": []}
 
 
 def printed(env: EngineEnv, script: str) -> Any:

@@ -6,8 +6,11 @@ import importlib
 import json
 from types import SimpleNamespace
 
+from pdctl.engines.base import Hooks
 from pdctl.engines.sglang import seams
 from pdctl.engines.sglang.backends import backend_of
+from pdctl.faults.table import FaultTable
+from pdctl.recording.null import NullRecorder
 
 found = {}
 for name in seams.CONNECTIONS:
@@ -25,5 +28,9 @@ for name in seams.CONNECTIONS:
         "lacks": list(backend.lacks()),
         "aux": backend.aux({})[0],
         "owed": [backend.owed(role) for role in ("prefill", "decode")],
+        "heard": [
+            [seam.name, seam.present]
+            for seam in backend.install(Hooks(), NullRecorder("a test"), FaultTable(False), "decode")
+        ],
     }
 print(json.dumps(found))
