@@ -1,8 +1,9 @@
 """What some engine versions need to run without a GPU, applied as their modules are imported.
 
 ``PDCTL_TEST_PATCHES`` lists the patches by name, comma-separated. None of them touches what pdctl reads or hooks, but for
-``late-metadata``, which stands in for a slow network where there is no pdctl to break anything, and ``slow-forward``,
-which stands in for a long prompt.
+``late-metadata``, which stands in for a slow network where there is no pdctl to break anything, ``slow-forward``,
+which stands in for a long prompt, and ``lost-release``, which stands in for an acknowledgement that is lost, and for an
+engine that forgets on one rank what its group keeps.
 """
 
 from __future__ import annotations
@@ -108,6 +109,31 @@ def _slow_forward(runner: ModuleType) -> None:
     model_runner.forward = slow
 
 
+def _lost_release(decode: ModuleType) -> None:
+    """As the file ``PDCTL_TEST_RELEASE`` says, decode tp1 does not hear that prefill writes no more (``keep``), or forgets the
+    memory that it keeps for prefill (``lose``)."""
+    queue, file = decode.DecodeTransferQueue, Path(os.environ["PDCTL_TEST_RELEASE"])
+    resolve, withheld = queue.resolve_deferred_releases, dict[int, set[int]]()
+
+    def resolves(self: Any) -> None:
+        if self.tp_rank == 1 and self._deferred_releases:
+            word = file.read_text() if file.exists() else ""
+            if word == "lose":
+                self._deferred_releases.clear()
+            for entry in self._deferred_releases:
+                room = entry[0].req.bootstrap_room
+                told = entry[0].kv_receiver.kv_mgr._deferred_abort_ack_tracker.get(room)
+                acks = set() if told is None else told.prefill_ranks
+                if word == "keep":
+                    withheld.setdefault(room, set()).update(acks)
+                    acks.clear()
+                else:
+                    acks.update(withheld.pop(room, ()))
+        resolve(self)
+
+    queue.resolve_deferred_releases = resolves
+
+
 PATCHES: dict[str, dict[str, Patch]] = {
     "no-pinned-memory": {
         "sglang.srt.managers.scheduler": _ignore_pin_memory,
@@ -116,6 +142,7 @@ PATCHES: dict[str, dict[str, Patch]] = {
     "nixl-on-cpu": {"nixl_cu12._api": _dram_for_vram},
     "late-metadata": {"sglang.srt.disaggregation.mooncake.conn": _late_metadata},
     "slow-forward": {"sglang.srt.model_executor.model_runner": _slow_forward},
+    "lost-release": {"sglang.srt.disaggregation.decode": _lost_release},
     # Tokens come out wrong with it, all else is as it should be.
     "dp-attention": {
         "sglang.srt.layers.attention.torch_native_backend": _pad_value,
