@@ -28,9 +28,9 @@ def kept_waiting(members: Mapping[str, RankView], stalled_s: float) -> Wait:
     if any(turn is None or turn.state == LOST or _computes(turn) for turn in turns.values()):
         return Wait()
     known = {name: turn for name, turn in turns.items() if turn is not None}
-    ages = {name: turn.age_s or 0.0 for name, turn in known.items() if turn.waiting and not turn.turned}
-    waiting = {name: age for name, age in ages.items() if age >= stalled_s}
     late = tuple(name for name, turn in known.items() if _late(turn, stalled_s))
+    ages = {name: turn.age_s or 0.0 for name, turn in known.items() if turn.waiting and not turn.turned}
+    waiting = {name: age for name, age in ages.items() if age >= stalled_s and name not in late}
     return Wait(tuple(waiting), late, min(waiting.values())) if waiting and late else Wait()
 
 

@@ -173,7 +173,11 @@ ASKS = waits("question to a bootstrap server")
 COMPUTES = Turn(turned=False, age_s=30.0, doing="model forward", computing=True, state=RUNNING)
 
 
-@pytest.mark.parametrize("late", [STOPPED_TURN, Turn(age_s=34.0, state=ENDED), ASKS])
+STOPPED_IN_A_RECEIVE = replace(waits(STAGE_BEFORE), state=STOPPED)
+"""As it is read from outside: where it stood when it was stopped."""
+
+
+@pytest.mark.parametrize("late", [STOPPED_TURN, STOPPED_IN_A_RECEIVE, Turn(age_s=34.0, state=ENDED), ASKS])
 def test_a_stage_that_keeps_another_waiting(late: Turn) -> None:
     report, found = judged(stage(0, Kept(), late), stage(1, Kept(), waits(STAGE_BEFORE)))
     assert (report.verdict, report.stragglers) == ("WAITING", ("pp0",))
