@@ -225,4 +225,4 @@ def test_drawing_ends_when_it_takes_too_long_and_says_so() -> None:
         return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
     assert said(1e6) == ["one", "two"]
-    assert said(-1) == ["The rest is not drawn: no time left of -1 s (--timeout). -o json has all of it."]
+    assert said(-1) == ["The rest is not drawn: that takes more than -1 s. -o json has all of it."]
