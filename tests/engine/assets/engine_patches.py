@@ -53,9 +53,14 @@ def _pad_value(backend: ModuleType) -> None:
 
 
 def _copy_in_torch(dp_attention: ModuleType) -> None:
-    """Up to 0.5.18 dp attention copies rows with a Triton kernel, and asks for pinned memory."""
+    """Up to 0.5.18 dp attention copies rows with a Triton kernel, and asks for pinned memory.
+
+    Batches of decode are gathered by an operator that a CPU has not; those of prefill by all_reduce, and so are all here.
+    """
     dp_attention.memcpy_triton = _copy_rows  # type: ignore[attr-defined]
     _ignore_pin_memory(dp_attention)
+    modes = dp_attention.DpPaddingMode  # type: ignore[attr-defined]
+    modes.get_dp_padding_mode = classmethod(lambda cls, *_: cls.SUM_LEN)
 
 
 def _copy_rows(dst: Any, src: Any, dim: int, offset: Any, sz: Any, offset_src: bool) -> None:
