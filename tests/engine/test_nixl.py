@@ -137,14 +137,6 @@ def test_a_poll_that_comes_late_changes_nothing(pair: Pair, version: str) -> Non
         assert placed.heal()["fired"] == 3
 
 
-def test_a_wrong_room_on_all_ranks_fails_its_request_alone(pair: Pair, version: str) -> None:
-    with fault(pair, "--corrupt-room", "--hits", "1", "--allow-ranks", "2", rank="decode") as placed:
-        [answer] = pair.begin(1)
-        assert answer().tokens is None
-        assert placed.ended()["fired"] == 2
-    assert pair.one_by_one(1) == right_tokens(version)[:1]
-
-
 def test_a_transfer_that_fails_is_refused_where_it_ends_prefills_thread(pair: Pair, version: str) -> None:
     if version in DEADLY:
         done = pair.pdctl("inject", "--fail-transfer", "--rank", "decode:tp1", "--for", "1m", "--detach")
