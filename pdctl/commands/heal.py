@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pdctl.targets.find import FoundRank
     from pdctl.targets.reach import Reach
 
-EXAMPLES = ("pdctl heal --all", "pdctl heal 3f9c27", "pdctl heal --all --prove")
+EXAMPLES = ("pdctl heal --all --prove", "pdctl heal 3f9c27")
 
 
 class HealedRank(msgspec.Struct, frozen=True):

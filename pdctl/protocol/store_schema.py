@@ -64,7 +64,8 @@ class RawEntry(msgspec.Struct, frozen=True):
 
 
 class Read(msgspec.Struct, frozen=True):
-    """The entries read from one store. error: why none, or not all, could be read."""
+    """The entries read from one store. error: why none, or not all, could be read. read_ns: when, by the wall clock here."""
 
     entries: list[RawEntry] = []
     error: str = ""
+    read_ns: int = 0

@@ -14,16 +14,12 @@ import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from pdctl.protocol.model import Identity
 from pdctl.protocol.rank import Access, FoundRank, Silence
 from pdctl.targets import endpoint_cache, registration
 from pdctl.targets.places import Places
 from pdctl.targets.resolve import host_of, unresolved
-
-if TYPE_CHECKING:
-    from pdctl.protocol.store_schema import Beat
 
 REFUSED_S = 0.3
 """How long hosts of ranks that did not answer have to say that nobody listens there."""
@@ -42,7 +38,7 @@ def find(places: Places, timeout_s: float, rank_timeout_s: float, problems: list
         return Access(server_key, own().public, own().secret) if server_key else Access()
 
     ranks = [unknown_rank(endpoint, access(places.server_key)) for endpoint in places.endpoints]
-    beats: list[Beat | None] = [None] * len(ranks)
+    ages = [float("inf")] * len(ranks)
     published = 0
     if places.stores:
         from pdctl.targets.sources import stores
@@ -55,14 +51,15 @@ def find(places: Places, timeout_s: float, rank_timeout_s: float, problems: list
             for entry, beat in stores.entries(answer.entries, problems):
                 rank = stores.rank_of_entry(entry, beat, places.server_key)
                 ranks.append(replace(rank, access=access("" if rank.silent else entry.registration.server_key)))
-                beats.append(beat)
+                ages.append(stores.age_of(beat, answer.read_ns))
                 published += 1
-    found = _asked(ranks, beats, min(rank_timeout_s, timeout_s / 4), len(ranks) - published)
+    found = _asked(ranks, ages, min(rank_timeout_s, timeout_s / 4), len(ranks) - published)
     return endpoint_cache.apply_identities(places, found)
 
 
-def _asked(ranks: Sequence[FoundRank], beats: Sequence[Beat | None], timeout_s: float, unnamed: int) -> list[FoundRank]:
-    """Return the ranks with the identities that they report. unnamed: number of ranks at the start known by address only."""
+def _asked(ranks: Sequence[FoundRank], ages: Sequence[float], timeout_s: float, unnamed: int) -> list[FoundRank]:
+    """Return the ranks with the identities that they report. ages: of their heartbeats in a store when that was read,
+    seconds. unnamed: number of ranks at the start known by address only."""
     from pdctl.protocol.paths import Registration
     from pdctl.targets.client import Answer, Client
 
@@ -84,7 +81,7 @@ def _asked(ranks: Sequence[FoundRank], beats: Sequence[Beat | None], timeout_s: 
     quiet = [a.rank.endpoint for a in answers if a.body is None and not a.rank.silent]
     nobody = refused(quiet, REFUSED_S)
     found: list[FoundRank] = []
-    for number, (answer, beat) in enumerate(zip(answers, beats, strict=True)):
+    for number, (answer, age_s) in enumerate(zip(answers, ages, strict=True)):
         rank = answer.rank
         if answer.body is not None and (number < unnamed or _same(rank.identity, answer.body.identity)):
             found.append(
@@ -103,7 +100,7 @@ def _asked(ranks: Sequence[FoundRank], beats: Sequence[Beat | None], timeout_s: 
             if number >= unnamed:
                 from pdctl.targets.sources import stores
 
-                rank = stores.silent_rank(rank, beat, refused=gone, now_ns=time.time_ns())
+                rank = stores.silent_rank(rank, age_s, refused=gone)
             found.append(rank)
     return found
 

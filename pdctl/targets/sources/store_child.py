@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import os
 import sys
+import time
 from typing import Any
 
 import msgspec
@@ -40,8 +41,9 @@ def read(host: str, port: int, seconds: float) -> Read:
     names = list(dict.fromkeys(name for name in names if name.startswith("pdctl/")))
     entries = _there(store, names)
     beats = _there(store, [beat(name) for name in entries])
+    read_ns = time.time_ns()
     found = [RawEntry(name, value, beats.get(beat(name), b"")) for name, value in entries.items()]
-    return Read([one for one in found if len(one.entry) <= MAX_VALUE and len(one.beat) <= MAX_VALUE], error)
+    return Read([one for one in found if len(one.entry) <= MAX_VALUE and len(one.beat) <= MAX_VALUE], error, read_ns)
 
 
 def _there(store: Any, names: list[str]) -> dict[str, bytes]:

@@ -149,16 +149,20 @@ def rank_of_entry(entry: Entry, beat: Beat | None, pinned: str) -> FoundRank:
     return rank
 
 
-def silent_rank(rank: FoundRank, beat: Beat | None, *, refused: bool, now_ns: int) -> FoundRank:
-    """Return a rank that did not answer, as live or dead by its heartbeat.
+def age_of(beat: Beat | None, read_ns: int) -> float:
+    """Return how old a heartbeat was when its store was read, seconds, inf where there is none."""
+    return max(0.0, (read_ns - beat.wall_ns) / 1e9) if beat is not None else float("inf")
+
+
+def silent_rank(rank: FoundRank, age_s: float, *, refused: bool) -> FoundRank:
+    """Return a rank that did not answer, as live or dead by the age of its heartbeat when its store was read.
 
     refused: its endpoint refuses connections. Hosts' clocks are assumed to agree within seconds. ``dead`` is not
     certain here: a fault that the rank held may still be in place.
     """
-    age_s = max(0.0, (now_ns - beat.wall_ns) / 1e9) if beat is not None else float("inf")
-    said = (
-        f"its last heartbeat in the store was {age_s:.0f} s ago" if beat is not None else "no heartbeat is in the store"
-    )
+    said = "no heartbeat is in the store"
+    if age_s != float("inf"):
+        said = f"its last heartbeat in the store was {age_s:.0f} s ago"
     if refused:
         why = f"nobody listens at its endpoint any more: its process has ended, or its agent; {said}"
         return replace(rank, state="dead", silent=Silence.REFUSED, silent_why=why)
@@ -166,4 +170,4 @@ def silent_rank(rank: FoundRank, beat: Beat | None, *, refused: bool, now_ns: in
     return replace(rank, state=state, silent_why=f"{rank.silent_why}; {said}")
 
 
-__all__ = ["entries", "rank_of_entry", "read", "silent_rank"]
+__all__ = ["age_of", "entries", "rank_of_entry", "read", "silent_rank"]
