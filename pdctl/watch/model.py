@@ -13,8 +13,8 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: its label. state, reason, where: as in :class:`pdctl.probes.ranks.judge.RankRow`. ticks: turns of its scheduler loop,
     tick_age_s: seconds since the last one. rounds: ``queue/group kind`` → ordinal of the last round entered.
-    queues: queue → requests in it. oldest_s: queue → seconds that its oldest request has been there. slots, slots_used: metadata
-    slots. gated: requests that only the gate holds, gated_s: seconds that the longest has been held.
+    queues: queue → requests in it. oldest_s: queue → seconds that its oldest request has been there. slots, slots_used:
+    metadata slots. gated: requests that only the gate holds, gated_s: seconds that the longest has been held.
     faults: injected ones that are active. agent_cpu_s: CPU seconds that its agent has used. None or empty where unknown.
     """
 
