@@ -7,7 +7,7 @@ last full list before it; where that or anything between is gone, the round is k
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pdctl.protocol.model import QUEUES, EventKind, GroupInfo, Identity
 from pdctl.recording import format as f
 from pdctl.recording.header import BadRecording, Visits, parse_header
-from pdctl.recording.rings import ROUND, among, events, possible_rounds, rounds, select_records
+from pdctl.recording.rings import ROUND, Ring, among, events, possible_rounds, rounds, select_records
 from pdctl.recording.source import FileSource, Source
 from pdctl.recording.streams import Item, Run, Stream
 
@@ -165,8 +165,8 @@ def parse(data: bytes, name: str = "") -> Recording:
     return read_from(Source(data), name)
 
 
-def read_from(source: Source, name: str = "") -> Recording:
-    """Read the recording in ``source``; :func:`read` says what is raised."""
+def read_from(source: Source, name: str = "", ended: Callable[[Source, int, int], Ring] = rounds) -> Recording:
+    """Read the recording in ``source``; :func:`read` says what is raised. ended: reads its runs that ended."""
     head = source.read(0, f.HEADER_SIZE)
     header = parse_header(head)
     if len(head) < f.HEADER_SIZE:
@@ -179,12 +179,12 @@ def read_from(source: Source, name: str = "") -> Recording:
     rounds_off, rounds_cap, items_off, items_cap, _, _ = header.rings
     # Read in the order in which the rank writes: its turns, the runs it is in, the runs that ended.
     live = live_runs(head, source.read(f.LIVE_OFFSET, f.RINGS_OFFSET - f.LIVE_OFFSET))
-    closed = rounds(source, rounds_off, rounds_cap)
+    closed = ended(source, rounds_off, rounds_cap)
     for pause_s in _AGAIN_S if header.state == f.STATE_WRITING and isinstance(source, FileSource) else ():
         if not closed.torn:
             break
         time.sleep(pause_s)  # one is being written, and its writer may have lost the processor in the middle
-        closed = rounds(source, rounds_off, rounds_cap)
+        closed = ended(source, rounds_off, rounds_cap)
     if closed.torn:
         problems.append(f"{closed.torn} round record(s) torn and left out")
     streams, untrue = _streams(closed.table, live, header.identity, source, (items_off, items_cap))

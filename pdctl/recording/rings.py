@@ -56,6 +56,24 @@ def rounds(source: Source, offset: int, capacity: int) -> Ring:
     return _ring(source, offset, capacity, ROUND, f.ROUND_BODY_SIZE, possible_rounds)
 
 
+def later_rounds(source: Source, offset: int, capacity: int, last: int, most: int) -> Ring | None:
+    """Return the runs after number ``last``, at most ``most``, in a ring as :func:`rounds` reads it.
+
+    None: the writer is ahead by a whole ring, or what is there is damaged.
+    """
+    place = last % capacity
+    data = source.read(offset + place * f.ROUND_SIZE, min(most, capacity - place) * f.ROUND_SIZE)
+    table = np.frombuffer(data, ROUND, len(data) // f.ROUND_SIZE)
+    expected = np.arange(last + 1, last + 1 + len(table), dtype=np.uint64)
+    if (table["seq"] > expected).any():
+        return None
+    places = np.flatnonzero(table["seq"] == expected)
+    whole = record_sums(data, places, f.ROUND_SIZE, f.ROUND_BODY_SIZE) == table["crc"][places]
+    found = select_records(table, places[whole])
+    true = possible_rounds(found)
+    return Ring(select_records(found, true), int(np.count_nonzero(~whole)), int(np.count_nonzero(~true)))
+
+
 def events(source: Source, offset: int, capacity: int, wanted: Wanted | None = None) -> NDArray[Any]:
     """Return the sound events of a ring as EVENT, by ``seq``; kinds a newer pdctl may write are among them.
 

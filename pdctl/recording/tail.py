@@ -1,0 +1,63 @@
+"""A recording that is read again and again while it grows: each time only the runs that are new are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdctl.recording.reader import BadRecording, Recording, read_from
+from pdctl.recording.rings import Ring, later_rounds, rounds
+from pdctl.recording.source import FileSource, Source
+
+MOST_RUNS = 4096
+"""Runs that are kept, the newest: to a judge it is the recording of a rank whose ring is as small."""
+_BLOCK = 64
+
+
+class Tail:
+    """The recording of one process, whose file stays open. Raises OSError if it can't be opened."""
+
+    def __init__(self, path: Path, pid: int, proc_start: int) -> None:
+        self._path, self._process = path, (pid, proc_start)
+        self._source = FileSource(path)
+        self._runs: NDArray[Any] | None = None
+
+    def read(self) -> Recording:
+        """Return the recording as it is now, with the newest MOST_RUNS of its runs.
+
+        Raises OSError where it can't be read, BadRecording where it can't be told whose it is, or is another process's.
+        """
+        recording = read_from(self._source, str(self._path), self._ended)
+        if (recording.pid, recording.proc_start) != self._process:
+            raise BadRecording("it is of another process")
+        return recording
+
+    def _ended(self, source: Source, offset: int, capacity: int) -> Ring:
+        """Return what :func:`rounds` does, of the newest runs. Where one is torn, it begins anew at the next call."""
+        runs = self._runs
+        if runs is None or not len(runs):
+            return self._anew(source, offset, capacity)
+        parts, last = [runs], int(runs["seq"][-1])
+        while True:
+            more = later_rounds(source, offset, capacity, last, _BLOCK)
+            if more is None or more.torn or more.untrue:
+                return self._anew(source, offset, capacity)
+            if not len(more.table):
+                break
+            parts.append(more.table)
+            last += len(more.table)
+        if len(parts) > 1:
+            self._runs = np.concatenate(parts)[-MOST_RUNS:]
+        return Ring(self._runs if self._runs is not None else runs)
+
+    def _anew(self, source: Source, offset: int, capacity: int) -> Ring:
+        ring = rounds(source, offset, capacity)
+        newest = ring.table[-MOST_RUNS:].copy()
+        self._runs = None if ring.torn else newest
+        return Ring(newest, ring.torn, ring.untrue)
+
+
+__all__ = ["MOST_RUNS", "Tail"]
