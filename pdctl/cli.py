@@ -19,6 +19,7 @@ from pdctl.commands.completing import values
 from pdctl.commands.examples import Given
 from pdctl.commands.examples import add as add_examples
 from pdctl.commands.usage import explain
+from pdctl.commands.watching import with_times
 from pdctl.probes.registry import abouts
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report import progress
@@ -112,7 +113,7 @@ class Commands(TyperGroup):
         name, command, rest = super().resolve_command(ctx, args)
         sub = rest[:1] if hasattr(command, "commands") else []
         progress.begin("" if name in OWN_LINE else " ".join([str(name), *sub]))
-        return name, command, rest
+        return name, command, with_times(command, rest)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; an int it returns is its exit code."""

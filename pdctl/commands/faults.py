@@ -19,6 +19,7 @@ from pdctl.commands.options import (
     find,
     reach_of,
 )
+from pdctl.commands.watching import WatchOption, watch
 from pdctl.inject.parameter import format_fault
 from pdctl.protocol import durations
 from pdctl.protocol.documents import Rows
@@ -94,6 +95,7 @@ def command(
         str, typer.Option("--wait-for-hit", metavar="ID", help="Wait until this fault has fired.", show_default=False)
     ] = "",
     within: Annotated[str, typer.Option("--within", metavar="TIME", help="How long --wait-for-hit waits.")] = "15m",
+    every_s: WatchOption = None,
     output: OutputOption = Format.TABLE,
     timeout: TimeoutOption = TIMEOUT_S,
     rank_timeout: RankTimeoutOption = RANK_TIMEOUT_S,
@@ -109,26 +111,31 @@ def command(
         within_s = durations.parse(within, most_s=WAIT_S, what="--within")
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+    if wait_for_hit and every_s is not None:
+        raise typer.BadParameter("--wait-for-hit looks again by itself", param_hint="--watch")
     from pdctl.targets.client import Client
 
-    out = Output(output)
     reach = reach_of(ctx)
-    there = find(run_dir, record_dir, reach=reach, timeout=timeout, rank_timeout=rank_timeout, outside=False)
-    found = there.ranks
-    with Client(timeout_s=timeout, spent_s=there.took_s, rank_timeout_s=rank_timeout) as client:
-        if available:
-            from pdctl.commands.faults_available import show
 
-            return show(out, _ask(client, found))
-        if wait_for_hit:
-            return _wait(out, client, found, wait_for_hit, within_s)
-        answers = _ask(client, found)
-        silent = _silent(answers)
-        rows = _rows(answers, past=past)
-        unreached = not any(answer.body for answer in answers)
-        code = Exit.UNREACHABLE if unreached else Exit.PARTIAL if silent else Exit.CLEAN
-        _show(out, rows, silent, code)
-        return code
+    def look(out: Output) -> int:
+        there = find(run_dir, record_dir, reach=reach, timeout=timeout, rank_timeout=rank_timeout, outside=False)
+        found = there.ranks
+        with Client(timeout_s=timeout, spent_s=there.took_s, rank_timeout_s=rank_timeout) as client:
+            if available:
+                from pdctl.commands.faults_available import show
+
+                return show(out, _ask(client, found))
+            if wait_for_hit:
+                return _wait(out, client, found, wait_for_hit, within_s)
+            answers = _ask(client, found)
+            silent = _silent(answers)
+            rows = _rows(answers, past=past)
+            unreached = not any(answer.body for answer in answers)
+            code = Exit.UNREACHABLE if unreached else Exit.PARTIAL if silent else Exit.CLEAN
+            _show(out, rows, silent, code)
+            return code
+
+    return look(Output(output)) if every_s is None else watch(look, output, every_s)
 
 
 def _ask(client: Client, found: Sequence[FoundRank]) -> list[Answer[FaultsBody]]:

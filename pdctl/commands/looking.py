@@ -25,6 +25,7 @@ from pdctl.commands.options import (
     seconds,
     target_place,
 )
+from pdctl.commands.watching import WatchOption, watch
 from pdctl.probes.base import RANK_TIMEOUT_S, SECONDS, TARGET, AnyProbe, Option, WrongOptionError
 from pdctl.probes.registry import GROUPS, Entry, entries
 from pdctl.probes.run import EXIT_CODES, Asked, run
@@ -77,7 +78,12 @@ def _command(entry: Entry) -> Any:
             rank_timeout_s=given["rank_timeout"],
             only_findings=given["findings"],
         )
+        every_s = given.get("every_s")
+        if every_s is not None and asked.source is not None and not asked.source.is_dir():
+            raise typer.BadParameter("a trace does not change", param_hint="--watch")
         try:
+            if every_s is not None:
+                return watch(lambda out: run(probe, options, asked, out), Format(output), every_s)
             return int(run(probe, options, asked, Output(output)))
         except WrongOptionError as error:
             raise typer.BadParameter(str(error), param_hint=error.option) from None
@@ -134,6 +140,7 @@ def _shared(probe: AnyProbe) -> list[inspect.Parameter]:
         ("findings", FindingsOption, False, True),
         ("every_start", AllStartsOption, False, probe.starts),
         ("source", FromOption, None, probe.offline),
+        ("every_s", WatchOption, None, probe.repeats),
         ("run_dir", RunDirOption, None, True),
         ("record_dir", RecordDirOption, None, True),
         ("timeout", TimeoutOption, probe.timeout_s, True),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 10.0
 RANK_TIMEOUT_S = 2.0
-WATCH_S = 2.0
+PAUSE_S = 2.0
 """Pause between two looks, of probes that look twice."""
 SECONDS, TARGET = "seconds", "target"
 """What an option's text is read as, where its type does not say: a duration, a file to write."""
@@ -36,11 +36,11 @@ class WrongOptionError(ValueError):
         self.option = option
 
 
-def fits(watch_s: float, timeout_s: float) -> None:
-    """Return where there is time for a pause of ``watch_s`` seconds. Raises WrongOptionError where there is not."""
-    if watch_s >= timeout_s:
+def fits(pause_s: float, timeout_s: float, option: str = "--pause") -> None:
+    """Return where there is time for ``option``, ``pause_s`` seconds. Raises WrongOptionError where there is not."""
+    if pause_s >= timeout_s:
         raise WrongOptionError(
-            f"{watch_s:g} s do not fit into --timeout, {timeout_s:g} s for the whole command", "--watch"
+            f"{pause_s:g} s do not fit into --timeout, {timeout_s:g} s for the whole command", option
         )
 
 
@@ -83,6 +83,7 @@ class Probe(Generic[O, E, D]):
     live_stage: not well enough for ``check``, which needs live ranks.
     selects: ranks can be chosen (``--rank``). starts: ranks of earlier starts can be asked for (``--all``).
     examples: two command lines that its help ends with.
+    repeats: it can look again and again (``--watch``).
     timeout_s: of the whole command, where none is given. waits_once: a rank that does not answer is not waited for again.
     """
 
@@ -95,6 +96,7 @@ class Probe(Generic[O, E, D]):
     live_stage: ClassVar[bool] = False
     selects: ClassVar[bool] = False
     starts: ClassVar[bool] = False
+    repeats: ClassVar[bool] = False
     timeout_s: ClassVar[float] = TIMEOUT_S
     waits_once: ClassVar[bool] = False
     options: type[O]
@@ -142,8 +144,8 @@ class Probe(Generic[O, E, D]):
         """Return more evidence where the first judgement calls for it: it is judged again. None: it stands."""
         return None
 
-    def in_check(self, watch_s: float) -> O:
-        """Return the options with which ``check`` runs it. watch_s: the pause of probes that look twice."""
+    def in_check(self, pause_s: float) -> O:
+        """Return the options with which ``check`` runs it. pause_s: the pause of probes that look twice."""
         return self.options()
 
     def findings(self, document: D) -> Sequence[Finding]:
@@ -193,11 +195,11 @@ class Probe(Generic[O, E, D]):
 AnyProbe = Probe[Any, Any, Any]
 
 __all__ = [
+    "PAUSE_S",
     "RANK_TIMEOUT_S",
     "SECONDS",
     "TARGET",
     "TIMEOUT_S",
-    "WATCH_S",
     "AnyProbe",
     "NewFile",
     "NoOptions",

@@ -123,7 +123,7 @@ class Output:
         elif self.format is Format.JSONL:
             lines = [] if only_findings else [_row(document, row) for row in own.rows]
             lines += [_finding(document, found) for found in (findings.rows if findings else ())]
-            text = "".join(f"{escaping.json_encoded(line, ascii_only=ascii_only)}\n" for line in lines)
+            text = "".join(f"{escaping.json_encoded(self._line(line), ascii_only=ascii_only)}\n" for line in lines)
         elif self.format is Format.CSV:
             text = _csv(findings if only_findings and findings is not None else own)
         elif self.format is Format.YAML:
@@ -160,6 +160,10 @@ class Output:
             self.note(f"  … and {len(details) - MOST_DETAILS} more")
         if next_step:
             self.note(f"  Next: {sentence(next_step)}")
+
+    def _line(self, line: Any) -> Any:
+        """Return what a line of jsonl has."""
+        return line
 
     def _write(self, text: str, lost: int) -> None:
         progress.erase()

@@ -95,7 +95,7 @@ class Checker:
             self._told.wait(max(0.0, self._check_s - took_s - rest_s))
 
     def _check(self) -> Checked:
-        from pdctl.probes.base import WATCH_S
+        from pdctl.probes.base import PAUSE_S
         from pdctl.probes.queues.collect import collect
         from pdctl.probes.queues.judge import judge
         from pdctl.probes.view import View
@@ -118,7 +118,7 @@ class Checker:
             view = View.open(chosen, client, others=others)
             so_far = self.now = Checked(began_ns=began_ns, found=found)
             self._news.set()
-            for outcome in check.run(view, check.chosen(check.CheckOptions(), recorded=False), WATCH_S):
+            for outcome in check.run(view, check.chosen(check.CheckOptions(), recorded=False), PAUSE_S):
                 if self._over.is_set():
                     return so_far
                 kept = carried(outcome, self.last.outcomes, _there(view))

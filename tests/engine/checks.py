@@ -97,7 +97,7 @@ def dumps_are_clean(pair: Pair) -> None:
     [gone] = pair.begin(1, tokens=2000, limit_s=1.0, text=SECRET)
     gone()
     until("it has left", lambda: not dumped(pair, "queues")[1]["requests"], 60, 0.5)
-    status, seen = dumped(pair, "leaks", "--watch", "2s")
+    status, seen = dumped(pair, "leaks", "--for", "2s")
     assert status == 0, seen
     assert all(row["judged"] and not row["slots_lost"] and not row["kv_lost"] for row in seen["ranks"])
 

@@ -171,7 +171,7 @@ def stuck_is_told(pair: Pair, room: int, kind: str) -> None:
     """C9 and C10: what waits for a message says which time-out ends it, what waits for metadata that none does."""
 
     def look() -> dict[str, Any] | None:
-        done = pair.pdctl("stuck", "-o", "json", "--stuck-after", "2s", "--watch", "1s")
+        done = pair.pdctl("stuck", "-o", "json", "--stuck-after", "2s", "--pause", "1s")
         document: dict[str, Any] = json.loads(done.stdout)
         assert done.returncode == (1 if document["findings"] else 0), done.stderr
         return document if document["findings"] else None

@@ -384,7 +384,7 @@ def test_a_rank_whose_agent_is_silent_is_read_from_outside_in_its_group(
         assert {now["rank"]: now["state"] for now in seen["groups"][0]["now"]} == {"tp0": "live", "tp1": "outside"}
         assert sum(seen["groups"][0]["compared"].values()) > 0, "rounds are compared as before"
         assert not seen["findings"]
-        seen = pdctl(run, "stuck", "--watch", "100ms")
+        seen = pdctl(run, "stuck", "--pause", "100ms")
         assert [problem for problem in seen["problems"] if "read from outside, its agent is silent" in problem]
     finally:
         run.kill()

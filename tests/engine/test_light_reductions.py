@@ -162,7 +162,7 @@ def test_memory_that_is_kept_is_shown_with_its_acks_and_its_deadline(
         tp0, tp1 = until("both keep it", lambda: rows if len(rows := kept()) == 2 else None, 60)
         assert [(row["room"], row["needed"], row["acks"]) for row in (tp0, tp1)] == [(6100, 1, not first), (6100, 1, 0)]
         assert 0 < tp1["left_s"] <= 600
-        code, document = told(run, "stuck", "--watch", "200ms")
+        code, document = told(run, "stuck", "--pause", "200ms")
         [waits] = document["requests"]
         assert (code, waits["queue"], waits["state"]) == (0, "decode.deferred", "0 of 1 acks")
         assert waits["cover"].endswith("DEFERRED_DECODE_KV_RELEASE_TIMEOUT")
@@ -170,7 +170,7 @@ def test_memory_that_is_kept_is_shown_with_its_acks_and_its_deadline(
             [outside] = OutsideRank(OpenProcess(rank.identity.pid, 60)).rooms().deferred
             assert (outside.room, outside.needed, outside.acks) == (6100, 1, 0 if rank.identity.tp else not first)
             assert 0 < outside.left_s <= 600
-        code, document = told(run, "dump", "leaks", "--watch", "500ms")
+        code, document = told(run, "dump", "leaks", "--for", "500ms")
         assert not document["findings"]
     finally:
         run.kill()

@@ -83,7 +83,7 @@ def test_a_long_forward_with_requests_behind_it(pair: Pair) -> None:
         until("decode waits for them", lambda: behind <= pair.queued("decode.transfer").get(TP0, set()), 60, 0.2)
         until("it takes long", lambda: turned_s(pair, PREFILL)[0] > LONG_S, 60, 0.5)
         is_clean(pair)
-        status, seen = asked(pair, "stuck", "--stuck-after", "1s", "--watch", "1s")
+        status, seen = asked(pair, "stuck", "--stuck-after", "1s", "--pause", "1s")
         assert (status, findings(seen)) == (0, [])
         peers = {row["room"]: row["peer"] for row in seen["requests"] if row["role"] == "decode"}
         assert {peers[room].partition(":")[0] for room in behind} == {"not known"}

@@ -45,7 +45,7 @@ def pid_of(pair: Pair, title: str) -> int:
 
 def waiting(pair: Pair) -> dict[int, dict[str, Any]]:
     """Return room → row of the requests that wait on decode."""
-    status, seen = asked(pair, "stuck", "--stuck-after", "1s", "--watch", "1s")
+    status, seen = asked(pair, "stuck", "--stuck-after", "1s", "--pause", "1s")
     assert (status, findings(seen)) == (0, [])
     return {row["room"]: row for row in seen["requests"] if row["role"] == "decode"}
 

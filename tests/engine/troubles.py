@@ -39,7 +39,7 @@ def findings(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 def is_clean(pair: Pair, unseen: Collection[str] = ("routing",)) -> None:
     """`check` finds nothing and could look at everything, but for these stages."""
-    status, seen = asked(pair, "check", "--watch", "1s", "--suppress", REFUSED)
+    status, seen = asked(pair, "check", "--pause", "1s", "--suppress", REFUSED)
     assert not findings(seen), seen["findings"]
     assert status in (0, 3), seen
     assert {stage["level"] for stage in seen["stages"] if stage["stage"] not in unseen} <= {"ok", "info"}, seen[
@@ -56,7 +56,7 @@ def says_first(
     """
 
     def look() -> Any:
-        status, seen = asked(pair, "check", "--watch", "1s", *([] if REFUSED in codes else ["--suppress", REFUSED]))
+        status, seen = asked(pair, "check", "--pause", "1s", *([] if REFUSED in codes else ["--suppress", REFUSED]))
         told = findings(seen)
         if not told or told[0]["code"] not in codes or (rooms is not None and set(told[0]["rooms"]) != rooms):
             return None

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(600, method="signal")]  # 
 
 def stuck(cases: Cases, code: int | None = None) -> dict[str, Any]:
     patient = "--rank-timeout 60s --timeout 60s"
-    done = cases.run(f"stuck -o json --stuck-after 2s --watch 1s {patient}", code=code)
+    done = cases.run(f"stuck -o json --stuck-after 2s --pause 1s {patient}", code=code)
     document: dict[str, Any] = json.loads(done.stdout)
     return document
 

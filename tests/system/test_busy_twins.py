@@ -77,7 +77,7 @@ def test_nothing_is_found(labs: Labs, name: str) -> None:
                 cases.run(f"lab restart {server}", code=0)
             if not load:
                 cases.run("lab load -n 4", code=0)
-            done = cases.run(f"check --watch 300ms -o json {PATIENT}")
+            done = cases.run(f"check --pause 300ms -o json {PATIENT}")
             found = [
                 f"{row['code']} {row['summary']}"
                 for row in json.loads(done.stdout)["findings"]

@@ -198,10 +198,10 @@ def test_a_request_that_is_lost_leaks_and_one_that_is_aborted_does_not(labs: Lab
         until("both rooms in transfer", lambda: lab.queues()[TP0]["decode.transfer"] == [91, 92])
         client.abort(aborted, ("decode",))
         until("the abort of room 91", lambda: lab.queues()[TP0]["decode.transfer"] == [92])
-        assert serious(dump(labs, "leaks", "--watch", "1s", code=0)) == []
+        assert serious(dump(labs, "leaks", "--for", "1s", code=0)) == []
         client.lose(lost, tp=0)
         until("the loss of room 92", lambda: lab.queues()[TP0]["decode.transfer"] == [])
-        document = dump(labs, "leaks", "--watch", "1s", code=1)
+        document = dump(labs, "leaks", "--for", "1s", code=1)
     finally:
         client.close()
     codes = {found["code"]: found for found in document["findings"]}
@@ -214,7 +214,7 @@ def test_a_request_that_is_lost_leaks_and_one_that_is_aborted_does_not(labs: Lab
     assert {left["table"]: left["rooms"] for left in document["leftovers"] if left["rank"] == TP0}[
         "request_status"
     ] == [92]
-    assert "has lost slot 1" in labs.cli("dump", "leaks", "--watch", "500ms", code=1).stdout
+    assert "has lost slot 1" in labs.cli("dump", "leaks", "--for", "500ms", code=1).stdout
 
 
 def abort_in_bootstrap(lab: Lab) -> None:
@@ -226,7 +226,7 @@ def abort_in_bootstrap(lab: Lab) -> None:
 def test_an_orphan_of_a_later_stage_and_stages_a_round_apart(labs: Labs) -> None:
     sick = labs.up("--prefill", "pp=2", "--decode", "tp=1", "--without", "orphan-drain")
     abort_in_bootstrap(sick)
-    document = dump(labs, "leaks", "--watch", "1s", code=1)
+    document = dump(labs, "leaks", "--for", "1s", code=1)
     [found] = serious(document)
     assert (found["code"], found["ranks"], found["rooms"]) == ("PD152", ["prefill dp0 pp1 tp0"], [6])
     [orphan] = document["orphans"]
@@ -237,7 +237,7 @@ def test_an_orphan_of_a_later_stage_and_stages_a_round_apart(labs: Labs) -> None
     abort_in_bootstrap(well)
     load = in_background(well, requests=0, seconds=6, concurrency=4)
     for _ in range(3):
-        assert serious(dump(labs, "leaks", "--watch", "500ms", code=0)) == []
+        assert serious(dump(labs, "leaks", "--for", "500ms", code=0)) == []
     load.join()
 
 
@@ -254,7 +254,7 @@ def test_nothing_is_found_under_load_with_aborts(labs: Labs) -> None:
     try:
         until("a request that waits", lambda: any(dump(labs, "queues", code=None)["requests"]))
         for _ in range(6):
-            assert serious(dump(labs, "leaks", "--watch", "500ms", code=None)) == []
+            assert serious(dump(labs, "leaks", "--for", "500ms", code=None)) == []
             assert serious(dump(labs, "metadata", code=None)) == []
             assert serious(dump(labs, "config", code=0)) == []
         assert load.poll() is None, "the load ended before the looks did"
@@ -262,6 +262,6 @@ def test_nothing_is_found_under_load_with_aborts(labs: Labs) -> None:
         load.kill()
         load.wait()
     document = until(
-        "no slot in use", lambda: (d := dump(labs, "leaks", "--watch", "1s", code=0)) and not d["slots"] and d
+        "no slot in use", lambda: (d := dump(labs, "leaks", "--for", "1s", code=0)) and not d["slots"] and d
     )
     assert document["space"] == []

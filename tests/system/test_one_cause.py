@@ -33,7 +33,7 @@ def test_a_full_batch_whose_clients_are_gone() -> None:
         # Twin: full for a moment, and somebody waits for everything.
         busy = sending(lab, requests=4, concurrency=4, new_tokens=3)
         until("a request that runs", lambda: lab.queues()["decode dp0 pp0 tp0"]["running"])
-        document = check(lab, "--only", "stuck", "--watch", "500ms")
+        document = check(lab, "--only", "stuck", "--pause", "500ms")
         assert (document["failed"], document["level"] in ("ok", "info")) == (False, True), document
         busy.join()
         # Two clients leave, and their requests go on.

@@ -84,7 +84,7 @@ STATES: dict[str | tuple[str, ...], tuple[Branch, ...]] = {
         Branch(ROUTING, "on both sides with SGLang 0.5.11 to 0.5.18", "verify-routing", 1, ("PD124", "Unset")),
     ),
     ("lab up --decode tp=1", "lab load -n 1 --room 73 --to decode --lost-on 0 --seconds 5"): (
-        Branch(GAUGE, "a **slot** or **table**", "dump leaks --watch 5s", 0, ("PD153", "keeps room 73")),
+        Branch(GAUGE, "a **slot** or **table**", "dump leaks --for 5s", 0, ("PD153", "keeps room 73")),
     ),
     "The bootstrap server is dead": (
         Branch(WAIT, "*runs without its bootstrap server*", "check", 1, ("PD145", "runs without its bootstrap server")),

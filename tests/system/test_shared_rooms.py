@@ -41,7 +41,7 @@ def test_a_retry_under_an_id_of_its_own_and_a_room_used_again() -> None:
         cases.run("story its-retry", code=0)
         cases.run("lab load -n 1 --rid first --room 500", code=0)
         cases.start("lab load -n 1 --rid second --room 500 --to decode --seconds 600")
-        found = until("a finding", lambda: findings(cases, "stuck --watch 1s").get("PD147"))
+        found = until("a finding", lambda: findings(cases, "stuck --pause 1s").get("PD147"))
         assert found["rooms"] == [500]
         assert "Room 500 of request second, which waits in decode." in found["summary"]
         assert "was that of request first" in found["summary"]

@@ -119,7 +119,7 @@ def test_a_rank_with_a_silent_agent_is_read_from_outside(pair: Pair, silence: An
     assert {now["rank"]: now["state"] for now in group["now"]} == {"tp0": "live", "tp1": "outside"}
     assert any("read from outside, its agent is silent" in problem and why in problem for problem in seen["problems"])
 
-    status, seen = pair.asked("stuck", "--watch", "100ms")
+    status, seen = pair.asked("stuck", "--pause", "100ms")
     assert {request["room"] for request in seen["requests"]} == {12, 77}
     assert any(SILENT in problem and "read from outside" in problem for problem in seen["problems"])
     assert not [problem for problem in seen["problems"] if "did not answer" in problem]
@@ -128,8 +128,8 @@ def test_a_rank_with_a_silent_agent_is_read_from_outside(pair: Pair, silence: An
 @pytest.mark.parametrize("command", ["check", "dump metadata", "dump config", "dump leaks", "verify-routing", "stacks"])
 def test_every_command_that_asks_ranks_reads_it_from_outside(pair: Pair, command: str) -> None:
     why = its_socket_goes(pair)
-    watch = ("--watch", "100ms") if command in ("check", "dump leaks") else ()
-    status, seen = pair.asked(*command.split(), *watch)
+    pause = {"check": ("--pause", "100ms"), "dump leaks": ("--for", "100ms")}.get(command, ())
+    status, seen = pair.asked(*command.split(), *pause)
     [problem] = [
         problem for problem in seen["problems"] if f"{SILENT}: read from outside, its agent is silent" in problem
     ]

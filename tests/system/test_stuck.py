@@ -55,7 +55,7 @@ def recordings_alone(lab: Lab, kind: str) -> None:
     """The same from the files: what waits and that the other side is done with it; not which time-out covers it."""
     lost = kind == "--drop-status"
     source = ("--from", lab.labs.folder / "rec")
-    document = stuck(lab, *source, "--stuck-after", "2s", "--watch", "1s", code=1 if lost else 0)
+    document = stuck(lab, *source, "--stuck-after", "2s", "--pause", "1s", code=1 if lost else 0)
     [request] = [each for each in document["requests"] if each["role"] == "decode"]
     assert (request["room"], request["queue"], request["cover"]) == (4000, "decode.transfer", "unknown")
     assert request["rid"]
@@ -87,7 +87,7 @@ def test_what_never_arrives(lab: Lab, kind: str) -> None:
             # Until both sides are where they stay: the first looks may see it move.
             document = until(
                 "a finding",
-                lambda: (found := stuck(lab, "--stuck-after", "2s", "--watch", "1s", code=None))["findings"] and found,
+                lambda: (found := stuck(lab, "--stuck-after", "2s", "--pause", "1s", code=None))["findings"] and found,
             )
             [finding] = document["findings"]
             assert (finding["code"], finding["rooms"]) == (code, [4000])
@@ -126,7 +126,7 @@ def test_a_full_decode_is_full(lab: Lab) -> None:
     """C12: two requests fill the KV pool, ten wait in line."""
     with Sending(lab, requests=10_000, concurrency=12, prompt_tokens=30, new_tokens=60, seconds=600) as sending:
         try:
-            found = until("a finding", lambda: stuck(lab, "--stuck-after", "1s", "--watch", "1s", code=0)["findings"])
+            found = until("a finding", lambda: stuck(lab, "--stuck-after", "1s", "--pause", "1s", code=0)["findings"])
         finally:
             sending.client.load.requests = (
                 1  # no more, and those on their way to the end: the next test has the same lab
@@ -140,7 +140,7 @@ def test_a_room_that_only_one_side_has(lab: Lab) -> None:
         try:
             document = until(
                 "a finding",
-                lambda: (found := stuck(lab, "--stuck-after", "2s", "--watch", "1s", code=None))["findings"] and found,
+                lambda: (found := stuck(lab, "--stuck-after", "2s", "--pause", "1s", code=None))["findings"] and found,
             )
         finally:
             sending.client.load.abort_after_s = 1e-3
@@ -150,7 +150,7 @@ def test_a_room_that_only_one_side_has(lab: Lab) -> None:
     assert (request["peer"], request["peer_is"]) == ("it never came to decode", "never")
 
 
-@pytest.mark.parametrize("words", [["--by", "size"], ["--older", "soon"], ["--watch", "-1s"]])
+@pytest.mark.parametrize("words", [["--by", "size"], ["--older", "soon"], ["--pause", "-1s"]])
 def test_bad_options(lab: Lab, words: list[str]) -> None:
     done = lab.labs.cli("stuck", *words, code=2)
     assert "Traceback" not in done.stderr

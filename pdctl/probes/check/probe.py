@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
-from pdctl.probes.base import SECONDS, TIMEOUT_S, WATCH_S, Option, Probe, WrongOptionError, fits
+from pdctl.probes.base import PAUSE_S, SECONDS, TIMEOUT_S, Option, Probe, WrongOptionError, fits
 from pdctl.probes.check.model import Outcome
 from pdctl.protocol.documents import Rows
 
@@ -44,7 +44,7 @@ class CheckOptions:
         bool,
         Option("--probe", "For liveness probes: exit with 1 for a finding of level error, else with 0."),
     ] = False
-    watch: Annotated[float, Option("--watch", "Pause of the stages that look twice.", "TIME", SECONDS)] = WATCH_S
+    pause: Annotated[float, Option("--pause", "Pause of the stages that look twice.", "TIME", SECONDS)] = PAUSE_S
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ class Check(Probe["CheckOptions", "Seen", "CheckDocument"]):
     examples = ("pdctl check -o json", "pdctl check --probe --only ranks --only queues")
     offline = True
     timeout_s = 3 * TIMEOUT_S
+    repeats = True
     waits_once = True
     options = CheckOptions
 
@@ -90,14 +91,14 @@ class Check(Probe["CheckOptions", "Seen", "CheckDocument"]):
         except ValueError as error:
             raise WrongOptionError(str(error), "--suppress") from None
         if not recorded:
-            fits(options.watch, timeout_s)
+            fits(options.pause, timeout_s)
 
     def collect(self, view: View, options: CheckOptions) -> Seen:
         """Return what each stage came to."""
         stages = chosen(options, recorded=view.recorded)
         names = {stage.name for stage in stages}
         live = tuple(name for stage in chosen(options, recorded=False) if (name := stage.name) not in names)
-        return Seen(list(run(view, stages, options.watch)), view.found.others, live)
+        return Seen(list(run(view, stages, options.pause)), view.found.others, live)
 
     def judge(self, evidence: Seen, options: CheckOptions) -> CheckDocument:
         """Return the stages summed up."""
@@ -154,7 +155,7 @@ def chosen(options: CheckOptions, *, recorded: bool) -> list[AnyProbe]:
     return left
 
 
-def run(view: View, stages: Iterable[AnyProbe], watch_s: float) -> Iterator[Outcome]:
+def run(view: View, stages: Iterable[AnyProbe], pause_s: float) -> Iterator[Outcome]:
     """Run the stages in their order, and yield what each came to.
 
     The view's deadline is that of all of them: a stage that finds no time left is not run, and says so.
@@ -169,7 +170,7 @@ def run(view: View, stages: Iterable[AnyProbe], watch_s: float) -> Iterator[Outc
             continue
         progress.doing(f"{stage.name} of {len(view.ranks)} rank{'s'[: len(view.ranks) != 1]}")
         started = time.monotonic()
-        outcome = stage.outcome(look(stage, view, stage.in_check(watch_s)))
+        outcome = stage.outcome(look(stage, view, stage.in_check(pause_s)))
         if view.recorded:
             outcome = replace(outcome, untold=stage.untold)
         over = view.over

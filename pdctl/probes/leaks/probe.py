@@ -21,7 +21,7 @@ class LeaksOptions:
     """What ``dump leaks`` takes."""
 
     watch: Annotated[
-        float, Option("--watch", "How long to watch. What is held all that time counts.", "TIME", SECONDS)
+        float, Option("--for", "How long to watch. What is held all that time counts.", "TIME", SECONDS)
     ] = 5.0
 
 
@@ -35,16 +35,16 @@ class Leaks(Probe["LeaksOptions", "list[RankWatch]", "LeaksDocument"]):
     name = "leaks"
     about = "nothing is held without an owner"
     cost = "several questions to each rank over a while"
-    examples = ("pdctl dump leaks --watch 2s", "pdctl dump leaks --watch 1s -o json")
+    examples = ("pdctl dump leaks --for 2s", "pdctl dump leaks --for 1s -o json")
     options = LeaksOptions
 
     def refuse(self, options: LeaksOptions, *, timeout_s: float, recorded: bool) -> None:
         """Refuse a watch that is too long."""
-        fits(options.watch, timeout_s)
+        fits(options.watch, timeout_s, "--for")
 
-    def in_check(self, watch_s: float) -> LeaksOptions:
+    def in_check(self, pause_s: float) -> LeaksOptions:
         """Return the pause of ``check`` as the time to watch."""
-        return LeaksOptions(watch=watch_s)
+        return LeaksOptions(watch=pause_s)
 
     def collect(self, view: View, options: LeaksOptions) -> list[RankWatch]:
         """Return several looks at every rank."""

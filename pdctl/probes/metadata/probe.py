@@ -53,7 +53,7 @@ class MetadataSlots(Probe["MetadataOptions", "Seen", "MetadataDocument"]):
     selects = True
     options = MetadataOptions
 
-    def in_check(self, watch_s: float) -> MetadataOptions:
+    def in_check(self, pause_s: float) -> MetadataOptions:
         """Return the options without checksums."""
         return MetadataOptions(sums=False)
 

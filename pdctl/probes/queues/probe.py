@@ -46,6 +46,7 @@ class Queues(Probe["QueuesOptions", "Seen", "QueuesDocument"]):
     examples = ("pdctl diff-queues", "pdctl diff-queues --from incident.pdtrace")
     offline = True
     starts = True
+    repeats = True
     options = QueuesOptions
 
     def refuse(self, options: QueuesOptions, *, timeout_s: float, recorded: bool) -> None:

@@ -30,6 +30,7 @@ class Ranks(Probe["NoOptions", "Seen", "RanksDocument"]):
     offline = True
     selects = True
     starts = True
+    repeats = True
     options = NoOptions
 
     def collect(self, view: View, options: NoOptions) -> Seen:

@@ -64,7 +64,7 @@ class Stacks(Probe["StacksOptions", "list[RankLooks]", "StacksDocument"]):
         """Return whether ranks may be read from outside."""
         return options.outside
 
-    def in_check(self, watch_s: float) -> StacksOptions:
+    def in_check(self, pause_s: float) -> StacksOptions:
         """Return the options without a py-spy for each silent rank, and without flight recorders: no finding rests on them."""
         return StacksOptions(outside=False, collectives=False)
 

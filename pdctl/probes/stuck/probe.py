@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from pdctl.probes.base import SECONDS, WATCH_S, Option, Probe, WrongOptionError, fits
+from pdctl.probes.base import PAUSE_S, SECONDS, Option, Probe, WrongOptionError, fits
 from pdctl.probes.stuck import ORDER, STUCK_S
 from pdctl.protocol.documents import Rows
 from pdctl.protocol.model import WAITS_FOR_OTHER
@@ -26,7 +26,7 @@ class StuckOptions:
         float | None, Option("--older", "Show only requests that have waited this long.", "TIME", SECONDS)
     ] = None
     by: Annotated[str, Option("--by", "Sort by: age, queue, rank.", "WHAT")] = "age"
-    watch: Annotated[float, Option("--watch", "Pause between the two looks.", "TIME", SECONDS)] = WATCH_S
+    pause: Annotated[float, Option("--pause", "Pause between the two looks.", "TIME", SECONDS)] = PAUSE_S
     stuck: Annotated[
         float, Option("--stuck-after", "Age from which a wait without an end is a finding.", "TIME", SECONDS)
     ] = STUCK_S
@@ -46,6 +46,7 @@ class Stuck(Probe["StuckOptions", "list[RankLooks]", "StuckDocument"]):
     examples = ("pdctl stuck --older 10s", "pdctl stuck --by queue --from incident.pdtrace")
     offline = True
     untold = "running batches, space and time-outs"
+    repeats = True
     waits_once = True
     options = StuckOptions
 
@@ -54,24 +55,24 @@ class Stuck(Probe["StuckOptions", "list[RankLooks]", "StuckDocument"]):
         if options.by not in ORDER:
             raise WrongOptionError(", ".join(ORDER), "--by")
         if not recorded:
-            fits(options.watch, timeout_s)
+            fits(options.pause, timeout_s)
 
-    def in_check(self, watch_s: float) -> StuckOptions:
+    def in_check(self, pause_s: float) -> StuckOptions:
         """Return the usual options, with the pause of ``check``."""
-        return StuckOptions(watch=watch_s)
+        return StuckOptions(pause=pause_s)
 
     def collect(self, view: View, options: StuckOptions) -> list[RankLooks]:
         """Return two looks at every rank, or what recordings have in their place."""
         from pdctl.probes.stuck.collect import collect, collect_recorded
 
-        return (collect_recorded if view.recorded else collect)(view, pause_s=options.watch)
+        return (collect_recorded if view.recorded else collect)(view, pause_s=options.pause)
 
     def judge(self, evidence: list[RankLooks], options: StuckOptions) -> StuckDocument:
         """Return every request that waits, and what ends that."""
         from pdctl.probes.stuck.judge import judge
 
         return judge(
-            evidence, pause_s=options.watch, older_s=options.older or 0.0, stuck_s=options.stuck, by=options.by
+            evidence, pause_s=options.pause, older_s=options.older or 0.0, stuck_s=options.stuck, by=options.by
         )
 
     def deepen(self, view: View, evidence: list[RankLooks], document: StuckDocument) -> list[RankLooks] | None:

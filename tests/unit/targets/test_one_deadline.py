@@ -95,10 +95,10 @@ def test_all_stages_share_one_deadline(deaf: Deaf) -> None:
     assert not any(outcome.findings for outcome in outcomes[1:])
 
 
-@pytest.mark.parametrize("command", ["stuck", "check", "dump leaks"])
+@pytest.mark.parametrize("command", ["stuck --pause", "check --pause", "dump leaks --for"])
 def test_a_pause_that_does_not_fit_is_refused(command: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(
-        app, [*command.split(), "--watch", "20s", "--timeout", "5s", "--run-dir", str(tmp_path)], env={"COLUMNS": "200"}
+        app, [*command.split(), "20s", "--timeout", "5s", "--run-dir", str(tmp_path)], env={"COLUMNS": "200"}
     )
     assert done.exit_code == 2
     assert "20 s do not fit into --timeout, 5 s for the whole command" in done.output
