@@ -28,6 +28,7 @@ from pdctl.targets.reach import Reach
 
 COMMANDS = {
     "record": ("record", "Look", "Save the recordings of all ranks in one trace file."),
+    "watch": ("watch", "Look", "Say when something goes wrong, its cause, and when it is over."),
     "inject": ("inject", "Break", "Inject a fault into live ranks for a limited time."),
     "faults": ("faults", "Break", "List the faults in place."),
     "heal": ("heal", "Break", "End one fault, or all faults, and verify it."),
@@ -57,7 +58,7 @@ CONTEXT_SETTINGS of the module are Typer's for that command.
 
 SECTIONS = ("Look", "Break", "Reach", "Learn")
 
-OWN_LINE = ("run", "inject")
+OWN_LINE = ("run", "inject", "watch")
 """Commands that say themselves what they are doing, or are replaced by another program."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)

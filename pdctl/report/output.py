@@ -76,6 +76,8 @@ class Output:
         self.out = (sys.stdout or _closed()) if out is None else out
         self.err = (sys.stderr or _closed()) if err is None else err
         self.env = os.environ if env is None else env
+        self.hung_up = False
+        """Whether the reader of stdout is gone: what is written goes nowhere."""
 
     @property
     def width(self) -> int:
@@ -188,6 +190,7 @@ class Output:
 
     def hang_up(self) -> None:
         """Give up stdout, whose reader is gone, so that the interpreter's last flush does not complain either."""
+        self.hung_up = True
         hang_up(self.out)
 
     def _drawn(self, document: D, draw: Callable[[D, Console], None]) -> str:

@@ -145,10 +145,14 @@ def _sleep(seconds: float, over: threading.Event) -> None:
 
 
 @contextmanager
-def interruptible() -> Iterator[threading.Event]:
-    """Yield an event that the first SIGINT or SIGTERM sets, instead of ending the process; a second one ends it."""
+def interruptible(*numbers: signal.Signals) -> Iterator[threading.Event]:
+    """Yield an event that the first of these signals sets (SIGINT and SIGTERM), instead of ending the process.
+
+    A second one ends it. A signal that is ignored stays so.
+    """
     over = threading.Event()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    heard = numbers or (signal.SIGINT, signal.SIGTERM)
+    before = {number: how for number in heard if (how := signal.getsignal(number)) is not signal.SIG_IGN}
 
     def enough(number: int, _: FrameType | None) -> None:
         over.set()

@@ -30,6 +30,8 @@ PARSED = {
     "pdctl run -- ./start-decode.sh --port 30001": "the process of the test would become an engine",
     "pdctl self-test --engine": "no SGLang is installed beside the tests; test_sglang_survey.py has sources of its own",
     "pdctl self-test --engine --source DIR": "no SGLang is installed beside the tests",
+    "pdctl watch --on-finding record=/var/lib/pdctl": "it lasts; test_watch.py watches",
+    "pdctl watch --for 10m --until-finding -o jsonl": "it waits for an alarm, 10 minutes at most",
     "pdctl demo": "it starts labs of its own; test_lab_demo.py runs it",
     "pdctl demo --timeout 3m": "it starts labs of its own; test_lab_demo.py runs it",
     "pdctl lab up": "the shared lab is up already, with --owner",

@@ -1,0 +1,264 @@
+"""What began and what is over, from one look to the next. Pure: states in, changes out.
+
+An incident is a finding that stands, whatever its rooms: they come and go. A warning counts when two whole checks have it, an
+error at once. It is over when its finding is, and that is the eye's word: it needs a look that saw its ranks. What follows from
+another finding is no incident of its own: an alarm whose cause is found later becomes that cause's.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from pdctl.protocol.documents import Document
+from pdctl.report.findings import Finding, Level
+from pdctl.watch.merging import PARTED
+from pdctl.watch.model import GroupState, WatchState
+
+BEGAN, CAUSE, OVER, ENDED, OFTEN, RANKS = "began", "cause", "over", "ended", "often", "ranks"
+"""An alarm; its cause was found; it is over; the ranks that it was about are gone; it came and went; other ranks are there."""
+MOST = 1000
+"""Incidents that are known at one time. What is over is forgotten first."""
+LINES, WINDOW_S = 4, 60.0
+"""Lines about one incident within so many seconds; what is more is counted, and told once at their end."""
+MOST_ROOMS = 32
+_NS = 1_000_000_000
+
+Key = tuple[str, ...]
+
+
+class Change(Document, frozen=True, kw_only=True, tag="pdctl.watch.change"):
+    """One line of ``watch``. change: ``began``, ``cause``, ``over``, ``ended`` (its ranks are gone), ``often`` or ``ranks``.
+
+    incident: its number, from 1 on; 0 for ``ranks``. since_wall_ns: when it began. count: how often it has begun.
+    queue, round, verdict: of the group it is about, where ranks have parted. times: for ``often``, changes that were not told.
+    finding: as it is now, None for ``ranks``.
+    """
+
+    at_wall_ns: int
+    change: str
+    incident: int = 0
+    code: str = ""
+    level: str = ""
+    group: str = ""
+    ranks: tuple[str, ...] = ()
+    rooms: tuple[int, ...] = ()
+    queue: str = ""
+    round: int = -1
+    since_wall_ns: int = 0
+    count: int = 1
+    times: int = 0
+    summary: str = ""
+    next_step: str = ""
+    finding: Finding | None = None
+
+
+@dataclass
+class _Incident:
+    number: int
+    finding: Finding
+    since_ns: int
+    open: bool = True
+    count: int = 1
+    rooms: tuple[int, ...] = ()
+    told: deque[int] = field(default_factory=deque)
+    untold: int = 0
+    group: GroupState | None = None
+
+
+class Incidents:
+    """The incidents so far. Their number is bounded, so a watch may last for weeks."""
+
+    def __init__(self) -> None:
+        self._all: OrderedDict[Key, _Incident] = OrderedDict()
+        self._pending: dict[Key, int] = {}
+        self._numbers = 0
+        self._lines = _Incident(0, Finding("", Level.INFO, ""), 0)
+        self._there: tuple[str, ...] | None = None
+
+    @property
+    def standing(self) -> int:
+        """How many incidents are not over."""
+        return sum(one.open for one in self._all.values())
+
+    def see(self, state: WatchState) -> list[Change]:
+        """Return what has changed, in the order in which it is to be told."""
+        now = state.at_wall_ns
+        changes = self._ranks(state)
+        roots, root_of = _connected(state.findings)
+        self._merge(root_of)
+        for key, found in roots.items():
+            one = self._all.get(key)
+            if one is not None and one.open:
+                changes += self._goes_on(now, one, found, state)
+            elif self._counts(key, found, state):
+                changes += self._begins(now, key, found, state)
+        for key, one in self._all.items():
+            if one.open and key not in roots and key not in root_of:
+                one.open = False
+                gone = _gone(one.finding, state)
+                changes += self._told(now, one, ENDED if gone else OVER)
+        self._pending = {key: seen for key, seen in self._pending.items() if key in roots}
+        changes += self._often(now)
+        return changes
+
+    # ---- one incident ------------------------------------------------------------------------------------------------
+
+    def _counts(self, key: Key, found: Finding, state: WatchState) -> bool:
+        """Return whether a new finding is an incident: an error at once, a warning when a later check has it, too."""
+        if found.level is Level.ERROR:
+            return True
+        first = self._pending.setdefault(key, state.checked_wall_ns)
+        return state.checked_wall_ns > first and len(self._pending) <= MOST
+
+    def _begins(self, now: int, key: Key, found: Finding, state: WatchState) -> list[Change]:
+        self._pending.pop(key, None)
+        one = self._all.get(key)
+        if one is None:
+            if not self._room():
+                return []
+            self._numbers += 1
+            one = self._all[key] = _Incident(self._numbers, found, now)
+        else:
+            one.open, one.count, one.since_ns, one.rooms = True, one.count + 1, now, ()
+            self._all.move_to_end(key)
+        self._note(one, found, state)
+        return self._told(now, one, BEGAN)
+
+    def _goes_on(self, now: int, one: _Incident, found: Finding, state: WatchState) -> list[Change]:
+        other = found.code != one.finding.code
+        self._note(one, found, state)
+        return self._told(now, one, CAUSE) if other else []
+
+    def _merge(self, root_of: dict[Key, Key]) -> None:
+        """Make an incident whose finding turns out to follow from another one that one's; two of one cause are one."""
+        for key in [key for key, one in self._all.items() if one.open and key in root_of]:
+            cause = root_of[key]
+            other = self._all.get(cause)
+            if other is not None and other.open:
+                self._all[key].open = False
+            else:
+                self._all[cause] = self._all.pop(key)
+
+    def _note(self, one: _Incident, found: Finding, state: WatchState) -> None:
+        one.finding = found
+        one.rooms = tuple(dict.fromkeys((*found.rooms, *one.rooms)))[:MOST_ROOMS]
+        if found.code in PARTED:
+            parted = (group for group in state.groups if group.title == found.group and group.verdict == "DIVERGED")
+            one.group = next(parted, one.group)
+
+    def _room(self) -> bool:
+        """Return whether one more may be kept, after the oldest of those that are over is forgotten where it must be."""
+        if len(self._all) < MOST:
+            return True
+        old = next((key for key, one in self._all.items() if not one.open), None)
+        if old is not None:
+            del self._all[old]
+        return old is not None
+
+    # ---- lines -------------------------------------------------------------------------------------------------------
+
+    def _told(self, now: int, one: _Incident, change: str) -> list[Change]:
+        """Return the line of a change, nothing where there were too many about this incident of late."""
+        while one.told and one.told[0] <= now - int(WINDOW_S * _NS):
+            one.told.popleft()
+        if one.untold or len(one.told) >= LINES:
+            one.untold += 1
+            return []
+        one.told.append(now)
+        return [self._line(now, one, change)]
+
+    def _often(self, now: int) -> list[Change]:
+        """Return a line for each incident whose changes were not told, when that began a while ago."""
+        found = []
+        for one in (self._lines, *self._all.values()):
+            if one.untold and one.told and one.told[0] <= now - int(WINDOW_S * _NS):
+                found.append(self._line(now, one, OFTEN))
+                one.told, one.untold = deque((now,)), 0
+        return found
+
+    def _line(self, now: int, one: _Incident, change: str) -> Change:
+        if one is self._lines:
+            return Change(at_wall_ns=now, change=change, times=one.untold, summary=one.finding.summary)
+        found, group = one.finding, one.group
+        return Change(
+            at_wall_ns=now,
+            change=change,
+            incident=one.number,
+            code=found.code,
+            level=found.level.value,
+            group=found.group,
+            ranks=found.ranks or (group.ranks if group is not None else ()),
+            rooms=one.rooms,
+            queue=group.queue if group is not None else "",
+            round=group.round if group is not None else -1,
+            since_wall_ns=one.since_ns,
+            count=one.count,
+            times=one.untold if change == OFTEN else 0,
+            summary=("now it stands: " if one.open else "now it is over: ") + found.summary
+            if change == OFTEN
+            else found.summary,
+            next_step=found.next_step if change in (BEGAN, CAUSE) else "",
+            finding=found,
+        )
+
+    def _ranks(self, state: WatchState) -> list[Change]:
+        """Return the line that says who is there, where that has changed."""
+        there = tuple(
+            sorted(f"{rank.cluster}|{rank.instance or rank.service}|{rank.rank}|{rank.state}" for rank in state.ranks)
+        )
+        if there == self._there:
+            return []
+        first, self._there = self._there is None, there
+        states: dict[str, int] = {}
+        for rank in state.ranks:
+            states[rank.state] = states.get(rank.state, 0) + 1
+        many = f"{len(there)} rank{'s'[: len(there) != 1]}" if there else "no ranks"
+        said = f"{many}: {', '.join(f'{number} {name}' for name, number in sorted(states.items()))}" if there else many
+        if not there and state.problems:
+            said = f"{many}: {state.problems[0]}"
+        self._lines.finding = Finding("", Level.INFO, said)
+        if first:
+            self._lines.told.append(state.at_wall_ns)
+            return [self._line(state.at_wall_ns, self._lines, RANKS)]
+        return self._told(state.at_wall_ns, self._lines, RANKS)
+
+
+def _connected(findings: Sequence[Finding]) -> tuple[dict[Key, Finding], dict[Key, Key]]:
+    """Return the findings that stand for themselves, of level warning and above, and for each other one the root it follows.
+
+    As :func:`pdctl.report.causes.connect` has them: consequences come behind their cause.
+    """
+    roots: dict[Key, Finding] = {}
+    root_of: dict[Key, Key] = {}
+    root: Key = ()
+    for found in findings:
+        key = key_of(found)
+        if not found.follows:
+            root = key
+            if found.level is not Level.INFO:
+                roots.setdefault(key, found)
+        elif key != root and root in roots:
+            root_of[key] = root
+    return roots, {key: cause for key, cause in root_of.items() if key not in roots}
+
+
+def key_of(found: Finding) -> Key:
+    """Return what makes a finding the same incident as another: its ranks, and not its rooms. Ranks of a group part once."""
+    if found.code in PARTED:
+        return ("parted", found.group, *found.units)
+    return (found.code, found.group, *found.ranks, *found.units)
+
+
+def _gone(found: Finding, state: WatchState) -> bool:
+    """Return whether none of the servers that a finding is about is there any more."""
+    about = _instances(found.units)
+    return bool(about) and bool(state.ranks) and about.isdisjoint(rank.instance or rank.service for rank in state.ranks)
+
+
+def _instances(units: Iterable[str]) -> set[str]:
+    return {unit.partition(" of ")[2] for unit in units}
+
+
+__all__ = ["Change", "Incidents", "key_of"]
