@@ -13,6 +13,7 @@ import pytest
 from pdctl.protocol.processes import look
 from tests.support.labs import Labs
 from tests.support.patience import until
+from tests.support.pipes import opened
 
 pytestmark = [pytest.mark.system, pytest.mark.long]
 
@@ -47,7 +48,7 @@ def test_a_rank_that_the_kernel_holds_is_said_to_be_there_and_goes_on(labs: Labs
     assert WAIT in first["summary"]
     assert "CONT" not in first["next_step"]
     assert "PD114" in labs.cli("stuck", code=1).stdout
-    until("somebody reads", lambda: _opened(pipe))
+    until("somebody reads", lambda: opened(pipe))
     until("all is well", lambda: labs.cli("check", code=None).returncode == 0)
     assert lab.load(requests=2).completed == 2
 
@@ -55,11 +56,3 @@ def test_a_rank_that_the_kernel_holds_is_said_to_be_there_and_goes_on(labs: Labs
 def _found(labs: Labs, code: str) -> dict[str, Any] | None:
     found = json.loads(labs.cli("check", "-o", "json", code=None).stdout)["findings"]
     return next((one for one in found if one["code"] == code), None)
-
-
-def _opened(pipe: Path) -> bool:
-    try:
-        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
-    except OSError:  # nobody reads yet
-        return False
-    return True

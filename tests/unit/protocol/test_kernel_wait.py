@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pdctl.protocol.processes import Process, look, look_closely
 from tests.support.patience import until
+from tests.support.pipes import opened
 
 # Who starts another process waits in the kernel until that runs its program, and this one waits for somebody to open a pipe.
 WAITS = (
@@ -29,16 +30,8 @@ def test_a_wait_in_the_kernel_is_said_with_its_place(tmp_path: Path) -> None:
         assert first.switches > 0
         assert first.why_silent.startswith("process is in an uninterruptible wait in the kernel")
     finally:
-        until("it goes on", lambda: _opened(pipe) or child.poll() is not None)
+        until("it goes on", lambda: opened(pipe) or child.poll() is not None)
         child.wait()
-
-
-def _opened(pipe: Path) -> bool:
-    try:
-        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
-    except OSError:  # nobody reads yet
-        return False
-    return True
 
 
 def test_a_place_that_can_not_be_read_is_left_out() -> None:
