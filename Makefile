@@ -25,7 +25,7 @@ demo: setup
 	@$(BIN)/pdctl demo
 
 test: setup
-	$(BIN)/python -m pytest tests/unit tests/system -m 'not long' -n auto --dist loadscope --no-loadscope-reorder
+	$(BIN)/python -m pytest tests/unit tests/system -m 'not long' -n auto --dist loadscope --no-loadscope-reorder --durations 20
 
 engine: setup
 	@$(BIN)/python -m tests.engine.install --versions $(ENGINE_VERSIONS)

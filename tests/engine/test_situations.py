@@ -30,7 +30,7 @@ from tests.engine.troubles import (
 )
 from tests.support.patience import until
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(600)]
 
 PREFILL, TP0, TP1 = "prefill dp0 pp0 tp0", "decode dp0 pp0 tp0", "decode dp0 pp0 tp1"
 NOBODY = BOOTSTRAP_PORT + 9
@@ -39,7 +39,7 @@ LONG_S = 12.0
 """Longer than a loop that stands is given."""
 
 
-@pytest.fixture(scope="module", params=["0.5.13.post1", pytest.param("0.5.12.post1", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=["0.5.13.post1", "0.5.12.post1"])
 def version(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -90,7 +90,7 @@ def test_a_long_forward_with_requests_behind_it(pair: Pair) -> None:
     assert all(answer().tokens for answer in answers)
 
 
-@pytest.mark.parametrize("busy", [True, pytest.param(False, marks=pytest.mark.long)], ids=["busy", "idle"])
+@pytest.mark.parametrize("busy", [True, False], ids=["busy", "idle"])
 def test_a_rank_that_is_stopped(pair: Pair, busy: bool) -> None:
     load = pair.begin(3, tokens=600, limit_s=300) if busy else []
     if busy:

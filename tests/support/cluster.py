@@ -26,7 +26,6 @@ class Cluster:
         self.started: list[subprocess.Popen[str]] = []
         self.env = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("PDCTL", "TINY"))},
-            "PYTHONPATH": str(ROOT),
             "PDCTL_RUN_DIR": str(folder / "run"),
             "PDCTL_RECORD_DIR": str(folder / "rec"),
             "PDCTL_RECORD_SIZE": str(1 << 20),

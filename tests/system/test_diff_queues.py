@@ -22,7 +22,7 @@ from pdctl.targets.client import Client
 from pdctl.targets.find import discover
 from pdctl.targets.places import parse_places
 from tests.support.labs import Lab, Labs, end_process
-from tests.support.patience import patience, until
+from tests.support.patience import until
 
 pytestmark = pytest.mark.system
 
@@ -63,13 +63,12 @@ def in_background(lab: Lab, **how: Any) -> threading.Thread:
 def hung(labs: Labs) -> tuple[Labs, Lab]:
     """A lab without the gate, hung by metadata that came late on decode tp1."""
     lab = labs.up("--without", "gate")
-    lab.inject_late_metadata(delay="2s")
+    lab.inject_late_metadata(delay="10m")
     in_background(lab, requests=1, seconds=4)  # one: with more in flight, Gloo may kill the ranks instead
+    until("what only one rank has acted on", lambda: len(set(map(len, transfers(lab)))) > 1)
+    labs.cli("heal", "--all")
     # Both have left the polls for another collective, and the row has landed: nothing live shows the cause any more.
-    until(
-        "a landing that only one rank has acted on",
-        lambda: lab.events(TP1, 13) and len(set(map(len, transfers(lab)))) > 1,
-    )
+    until("a landing", lambda: lab.events(TP1, 13))
     return labs, lab
 
 
@@ -89,7 +88,7 @@ def check_late_metadata(document: dict[str, Any]) -> None:
     assert (tp0["rank"], tp0["action"], tp0["found"]) == ("tp0", "committed", split["room"])
     assert (tp1["rank"], tp1["action"], tp1["found"]) == ("tp1", "kept", 0)
     assert tp0["slot"] == tp1["slot"] >= 0
-    assert tp1["landed_s"] > 1.0
+    assert tp1["landed_s"] > 0
     [row] = [row for row in report["queues"] if row["queue"] == "decode.transfer"]
     assert row["lengths"][1] == row["lengths"][0] + 1
     assert row["text"] == f"room {split['room']} is on tp1 only"
@@ -130,7 +129,7 @@ def test_late_metadata_without_the_gate(hung: tuple[Labs, Lab]) -> None:
 
 def test_with_the_gate_it_is_held_and_clean(labs: Labs) -> None:
     lab = labs.up()
-    lab.inject_late_metadata(delay=f"{patience(8):.0f}s")  # longer than a look takes, however busy the machine is
+    lab.inject_late_metadata(delay="10m")
     load = in_background(lab, requests=4, concurrency=4)
     document = until(
         "a difference that is held", lambda: (d := look(labs, code=0)) and group(d)["verdict"] == "HELD" and d
@@ -139,6 +138,7 @@ def test_with_the_gate_it_is_held_and_clean(labs: Labs) -> None:
     [finding] = document["findings"]
     assert finding["code"] == "PD102"
     assert "held by the gate on tp1 for" in finding["summary"]
+    labs.cli("heal", "--all")
     load.join()
     document = until("agreement", lambda: (d := look(labs, code=0)) and group(d)["verdict"] == "AGREE" and d)
     assert document["findings"] == []

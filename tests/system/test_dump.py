@@ -244,7 +244,7 @@ def test_an_orphan_of_a_later_stage_and_stages_a_round_apart(labs: Labs) -> None
 @pytest.mark.timeout(900)
 def test_nothing_is_found_under_load_with_aborts(labs: Labs) -> None:
     labs.up("--prefill", "tp=2", "--decode", "tp=2", "--slots", 16)
-    arguments = ["lab", "load", "-n", "0", "--seconds", "900", "-c", "12", "--abort-after", "0.05"]
+    arguments = ["lab", "load", "-n", "0", "--seconds", "900", "-c", "12", "--rate", "40", "--abort-after", "0.05"]
     load = subprocess.Popen(
         [sys.executable, "-m", "pdctl.cli", *arguments],
         env=labs.env,
@@ -253,7 +253,7 @@ def test_nothing_is_found_under_load_with_aborts(labs: Labs) -> None:
     )
     try:
         until("a request that waits", lambda: any(dump(labs, "queues", code=None)["requests"]))
-        for _ in range(6):
+        for _ in range(3):
             assert serious(dump(labs, "leaks", "--for", "500ms", code=None)) == []
             assert serious(dump(labs, "metadata", code=None)) == []
             assert serious(dump(labs, "config", code=0)) == []

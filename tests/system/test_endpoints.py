@@ -136,7 +136,7 @@ def test_a_stopped_rank_is_one_row_by_the_name_it_had_when_it_was_reached(ranks:
     assert (strange["rank"], strange["dp"], strange["pp"], strange["tp"]) == (where[1], -1, -1, -1)
     assert (missed["rank"], answers["rank"]) == ("decode dp0 pp0 tp1", "decode dp0 pp0 tp0")
     assert where[1] in missed["reason"], "it may be the one that is missed"
-    for other in (("stacks",), ("check",), ("faults",), ("stuck",), ("dump", "metadata")):
+    for other in (("check",), ("faults",), ("stuck",)):
         said = away(ranks, *at(ring, *where), *other, **ring.env)
         assert where[1] in said.stdout + said.stderr, said
         assert "-1" not in said.stdout + said.stderr

@@ -56,6 +56,7 @@ def test_an_image_with_the_engines_pins_stays_as_it_is(tmp_path: Path, wheel: Pa
     assert set(after) - set(before) == {"pdctl"}, "everything pdctl needs is there already"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("bound", ["rich<13", "msgspec>=0.19"])
 def test_a_narrower_range_would_be_noticed(tmp_path: Path, bound: str) -> None:
     """The same test fails when one dependency excludes the image's version, from above or from below."""

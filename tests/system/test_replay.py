@@ -268,6 +268,7 @@ def test_without_cuda_it_says_so() -> None:
         assert "Next: " in done.stderr
 
 
+@pytest.mark.long
 def test_torchrun_starts_the_ranks() -> None:
     for gate, code, said in (("off", 1, "DIVERGES at round 247"), ("on", 0, "the ranks stay in step")):
         done = subprocess.run(
