@@ -68,8 +68,8 @@ def test_keys_that_are_no_directory(ranks: TinyRanks, tmp_path: Path) -> None:
 
 def test_no_key_was_given_where_one_is_needed(ranks: TinyRanks, ring: Keyring) -> None:
     child = ranks.start(**LISTEN, **ring.env)
-    done = away(ranks, "--endpoint", endpoint_of(ranks, child.pid), "ranks", "-o", "json", *patient(), **ring.env)
-    [row] = rows(done, 4)
+    command = ("--endpoint", endpoint_of(ranks, child.pid), "ranks", "-o", "json", "--rank-timeout", "2")
+    [row] = rows(away(ranks, *command, **ring.env), 4)
     assert "it takes a key, and none was given (--server-key)" in row["reason"]
 
 
