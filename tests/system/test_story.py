@@ -93,6 +93,7 @@ def test_a_room_from_arrival_to_commit(labs: Labs) -> None:
     calm = story(labs, next(r for r in served(lab) if r not in {e.room for e in fired}))
     assert not [e for e in calm["entries"] if e["kind"] in ("held", "fault", "missing", "abort")]
     _files(labs, room)
+    _logs(labs, told)
     unknown = labs.cli("story", room + 1, code=3)
     assert str(room) in unknown.stderr
 
@@ -107,6 +108,39 @@ def _files(labs: Labs, room: int) -> None:
     texts = [e.text or "" for e in ET.parse(picture).iter("{http://www.w3.org/2000/svg}text")]
     assert any("held by the gate" in text for text in texts)
     assert "decode tp1" in texts
+
+
+def _logs(labs: Labs, told: dict[str, Any]) -> None:
+    """A router's log, as it writes them, with an id of its own, and a decode server's that has that id and the room."""
+    [rid] = told["rids"]
+    at = told["started"][:19].replace("T", " ")
+    span = 'http_request{method=POST uri=/generate version=HTTP/1.1 module="smg" request_id="client-0001"}'
+    (labs.folder / "router.log").write_text(
+        f"{at}  INFO {span}: smg::request: middleware.rs:310: started processing request\n"
+    )
+    (labs.folder / "decode.log").write_text(
+        f"[{at}] Receive: obj=GenerateReqInput(rid='{rid}', bootstrap_room={told['room']}),"
+        " headers={'x-request-id': 'client-0001'}\n"
+    )
+    given = (
+        "--logs",
+        labs.folder / "router.log",
+        "--logs",
+        labs.folder / "decode.log",
+        "--otlp",
+        labs.folder / "o.json",
+    )
+    found = story(labs, "client-0001", *given)
+    assert found["room"] == told["room"]
+    first_two = [(e["rank"], e["text"]) for e in found["entries"][:2]]
+    assert first_two == [("router.log", "received it: started processing request"), ("decode.log", "received it")]
+    assert [e["text"] for e in found["entries"] if e["kind"] != "log"] == [e["text"] for e in told["entries"]]
+    resources = json.loads((labs.folder / "o.json").read_text())["resourceSpans"]
+    spans = [span for one in resources for scope in one["scopeSpans"] for span in scope["spans"]]
+    assert len({span["traceId"] for span in spans}) == 1
+    rooms = {a["value"]["stringValue"] for span in spans for a in span["attributes"] if a["key"] == "bootstrap_room"}
+    assert rooms == {hex(told["room"])}
+    assert len(resources) == 6  # the room, three ranks, two logs
 
 
 def test_through_sockets_alone(labs: Labs) -> None:

@@ -60,6 +60,30 @@ def meant(
     return list(rooms)
 
 
+def hashed(rid: str, salts: Sequence[str]) -> list[str]:
+    """Return what a request id is called in traces whose names are hashed with these salts."""
+    if not salts:
+        return []
+    from pdctl.trace.redact import Names
+
+    return [Names(salt).rid(rid) for salt in salts]
+
+
+def called_by(
+    asked: Iterable[str], known: Sequence[Known], recordings: Sequence[Recording], salts: Sequence[str]
+) -> tuple[list[int], list[str]]:
+    """Return the rooms that any of these names means, and the names that are no such room, with all ids of the rooms."""
+    rooms: dict[int, None] = {}
+    ids: dict[str, None] = {}
+    for name in asked:
+        found = meant(name, known, recordings, hashed=hashed(name, salts))
+        rooms.update(dict.fromkeys(found))
+        if not (name.isdigit() and int(name) in found):
+            ids[name] = None
+    ids.update(dict.fromkeys(rid for one in known if one.room in rooms for rid in one.rids))
+    return list(rooms), list(ids)
+
+
 _NEAREST = 5
 
 

@@ -10,14 +10,18 @@ from functools import cached_property
 from msgspec.structs import replace
 
 from pdctl.probes.story.clocks import DRIFT
+from pdctl.probes.story.loglines import Names
+from pdctl.probes.story.logs import FromLog, from_logs
 from pdctl.probes.story.model import Entry, Lost, Moment, RankLine, RankPast, RankStory, RoomStory, Stay
 from pdctl.probes.story.names import short_names
 from pdctl.probes.story.sync import Time, times
 from pdctl.probes.story.timeline import rank_story, rids_of
+from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import OTHER
 from pdctl.recording.reader import Recording
 from pdctl.recording.requests import last_sign_ns
 from pdctl.recording.witness import SAME_S, Witness, part, takers, witness
+from pdctl.targets.logtext import LogText
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -42,8 +46,21 @@ class _Told:
         return ns + self.time.offset.ns
 
 
-def story(pasts: Sequence[RankPast], room: int) -> RoomStory:
-    """Return the story of ``room`` (one that a recording of ``pasts`` knows: otherwise it has no entries)."""
+@dataclass(frozen=True)
+class _Line:
+    """A moment of a rank, or of a log, on the common line. name: of who has it."""
+
+    ns: int
+    until_ns: int | None
+    name: str
+    moment: Moment
+
+
+def story(pasts: Sequence[RankPast], room: int, logs: Sequence[LogText] = (), called: Sequence[str] = ()) -> RoomStory:
+    """Return the story of ``room`` (one that a recording of ``pasts`` knows: otherwise it has no entries).
+
+    logs: those of routers and engines. called: ids of its request that logs may have besides those of recordings.
+    """
     names = short_names([past.identity for past in pasts])
     recorded = [(name, past, past.recording) for name, past in zip(names, pasts, strict=True) if past.recording]
     stories = [rank_story(recording, room) for _, _, recording in recorded]
@@ -54,35 +71,81 @@ def story(pasts: Sequence[RankPast], room: int) -> RoomStory:
         _Told(name, past, recording, s, time)
         for (name, past, recording), s, time in zip(recorded, stories, found, strict=True)
     ]
-    moments = [(t.line_ns(m.ns), t, m) for t in told for m in t.story.moments]
-    moments.sort(key=lambda line: line[0])  # stable: what a rank has at one time stays as it is
-    start = moments[0][0] if moments else 0
-    end = max((t.line_ns(m.until_ns or m.ns) for _, t, m in moments), default=start)
+    lines = [
+        _Line(t.line_ns(m.ns), None if m.until_ns is None else t.line_ns(m.until_ns), t.name, m)
+        for t in told
+        for m in t.story.moments
+    ]
     wall = recorded[reference][2].start_wall_ns - recorded[reference][2].start_mono_ns if recorded else 0
     own = [t for t in told if t.story.moments]
-    absent = [said for role in OTHER for said in _absent(role, pasts, told, wall)]
     rids = dict.fromkeys(rid for t in own for rid in rids_of(t.recording, room))
+    since, until = _ends(lines)
+    said = from_logs(logs, Names([room], [*rids, *called]), since + wall, until + wall, names)
+    absent = [one for role in OTHER for one in _absent(role, pasts, told, wall)]
+    ranks = [_rank(name, past, told, until - since) for name, past in zip(names, pasts, strict=True)]
+    ahead = _ahead(said, lines, wall)
+    lines += _logged(said, wall)
+    lines.sort(key=lambda line: line.ns)  # stable: what a rank has at one time stays as it is
+    start, end = _ends(lines)
     return RoomStory(
         room=room,
         rids=tuple(rids),
         started=_iso(start + wall),
         span_s=(end - start) / 1e9,
-        entries=tuple(_entry(room, ns, t, m, start, wall) for ns, t, m in moments),
+        entries=tuple(_entry(room, line, start, wall) for line in lines),
         stays=tuple(_stays(own, start)),
-        ranks=_ranks([_rank(name, past, told, end - start) for name, past in zip(names, pasts, strict=True)], pasts),
-        gaps=(*_gaps(names, pasts, told, start, wall), *(text for never, text in absent if not never)),
-        notes=(*remarks, *_notes(room, told), *(text for never, text in absent if never)),
+        ranks=_ranks(ranks, pasts),
+        logs=tuple(log.source for log in said),
+        gaps=(
+            *_gaps(names, pasts, told, since, wall),
+            *(text for never, text in absent if not never),
+            *(gap for log in said for gap in log.gaps),
+        ),
+        notes=(
+            *remarks,
+            *_notes(room, told),
+            *(text for never, text in absent if never),
+            *(note for log in said for note in log.notes),
+            *ahead,
+        ),
     )
+
+
+def _ends(lines: Sequence[_Line]) -> tuple[int, int]:
+    start = min((line.ns for line in lines), default=0)
+    return start, max((line.until_ns or line.ns for line in lines), default=start)
+
+
+def _logged(said: Sequence[FromLog], wall: int) -> list[_Line]:
+    return [
+        _Line(m.ns - wall, None if m.until_ns is None else m.until_ns - wall, log.source.name, m)
+        for log in said
+        for m in log.moments
+    ]
+
+
+def _ahead(said: Sequence[FromLog], lines: Sequence[_Line], wall: int) -> list[str]:
+    """Return which routers' clocks are ahead of the ranks': a router has a request before any rank has."""
+    came = min((line.ns + wall for line in lines if line.moment.kind == "arrival"), default=None)
+    remarks = []
+    for log in said:
+        got = min((m.ns for m in log.moments if m.value == "received" and log.source.by == "router"), default=None)
+        if came is not None and got is not None and got > came:
+            remarks.append(
+                f"{log.source.name} has it {seconds((got - came) / 1e9)} after a rank has: its clock is ahead by that at least"
+            )
+    return remarks
 
 
 def _iso(wall_ns: int) -> str:
     return (_EPOCH + timedelta(microseconds=wall_ns // 1000)).isoformat(timespec="microseconds")
 
 
-def _entry(room: int, ns: int, t: _Told, m: Moment, start: int, wall: int) -> Entry:
+def _entry(room: int, line: _Line, start: int, wall: int) -> Entry:
+    m, until = line.moment, line.until_ns
     return Entry(
-        room=room, t_s=(ns - start) / 1e9, time=_iso(ns + wall), rank=t.name, kind=m.kind, text=m.text, queue=m.queue,
-        round=m.round, rounds=m.rounds, until_s=None if m.until_ns is None else (t.line_ns(m.until_ns) - start) / 1e9,
+        room=room, t_s=(line.ns - start) / 1e9, time=_iso(line.ns + wall), rank=line.name, kind=m.kind, text=m.text,
+        queue=m.queue, round=m.round, rounds=m.rounds, until_s=None if until is None else (until - start) / 1e9,
         slot=m.slot, value=m.value, peer=m.peer,
     )  # fmt: skip
 

@@ -80,6 +80,7 @@ class RankStory:
 
 
 KINDS = (
+    "log",
     "arrival",
     "enqueue",
     "registration",
@@ -108,9 +109,10 @@ KINDS = (
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a story. t_s: seconds since its first one; time: the same on the wall clock, ISO 8601, UTC.
 
-    kind: ``arrival enqueue registration query answer handshake allocation state poll held sent missing landed decision
-    dequeue freed abort failure fault note last``. rounds, until_s: how long it lasted, 0 and None where that says nothing.
-    value: the state or poll it changed to, or what was decided. peer: tp of the decode rank it was for, -1 for none.
+    rank: its short name, or that of a log. kind: ``log arrival enqueue registration query answer handshake allocation state
+    poll held sent missing landed decision dequeue freed abort failure fault note last``. rounds, until_s: how long it
+    lasted, 0 and None where that says nothing. value: the state or poll it changed to, what was decided, or what a log says:
+    ``received answered cancelled aborted failed named``. peer: tp of the decode rank it was for, -1 for none.
     """
 
     room: int
@@ -161,6 +163,21 @@ class RankLine(msgspec.Struct, frozen=True, kw_only=True):
     why_not: str = ""
 
 
+class LogSource(msgspec.Struct, frozen=True, kw_only=True):
+    """A log that was read for the story. name: what entries have for a rank. by: ``router``, ``engine``, or "" unknown.
+
+    lines: how many of its lines name the request. every_s: resolution of its times in seconds, 0 where it has none. clock: what
+    its times are, in words.
+    """
+
+    name: str
+    path: str
+    by: str = ""
+    lines: int = 0
+    every_s: float = 0.0
+    clock: str = ""
+
+
 class RoomStory(msgspec.Struct, frozen=True, kw_only=True):
     """The story of one room. started: wall time of its first entry. gaps: what is not known, and why, a sentence each."""
 
@@ -171,6 +188,7 @@ class RoomStory(msgspec.Struct, frozen=True, kw_only=True):
     entries: tuple[Entry, ...]
     stays: tuple[Stay, ...]
     ranks: tuple[RankLine, ...]
+    logs: tuple[LogSource, ...] = ()
     gaps: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

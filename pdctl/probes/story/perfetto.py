@@ -92,6 +92,8 @@ class _Builder:
         for line in self._story.ranks:
             if line.saw:
                 found += self._rank(line)
+        for log in self._story.logs:
+            found += self._log(log.name)
         return found
 
     def arrow(self, number: int, sent: Entry, landed: Entry) -> Iterable[dict[str, Any]]:
@@ -130,6 +132,18 @@ class _Builder:
             elif e.kind not in _INSTANT_KINDS:
                 what = {"name": f"{self._room}{e.kind}", "cat": e.kind, "ph": "i", "s": "t", "ts": self._us(e.t_s)}
                 yield what | {"pid": pid, "tid": _EVENTS, "args": {"said": e.text, "time": e.time}}
+
+    def _log(self, name: str) -> Iterable[dict[str, Any]]:
+        entries = [e for e in self._story.entries if e.rank == name]
+        if not entries:
+            return
+        pid = self._pids.setdefault(name, len(self._pids) + 1)
+        yield _meta("process_name", pid, 0, name=f"{name} ({uncertainty(None)})")
+        yield _meta("process_sort_index", pid, 0, sort_index=pid)
+        yield from self._thread(pid, _EVENTS, "lines")
+        for e in entries:
+            what = {"name": f"{self._room}{e.value}", "cat": "log", "ph": "i", "s": "t", "ts": self._us(e.t_s)}
+            yield what | {"pid": pid, "tid": _EVENTS, "args": {"said": e.text, "time": e.time}}
 
     def _queue_stays(self, rank: str, pid: int) -> Iterable[dict[str, Any]]:
         end = self._story.span_s

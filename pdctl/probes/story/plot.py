@@ -38,6 +38,7 @@ _MARKS: dict[str, tuple[str, str, str]] = {
     "failure": ("X", "#d62828", "why it failed"),
     "fault": ("*", "#c1121f", "fault"),
     "last": ("|", "#d62828", "last seen"),
+    "log": ("d", "#6c757d", "line of a log"),
 }
 _ENDS = {"committed": ("D", "#2b9348"), "failed": ("X", "#d62828"), "aborted": ("X", "#d62828")}
 _LANE = 1.0
@@ -51,7 +52,7 @@ def draw(stories: Sequence[RoomStory], form: str) -> bytes:
     from matplotlib.figure import Figure
 
     stories = escape_copy(stories)
-    lanes = [max(1, sum(line.saw for line in story.ranks)) for story in stories]
+    lanes = [max(1, len(_lanes(story))) for story in stories]
     said = [min(len(story.gaps) + len(story.notes), 6) for story in stories]
     heights = [1.5 + 0.62 * n + 0.2 * more for n, more in zip(lanes, said, strict=True)]
     with mpl.rc_context({"svg.fonttype": "none", "font.size": 9.0, "svg.hashsalt": "pdctl", "text.parse_math": False}):
@@ -73,8 +74,8 @@ class _Picture:
     def __init__(self, axis: Any, story: RoomStory) -> None:
         self._axis = axis
         self._story = story
-        self._ranks = [line for line in story.ranks if line.saw]
-        self._at = {line.rank: -n * _LANE for n, line in enumerate(self._ranks)}
+        self._ranks = _lanes(story)
+        self._at = {name: -n * _LANE for n, name in enumerate(self._ranks)}
         self._scale, self._unit = (1e3, "ms") if story.span_s < 10 else (1.0, "s")
         self._known: dict[str, Any] = {}
         times = [e.t_s for e in story.entries if e.kind not in ("note", "freed")]
@@ -131,6 +132,8 @@ class _Picture:
                 if entry.value not in _ENDS:
                     continue
                 (mark, color), said = _ENDS[entry.value], entry.value
+            elif entry.kind == "log" and entry.value in ("cancelled", "failed"):
+                color, said = "#d62828", f"a log says {entry.value}"
             elif entry.kind == "state" and entry.value == "Failed":
                 mark, color, said = "X", "#d62828", "state Failed"
             elif entry.kind == "landed" and entry.value == "foreign":
@@ -156,7 +159,7 @@ class _Picture:
 
     def _frame(self) -> None:
         axis, story = self._axis, self._story
-        axis.set_yticks([self._at[line.rank] for line in self._ranks], [_lane_name(line) for line in self._ranks])
+        axis.set_yticks(list(self._at.values()), list(self._ranks.values()))
         axis.set_ylim(-(len(self._ranks) - 1) * _LANE - 0.6, 0.65)
         span = self._x(max(story.span_s, 1e-6))
         axis.set_xlim(-0.015 * span, 1.02 * span)
@@ -209,8 +212,12 @@ _ABOVE = {"arrival", "registration", "query", "answer", "handshake", "fault", "a
 _BELOW = {"allocation", "sent"}
 
 
-def _lane_name(line: Any) -> str:
-    return line.rank if line.uncertainty_s == 0 else f"{line.rank}\n{uncertainty(line.uncertainty_s)}"
+def _lanes(story: RoomStory) -> dict[str, str]:
+    """Return the ranks and logs that have something, each with its label."""
+    named = {e.rank for e in story.entries}
+    ranks = {line.rank: line.uncertainty_s for line in story.ranks if line.saw}
+    logs = {log.name: None for log in story.logs if log.name in named}
+    return {name: name if sure == 0 else f"{name}\n{uncertainty(sure)}" for name, sure in {**logs, **ranks}.items()}
 
 
 def _page(stories: Sequence[RoomStory], picture: str) -> bytes:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _STYLE = {
     "fault": "magenta",
     "abort": "yellow",
+    "log": "dim",
     "failure": "red",
     "missing": "yellow",
     "held": "cyan",
@@ -45,7 +46,8 @@ def _story(story: RoomStory) -> Iterable[RenderableType]:
     table = drawing.grid(False, False, True, right=(0,))
     for entry in story.entries:
         time = f"{entry.t_s * scale:,.{digits}f}"
-        table.add_row(time, entry.rank, Text(entry.text, style=_STYLE.get(entry.kind, "")))
+        style = _STYLE.get("abort" if entry.value == "cancelled" else entry.kind, "")
+        table.add_row(time, entry.rank, Text(entry.text, style=style))
     yield table
     yield _clocks(story)
     for title, lines in (("not known", story.gaps), ("noted", story.notes)):
@@ -66,6 +68,7 @@ def _clocks(story: RoomStory) -> Table:
     others = [line for line in story.ranks if not line.saw and not line.elsewhere and not line.why_not]
     if others:
         lines.append(f"never on {', '.join(line.rank for line in others)}, as far as recordings go")
+    lines += [f"{log.name}: {log.clock or 'no line that names it'}" for log in story.logs]
     for n, text in enumerate(lines):
         grid.add_row("" if n else "clocks", text)
     return grid

@@ -101,6 +101,45 @@ def test_half_written_recordings_are_read_as_far_as_they_go(recordings: Path) ->
     assert done.stderr.count("not seen or in part: ") == 2
 
 
+def test_logs_and_spans(recordings: Path, tmp_path: Path) -> None:
+    line = f'2026-09-21 14:13:25  INFO http_request{{request_id="gate-0001"}}: smg::request: m.rs:1: started for {RID}'
+    (tmp_path / "router.log").write_text(f"other\n{line} room {ROOM}\n")
+    out = tmp_path / "spans.json"
+    done = run(recordings, "gate-0001", "--logs", tmp_path / "router.log", "--otlp", out, "-o", "json")
+    assert done.exit_code == 3, done.output  # the log says no room and no rid as such
+    assert "router.log names it once: started for " in done.stderr
+    assert not out.exists()
+    (tmp_path / "router.log").write_text(f"{line} bootstrap_room={ROOM}\n")
+    done = run(recordings, "gate-0001", "--logs", tmp_path / "router.log", "--otlp", out, "-o", "json")
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    jsonschema.validate(document, load_schema("pdctl.story"))
+    [story] = document["stories"]
+    assert story["room"] == ROOM
+    assert [e["rank"] for e in story["entries"] if e["kind"] == "log"] == ["router.log"]
+    assert "router.log: wall clock of its host" in run(recordings, ROOM, "--logs", tmp_path / "router.log").stdout
+    assert json.loads(out.read_text())["resourceSpans"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--logs", "none.log"), "none.log can't be read: No such file or directory"),
+        (("--logs", "."), "can't be read: is a directory"),
+        (("--otlp", "no/such/t.json"), "is not a directory"),
+        (("--otlp", "t.json", "--perfetto", "t.json"), "--perfetto and --otlp name one file"),
+    ],
+)
+def test_logs_and_spans_that_can_not_be(
+    recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run(recordings, ROOM, *given)
+    assert done.exit_code == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.output
+
+
 def test_files_that_exist_are_left_alone_unless_forced(recordings: Path, tmp_path: Path) -> None:
     there = tmp_path / "there.json"
     there.write_text("mine")
