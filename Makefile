@@ -5,13 +5,14 @@ BIN := .venv/bin
 BESIDE ?= -n 2 --dist loadscope --no-loadscope-reorder
 ENGINE_VERSIONS ?= 0.5.12.post1 0.5.13.post1 0.5.10.post1 0.5.23
 
-.PHONY: help setup demo engine-news test test-engine test-long engine check format docs bench fuzz clean
+.PHONY: help setup demo engine-news test test-engine test-long test-upstream engine check format docs bench fuzz clean
 
 help:
 	@echo 'make demo         a cluster without the fix, a hang, its diagnosis, and the same with the fix'
 	@echo 'make test         unit and system tests'
 	@echo 'make test-engine  tests against real SGLang servers, on a CPU (ENGINE_VERSIONS=...)'
 	@echo 'make test-long    long proofs: every drill, every version, thousands of looks, hundreds of kills'
+	@echo 'make test-upstream FOLDER=...  tests of SGLang itself, with and without the hooks of pdctl'
 	@echo 'make engine-news  the newest SGLang: which seams changed, the model-free harness and one pair on it'
 	@echo 'make check        lint, format, types, layering, documentation in step'
 	@echo 'make bench        what the agent and the recorder cost'
@@ -41,6 +42,9 @@ test-long: engine
 	PDCTL_TEST_DRILLS=all $(BIN)/python -m pytest tests/system/test_drills.py
 	$(BIN)/python -m pytest tests/unit tests/system -m long
 	$(BIN)/python -m pytest tests/engine -m long
+
+test-upstream: setup
+	@$(BIN)/python -m tests.engine.upstream $(FOLDER)
 
 check: setup
 	$(BIN)/ruff check .

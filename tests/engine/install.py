@@ -62,8 +62,8 @@ def check(versions: Sequence[str]) -> int:
     return status
 
 
-def install(versions: Sequence[str], *, nixl: bool = False) -> None:
-    """Install what is missing for `versions`, and NIXL where it is asked for. Raises `SetupError`."""
+def install(versions: Sequence[str], *, nixl: bool = False, pytest: bool = False) -> None:
+    """Install what is missing for `versions`, and NIXL and pytest where they are asked for. Raises `SetupError`."""
     home = engine_home()
     ensure_system(recipe.SYSTEM)
     with locked(home.with_suffix(".lock")):
@@ -71,6 +71,8 @@ def install(versions: Sequence[str], *, nixl: bool = False) -> None:
         part(home, "model", lambda: make_model(home))
         if nixl:
             part(home, "nixl", lambda: make_nixl(home))
+        if pytest:
+            part(home, "pytest", lambda: make_beside(home, "pytest", recipe.PYTEST))
         for overlay in recipe.OVERLAYS:
             if overlay.version in versions:
                 part(home, overlay.part, lambda v=overlay: make_overlay(home, v))  # type: ignore[misc]
@@ -114,23 +116,18 @@ def patch_torchvision(init: Path) -> None:
 
 def make_nixl(home: Path) -> None:
     """The transfer library NIXL, for any version."""
-    target = home / "nixl"
-    shutil.rmtree(target, ignore_errors=True)
-    run(
-        [
-            home / "venv" / "bin" / "python",
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--no-deps",
-            "--target",
-            target,
-            *recipe.NIXL,
-        ]
-    )
+    target = make_beside(home, "nixl", recipe.NIXL)
     for name in recipe.NIXL_LEFT_OUT:
         shutil.rmtree(target / name, ignore_errors=True)
+
+
+def make_beside(home: Path, name: str, packages: Sequence[str]) -> Path:
+    """A directory with these packages alone, to be put on PYTHONPATH."""
+    target = home / name
+    shutil.rmtree(target, ignore_errors=True)
+    pip = [home / "venv" / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-deps"]
+    run([*pip, "--target", target, *packages])
+    return target
 
 
 def make_model(home: Path) -> None:

@@ -58,6 +58,8 @@ WITHOUT_DEPENDENCIES = (
 NIXL = ("nixl==1.5.1", "nixl-cu12==1.5.1")
 #: What of it needs a GPU.
 NIXL_LEFT_OUT = ("nixl_ep", "nixl_ep_cu12", "include", "pkgconfig", "bin")
+#: What runs SGLang's own tests, into a directory of its own.
+PYTEST = ("pytest==9.2.0", "pluggy==1.7.0", "iniconfig==2.3.1")
 
 
 @dataclass(frozen=True)

@@ -84,11 +84,11 @@ class LightHost:
 
     @classmethod
     @contextlib.contextmanager
-    def start(cls, env: EngineEnv, ns: Namespace, log: Path) -> Iterator[LightHost]:
-        """Start it; the engine is imported when this returns."""
+    def start(cls, env: EngineEnv, ns: Namespace, log: Path, *modules: str) -> Iterator[LightHost]:
+        """Start it; the engine is imported when this returns. modules: more of those in ``sglang.srt`` that are."""
         with log.open("w") as err:
             process = subprocess.Popen(
-                ns.argv([str(env.python), str(PROGRAM)]),
+                ns.argv([str(env.python), str(PROGRAM), *modules]),
                 env=env.process_environ({"PDCTL_ARM": "1"}),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -150,10 +150,12 @@ def make_sleeper() -> Any:
     return IdleSleeper([zmq.Context.instance().socket(zmq.PULL)])
 
 
-def make_scheduler(role: str, rank: int, size: int, slots: int) -> Any:
+def make_scheduler(role: str, rank: int, size: int, slots: int, kind: type | None = None) -> Any:
+    """Make a scheduler of attributes. kind: its class, whose ``__init__`` is not run; one with few methods otherwise."""
     from sglang.srt.disaggregation.utils import DisaggregationMode, MetadataBuffers, ReqToMetadataIdxAllocator
 
-    scheduler = scheduler_class()()
+    kind = kind or scheduler_class()
+    scheduler = kind.__new__(kind)
     everyone = dist.new_group(list(range(size)), backend="gloo")
     alone = [dist.new_group([member], backend="gloo") for member in range(size)][rank]
     more = (8,) if "max_sampling_mask_tokens" in inspect.signature(MetadataBuffers.__init__).parameters else ()
@@ -416,8 +418,11 @@ def say(*words: object) -> None:
 
 
 def serve() -> None:
-    """Import the engine once, then fork a rank or a program for every order on stdin; say when each has ended."""
-    for module in ("disaggregation.decode", "disaggregation.prefill", "managers.scheduler_pp_mixin"):
+    """Import the engine once, then fork a rank or a program for every order on stdin; say when each has ended.
+
+    The arguments of this program name more of the engine's modules.
+    """
+    for module in ("disaggregation.decode", "disaggregation.prefill", "managers.scheduler_pp_mixin", *sys.argv[1:]):
         importlib.import_module(f"sglang.srt.{module}")
     torch.set_num_threads(1)
     say("up")
