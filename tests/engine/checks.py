@@ -35,8 +35,8 @@ MAY_LACK = {
 """Seams of the engine's own protections and options, which not every version has."""
 
 
-def is_healthy(pair: Pair, loaded_by: str, reads: int = READS, refused: Collection[str] = ()) -> None:
-    """Every rank is there, its hooks work, and nothing is reported in so many looks while requests run: C11.
+def hooks_work(pair: Pair, loaded_by: str, refused: Collection[str] = ()) -> None:
+    """Every rank is there with an agent that came this way, and its hooks are where they belong.
 
     refused: seams of faults that this version and backend must not have.
     """
@@ -52,6 +52,11 @@ def is_healthy(pair: Pair, loaded_by: str, reads: int = READS, refused: Collecti
         assert bool(answer.body.recording_off) == (loaded_by == "attach"), "it numbers no rounds"
         absent = {seam.name for seam in answer.body.seams if not seam.present}
         assert absent - set(refused) <= MAY_LACK, absent
+
+
+def is_healthy(pair: Pair, loaded_by: str, reads: int = READS, refused: Collection[str] = ()) -> None:
+    """The hooks of every rank work, and nothing is reported in so many looks while requests run."""
+    hooks_work(pair, loaded_by, refused)
     with ThreadPoolExecutor(1) as pool:
         load = pool.submit(lambda: [pair.generate(3) for _ in range(4)])
         looks = 0
