@@ -78,6 +78,7 @@ def compare(host: LightHost, file: Path, folder: Path) -> Compared:
 
 
 def _run(host: LightHost, file: Path, folder: Path, rank: tuple[str, str], *, hooks: bool = True) -> Any:
+    """Return what the program wrote. Raises SetupError if it wrote nothing: a run that did not end is no outcome."""
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         out = Path(scratch, "out.json")
         places = {}
@@ -88,7 +89,9 @@ def _run(host: LightHost, file: Path, folder: Path, rank: tuple[str, str], *, ho
         env = {**places, "PDCTL_ARM": "1", **({} if hooks else {"PDCTL_AGENT": "off"})}
         done = host.program(Path(scratch), PROGRAM, file, *rank, out, env=env)
         if not out.exists():
-            return {"found": {file.name: f"failed: ended with {done.returncode}"}, "errors": {}}
+            hooked = f"the hooks of {' '.join(rank)}" if hooks else "no hooks"
+            said = done.stderr[-2000:] or done.stdout[-2000:]
+            raise SetupError(f"{file.name} with {hooked} ended with {done.returncode} and told no outcome: {said}")
         told = json.loads(out.read_text())
     if bool(told["hooks"]) is not hooks:
         raise SetupError(f"hooks were {'not ' if hooks else ''}there: {done.stderr[-2000:]}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.engine import upstream
 from tests.engine.upstream import Compared, differing, table
+from tools.provision import SetupError
 
 WITHOUT = {"test_a.py::one": "passed", "test_a.py::two": "failed: KeyError", "test_a.py::three": "skipped"}
 
@@ -48,6 +50,19 @@ def test_what_comes_out_by_chance_is_run_again(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(upstream, "_run", run)
     compared = upstream.compare(None, Path("test_a.py"), Path())  # type: ignore[arg-type]
     assert compared.other == {"decode Nixl": {"harmed": "failed: KeyError"}}
+
+
+class HostThatTellsNothing:
+    """Its program ends before it has written what came out."""
+
+    def program(self, _folder: Path, *argv: object, env: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(argv, -11, "", "a line\nSegmentation fault")
+
+
+def test_a_run_that_did_not_end_is_no_outcome(tmp_path: Path) -> None:
+    host = HostThatTellsNothing()
+    with pytest.raises(SetupError, match=r"test_a.py with no hooks ended with -11 .*\n?.*Segmentation fault"):
+        upstream.compare(host, Path("test_a.py"), tmp_path)  # type: ignore[arg-type]
 
 
 def test_a_folder_without_tests_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
