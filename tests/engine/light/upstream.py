@@ -94,7 +94,12 @@ def put_in_hooks(role: str, manager: str, store: Path) -> dict[str, Any]:
     first.kv_manager.request_status = {}
     rank.start_agent(scheduler)
     dist.destroy_process_group()  # the tests make their own
-    return {} if Agent.current is None else Agent.current.adapter.hooks.sites
+    if Agent.current is None:
+        return {}
+    hooks = Agent.current.adapter.hooks
+    if hooks.removed():
+        raise RuntimeError(f"hooks that could not be put in: {', '.join(hooks.removed())}")
+    return hooks.sites
 
 
 def main() -> int:

@@ -411,3 +411,16 @@ def test_a_transfer_must_not_fail_where_decodes_time_out_would_end_prefills_boot
     assert "after its time-out" in made.seams["fault.fail-transfer"].detail
     assert "held for longer than decode waits" in made.seams["fault.drop-status"].detail
     made.hooks.remove_all()
+
+
+def test_a_manager_that_has_its_agent_under_another_name_is_recorded_and_takes_no_fault(engine: Any) -> None:
+    scheduler, hooks = engine("0.5.23"), Hooks()
+    manager = scheduler.disagg_prefill_bootstrap_queue.kv_manager
+    manager.kv_args, manager.decode_kv_args_table, manager.transfer_infos = None, {}, {}
+    del manager.agent
+    found = backend_of(scheduler).install(hooks, Recorder(), FaultTable(armed=True), "prefill")
+    told = {seam.name: seam for seam in found}
+    assert told["events.metadata"].present
+    late = told["fault.delay-metadata"]
+    assert (late.present, late.detail) == (False, "no NixlKVManager.agent")
+    hooks.remove_all()

@@ -67,11 +67,11 @@ class Nixl(Backend):
         why_not = rows.why_not(self, "kv_args", "decode_kv_args_table", "transfer_infos", "agent")
         writes = _Writes(self.scheduler, recorder, faults, possible=not why_not)
         there = hooks.wrap(self.kind, "send_aux", "metadata", writes.make)
-        if there and faults.armed:
+        can = there and not why_not
+        if can and faults.armed:
             hooks.wrap(self.manager.agent, "check_xfer_state", "metadata", _check)
         detail = f"{self.kind.__name__}.send_aux"
         order = f"{detail}; {_BREAKS}" if self.notifies else detail
-        can = there and not why_not
         rest = [kind for kind in sites.WRITE_KINDS if kind not in HELD_METADATA and kind != FAIL_TRANSFER]
         found = [
             Seam("events.metadata", there, detail),
