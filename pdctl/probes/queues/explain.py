@@ -210,12 +210,14 @@ def _by_action(queue: str, diff: Difference, found: tuple[RoomSplit, ...]) -> tu
                 f"Room {split.room}: on {named(s.rank for s in foreign)} slot {foreign[0].slot} held room"
                 f" {foreign[0].found}."
             )
-        kept = [s for s in split.sides if s.action == "kept"]
+        late = [
+            s for s in split.sides if s.action in ("kept", "aborted")
+        ]  # code with a gate aborts it, older code keeps it
         committed = [s for s in split.sides if s.action == "committed"]
-        if kept and committed and all(s.found == 0 for s in kept):
+        if late and committed and all(s.found == 0 for s in late):
             return "PD101", (
                 f"Metadata of room {split.room} landed on {named(s.rank for s in committed)} before"
-                f" {named(s.rank for s in kept)}, and no gate held {named(s.rank for s in committed)} back."
+                f" {named(s.rank for s in late)}, and no gate held {named(s.rank for s in committed)} back."
                 " The collective they wait in now is a victim."
             )
     return (

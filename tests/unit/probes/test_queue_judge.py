@@ -106,7 +106,8 @@ class Rank:
         for request, poll in zip(self.queue, reduced, strict=True):
             if poll == SUCCESS:
                 found = self.slots.get(request.slot, 0)
-                action = Action.KEPT if found == 0 else Action.COMMITTED if found == request.room else Action.ABORTED
+                late = Action.KEPT if found == 0 and "gate" in self.lacks else Action.ABORTED
+                action = Action.COMMITTED if found == request.room else late
                 self.tap.decided(request, action, found)
                 if action is Action.KEPT:
                     stays.append(request)
@@ -169,6 +170,23 @@ def test_metadata_late_on_one_rank_without_a_gate(ranks: Callable[..., list[Rank
     assert "no metadata gate" in finding.versions
     [row] = report.queues
     assert (row.lengths, row.verdict, row.text) == ((2, 3), "diverged", "room 71 is on tp1 only")
+
+
+def test_the_same_where_a_gate_let_it_through_is_an_abort_and_has_the_same_cause(
+    ranks: Callable[..., list[Rank]],
+) -> None:
+    group = ranks()
+    for rank in group:
+        rank.arrive(71)
+    group[0].slots[71] = 71
+    assert turn(group, [{71: SUCCESS}, {71: SUCCESS}])
+    document = judged(group)
+    [split] = document.groups[0].splits
+    assert [(s.rank, s.action, s.found) for s in split.sides] == [("tp0", "committed", 71), ("tp1", "aborted", 0)]
+    [finding] = document.findings
+    assert (finding.code, finding.rooms) == ("PD101", (71,))
+    assert "has a metadata gate, and yet this happened" in finding.versions
+    assert "an upgrade that would prevent it is not known" in finding.next_step
 
 
 def test_the_same_with_a_gate_is_held_and_clean(ranks: Callable[..., list[Rank]]) -> None:
