@@ -27,6 +27,7 @@ from pdctl.report.output import Output, hang_up, settle_streams
 from pdctl.targets.reach import Reach
 
 COMMANDS = {
+    "preflight": ("preflight", "Look", "Check that a deployment is fit for traffic."),
     "record": ("record", "Look", "Save the recordings of all ranks in one trace file."),
     "watch": ("watch", "Look", "Say when something goes wrong, its cause, and when it is over."),
     "inject": ("inject", "Break", "Inject a fault into live ranks for a limited time."),

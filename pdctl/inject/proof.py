@@ -22,10 +22,11 @@ _LOOK_S = 0.02
 
 @dataclass(frozen=True)
 class Proof:
-    """What became of the request. said: it in words."""
+    """What became of the request. said: it in words. room: 0 where none was sent."""
 
     answered: bool
     said: str
+    room: int = 0
 
 
 def place(ranks: Sequence[FoundRank], address: Address | None, env: Mapping[str, str]) -> LabConfig | Pair:
@@ -49,8 +50,8 @@ def place(ranks: Sequence[FoundRank], address: Address | None, env: Mapping[str,
     return config
 
 
-def send(to: LabConfig | Pair, limit_s: float) -> Proof:
-    """Send one request, wait for its answer for so many seconds, then give it up."""
+def send(to: LabConfig | Pair, limit_s: float, *, what: str = "a request sent afterwards") -> Proof:
+    """Send one request, wait for its answer for so many seconds, then give it up. what: how it is called."""
     began = time.monotonic()
     running: EngineRunning | LabRunning
     if isinstance(to, Pair):
@@ -62,10 +63,11 @@ def send(to: LabConfig | Pair, limit_s: float) -> Proof:
     took = seconds(time.monotonic() - began)
     told = running.finish(0.0, "", "")
     room = f", room {told.rooms[0]}," if told.rooms else ""
+    number = next(iter(told.rooms), 0)
     if told.completed:
-        return Proof(True, f"a request sent afterwards{room} was answered after {took}")
+        return Proof(True, f"{what}{room} was answered after {took}", number)
     why = next(iter(told.errors), "wrong tokens" if told.wrong else f"no answer within {seconds(limit_s)}")
-    return Proof(False, f"a request sent afterwards{room} was not answered: {why}")
+    return Proof(False, f"{what}{room} was not answered: {why}", number)
 
 
 __all__ = ["Proof", "place", "send"]

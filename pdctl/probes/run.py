@@ -76,10 +76,6 @@ def run(probe: AnyProbe, options: Any, asked: Asked, out: Output) -> Exit:
 
 
 def _run(probe: AnyProbe, options: Any, asked: Asked, out: Output) -> Exit:
-    from pdctl.protocol.files import write_new
-    from pdctl.report.findings import Finding
-    from pdctl.targets.nodeset import fold_lines
-
     if asked.only_findings and out.format not in (Format.JSONL, Format.CSV):
         raise WrongOptionError("for -o jsonl and -o csv; the other formats have them", "--findings")
     probe.refuse(options, timeout_s=asked.timeout_s, recorded=asked.source is not None)
@@ -93,6 +89,39 @@ def _run(probe: AnyProbe, options: Any, asked: Asked, out: Output) -> Exit:
             client.give_up_on_silent()
         view = View.open(found, client, others=others, recorded=asked.source is not None, asks=probe.asks(options))
         document = look(probe, view, options)
+        seen = probe.seen(document, view)
+    left_out = f"{found.left_out}; --all shows them" if found.left_out and probe.starts else found.left_out
+    return show(
+        probe,
+        document,
+        options,
+        out,
+        seen=seen,
+        problems=found.problems,
+        asked=asked,
+        notes=(left_out,) if left_out else (),
+    )
+
+
+def show(
+    probe: AnyProbe,
+    document: Any,
+    options: Any,
+    out: Output,
+    *,
+    seen: bool,
+    asked: Asked,
+    problems: Sequence[str] = (),
+    notes: Sequence[str] = (),
+) -> Exit:
+    """Print a document, write the files that belong to it, and return what the command exits with.
+
+    seen: something could be looked at. problems: of those who were found, besides the document's own. notes: besides its own.
+    """
+    from pdctl.protocol.files import write_new
+    from pdctl.report.findings import Finding
+    from pdctl.targets.nodeset import fold_lines
+
     wide = out.format is Format.WIDE
 
     def draw(shown: Document, console: Console) -> None:
@@ -101,8 +130,8 @@ def _run(probe: AnyProbe, options: Any, asked: Asked, out: Output) -> Exit:
     findings = probe.findings(document)
     code = exit_code(
         findings,
-        seen=probe.seen(document, view),
-        partial=probe.partial(document) or bool(found.problems),
+        seen=seen,
+        partial=probe.partial(document) or bool(problems),
         level=probe.fails_on(options),
         alone=probe.fails_alone(options),
     )
@@ -117,14 +146,14 @@ def _run(probe: AnyProbe, options: Any, asked: Asked, out: Output) -> Exit:
     for new in probe.files(document, options):
         write_new(new.path, new.data, force=new.force)
         out.note(f"wrote {new.path}")
-    problems = fold_lines((*probe.problems(document), *found.problems))
+    unseen = fold_lines((*probe.problems(document), *problems))
     if not out.format.whole or probe.fails_alone(options):
-        for problem in problems:
+        for problem in unseen:
             out.note(f"not seen or in part: {problem}")
-        if found.left_out:
-            out.note(f"{found.left_out}; --all shows them" if probe.starts else found.left_out)
+        for note in notes:
+            out.note(note)
         for note in fold_lines(probe.notes(document)):
-            if note not in problems:
+            if note not in unseen:
                 out.note(note)
     return code
 
@@ -269,4 +298,4 @@ def _names(found: Found) -> str:
     return nodeset.fold((nodeset.place(one, names) for one in identities), nodeset.shown_axes(identities))
 
 
-__all__ = ["EXIT_CODES", "Asked", "choose", "exit_code", "find", "look", "run"]
+__all__ = ["EXIT_CODES", "Asked", "choose", "exit_code", "find", "look", "run", "show"]

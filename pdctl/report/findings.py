@@ -29,7 +29,8 @@ class Level(str, Enum):
 class Code(msgspec.Struct, frozen=True):
     """A kind of finding. versions: engine versions it is known for, in words. reference: the public report or fix.
 
-    evidence: what a finding of this kind shows, and rests on.
+    evidence: what a finding of this kind shows, and rests on. affects: the versions whose code has the defect behind it, as
+    :func:`pdctl.protocol.versions.within` reads them; "" where no range of versions has it.
     """
 
     code: str
@@ -40,6 +41,7 @@ class Code(msgspec.Struct, frozen=True):
     reference: str = ""
     next_step: str = ""
     evidence: str = ""
+    affects: str = ""
 
 
 class Finding(msgspec.Struct, frozen=True):

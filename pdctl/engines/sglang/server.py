@@ -103,7 +103,7 @@ def ask(server: Server, timeout_s: float = INFO_S) -> Info:
     option = f"--{server.role}-url"
     connection = server.connect(timeout_s)
     try:
-        connection.request("GET", f"{server.path}/server_info", headers=_headers())
+        connection.request("GET", f"{server.path}/server_info", headers=headers())
         answer = connection.getresponse()
         status, text = answer.status, answer.read(_MOST_BYTES)
     except (OSError, http.client.HTTPException) as error:
@@ -153,8 +153,8 @@ class Call:
                 if self._dropped:
                     raise CallError("given up")
                 connection.sock.settimeout(timeout_s)
-            headers = {**_headers(), "content-type": "application/json"}
-            connection.request("POST", self._server.path + path, json.dumps(body), headers)
+            sent = {**headers(), "content-type": "application/json"}
+            connection.request("POST", self._server.path + path, json.dumps(body), sent)
             answer = connection.getresponse()
             status, text = answer.status, answer.read(_MOST_BYTES)
         except (OSError, http.client.HTTPException) as error:
@@ -222,7 +222,8 @@ def why(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
-def _headers() -> dict[str, str]:
+def headers() -> dict[str, str]:
+    """Return what a request has to carry where the servers have an ``--api-key``."""
     key = os.environ.get(API_KEY, "")
     return {"authorization": f"Bearer {key}"} if key else {}
 

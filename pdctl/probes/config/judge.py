@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pdctl.probes.config.model import ConfigDocument, RankSettings, ServerConfig, Setting
@@ -30,7 +30,8 @@ _OF_A_SERVER = (
     "speculative_num_draft_tokens", "tp_size",
 )  # fmt: skip
 """Settings that all ranks of a server have alike; others (ports, devices) are each rank's own."""
-_JOIN = " | "
+JOIN = " | "
+"""Between the values of ranks that differ, in a document."""
 
 
 @dataclass
@@ -54,6 +55,11 @@ class _Server:
         """Return the value of an argument where all ranks agree, else ""."""
         values = self.all_of("argument", name)
         return values[0] if len(values) == 1 else ""
+
+    @property
+    def agreed(self) -> dict[str, str]:
+        """The arguments that all ranks agree on."""
+        return {name: self.one(name) for name in _names([self], "argument")}
 
 
 def judge(views: Sequence[RankSettings]) -> ConfigDocument:
@@ -148,22 +154,26 @@ def _differing(server: _Server, kind: str, name: str, ranks: Sequence[RankSettin
 # ---- between the sides -----------------------------------------------------------------------------------------------
 
 
-def _mismatches(prefill: _Server, decode: _Server) -> Iterable[tuple[str, str]]:
-    """Yield (setting, what the engine does) of each that must agree and does not."""
-    here, there = prefill.ranks[0].identity, decode.ranks[0].identity
+def mismatches(prefill: Mapping[str, str], decode: Mapping[str, str], *, alike: bool) -> Iterable[tuple[str, str]]:
+    """Yield (setting, what the engine does) of each that must agree and does not; one that a side does not tell is left out.
+
+    alike: both sides split the model in the same way, so that a rank holds the same share of it.
+    """
     for name, why in _MUST_AGREE.items():
-        one, other = prefill.one(name), decode.one(name)
+        one, other = prefill.get(name, ""), decode.get(name, "")
         if not one or not other or one == other:
             continue
-        if name == "page_size" and "True" in (prefill.one("enable_hisparse"), decode.one("enable_hisparse")):
+        if name == "page_size" and "True" in (prefill.get("enable_hisparse"), decode.get("enable_hisparse")):
             continue  # there decode's host pool has pages of one token, and the engine knows
-        if name == "kv_item_lens" and (here.tp_size, here.pp_size, here.cp_size) != (
-            there.tp_size,
-            there.pp_size,
-            there.cp_size,
-        ):
+        if name == "kv_item_lens" and not alike:
             continue  # each rank holds another share of the heads, or of the layers
         yield name, why
+
+
+def _mismatches(prefill: _Server, decode: _Server) -> Iterable[tuple[str, str]]:
+    here, there = prefill.ranks[0].identity, decode.ranks[0].identity
+    sizes = [(one.tp_size, one.pp_size, one.cp_size) for one in (here, there)]
+    return mismatches(prefill.agreed, decode.agreed, alike=sizes[0] == sizes[1])
 
 
 def _between(prefill: _Server, decode: _Server) -> Iterable[Finding]:
@@ -203,7 +213,7 @@ def _names(servers: Sequence[_Server], kind: str) -> list[str]:
 
 
 def _setting(kind: str, name: str, servers: Sequence[_Server], bad: dict[str, str]) -> Setting:
-    values = {server.name: _JOIN.join(value or "not set" for value in server.all_of(kind, name)) for server in servers}
+    values = {server.name: JOIN.join(value or "not set" for value in server.all_of(kind, name)) for server in servers}
     mixed = any(len(server.all_of(kind, name)) > 1 for server in servers)
     if kind == "argument" and name in bad:
         verdict, text = "mismatch", bad[name]
@@ -224,7 +234,7 @@ def _report(server: _Server) -> ServerConfig:
         version=_versions(server),
         ranks=len(server.ranks),
         silent=tuple(rank.identity.label for rank in server.ranks if rank.silence),
-        values={n: _JOIN.join(server.all_of("argument", n)) for n in _names([server], "argument")},
-        env={n: _JOIN.join(server.all_of("environment", n)) for n in _names([server], "environment")},
+        values={n: JOIN.join(server.all_of("argument", n)) for n in _names([server], "argument")},
+        env={n: JOIN.join(server.all_of("environment", n)) for n in _names([server], "environment")},
         peers=tuple(peer.name for peer in server.peers),
     )

@@ -7,11 +7,9 @@ it first (as ``nsenter -n`` does), so that 127.0.0.1 is the rank's and not ours.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import http.client
 import json
-import os
 import socket
 import threading
 import time
@@ -20,13 +18,13 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
+from pdctl.introspect.network import enter
 from pdctl.probes.routing.model import Fault, Place, ServerView
 from pdctl.protocol.requests import PREFILL_FACTS
 
 BATCH = 1000
 """Rooms in one question."""
 MAX_ANSWER = 4 << 20
-_CLONE_NEWNET = 0x40000000
 _EVERYTHING = -1
 
 
@@ -113,21 +111,16 @@ def _run(asking: _Asking, end: float) -> None:
 
 def _enter(pid: int) -> None:
     try:
-        inside = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        enter(pid)
+    except PermissionError as error:
+        raise _NoAnswer(
+            f"it is in the network namespace of pid {pid}, which this user may not enter ({error.strerror}): run pdctl as "
+            f"root, or inside it: nsenter -t {pid} -n pdctl verify-routing"
+        ) from None
     except OSError as error:
         raise _NoAnswer(
             f"it is in the network namespace of pid {pid}, which can't be opened: {error.strerror}"
         ) from None
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.setns(inside, _CLONE_NEWNET) != 0:
-            why = os.strerror(ctypes.get_errno())
-            raise _NoAnswer(
-                f"it is in the network namespace of pid {pid}, which this user may not enter ({why}): run pdctl as root, "
-                f"or inside it: nsenter -t {pid} -n pdctl verify-routing"
-            )
-    finally:
-        os.close(inside)
 
 
 def _converse(asking: _Asking, end: float) -> None:
