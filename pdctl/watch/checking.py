@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from pdctl.probes.check import probe as check
@@ -102,6 +103,7 @@ class Checker:
         from pdctl.targets.client import Client
         from pdctl.targets.find import discover
         from pdctl.targets.servers import process_key
+        from pdctl.watch import storms
 
         began_ns = time.monotonic_ns()
         timeout_s = max(self._asked.timeout_s, check.PROBE.timeout_s)
@@ -118,12 +120,12 @@ class Checker:
             view = View.open(chosen, client, others=others)
             so_far = self.now = Checked(began_ns=began_ns, found=found)
             self._news.set()
-            for outcome in check.run(view, check.chosen(check.CheckOptions(), recorded=False), PAUSE_S):
+            stages = check.run(view, check.chosen(check.CheckOptions(), recorded=False), PAUSE_S)
+            for outcome in chain(stages, map(storms.look, (view,))):
                 if self._over.is_set():
                     return so_far
                 kept = carried(outcome, self.last.outcomes, _there(view))
-                so_far = replace(so_far, outcomes=(*so_far.outcomes, kept))
-                self.now = so_far
+                so_far = self.now = replace(so_far, outcomes=(*so_far.outcomes, kept))
                 self._news.set()
             views = collect(view)
             rooms = [] if view.over else view.rooms([rank for rank in view.ranks if rank.live])
@@ -134,7 +136,7 @@ class Checker:
             ended_ns=time.monotonic_ns(),
             ended_wall_ns=time.time_ns(),
             problems=(*problems, *found.problems),
-            views=tuple(views),
+            views=tuple(replace(one, recording=None) for one in views),  # recordings are large
             groups=judge(views).groups,
             spaces=spaces,
         )

@@ -50,7 +50,9 @@ class Evidence(Action):
     name = "--on-finding record"
 
     def __init__(self, folder: Path, env: Mapping[str, str], say: Say, *, within_s: float = EACH_S) -> None:
-        self._folder, self._env, self._within_s = folder.absolute(), dict(env), within_s
+        self._folder, self._within_s = folder.absolute(), within_s
+        # Python itself puts cut-off bytecode in its cache where a disk is full.
+        self._env = {**env, "PYTHONDONTWRITEBYTECODE": "1"}
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not os.access(folder, os.W_OK | os.X_OK):

@@ -24,7 +24,7 @@ from pdctl.targets.find import Found, discover, refresh
 from pdctl.targets.servers import process_key
 from pdctl.targets.silence import not_asked
 from pdctl.watch.checking import Checker
-from pdctl.watch.merging import Look, merged, suspicions
+from pdctl.watch.merging import NOT_READ, Look, merged, suspicions
 from pdctl.watch.model import WatchState
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class Eye:
     def _recording(self, rank: FoundRank) -> tuple[Recording | None, str]:
         """Return what a rank has recorded lately, and why there is nothing, "" where there is."""
         if rank.recording is None or rank.access is not None:
-            return None, rank.recording_off or "its recording is not read in a look"
+            return None, rank.recording_off or NOT_READ
         from pdctl.recording.reader import BadRecording  # loads numpy: only where there is something to read
         from pdctl.recording.tail import Tail
 

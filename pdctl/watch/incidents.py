@@ -32,8 +32,8 @@ class Change(Document, frozen=True, kw_only=True, tag="pdctl.watch.change"):
     """One line of ``watch``. change: ``began``, ``cause``, ``over``, ``ended`` (its ranks are gone), ``often`` or ``ranks``.
 
     incident: its number, from 1 on; 0 for ``ranks``. since_wall_ns: when it began. count: how often it has begun.
-    queue, round, verdict: of the group it is about, where ranks have parted. times: for ``often``, changes that were not told.
-    finding: as it is now, None for ``ranks``.
+    queue, round, age_s: of the first round that differs and its age, where ranks have parted. times:
+    changes that were not told, for ``often``. finding: as it is now, None for ``ranks``.
     """
 
     at_wall_ns: int
@@ -46,6 +46,7 @@ class Change(Document, frozen=True, kw_only=True, tag="pdctl.watch.change"):
     rooms: tuple[int, ...] = ()
     queue: str = ""
     round: int = -1
+    age_s: float | None = None
     since_wall_ns: int = 0
     count: int = 1
     times: int = 0
@@ -193,6 +194,7 @@ class Incidents:
             rooms=one.rooms,
             queue=group.queue if group is not None else "",
             round=group.round if group is not None else -1,
+            age_s=group.age_s if group is not None else None,
             since_wall_ns=one.since_ns,
             count=one.count,
             times=one.untold if change == OFTEN else 0,

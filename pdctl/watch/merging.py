@@ -24,6 +24,8 @@ STANDS_S = (3.0, 6.0, 12.0, 24.0)
 """Ages of a turn at which everything is checked at once."""
 PARTED = ("PD101", "PD103", "PD104", "PD105", "PD106", "PD107", "PD108", "PD115")
 """Findings that ranks of a group have parted: of one group there is one."""
+NOT_READ = "its recording is not read in a look"
+"""Of a rank on another host: that is no problem, the check reads it."""
 MOVES_ON = ("PD110", "PD111", "PD114")
 """Findings of ranks that do not go on: over when their loops have turned since."""
 
@@ -126,8 +128,12 @@ def merged(look: Look, before: Look, last: Checked, now: Checked | None) -> tupl
         ranks=tuple(_ranks(look, last)),
         groups=shown,
         findings=findings,
-        problems=(*look.problems, *last.problems, *look.document.problems),
+        problems=(*look.problems, *last.problems, *(() if _elsewhere(look) else look.document.problems)),
     )
+
+
+def _elsewhere(look: Look) -> bool:
+    return any(view.recording_off == NOT_READ for view in look.views)
 
 
 def _findings(look: Look, parted: Sequence[Finding], last: Checked, now: Checked | None) -> Iterator[Finding]:
@@ -285,4 +291,4 @@ def _held(view: RankView) -> tuple[int, float | None] | None:
     return len(now), max((held.seconds for held in now), default=None)
 
 
-__all__ = ["PARTED", "Look", "State", "merged", "suspicions"]
+__all__ = ["NOT_READ", "PARTED", "Look", "State", "merged", "suspicions"]
