@@ -8,12 +8,14 @@ an engine.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,7 +64,7 @@ def test_a_thousand_looks_find_nothing(pair: Pair) -> None:
 
 
 def test_a_hang_is_recorded_and_diagnosed(version: str, pair: Pair, tmp_path: Path) -> None:
-    """While hung, with a rank stopped, from the trace made as it came, and from the recordings of killed ranks."""
+    """While hung, by who watches, with a rank stopped, from the trace made as it came, and from recordings of killed ranks."""
     file = tmp_path / f"sglang-{version}-c1.pdtrace"
     words = patiently("record", str(file), "--trigger", "diverged", "--for", "10m", "-o", "json")
     recording = subprocess.Popen(
@@ -71,7 +73,7 @@ def test_a_hang_is_recorded_and_diagnosed(version: str, pair: Pair, tmp_path: Pa
         stdout=subprocess.PIPE,
         text=True,
     )
-    with late_metadata(pair, "5s"):
+    with watched(pair, tmp_path / "kept") as told, late_metadata(pair, "5s"):
         pair.begin(1, limit_s=300)  # one: with more in flight, lists of unequal length may kill the ranks instead
 
         def diverged() -> dict[str, Any] | None:
@@ -87,6 +89,7 @@ def test_a_hang_is_recorded_and_diagnosed(version: str, pair: Pair, tmp_path: Pa
         assert recording.returncode == 0, out
         is_in_trace(version, pair, json.loads(out)["trace"]["divergence"], file, room)
         stacks_name_both(pair)
+        is_told(pair, told, tmp_path / "kept", room)
         tp1 = pair.rank("decode dp0 pp0 tp1").identity.pid
         os.kill(tp1, signal.SIGSTOP)
         try:
@@ -104,6 +107,46 @@ def test_a_hang_is_recorded_and_diagnosed(version: str, pair: Pair, tmp_path: Pa
     status, dead = document(pair, "--from", str(pair.record_dir))
     assert status == 1
     assert is_c1(dead) == room
+
+
+@contextlib.contextmanager
+def watched(pair: Pair, kept: Path) -> Iterator[list[dict[str, Any]]]:
+    """Have ``pdctl watch`` look at the pair meanwhile, and yield its lines. It has seen all ranks then."""
+    words = ["watch", "-o", "jsonl", "--on-finding", f"record={kept}"]
+    process = subprocess.Popen(
+        pair.ns.argv([sys.executable, "-m", "pdctl.cli", *words]),
+        env={**os.environ, **pair.agent_environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    told: list[dict[str, Any]] = []
+
+    def read() -> None:
+        for line in process.stdout or ():
+            told.append(json.loads(line))  # noqa: PERF401  # it is looked at meanwhile
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        until("it sees all ranks", lambda: any("3 live" in one["summary"] for one in told))
+        yield told
+    finally:
+        process.terminate()
+        process.wait(patience(60))
+        thread.join()
+
+
+def is_told(pair: Pair, told: list[dict[str, Any]], kept: Path, room: int) -> None:
+    """The watch has told the hang once, with its cause, and has kept its evidence while both ranks hang."""
+    place = until("the evidence", lambda: next((one for one in kept.glob("*-PD101-*")), None), 180)
+    [alarm] = [one for one in told if one["change"] == "began"]
+    assert (alarm["code"], alarm["rooms"], alarm["queue"]) == ("PD101", [room], "decode.transfer")
+    print(f"watch: alarm {alarm['age_s']:.2f} s after the first round that differs")
+    assert {one.name for one in place.iterdir()} == {"finding.json", "settings.json", "stacks.json", "trace.pdtrace"}
+    _, seen = document(pair, "--from", str(place / "trace.pdtrace"))
+    assert is_c1(seen) == room
+    stacks = json.loads((place / "stacks.json").read_text())
+    assert "PD161" in [found["code"] for found in stacks["findings"]]
 
 
 def is_in_trace(version: str, pair: Pair, seen: dict[str, Any], file: Path, room: int) -> None:
