@@ -69,6 +69,7 @@ def results(quick: bool) -> Iterator[dict[str, Any]]:
     yield from run(python, "fan_out", *(("--ranks", "64", "--times", "2") if quick else ()))
     yield from run(python, "load_trace", "--runs", "3" if quick else "15")
     yield from run(python, "read_recording", "--runs", "3" if quick else "15")
+    yield from run(python, "watch", *(("--ranks", "4", "--runs", "3") if quick else ()))
     few = ("--schedules", "300", "--seconds", "0.1") if quick else ()
     yield from run(python, "explorer", *few)
     if not isinstance(found, str):
@@ -129,6 +130,11 @@ def rows(result: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
             )
         for part in ("read", "together", "changes"):
             yield f"full recording of 16 MiB, {part}: memory for a byte", _quartiles(result[f"{part}_peak"], "×"), ""
+    elif name == "watch":
+        what = f"a look of watch at {result['ranks']} full recordings"
+        yield f"{what}: CPU", _quartiles(result["look_ms"], "ms"), ""
+        yield f"{what}: to reading and judging them whole", _quartiles(result["ratio"], "×"), "≤ 0.1"
+        yield f"{what}, twice a second", f"{result['share_of_a_core']:.1%} of a core", "≤ 10 %"
     elif name == "explorer":
         what = f"explorer, {result['policy']}"
         yield f"{what}: poll decisions, one core", f"{result['decisions_per_s']:.3g} /s", "≥ 1e8 /s on two"

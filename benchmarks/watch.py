@@ -65,13 +65,13 @@ def identities(ranks: int) -> list[Identity]:
     ]
 
 
-def judged(ranks: Sequence[Rank], recordings: Sequence[Recording]) -> QueuesDocument:
-    """Return what a look makes of them."""
+def judged(ranks: Sequence[Rank], recordings: Sequence[Recording], *, holds: bool = False) -> QueuesDocument:
+    """Return what a look makes of them. holds: as ``diff-queues`` does."""
     views = [
         RankView(rank.identity, "live", recording=one, now_ns=rank.number * 100_000)
         for rank, one in zip(ranks, recordings, strict=True)
     ]
-    return judge(views, stalled_s=float("inf"), confirmed=False)
+    return judge(views, stalled_s=float("inf"), confirmed=False, holds=holds)
 
 
 def cpu_ms(what: Callable[[], QueuesDocument]) -> float:
@@ -103,7 +103,7 @@ def main(arguments: list[str] | None = None) -> int:
             for rank in ranks:
                 rank.turns(given.new)
             look.append(cpu_ms(lambda: judged(ranks, [tail.read() for tail in tails])))
-            whole.append(cpu_ms(lambda: judged(ranks, [read(rank.path) for rank in ranks])))
+            whole.append(cpu_ms(lambda: judged(ranks, [read(rank.path) for rank in ranks], holds=True)))
     finally:
         shutil.rmtree(folder)
     print(

@@ -12,7 +12,7 @@ from pdctl.recording.reader import BadRecording, Recording, read_from
 from pdctl.recording.rings import Ring, later_rounds, rounds
 from pdctl.recording.source import FileSource, Source
 
-MOST_RUNS = 4096
+MOST_RUNS = 2048
 """Runs that are kept, the newest: to a judge it is the recording of a rank whose ring is as small."""
 _BLOCK = 64
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pdctl.targets.places import Places
 
 LEAST_S = 2.0
-"""Between the end of a check and the next one, or what the last one took, if that is longer: half of one core at most."""
+"""Between the end of a check and the next one, or the CPU time of the last one, if that is longer: half of one core at most."""
 _END_S = 2.0
 
 
@@ -65,6 +65,8 @@ class Checker:
         self._asked, self._places, self._check_s, self._news = asked, places, check_s, news
         self._told = threading.Event()
         self._over = threading.Event()
+        self._anew = True
+        """Whether this check may be ended for something new: once in ``check_s``."""
         self._thread = threading.Thread(target=self._run, name="pdctl check", daemon=True)
         self._thread.start()
 
@@ -79,23 +81,33 @@ class Checker:
         self._thread.join(_END_S)
 
     def _run(self) -> None:
+        began_anew = 0.0
         while not self._over.is_set():
-            began = time.monotonic()
+            began, cpu = time.monotonic(), time.thread_time()
             self._told.clear()
+            self._anew = began >= began_anew + self._check_s
             try:
                 done = self._check()
             except PdctlError as error:
                 done = replace(self.last, problems=(error.message,), found=None)
             except Exception as error:  # noqa: BLE001  # a watch of weeks does not end for one check
                 done = replace(self.last, problems=(f"the whole check failed: {type(error).__name__}: {error}",))
-            self.last, self.now = done, None
+            self.last, self.now = done or self._with_parts(), None
             self._news.set()
-            took_s = time.monotonic() - began
-            rest_s = max(LEAST_S, took_s)
+            if done is None:
+                began_anew = time.monotonic()
+                continue
+            rest_s = max(LEAST_S, time.thread_time() - cpu)
             self._over.wait(rest_s)
-            self._told.wait(max(0.0, self._check_s - took_s - rest_s))
+            self._told.wait(max(0.0, self._check_s - (time.monotonic() - began)))
 
-    def _check(self) -> Checked:
+    def _with_parts(self) -> Checked:
+        """Return the last check, with what the one that ended early has found."""
+        parts = {one.name: one for one in (*self.last.outcomes, *(self.now.outcomes if self.now is not None else ()))}
+        return replace(self.last, outcomes=tuple(parts.values()))
+
+    def _check(self) -> Checked | None:
+        """Check everything. None: it was ended, since there is something new that its first stages have not seen."""
         from pdctl.probes.base import PAUSE_S
         from pdctl.probes.queues.collect import collect
         from pdctl.probes.queues.judge import judge
@@ -122,8 +134,8 @@ class Checker:
             self._news.set()
             stages = check.run(view, check.chosen(check.CheckOptions(), recorded=False), PAUSE_S)
             for outcome in chain(stages, map(storms.look, (view,))):
-                if self._over.is_set():
-                    return so_far
+                if self._over.is_set() or (self._anew and self._told.is_set()):
+                    return None
                 kept = carried(outcome, self.last.outcomes, _there(view))
                 so_far = self.now = replace(so_far, outcomes=(*so_far.outcomes, kept))
                 self._news.set()

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from pdctl.probes.queues.gate import holding
+import msgspec
+
 from pdctl.probes.queues.groups import groups_of
 from pdctl.probes.queues.model import WELL, GroupReport, QueuesDocument, RankView
 from pdctl.probes.queues.now import age_of, length_of
 from pdctl.probes.ranks.judge import row
-from pdctl.protocol.model import QUEUES, Status
+from pdctl.protocol.model import QUEUES, KVPoll, Status
 from pdctl.protocol.rank import Answer, FoundRank
 from pdctl.protocol.requests import Space
 from pdctl.report.causes import connect
@@ -22,6 +23,8 @@ from pdctl.watch.model import GroupState, RankState
 
 STANDS_S = (3.0, 6.0, 12.0, 24.0)
 """Ages of a turn at which everything is checked at once."""
+STOPPED = ("T", "t")
+"""States in ``/proc`` of a process that is stopped, or traced."""
 PARTED = ("PD101", "PD103", "PD104", "PD105", "PD106", "PD107", "PD108", "PD115")
 """Findings that ranks of a group have parted: of one group there is one."""
 NOT_READ = "its recording is not read in a look"
@@ -35,7 +38,7 @@ class Look:
     """What a look saw. at: seconds, on the monotonic clock. answers: to ``status``, without body and reason if not asked.
 
     parted: what looks have found of groups, each with the monotonic ns at which it was seen last: it stands until a whole check
-    that began later does not find it.
+    that began later does not find it. gated: process and room → since when only the gate has been seen to hold it.
     """
 
     at: float = 0.0
@@ -45,6 +48,7 @@ class Look:
     document: QueuesDocument = field(default_factory=lambda: QueuesDocument(groups=()))
     problems: tuple[str, ...] = ()
     parted: tuple[tuple[int, Finding], ...] = ()
+    gated: dict[tuple[str, int], float] = field(default_factory=dict)
 
 
 class State(NamedTuple):
@@ -73,9 +77,9 @@ def _alarms(look: Look) -> set[tuple[str, str]]:
     return {(found.code, found.group) for found in look.document.findings if found.level is not Level.INFO}
 
 
-def _states(look: Look) -> set[tuple[str, str, bool]]:
+def _states(look: Look) -> set[tuple[str, str, bool, bool]]:
     return {
-        (process_key(rank.identity), rank.state, bool(answer.silence))
+        (process_key(rank.identity), rank.state, bool(answer.silence), rank.process.state in STOPPED)
         for rank, answer in zip(look.ranks, look.answers, strict=True)
     }
 
@@ -121,7 +125,8 @@ def merged(look: Look, before: Look, last: Checked, now: Checked | None) -> tupl
         if not (last.ended_ns and last.began_ns > at)
     }
     stands |= {key: (now_ns, found) for key, found in seen.items() if found.code in PARTED}
-    look = replace(look, parted=tuple(stands.values()))
+    gated = {key: before.gated.get(key, look.at) for view in look.views for key in _gated(view)}
+    look = replace(look, parted=tuple(stands.values()), gated=gated)
     findings = connect(tuple(_findings(look, [found for _, found in stands.values()], last, now)))
     shown = _groups(look, last)
     return look, State(
@@ -176,7 +181,10 @@ def _groups(look: Look, last: Checked) -> tuple[GroupState, ...]:
         other = checked.get(report.title)
         stale = report.verdict in ("UNKNOWN", *WELL) and other is not None
         chosen = other if stale and other is not None and _says_more(report, other, look) else report
-        found.append(_group(chosen, views))
+        state = _group(chosen, views)
+        if state.verdict == "AGREE" and any(_gated(view) for view in _members(chosen, views)):
+            state = msgspec.structs.replace(state, verdict="HELD")
+        found.append(state)
     return tuple(found)
 
 
@@ -230,15 +238,19 @@ def _ranks(look: Look, last: Checked) -> Iterator[RankState]:
     for rank, answer, view in zip(look.ranks, look.answers, look.views, strict=True):
         key = process_key(rank.identity)
         there.add(key)
-        yield _rank(answer, view, last.spaces.get(key))
+        yield _rank(answer, view, last.spaces.get(key), look.at, look.gated)
     agentless = {process_key(one.identity): one for one in last.found.ranks} if last.found is not None else {}
     for view in last.views:  # only a check knows of ranks without an agent
         key = process_key(view.identity)
         if view.state == "outside" and key not in there and key in agentless:
-            yield _rank(Answer(agentless[key], view.status), view, last.spaces.get(key))
+            yield _rank(
+                Answer(agentless[key], view.status), replace(view, snapshot=None), last.spaces.get(key), look.at, {}
+            )
 
 
-def _rank(answer: Answer[Status], view: RankView, space: Space | None) -> RankState:
+def _rank(
+    answer: Answer[Status], view: RankView, space: Space | None, at: float, gated: dict[tuple[str, int], float]
+) -> RankState:
     said = row(
         answer,
         view.recording,
@@ -252,7 +264,7 @@ def _rank(answer: Answer[Status], view: RankView, space: Space | None) -> RankSt
     queues = {queue: length for queue in QUEUES if (length := length_of(view, queue)) is not None}
     entries = view.snapshot.queues if view.snapshot is not None else {}
     ages = {queue: max((one.age for one in those), default=-1.0) for queue, those in entries.items()}
-    held = _held(view)
+    held = [at - gated[key] for key in _gated(view)]
     status = view.status
     used = len(view.snapshot.slots) if view.snapshot is not None else None
     if used is None and space is not None and space.slots >= 0 and space.slots_free >= 0:
@@ -273,22 +285,20 @@ def _rank(answer: Answer[Status], view: RankView, space: Space | None) -> RankSt
         oldest_s={queue: age for queue, age in ages.items() if age >= 0},
         slots=space.slots if space is not None and space.slots >= 0 else None,
         slots_used=used,
-        gated=None if held is None else held[0],
-        gated_s=None if held is None else held[1],
+        gated=None if view.snapshot is None else len(held),
+        gated_s=max(held, default=None),
         faults=sum(not fault.ended for fault in status.faults) if status is not None else None,
         agent_cpu_s=said.agent_cpu_s,
     )
 
 
-def _held(view: RankView) -> tuple[int, float | None] | None:
-    """Return how many requests only the gate holds in a rank now, and for how long the longest; None where not known."""
-    stream = view.recording.stream("decode.transfer") if view.recording is not None else None
-    if stream is None:
-        return None if view.recording is None or view.identity.role != "decode" else (0, None)
-    if length_of(view, "decode.transfer") == 0:
-        return 0, None
-    now = [held for held in holding([(view.place, stream)]) if held.now]
-    return len(now), max((held.seconds for held in now), default=None)
+def _gated(view: RankView) -> list[tuple[str, int]]:
+    """Return the requests of a rank whose own poll says Success while their slot does not have their metadata."""
+    if view.snapshot is None:
+        return []
+    key, found = process_key(view.identity), {one.expected: one.found for one in view.snapshot.slots}
+    entries = view.snapshot.queues.get("decode.transfer", ())
+    return [(key, one.room) for one in entries if one.state == KVPoll.SUCCESS and found.get(one.room, one.room) == 0]
 
 
 __all__ = ["NOT_READ", "PARTED", "Look", "State", "merged", "suspicions"]

@@ -23,8 +23,13 @@ from pdctl.recording.requests import last_sign_ns
 from pdctl.report.findings import Finding, finding
 
 
-def judge(views: Sequence[RankView], *, stalled_s: float = STALLED_S, confirmed: bool = True) -> QueuesDocument:
-    """Return the document of these views. confirmed: differences of snapshots have lasted (see :func:`unconfirmed`)."""
+def judge(
+    views: Sequence[RankView], *, stalled_s: float = STALLED_S, confirmed: bool = True, holds: bool = True
+) -> QueuesDocument:
+    """Return the document of these views. confirmed: differences of snapshots have lasted (see :func:`unconfirmed`).
+
+    holds: also look at what the gate has held, which takes most of the time where ranks agree.
+    """
     reports, findings, problems = [], [], []
     for view in views:
         if view.silence:
@@ -37,7 +42,7 @@ def judge(views: Sequence[RankView], *, stalled_s: float = STALLED_S, confirmed:
             f"{view.identity.label}: recording: {p}" for p in (view.recording.problems if view.recording else [])
         ]
     for group in groups_of(views):
-        report, found = _group(group, stalled_s, confirmed, views)
+        report, found = _group(group, stalled_s, confirmed, views, holds=holds)
         reports.append(report)
         findings += found
         problems += [f"{report.title}: {note}" for note in report.notes]
@@ -85,7 +90,7 @@ def _distrusted(view: RankView) -> list[str]:
 
 
 def _group(
-    group: Group, stalled_s: float, confirmed: bool, views: Sequence[RankView]
+    group: Group, stalled_s: float, confirmed: bool, views: Sequence[RankView], *, holds: bool
 ) -> tuple[GroupReport, list[Finding]]:
     group.judged = [
         n
@@ -103,7 +108,7 @@ def _group(
     if group.info.size > 1 and len(group.known) > 1 and len(group.judged) < 2 and not _without_rounds(group):
         notes.append("fewer than two ranks have rounds or answer: nothing to compare")
     first = _first(group)
-    held = {q: holding(_named_streams(group, q)) for q in queues if q == "decode.transfer"}
+    held = {q: holding(_named_streams(group, q)) for q in queues if holds and q == "decode.transfer"}
     findings: list[Finding] = []
     splits: tuple[RoomSplit, ...] = ()
     age = None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from pdctl.probes.check.model import Outcome
 from pdctl.probes.queues.model import GroupReport, QueuesDocument, RankView
-from pdctl.protocol.model import Call, GroupInfo, Status
+from pdctl.protocol.model import Call, GroupInfo, QueueEntry, SlotEntry, Snapshot, Status
 from pdctl.protocol.rank import Answer, FoundRank, Silence
 from pdctl.report.findings import Finding, finding
 from pdctl.watch.checking import Checked
@@ -94,6 +96,23 @@ def test_a_loop_that_has_turned_since_stands_no_more() -> None:
     assert codes(state) == []
     _, state = merged(look(10.0, silent=True), Look(), checked(5.0, STANDS), None)
     assert codes(state) == ["PD114"]
+
+
+def test_what_only_the_gate_holds_is_counted_with_its_time() -> None:
+    waits = {
+        "decode.transfer": [QueueEntry(7, "a", 0, 4, 1.0), QueueEntry(8, "b", 1, 4, 2.0), QueueEntry(9, "c", 2, 3)]
+    }
+    snapshot = Snapshot(0, 9, waits, [SlotEntry(0, 7, 0), SlotEntry(1, 8, 8), SlotEntry(2, 9, 0)], {})
+    before = Look()
+    for at in (10.0, 12.5):
+        seen = look(at)
+        seen = replace(seen, views=(replace(seen.views[0], snapshot=snapshot), seen.views[1]))
+        before, state = merged(seen, before, Checked(), None)
+    [one, other] = state.ranks
+    assert (one.gated, one.gated_s, one.slots_used, one.queues["decode.transfer"]) == (1, 2.5, 3, 3)
+    assert one.oldest_s == {"decode.transfer": 2.0}
+    assert (other.gated, other.gated_s, other.slots_used) == (None, None, None)
+    assert [group.verdict for group in state.groups] == ["HELD"]
 
 
 def test_what_is_new_in_a_look_is_checked_at_once() -> None:
