@@ -33,7 +33,7 @@ def with_times(command: Any, words: Sequence[str]) -> list[str]:
     """Return the words after a command, with a time for a ``--watch`` that has none: Typer's options need a value."""
     if not any(_OPTION in one.opts and one.metavar == _METAVAR for one in command.params):
         return list(words)
-    following = [*words[1:], "-"]
+    following = [*words, "-"][1:]
     return [
         f"{_OPTION}={EVERY}" if word == _OPTION and after.startswith("-") else word
         for word, after in zip(words, following, strict=True)

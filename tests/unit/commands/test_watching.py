@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from pdctl.cli import app
-from pdctl.commands.watching import watch
+from pdctl.commands.watching import watch, with_times
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Format, Output
 
@@ -78,3 +79,19 @@ def test_what_can_not_be_watched_is_refused(words: str, said: str, tmp_path: Pat
     done = CliRunner().invoke(app, [*words.split(), "--run-dir", str(tmp_path)], env={"COLUMNS": "200"})
     assert done.exit_code == 2
     assert said in done.output or said in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "with_time"),
+    [
+        ((), []),
+        (("--watch",), ["--watch=2s"]),
+        (("--watch", "5s"), ["--watch", "5s"]),
+        (("--watch", "-o", "jsonl"), ["--watch=2s", "-o", "jsonl"]),
+        (("--watch=5s", "-o", "wide"), ["--watch=5s", "-o", "wide"]),
+    ],
+)
+def test_a_watch_without_a_time_gets_one(words: tuple[str, ...], with_time: list[str]) -> None:
+    group = typer.main.get_command(app)
+    context = typer.Context(group)
+    assert with_times(group.get_command(context, "ranks"), words) == with_time
