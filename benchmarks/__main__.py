@@ -76,6 +76,7 @@ def results(quick: bool) -> Iterator[dict[str, Any]]:
         yield from run(found[0], "explorer", "--policy", "gate-zero", *few, env=found[1])
     yield from run(python, "replay", *(("--rounds", "500", "--times", "1") if quick else ()))
     yield from run(python, "start_up", "--runs", "4" if quick else "15")
+    yield from run(python, "top", *(("--ranks", "4", "--seconds", "5") if quick else ()))
 
 
 def rows(result: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -105,6 +106,12 @@ def rows(result: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield "agent: RSS added", f"{result['rss_added_mib']} MiB", "≤ 12 MiB"
     elif name == "agent_idle":
         yield "agent: idle", f"{result['share_of_a_core']:.3%} of a core", "≤ 0.1 %"
+    elif name == "top":
+        yield (
+            f"pdctl top: {result['ranks']} ranks, a look a second",
+            f"{result['share_of_a_core']:.1%} of a core",
+            "≤ 10 %",
+        )
     elif name == "agent_snapshot":
         what = f"agent: snapshot of {result['requests']} requests"
         yield f"{what}, CPU", _quartiles(result["build_ms"], "ms"), ""

@@ -11,8 +11,9 @@ from pdctl.commands.options import OutputOption
 from pdctl.commands.usage import did_you_mean
 from pdctl.protocol.documents import Document, Rows
 from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.report.explaining import FindingsDocument, draw
 from pdctl.report.findings import Code, catalogue
-from pdctl.report.glossary import Term, find_term, glossary, words_in
+from pdctl.report.glossary import Term, find_term, glossary
 from pdctl.report.output import Format, Output
 
 if TYPE_CHECKING:
@@ -20,19 +21,11 @@ if TYPE_CHECKING:
 
 EXAMPLES = ("pdctl explain PD101", "pdctl explain gate")
 
-_STYLE = {"info": "cyan", "warning": "yellow", "error": "red"}
-
 
 class TermDocument(Document, frozen=True, kw_only=True, tag="pdctl.explain.term"):
     """A word of the glossary."""
 
     term: Term
-
-
-class FindingsDocument(Document, frozen=True, kw_only=True, tag="pdctl.explain"):
-    """The codes asked for, or all of them."""
-
-    codes: tuple[Code, ...]
 
 
 def command(
@@ -69,34 +62,6 @@ def find(text: str) -> Code:
         return catalogue()[wanted]
     near = did_you_mean(wanted, catalogue()) or did_you_mean(text.strip().lower(), glossary())
     raise PdctlError(f"there is no finding or word {text!r}", f"{near}pdctl explain lists all.", Exit.USAGE)
-
-
-def draw(document: FindingsDocument, console: Console) -> None:
-    """Draw one code."""
-    from rich.padding import Padding
-    from rich.text import Text
-
-    [code] = document.codes
-    console.print(
-        Text.assemble(
-            (code.code, "bold"), "  ", (code.level.value, _STYLE[code.level.value]), "  ", (code.title, "bold")
-        )
-    )
-    console.print()
-    console.print(Padding(Text(code.meaning), (0, 0, 1, 2)))
-    for title, text in (
-        ("rests on", code.evidence),
-        ("known for", code.versions),
-        ("see", code.reference),
-        ("next", code.next_step),
-    ):
-        if text:
-            console.print(Text(f"  {title}", style="dim"))
-            console.print(Padding(Text(text), (0, 0, 0, 4)))
-
-    words = words_in(f"{code.title} {code.meaning} {code.evidence} {code.next_step}")
-    if words:
-        console.print(Text(f"  words: {', '.join(words)} (pdctl explain WORD)", style="dim"))
 
 
 def _draw_term(document: TermDocument, console: Console) -> None:

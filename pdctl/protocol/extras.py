@@ -13,6 +13,7 @@ MODULES = {
     "plot": "matplotlib",
     "replay": "torch",
     "store": "torch",
+    "top": "textual",
 }
 """The module that is looked for, by extra. py-spy (``attach``) is a program: :mod:`pdctl.introspect.pyspy` looks for it."""
 

@@ -38,6 +38,7 @@ _FIRST_WORD = re.compile(r"[a-z]+(?=[ :'])")
 _PROGRAMS = ("pdctl", "pip", "torchrun", "uv", "ssh", "chmod", "kill", "sysctl")
 _COLOR = re.compile(r"(\x1b\[[0-9;]*m)")
 D = TypeVar("D", bound=Document)
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Format(str, Enum):
@@ -121,7 +122,7 @@ class Output:
         ascii_only = not _unicode(self.out)
         own = Rows(type(document), (document,)) if rows is None else rows
         if self.format.drawn and draw is not None:
-            text = self._drawn(document, draw)
+            text = self.drawn(document, draw)
         elif self.format is Format.JSONL:
             lines = [] if only_findings else [_row(document, row) for row in own.rows]
             lines += [_finding(document, found) for found in (findings.rows if findings else ())]
@@ -193,8 +194,8 @@ class Output:
         self.hung_up = True
         hang_up(self.out)
 
-    def _drawn(self, document: D, draw: Callable[[D, Console], None]) -> str:
-        """Return what ``draw`` draws, without the blanks that rich fills lines with."""
+    def drawn(self, document: S, draw: Callable[[S, Console], None]) -> str:
+        """Return what ``draw`` draws of a document, or of a part of one, without the blanks that rich fills lines with."""
         import io
 
         from pdctl.report.drawing import Sheet

@@ -232,6 +232,17 @@ _USAGE = [
         ),
     ),
     Case(
+        "usage/watch-option",
+        (
+            "ranks --watch soon",
+            "ranks --watch -o json",
+            "check --watch --from s1.pdtrace",
+            "faults --watch --wait-for-hit x",
+            "story 7 --watch",
+        ),
+    ),
+    Case("usage/top", ("top --every x", "top --every 1h", "top nosuch")),
+    Case(
         "usage/verify-routing",
         (
             "verify-routing seven",

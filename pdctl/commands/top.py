@@ -1,0 +1,113 @@
+"""``pdctl top``: all ranks, groups and findings on one screen, look after look."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pdctl.commands.options import (
+    RANK_TIMEOUT_S,
+    TIMEOUT_S,
+    RankOption,
+    RankTimeoutOption,
+    RecordDirOption,
+    RunDirOption,
+    reach_of,
+    seconds,
+)
+from pdctl.commands.watching import watch
+from pdctl.probes.run import Asked, exit_code
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.extras import MODULES, install
+from pdctl.report.output import Format, Output
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import Console
+
+    from pdctl.watch.model import WatchState
+
+CHECK_S = 20.0
+"""Between two whole checks, as long as no look sees anything new."""
+EXAMPLES = ("pdctl top", "pdctl top --plain --every 5s")
+
+
+def command(
+    ctx: typer.Context,
+    every_s: Annotated[
+        float, typer.Option("--every", parser=seconds, metavar="TIME", help="Time between looks.")
+    ] = 1.0,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="No screens: the same tables again and again, as with --watch.")
+    ] = False,
+    ranks: RankOption = None,
+    run_dir: RunDirOption = None,
+    record_dir: RecordDirOption = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", parser=seconds, metavar="TIME", help="Time limit of what Enter looks into.")
+    ] = TIMEOUT_S,
+    rank_timeout: RankTimeoutOption = RANK_TIMEOUT_S,
+) -> int:
+    """Show groups, ranks and findings as they change. Enter looks into the selected line: diff, stack, story, explanation.
+
+    It needs pdctl[top]. Without it, with TERM=dumb and where standard output is no terminal, it is as with --plain.
+
+    Exit code: 0 it was ended with q. With --plain, Ctrl-C ends with that of the last look: 1 a finding of level warning or
+    above, 3 something could not be seen, 4 nothing could be, else 0.
+    """
+    if not 0.1 <= every_s <= 60:
+        raise typer.BadParameter("from 100ms to 1m", param_hint="--every")
+    from pdctl.watch.eye import Eye
+
+    asked = Asked(
+        reach=reach_of(ctx, run_dir, record_dir),
+        patterns=tuple(ranks or ()),
+        timeout_s=timeout,
+        rank_timeout_s=rank_timeout,
+    )
+    there = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    if there and not plain and importlib.util.find_spec(MODULES["top"]) is None:
+        Output().note(f"screens to walk through need {MODULES['top']}, which is not installed: {install('top')}")
+        plain = True
+    if plain or not there:
+        with Eye(asked, every_s=every_s, check_s=CHECK_S) as eye:
+            return watch(_look(eye.next), Format.TABLE, every_s)
+    from pdctl.watch.top.app import Top
+    from pdctl.watch.top.details import Looker
+
+    eye = Eye(asked, every_s=every_s, check_s=CHECK_S)
+    app = Top(eye.next, Looker(asked), every_s)
+    app.run(mouse=False)
+    eye.close()
+    if app.failure:
+        raise PdctlError(f"looking ended: {app.failure}", "Run pdctl check.", Exit.PARTIAL)
+    return Exit.CLEAN
+
+
+def _look(next_state: Callable[[], WatchState]) -> Callable[[Output], int]:
+    """Return what writes the next state without screens."""
+    from pdctl.watch.top.plain import render
+    from pdctl.watch.top.tables import SEEN, WIDE, Rates
+
+    rates = Rates()
+
+    def look(out: Output) -> int:
+        state = next_state()
+        rates.add(state)
+
+        def draw(shown: WatchState, console: Console) -> None:
+            for part in render(shown, rates, wide=console.width >= WIDE):
+                console.print(part)
+
+        code = exit_code(
+            state.findings, seen=any(one.state in SEEN for one in state.ranks), partial=bool(state.problems)
+        )
+        out.document(state, None, draw, code=code)
+        return code
+
+    return look
