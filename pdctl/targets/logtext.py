@@ -17,8 +17,8 @@ from pdctl.protocol.files import open_regular
 TAIL = 256 << 20
 """Bytes at the end of a log that are read. A packed one is read from its start, as many bytes as that unpacked."""
 MOST_LINES = 2_000
-MOST_LINE = 256 << 10
-MOST_KEPT = 16 << 20
+MOST_LINE = 64 << 10
+MOST_KEPT = 4 << 20
 """Lines that are kept, bytes of one of them, and of all."""
 _CHUNK = 4 << 20
 _PACKED = b"\x1f\x8b"

@@ -116,6 +116,8 @@ _SELECTED = _many(
     story_rid="story rid-7618fb4bb98a7959 --from s1.pdtrace",
     story_real="story 16851422098683615 --from real.pdtrace",
     story_unknown="story 7 --from s1.pdtrace",
+    story_logs="story order-8841-try1 --from s1.pdtrace --logs router.log --logs decode.log",
+    story_logs_unknown="story order-8842-try1 --from s1.pdtrace --logs router.log",
     record_from="record --from s1.pdtrace --salt golden --force out.pdtrace",
     record_from_in_part="record --from old.pdtrace --salt golden --force out.pdtrace",
     explore_model="explore --model ranks=2,requests=2 --policy no-gate --policy gate-zero --schedules 200",
@@ -139,6 +141,7 @@ _WITHOUT_RANKS = [
             "diff-queues --from kept.pdtrace",
             "story 1862075447030261960 --from s1.pdtrace --perfetto kept.json",
             "story 1862075447030261960 --from s1.pdtrace --perfetto kept.json",
+            "story 1862075447030261960 --from s1.pdtrace --otlp kept.json",
         ),
     ),
     Case(
@@ -273,7 +276,14 @@ _USAGE = [
     ),
     Case(
         "usage/story",
-        ("story", "story ''", "story 7 --through nosuch", "story 7 --from s1.pdtrace --plot picture.txt", "story 7 8"),
+        (
+            "story",
+            "story ''",
+            "story 7 --through nosuch",
+            "story 7 --from s1.pdtrace --plot picture.txt",
+            "story 7 8",
+            "story 7 --from s1.pdtrace --logs nosuch.log",
+        ),
     ),
     Case(
         "usage/record",

@@ -53,6 +53,8 @@ def fresh() -> Iterator[Place]:
         (here / "bad.yaml").write_text("name: bad\nfault: {kind: nosuch}\n")
         for name in ("holds", "broken"):
             shutil.copy(JOURNALS / f"metadata-gate-{name}.jsonl", here / f"{name}.jsonl")
+        for name in ("router.log", "decode.log"):
+            shutil.copy(JOURNALS / name, here / name)
         lines = (here / "holds.jsonl").read_text().splitlines(keepends=True)
         (here / "cut.jsonl").write_text("".join(lines[: len(lines) // 2]))
         yield Place(here, environment(top))

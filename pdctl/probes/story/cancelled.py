@@ -71,6 +71,9 @@ def named_by(asked: str, logs: Iterable[LogText]) -> Iterator[str]:
         if lines:
             times = f"{len(lines)} times, at last" if len(lines) > 1 else "once"
             yield f"{log.path.name} names it {times}: {lines[-1].quoted or lines[-1].says}"
+        else:
+            unread = log.why_not or log.unread
+            yield f"{log.path.name} does not name it" + (f" (not read: {unread})" if unread else "")
 
 
 __all__ = ["left_running", "named_by"]

@@ -24,14 +24,14 @@ _ZONE = r"(Z|[+-]\d\d:?\d\d)"
 _RUNTIME = re.compile(rf"{_TIME}{_ZONE} (?:std(?:out|err) [FP] )?(?=\S)")
 """What a container's runtime, or ``kubectl logs --timestamps``, puts before a line."""
 _RUST = re.compile(rf"{_TIME}{_ZONE}? +(TRACE|DEBUG|INFO|WARN|ERROR) +")
-_PYTHON = re.compile(rf"\[{_TIME}(?: ?{_ZONE})?((?: (?:DP|TP|PP|EP|CP|ATTN_\w+?)\d+)*)[^\]]{{0,80}}\] ")
+_PYTHON = re.compile(rf"\[{_TIME}(?: ?{_ZONE})?((?: (?:DP|TP|PP|EP|CP|ATTN_[A-Z]{{1,8}})\d{{1,6}})*)[^\]]{{0,80}}\] ")
 _ACCESS = re.compile(r"\S+ \S+ \S+ \[(\d\d)/([A-Z][a-z]{2})/(\d{4}):(\d\d:\d\d:\d\d) ([+-]\d{4})\] ")
 """How web servers write a request that is over: the common log format."""
 _BARE = re.compile(rf"\[?{_TIME} ?{_ZONE}?\]?[ :|-]*")
 _SPAN = re.compile(r"((?:[a-z_]\w*(?:\{[^{}]*\})?:)+) ")
 _WHERE = re.compile(r"[a-z_]\w*(?:::[\w-]+)+: (?:\S+?\.rs:\d+: )?")
 """What the Rust router writes before its message: spans with their fields, the module, the place in the source."""
-_FIELD = re.compile(r"(\w+)=(\"[^\"]*\"|[^\s{}]+)")
+_FIELD = re.compile(r"\b(\w+)=(\"[^\"]*\"|[^\s{}]+)")
 _PRIVATE = re.compile(
     r"\bobj=|\bbody=|\b(?:text|prompt|messages?|content|input|output|input_ids|output_ids|headers)['\"]?\s*[=:]"
 )
@@ -161,10 +161,10 @@ def _said(stamp: LogLine, message: str, fields: Mapping[str, str] | None = None)
         quoted, private = "", None
     if private is not None or len(quoted) > MOST_QUOTED:
         quoted = f"{quoted[:MOST_QUOTED]} …"
-    status = (fields or {}).get("status_code", "")
+    told = fields if fields is not None and says in ("answered", "failed") else {}
+    status, latency = told.get("status_code", ""), told.get("latency", "")
     if status.isdigit():
         quoted = f"{quoted}, status {status}"
-    latency = (fields or {}).get("latency", "")
     if latency.isdigit() and len(latency) < 16:
         quoted = f"{quoted}, after {seconds(int(latency) / 1e6)}"
     return replace(stamp, says=says, quoted=quoted.strip())

@@ -31,6 +31,11 @@ FINISHED = (
     f"  INFO {SPAN} status_code=200 status_code=200 latency=245204 latency=245204}}: smg::response:"
     " /home/runner/work/src/middleware.rs:359: finished processing request"
 )
+CLOSED = (
+    '  INFO http_request{method=POST path=/v1/chat/completions version=HTTP/1.1 module="smg" request_id="client-7"'
+    " status_code=200 latency=204046}: smg::response: model_gateway/src/middleware/logging.rs:399: client closed the"
+    " connection before the response stream ended"
+)
 GONE = f"[http_server] Error: Request is disconnected from the client side (type 3). Abort request obj.rid='{RID}'"
 RECEIVE = (
     f"Receive: obj=GenerateReqInput(rid='{RID}', http_worker_ipc=None, video_data=None, sampling_params={{}},"
@@ -47,6 +52,7 @@ AT_NS = 1796003505 * NS
         (f"2026-11-30 01:51:45{STARTED}", AT_NS, NS, True, "router", "", "received"),
         (f"\x1b[2m2026-11-30 01:51:45\x1b[0m{STARTED}", AT_NS, NS, True, "router", "", "received"),
         (f"2026-11-30 01:51:45{FINISHED}", AT_NS, NS, True, "router", "", "answered"),
+        (f"2026-11-30 01:51:45{CLOSED}", AT_NS, NS, True, "router", "", "cancelled"),
         (f"2026-11-30T01:51:45.250125Z{STARTED}", AT_NS + 250125000, 1000, True, "router", "", "received"),
         (f"[2026-11-30 01:51:45] {GONE}", AT_NS, NS, False, "engine", "", "cancelled"),
         (
@@ -72,6 +78,14 @@ AT_NS = 1796003505 * NS
             AT_NS, NS, True, "router", "", "received",
         ),
         (
+            json.dumps({
+                "timestamp": "2026-11-30 01:51:45", "level": "INFO", "target": "smg::response", "line_number": 392,
+                "message": "client closed the connection before the response",
+                "span": {"latency": 1001549, "request_id": "client-7", "status_code": 499, "name": "http_request"},
+            }),
+            AT_NS, NS, True, "router", "", "cancelled",
+        ),
+        (
             '[2026-11-30 01:51:45] {"timestamp": "2026-11-30T01:51:45.111", "event": "request.finished", "rid": "x"}',
             AT_NS, NS, False, "engine", "", "answered",
         ),
@@ -89,6 +103,9 @@ AT_NS = 1796003505 * NS
         ),
         ("no time at all", None, 0, False, "", "", "named"),
         ("[2026-13-45 99:99:99] no such time", None, 0, False, "engine", "", "named"),
+        (f"[2026-11-30 01:51:45 ATTN_{'1' * 60_000}", AT_NS, NS, False, "", "", "named"),
+        (f"2026-11-30 01:51:45  INFO {'a' * 60_000}", AT_NS, NS, True, "router", "", "named"),
+        (f"2026-11-30 01:51:45  INFO h{{{'a' * 60_000}}}: m", AT_NS, NS, True, "router", "", "named"),
         ('{"a": ' * 5000, None, 0, False, "", "", "named"),
     ],
 )  # fmt: skip
@@ -288,8 +305,13 @@ def test_twins_that_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, twi
 
 def test_what_logs_say_of_a_request_that_no_rank_has() -> None:
     lines = (f"2026-11-30 01:51:45{STARTED}".encode(), f"2026-11-30 01:51:45{FINISHED}".encode())
-    assert list(named_by("client-7", [LogText(Path("/x/router.log"), lines), LogText(Path("no.log"))])) == [
-        "router.log names it 2 times, at last: finished processing request, status 200, after 0.2 s"
+    assert list(
+        named_by(
+            "client-7", [LogText(Path("/x/router.log"), lines), LogText(Path("no.log"), unread="its first 1.0 KiB")]
+        )
+    ) == [
+        "router.log names it 2 times, at last: finished processing request, status 200, after 0.2 s",
+        "no.log does not name it (not read: its first 1.0 KiB)",
     ]
 
 
