@@ -31,6 +31,7 @@ COMMANDS = {
     "record": ("record", "Look", "Save the recordings of all ranks in one trace file."),
     "watch": ("watch", "Look", "Say when something goes wrong, its cause, and when it is over."),
     "top": ("top", "Look", "Follow groups, ranks and findings on one screen."),
+    "export": ("export", "Look", "Serve metrics for Prometheus, and a liveness probe."),
     "inject": ("inject", "Break", "Inject a fault into live ranks for a limited time."),
     "faults": ("faults", "Break", "List the faults in place."),
     "heal": ("heal", "Break", "End one fault, or all faults, and verify it."),
@@ -60,7 +61,7 @@ CONTEXT_SETTINGS of the module are Typer's for that command.
 
 SECTIONS = ("Look", "Break", "Reach", "Learn")
 
-OWN_LINE = ("run", "inject", "watch", "top")
+OWN_LINE = ("run", "inject", "watch", "top", "export")
 """Commands that say themselves what they are doing, or are replaced by another program."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)

@@ -9,6 +9,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -117,3 +119,45 @@ def ensure_system(wanted: Iterable[str], *, required: bool = True) -> None:
     if required:
         raise SetupError(message)
     say(message)
+
+
+#: Seconds after which a package that could not be had is tried again.
+TRY_AGAIN_S = 3600.0
+
+
+def unpacked(package: str) -> Path:
+    """Where :func:`ensure_unpacked` puts the files of this Debian package."""
+    return cache_root() / "debian" / package
+
+
+def find_program(name: str, package: str) -> Path | None:
+    """The program `name`: the system's own, else that of the unpacked `package`; None where there is neither."""
+    mine = unpacked(package) / "usr" / "bin" / name
+    found = shutil.which(name) or (mine if mine.exists() else None)
+    return Path(found) if found is not None else None
+
+
+def ensure_unpacked(package: str, program: str) -> None:
+    """Unpack a Debian package that has `program`, where it is not there: no service is started, no user made, root not needed.
+
+    It is for tests that are skipped without it, so a failure is said, and tried again after an hour at the earliest.
+    """
+    place = unpacked(package)
+    tried = place.exists() and time.time() - place.stat().st_mtime < TRY_AGAIN_S
+    if (
+        find_program(program, package) is not None
+        or tried
+        or not (shutil.which("apt-get") and shutil.which("dpkg-deb"))
+    ):
+        return
+    place.mkdir(parents=True, exist_ok=True)
+    os.utime(place)
+    say(f"unpacking {package} into {place}")
+    try:
+        with locked(cache_root() / "debian.lock"), tempfile.TemporaryDirectory() as folder:
+            if os.geteuid() == 0:
+                run(["apt-get", "update", "-qq"], DEBIAN_FRONTEND="noninteractive")
+            run(["env", "-C", folder, "apt-get", "download", "-q", package])
+            run(["dpkg-deb", "-x", *Path(folder).glob("*.deb"), place])
+    except SetupError as error:
+        say(f"{error}\ntests that need {program} are skipped")

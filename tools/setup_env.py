@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tools.provision import SetupError, cache_root, ensure_system, locked, run, say
+from tools.provision import SetupError, cache_root, ensure_system, ensure_unpacked, locked, run, say
 
 ROOT = Path(__file__).resolve().parents[1]
 VENV = ROOT / ".venv"
@@ -35,6 +35,7 @@ def main() -> int:
         return 1
     base = cache_root() / f"venv-{base_key()}"
     try:
+        ensure_unpacked("prometheus", "prometheus")
         if is_ready(base):
             return 0
         with locked(cache_root() / "setup.lock"):

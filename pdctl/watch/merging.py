@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from pdctl.probes.queues.groups import groups_of
 from pdctl.probes.queues.model import WELL, GroupReport, QueuesDocument, RankView
 from pdctl.probes.queues.now import age_of, length_of
 from pdctl.probes.ranks.judge import row
-from pdctl.protocol.model import QUEUES, KVPoll, Status
+from pdctl.protocol.model import QUEUES, KVPoll, Status, poll_name
 from pdctl.protocol.rank import Answer, FoundRank
 from pdctl.protocol.requests import Space
 from pdctl.report.causes import connect
@@ -25,6 +26,7 @@ STANDS_S = (3.0, 6.0, 12.0, 24.0)
 """Ages of a turn at which everything is checked at once."""
 STOPPED = ("T", "t")
 """States in ``/proc`` of a process that is stopped, or traced."""
+_POLLS = frozenset(KVPoll)
 PARTED = ("PD101", "PD103", "PD104", "PD105", "PD106", "PD107", "PD108", "PD115")
 """Findings that ranks of a group have parted: of one group there is one."""
 NOT_READ = "its recording is not read in a look"
@@ -265,6 +267,10 @@ def _rank(
     entries = view.snapshot.queues if view.snapshot is not None else {}
     ages = {queue: max((one.age for one in those), default=-1.0) for queue, those in entries.items()}
     held = [at - gated[key] for key in _gated(view)]
+    states = {
+        queue: dict(Counter(poll_name(one.state) for one in entries.get(queue, ()) if one.state in _POLLS))
+        for queue in queues
+    }
     status = view.status
     used = len(view.snapshot.slots) if view.snapshot is not None else None
     if used is None and space is not None and space.slots >= 0 and space.slots_free >= 0:
@@ -282,6 +288,7 @@ def _rank(
         tick_age_s=said.tick_age_s,
         rounds=said.rounds,
         queues=queues,
+        states={queue: counts for queue, counts in states.items() if counts},
         oldest_s={queue: age for queue, age in ages.items() if age >= 0},
         slots=space.slots if space is not None and space.slots >= 0 else None,
         slots_used=used,

@@ -13,8 +13,9 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: its label. state, reason, where: as in :class:`pdctl.probes.ranks.judge.RankRow`. ticks: turns of its scheduler loop,
     tick_age_s: seconds since the last one. rounds: ``queue/group kind`` → ordinal of the last round entered.
-    queues: queue → requests in it. oldest_s: queue → seconds that its oldest request has been there. slots, slots_used:
-    metadata slots. gated: requests that only the gate holds, gated_s: seconds that the longest has been held.
+    queues: queue → requests in it. states: queue → state of the poll → requests in it that are in that state.
+    oldest_s: queue → seconds that its oldest request has been there. slots, slots_used: metadata slots.
+    gated: requests that only the gate holds, gated_s: seconds that the longest has been held.
     faults: injected ones that are active. agent_cpu_s: CPU seconds that its agent has used. None or empty where unknown.
     """
 
@@ -30,6 +31,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     tick_age_s: float | None = None
     rounds: dict[str, int] = {}
     queues: dict[str, int] = {}
+    states: dict[str, dict[str, int]] = {}
     oldest_s: dict[str, float] = {}
     slots: int | None = None
     slots_used: int | None = None
