@@ -33,7 +33,8 @@ def handshake(view: View | None, address: Address | None, env: Mapping[str, str]
             Exit.REFUSED,
         )
     try:
-        sent = proof.send(proof.place(ranks, address, env), limit_s, what=WHAT)
+        left_s = limit_s if view is None else 0.8 * view.left(limit_s)  # its recordings are read afterwards
+        sent = proof.send(proof.place(ranks, address, env), left_s, what=WHAT)
     except PdctlError as error:
         return Handshake(None, f"not sent: {error.message}")
     if view is None or not sent.room:

@@ -47,7 +47,7 @@ READY_S = 150.0
 ANSWER_S = 60.0
 TIMEOUT_S, RANK_TIMEOUT_S = 20.0, 5.0
 """Of a command and of one rank; twice and more what the commands' own defaults are."""
-ASKING = ("diff-queues", "faults", "heal", "inject", "ranks", "stacks", "story", "stuck", "verify-routing")
+ASKING = ("diff-queues", "faults", "heal", "inject", "preflight", "ranks", "stacks", "story", "stuck", "verify-routing")
 ASKING_DUMPS = ("leaks", "metadata", "queues")
 """Commands, and parts of ``dump``, that ask ranks and have time-outs."""
 

@@ -71,6 +71,23 @@ def test_tokens_are_those_without_pdctl(version: str, pair: Pair) -> None:
     assert pair.one_by_one(PROMPTS) == right_tokens(version)
 
 
+def test_preflight_finds_it_fit_by_its_ranks_by_its_urls_and_by_a_request(version: str, pair: Pair) -> None:
+    by_ranks = pair.pdctl("preflight", "-o", "json")
+    by_urls = pair.pdctl("preflight", *pair.urls, "-o", "json")
+    sent = pair.pdctl("preflight", "--handshake", *pair.urls, "-o", "json", limit_s=120)
+    unknown = {}
+    for way, done in (("ranks", by_ranks), ("urls", by_urls), ("request", sent)):
+        assert done.returncode == 0, f"{way}\n{done.stdout}{done.stderr}"
+        told = json.loads(done.stdout)
+        assert told["fit"] is True
+        unknown[way] = {one["check"] for one in told["lines"] if one["verdict"] == "unknown"}
+        assert version in next(one["found"] for one in told["lines"] if one["check"] == "versions")
+    assert unknown == {"ranks": set(), "urls": {"kv-layout", "metadata-rows", "time-outs", "ports"}, "request": set()}
+    [way] = [one["found"] for one in json.loads(sent.stdout)["lines"] if one["check"] == "handshake"]
+    assert "prefill tp0: prefill.bootstrap > " in way
+    assert way.count("decode.prealloc") == 2
+
+
 def test_it_is_healthy(pair: Pair) -> None:
     is_healthy(pair, "plugin")
     dumps_are_clean(pair)

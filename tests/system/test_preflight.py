@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from importlib import metadata
 from typing import Any
 
 import pytest
@@ -38,6 +39,9 @@ def test_a_fit_deployment_and_what_becomes_of_it() -> None:
         assert "decode tp1: " in told["handshake"]
         assert "addresses of ranks accept connections" in told["ports"]
         assert "answers for prefill" in told["bootstrap"]
+        if "mooncake" in told["transfer"]:
+            [dist] = metadata.packages_distributions()["mooncake"]
+            assert f"{dist} {metadata.version(dist)}" in told["transfer"]
 
         saved = labs.folder / "settings.json"
         saved.write_text(labs.cli("dump", "config", "-o", "json").stdout)

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pdctl import __version__
+from pdctl.introspect.packages import version_of
 from pdctl.probes.config.collect import collect as collect_settings
 from pdctl.probes.config.judge import judge as judge_settings
 from pdctl.probes.config.model import RankSettings
 from pdctl.probes.preflight.doors import MOST, TRY_S, Try, knock
-from pdctl.probes.preflight.model import RANKS, Clock, Door, Evidence, Pair, Side
+from pdctl.probes.preflight.model import RANKS, TRANSFER_VERSION, Clock, Door, Evidence, Pair, Side
 from pdctl.probes.preflight.sides import pairs_of, side_of
 from pdctl.probes.routing.addresses import near
 from pdctl.probes.routing.bootstrap import Question, ask
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pdctl.probes.view import View
     from pdctl.protocol.rank import FoundRank
 
+_PACKAGES = ("mooncake_transfer_engine", "nixl")
 _ROUTED = ("PD123", "PD129", "PD137")
 """Of ``verify-routing``: what is wrong before any request comes, and is not seen in the evidence itself."""
 
@@ -99,11 +101,14 @@ def _servers(
         ]
         told = {lack for body in bodies for lack in body.identity.lacks}
         ours = bool(bodies) and all(body.identity.pdctl_version == __version__ for body in bodies)
+        packages = {version_of(one.identity.pid, _PACKAGES) for one in found if _network(one)} - {""}
+        values = {**side.values, TRANSFER_VERSION: packages.pop()} if len(packages) == 1 else side.values
         way = {registers(each) for each in views if each.settings is not None} if side.role == "prefill" else set()
         servers.append(
             _Server(
                 replace(
                     side,
+                    values=values,
                     silent=tuple(f"{one.identity.label}: {one.silence}" for one in ranks if one.silence),
                     lacks=frozenset(told) if ours or told else None,  # an older agent does not tell all of them
                     registers=way.pop() if len(way) == 1 else "",

@@ -6,7 +6,19 @@ from collections.abc import Iterator
 
 from pdctl.probes.config.judge import mismatches
 from pdctl.probes.preflight.checks import line
-from pdctl.probes.preflight.model import ERROR, NOT_APPLICABLE, OK, UNKNOWN, URLS, WARNING, Line, Pair, Side
+from pdctl.probes.preflight.model import (
+    ERROR,
+    INFO,
+    NOT_APPLICABLE,
+    OK,
+    TRANSFER_VERSION,
+    UNKNOWN,
+    URLS,
+    WARNING,
+    Line,
+    Pair,
+    Side,
+)
 
 _SETTINGS = {
     "page_size": "page-size",
@@ -64,13 +76,24 @@ def _settings(pair: Pair, way: str) -> Iterator[Line]:
             )
             yield line(check, UNKNOWN, said, about=pair.name)
         elif one == other:
-            yield line(check, OK, f"{name} is {one} on both", about=pair.name)
+            yield _same(check, name, one, pair)
         elif name == "kv_item_lens":
             yield line(
                 check, OK, f"{one} and {other}: the sides split the model differently, as they may", about=pair.name
             )
         else:
             yield line(check, OK, f"{name} is {one} and {other}, which hisparse allows", about=pair.name)
+
+
+def _same(check: str, name: str, value: str, pair: Pair) -> Line:
+    """Return the line of a setting that both sides have alike; of the backend, with its versions where they are known."""
+    packages = [side.values.get(TRANSFER_VERSION, "") for side in (pair.prefill, pair.decode)]
+    if check != "transfer" or not all(packages):
+        return line(check, OK, f"{name} is {value} on both", about=pair.name)
+    if packages[0] == packages[1]:
+        return line(check, OK, f"{value} on both, {packages[0]}", about=pair.name)
+    found = f"{value} on both, {packages[0]} on prefill and {packages[1]} on decode"
+    return line(check, INFO, found, about=pair.name, cure="Install the same version on both sides.")
 
 
 def _lacks(name: str, pair: Pair) -> str:

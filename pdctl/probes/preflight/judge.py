@@ -292,7 +292,12 @@ def _clocks(evidence: Evidence) -> Iterator[Line]:
         said = f"the clock of {last.name} is {seconds(last.ahead_s - first.ahead_s)} ahead of that of {first.name}"
         yield line("clocks", INFO, said, cure="Let both hosts follow one time server (chronyc tracking).")
     else:
-        yield line("clocks", OK, f"within {seconds(max(SKEW_S, last.within_s))} of each other")
+        said = (
+            f"within {seconds(max(SKEW_S, last.within_s))} of each other"
+            if len(ahead) > 1
+            else "all ranks are on one host"
+        )
+        yield line("clocks", OK, said)
 
 
 def _handshake(evidence: Evidence) -> Iterator[Line]:

@@ -130,7 +130,7 @@ def _limits(pair: Pair, router_s: float) -> Limits:
     return Limits(
         _value(prefill, BOOTSTRAP),
         _value(decode, WAITING),
-        _value(decode, INTERVAL) * _value(decode, FAILURES),
+        max(2.0, _value(decode, INTERVAL)) * max(1.0, _value(decode, FAILURES)),  # as the engine does
         _value(prefill, ENTRY_CLEANUP),
         router_s,
         frozenset(name for name, role in _ON.items() if name in (prefill if role == "prefill" else decode)),
@@ -148,7 +148,8 @@ def _readable(env: Mapping[str, str], name: str) -> bool:
     if name not in env:
         return True
     try:
-        return math.isfinite(float(env[name])) and float(env[name]) > 0
+        value = float(env[name])
+        return math.isfinite(value) and (value > 0 or name in (INTERVAL, FAILURES))
     except ValueError:
         return False
 

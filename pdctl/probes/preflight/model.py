@@ -14,6 +14,8 @@ from pdctl.report.findings import Finding
 OK, INFO, WARNING, ERROR, UNKNOWN, NOT_APPLICABLE = "ok", "info", "warning", "error", "unknown", "n/a"
 RANKS, URLS, SETTINGS = "ranks", "urls", "settings"
 """What a look rests on."""
+TRANSFER_VERSION = "transfer_version"
+"""Package and version of the transfer backend, among a server's values where it can be seen."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,6 @@ class PreflightDocument(Document, frozen=True, kw_only=True, tag="pdctl.prefligh
 
 
 __all__ = [
-    "ERROR", "INFO", "NOT_APPLICABLE", "OK", "RANKS", "SETTINGS", "UNKNOWN", "URLS", "WARNING", "Clock", "Door", "Evidence",
-    "Handshake", "Line", "Pair", "PreflightDocument", "Side",
+    "ERROR", "INFO", "NOT_APPLICABLE", "OK", "RANKS", "SETTINGS", "TRANSFER_VERSION", "UNKNOWN", "URLS", "WARNING", "Clock",
+    "Door", "Evidence", "Handshake", "Line", "Pair", "PreflightDocument", "Side",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pdctl.probes.base import Probe
+from pdctl.probes.base import Probe, WrongOptionError
 from pdctl.protocol.documents import Rows
 
 if TYPE_CHECKING:
@@ -35,6 +35,15 @@ class Preflight(Probe["PreflightOptions", "Evidence", "PreflightDocument"]):
     about = "both sides fit each other"
     cost = "a few questions to ranks and servers"
     options = PreflightOptions
+
+    def refuse(self, options: PreflightOptions, *, timeout_s: float, recorded: bool) -> None:
+        """Refuse what is no address."""
+        from pdctl.probes.routing.bootstrap import split
+
+        try:
+            split(options.bootstrap or "a:1")
+        except ValueError as error:
+            raise WrongOptionError(str(error), "--bootstrap") from None
 
     def collect(self, view: View, options: PreflightOptions) -> Evidence:
         """Return what ranks tell; with what a request shows, where nothing is known that it would fail at."""

@@ -346,6 +346,16 @@ def test_clocks_that_are_apart_are_information() -> None:
     assert line(near, "clocks").verdict == "ok"
 
 
+def test_versions_of_the_backend_that_differ_are_information() -> None:
+    sides = [
+        side(role, {"transfer_version": f"mooncake-transfer-engine 0.3.{n}"})
+        for n, role in enumerate(("prefill", "decode"))
+    ]
+    apart = line(judge(evidence(*sides)), "transfer")
+    assert (apart.verdict, apart.code) == ("info", "")
+    assert "mooncake-transfer-engine 0.3.0 on prefill" in apart.found
+
+
 def test_ports_of_other_hosts_are_not_said_to_be_open() -> None:
     away = Door("decode@b", "prefill tp0", "10.0.0.1:4000", "its ranks are on another host", tried=False)
     document = judge(evidence(doors=(away,)))
