@@ -83,7 +83,8 @@ def command(
     eye = Eye(asked, every_s=every_s, check_s=CHECK_S)
     app = Top(eye.next, Looker(asked), every_s)
     app.run(mouse=False)
-    eye.close()
+    if app.ended():
+        eye.close()
     if app.failure:
         raise PdctlError(f"looking ended: {app.failure}", "Run pdctl check.", Exit.PARTIAL)
     return Exit.CLEAN

@@ -5,6 +5,8 @@ Every text is given to Textual as :class:`rich.text.Text`, which is never read a
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -26,12 +28,13 @@ from pdctl.report.escaping import escape, escape_copy
 from pdctl.watch.model import WatchState
 from pdctl.watch.top import tables
 from pdctl.watch.top.details import Detail, Looker
-from pdctl.watch.top.tables import TONES, WIDE, Cell, Rates, Table
+from pdctl.watch.top.tables import TONES, WIDE, Rates, Table
 
 BLUE, GREEN, ORANGE, VERMILION = "#56B4E9", "#009E73", "#E69F00", "#D55E00"
 """Of the palette of Okabe and Ito, which people with any colour vision can tell apart."""
 _STYLES = {"well": GREEN, "bad": f"bold {VERMILION}", "look": ORANGE, "unknown": BLUE, "": ""}
-_LONGEST = 2_000
+_COLUMN = "line"
+_END_S = 2.0
 
 
 class Looked(Message):
@@ -58,48 +61,46 @@ class Shown(Message):
         self.detail, self.text = detail, text
 
 
-def text_of(cell: Cell) -> Text:
-    """Return a cell with its sign and colour, on one line."""
-    sign = f"{TONES[cell.tone]} " if cell.tone else ""
-    return Text(f"{sign}{cell.text[:_LONGEST]} ", style=_STYLES[cell.tone], no_wrap=True, end="")
-
-
 class Lines(DataTable[Text]):
-    """A table that follows a :class:`pdctl.watch.top.tables.Table`: what is selected stays selected."""
+    """Shows a :class:`pdctl.watch.top.tables.Table`: what is selected stays selected.
+
+    It has one column: drawing a cell takes Textual as long as drawing a line.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select_cursor", "look into")]
 
     def __init__(self, name: str) -> None:
         super().__init__(id=name, cursor_type="row", cell_padding=0, cursor_foreground_priority="renderable")
-        self._shown = Table((), ())
+        self._heading = ""
+        self._lines: dict[str, list[tuple[str, str]]] = {}
 
     def follow(self, table: Table) -> None:
-        """Show ``table``. Only what differs from what is shown is touched."""
-        table = tables.aligned(table)
-        before, self._shown = self._shown, table
-        if self.id != "ranks":  # they take what the others leave
-            self.styles.height = len(table.lines) and len(table.lines) + 1
-        if before == table:
-            return
-        keys = [line.key for line in table.lines]
-        if before.headings != table.headings or [line.key for line in before.lines] != keys:
-            self._fill(table, keys)
-            return
-        for old, new in zip(before.lines, table.lines, strict=True):
-            for column, (was, now) in enumerate(zip(old.cells, new.cells, strict=True)):
-                if was != now:
-                    self.update_cell(new.key, str(column), text_of(now), update_width=True)
+        """Show ``table``. Only lines that differ from what is shown are touched."""
+        heading, parts = tables.laid_out(table)
+        lines = dict(zip((line.key for line in table.lines), parts, strict=True))
+        if self._heading != heading or [*self._lines] != [*lines]:
+            self._fill(heading, lines)
+        else:
+            for key, line in lines.items():
+                if line != self._lines[key]:
+                    self.update_cell(key, _COLUMN, _text(line), update_width=True)
+        self._heading, self._lines = heading, lines
 
-    def _fill(self, table: Table, keys: list[str]) -> None:
-        at, there = self.cursor_row, [str(key.value) for key in self.rows]
-        selected = there[at] if at < len(there) else ""
+    def _fill(self, heading: str, lines: dict[str, list[tuple[str, str]]]) -> None:
+        if self.id != "ranks":  # they take what the others leave
+            self.styles.height = len(lines) and len(lines) + 1
+        there = [*self._lines]
+        selected = there[self.cursor_row] if self.cursor_row < len(there) else ""
         self.clear(columns=True)
-        for column, heading in enumerate(table.headings):
-            self.add_column(Text(f"{heading} "), key=str(column))
-        for line in table.lines:
-            self.add_row(*map(text_of, line.cells), key=line.key)
-        if selected in keys:
-            self.move_cursor(row=keys.index(selected), animate=False)
+        self.add_column(Text(heading), key=_COLUMN)
+        for key, line in lines.items():
+            self.add_row(_text(line), key=key)
+        if selected in lines:
+            self.move_cursor(row=[*lines].index(selected), animate=False)
+
+
+def _text(line: list[tuple[str, str]]) -> Text:
+    return Text.assemble(*((part, _STYLES[tone]) for part, tone in line), no_wrap=True, end="")
 
 
 class Overview(Screen[None]):
@@ -147,7 +148,10 @@ class Overview(Screen[None]):
         self.query_one("#status", Static).update(
             Text(f"pdctl top  {at:%H:%M:%S}  {tables.status(state)}", no_wrap=True)
         )
-        head = Text("\n", overflow="ellipsis").join(text_of(cell) for cell in tables.headline(state))
+        head = Text("\n").join(
+            Text(f"{TONES[cell.tone]} {cell.text}" if cell.tone else cell.text, style=_STYLES[cell.tone])
+            for cell in tables.headline(state)
+        )
         self.query_one("#headline", Static).update(head)
         self.query_one("#groups", Lines).follow(tables.groups(state, self._rates))
         wide = (width or self.size.width) >= WIDE
@@ -156,7 +160,7 @@ class Overview(Screen[None]):
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         """Look at what is behind the line."""
-        key, state, app = str(event.row_key.value), self._state, self.app
+        state, app = self._state, self.app
         assert isinstance(app, Top)
         if state is None:
             return
@@ -170,8 +174,9 @@ class Overview(Screen[None]):
         elif table == "findings" and number < len(state.findings):
             found = state.findings[number]
             app.look_into(f"finding {found.code}", lambda: app.looker.finding(found))
-        elif key.startswith("problem "):
-            self.notify(key.removeprefix("problem "), markup=False)
+        elif table == "findings" and (number := number - len(state.findings)) < len(state.problems):
+            problem = state.problems[number]
+            app.look_into("not seen", lambda: app.looker.problem(problem))
 
 
 class Behind(Screen[None]):
@@ -276,6 +281,7 @@ class Top(App[None]):
     """
 
     ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c", "quit", "quit", show=False, priority=True)]
     CSS = """
     #status { height: 1; color: $text-muted; }
     #headline { height: auto; max-height: 5; text-style: bold; }
@@ -297,6 +303,7 @@ class Top(App[None]):
         self._next_state, self._every_s = next_state, every_s
         self._overview = Overview()
         self._over = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="pdctl top", daemon=True)
 
     def on_mount(self) -> None:
         """Begin to look."""
@@ -307,7 +314,14 @@ class Top(App[None]):
         )
         self.theme = "pdctl"
         self.push_screen(self._overview)
-        threading.Thread(target=self._follow, name="pdctl top", daemon=True).start()
+        self._thread.start()
+        for number in (signal.SIGTERM, signal.SIGHUP):  # so that the terminal is given back as it was
+            asyncio.get_running_loop().add_signal_handler(number, self.exit)
+
+    def ended(self) -> bool:
+        """Return whether it looks no more, after a moment: else what it looks with is still in use."""
+        self._thread.join(_END_S)
+        return not self._thread.is_alive()
 
     def on_unmount(self) -> None:
         """Look no more."""

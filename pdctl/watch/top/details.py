@@ -6,7 +6,7 @@ import io
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -102,10 +102,11 @@ class Looker:
             oldest = sorted((one for one in entries if one.room), key=lambda one: -one.age_s)[:MOST_ROOMS]
             return _drawn(PROBE, document, rooms((), *(one.room for one in oldest)))
 
-        def meant(one: FoundRank) -> bool:
-            identity = one.identity
-            own = (identity.label, identity.cluster, identity.service, identity.instance)
-            return own == (rank.rank, rank.cluster, rank.service, rank.instance)
+        def meant(found: Sequence[FoundRank]) -> tuple[FoundRank, ...]:
+            called = tuple(one for one in found if one.identity.label == rank.rank)
+            own = (rank.cluster, rank.service, rank.instance)
+            same = (one for one in called if (one.identity.cluster, one.identity.service, one.identity.instance) == own)
+            return (*same, *called)[:1]
 
         return self._look(PROBE, StacksOptions(), told, meant)
 
@@ -115,6 +116,10 @@ class Looker:
 
         options = StoryOptions(asked=asked)
         return self._look(PROBE, options, lambda view: _drawn(PROBE, look(PROBE, view, options), ()))
+
+    def problem(self, text: str) -> Detail:
+        """Return what could not be seen. Asks nobody."""
+        return _said((text,))
 
     def finding(self, found: Finding) -> Detail:
         """Return what was found, and what ``explain`` says of it. Asks nobody."""
@@ -140,7 +145,7 @@ class Looker:
         probe: AnyProbe,
         options: Any,
         told: Callable[[View], Detail],
-        meant: Callable[[FoundRank], bool] = lambda _: True,
+        meant: Callable[[Sequence[FoundRank]], tuple[FoundRank, ...]] = tuple,
     ) -> Detail:
         from pdctl.probes.view import View
         from pdctl.targets.client import Client
@@ -149,7 +154,7 @@ class Looker:
         try:
             with self._one:
                 found, others = choose(find(asked, Output(out=io.StringIO(), err=io.StringIO())), asked.patterns)
-                ranks = tuple(one for one in found.ranks if meant(one))
+                ranks = meant(found.ranks)
                 if not ranks:
                     raise PdctlError("it is no longer there", "Go back: others may have come.", Exit.UNREACHABLE)
                 others = (*others, *(one for one in found.ranks if one not in ranks))

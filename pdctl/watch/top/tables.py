@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from rich.cells import cell_len
+
 from pdctl.probes.queues.model import WELL
 from pdctl.protocol.durations import seconds
 from pdctl.report.findings import Finding, Level
@@ -32,6 +34,8 @@ _GROUP_TONES = {
 _RANK_TONES = {"live": "well", "outside": "well", "recorded": "", "silent": "bad", "dead": "bad"}
 _LEVEL_TONES = {Level.ERROR: "bad", Level.WARNING: "look", Level.INFO: ""}
 _MOST_STATES = 64
+_LONGEST = 2_000
+"""Characters of a cell that are shown."""
 
 
 @dataclass(frozen=True)
@@ -183,20 +187,31 @@ def findings(state: WatchState) -> Table:
     return Table(("finding", "what"), _distinct(lines))
 
 
-def aligned(table: Table) -> Table:
-    """Return the table with its columns of numbers filled from the left."""
-    widths = [0] * len(table.headings)
-    for n, heading in enumerate(table.headings):
-        if heading in table.right:
-            widths[n] = max(len(heading), *(len(line.cells[n].text) for line in table.lines), 0)
-    lines = (
-        Line(
-            line.key,
-            tuple(Cell(cell.text.rjust(width), cell.tone) for cell, width in zip(line.cells, widths, strict=True)),
-        )
-        for line in table.lines
-    )
-    return Table(tuple(map(str.rjust, table.headings, widths)), tuple(lines))
+def laid_out(table: Table) -> tuple[str, list[list[tuple[str, str]]]]:
+    """Return a table's headings as one line, and each of its lines as parts of columns that stand below each other.
+
+    A part is a text with its sign, as wide as its column and a blank, and its tone.
+    """
+    words = [[_word(cell) for cell in line.cells] for line in table.lines]
+    numbers = [heading in table.right for heading in table.headings]
+    widths = [max(map(cell_len, column)) for column in zip(table.headings, *words, strict=True)]
+    if not numbers[-1]:
+        widths[-1] = 0
+    heading = "".join(map(_filled, table.headings, widths, numbers))
+    lines = [
+        [(text, cell.tone) for text, cell in zip(map(_filled, row, widths, numbers), line.cells, strict=True)]
+        for row, line in zip(words, table.lines, strict=True)
+    ]
+    return heading, lines
+
+
+def _word(cell: Cell) -> str:
+    return f"{TONES[cell.tone]} {cell.text[:_LONGEST]}" if cell.tone else cell.text[:_LONGEST]
+
+
+def _filled(text: str, width: int, number: bool) -> str:
+    blanks = " " * (width - cell_len(text))
+    return f"{blanks}{text} " if number else f"{text}{blanks} "
 
 
 def _distinct(lines: Iterable[Line]) -> tuple[Line, ...]:
@@ -258,10 +273,10 @@ __all__ = [
     "Line",
     "Rates",
     "Table",
-    "aligned",
     "findings",
     "groups",
     "headline",
+    "laid_out",
     "ranks",
     "rooms",
     "status",

@@ -156,6 +156,15 @@ def test_what_can_not_be_looked_at_is_said(tmp_path: Path, keys: tuple[str, ...]
     walk(tmp_path, test)
 
 
+def test_what_could_not_be_seen_is_shown_whole(tmp_path: Path) -> None:
+    async def test(it: Walk) -> None:
+        await it.give(diverged())
+        assert "no answer within 0.3 s" in await it.behind("tab", "down", "down", "enter")
+        await it.pilot.press("ctrl+c")
+
+    walk(tmp_path, test)
+
+
 def test_markup_and_control_characters_of_ranks_are_text(tmp_path: Path) -> None:
     text = "[bold red]x[/] [link=http://x]y[/link] \x1b[2J\r\n[@click=app.quit]z[/]"
 

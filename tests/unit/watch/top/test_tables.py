@@ -85,13 +85,15 @@ def test_ranks_that_say_the_same_of_themselves_are_all_shown() -> None:
     assert len({line.key for line in lines}) == 3
 
 
-def test_columns_of_numbers_are_aligned() -> None:
-    table = Table(
-        ("name", "n"), (Line("a", (Cell("x"), Cell("7"))), Line("b", (Cell("y"), Cell("1234", "bad")))), ("n",)
-    )
-    aligned = tables.aligned(table)
-    assert aligned.headings == ("name", "   n")
-    assert cells(aligned) == [["x", "   7"], ["y", "1234"]]
+def test_columns_stand_below_each_other() -> None:
+    first = Line("a", (Cell("x", "well"), Cell("7"), Cell("漢")))
+    second = Line("b", (Cell("漢"), Cell("1234", "bad"), Cell("z")))
+    heading, laid_out = tables.laid_out(Table(("name", "n", "c"), (first, second), ("n",)))
+    assert heading == "name      n c "
+    assert laid_out == [
+        [("✓ x  ", "well"), ("     7 ", ""), ("漢 ", "")],
+        [("漢   ", ""), ("✗ 1234 ", "bad"), ("z ", "")],
+    ]
 
 
 def test_faults_and_the_gate_are_shown() -> None:
