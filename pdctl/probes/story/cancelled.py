@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from pdctl.probes.story.loglines import Names, parse
+from pdctl.probes.story.loglines import Names, linked, parse
 from pdctl.probes.story.model import Entry, RankLine, RoomStory
 from pdctl.protocol.durations import seconds
 from pdctl.report.findings import Finding, finding
@@ -16,16 +16,25 @@ _ALIVE = {"enqueue", "allocation", "handshake", "poll", "held", "missing", "land
 _OVER = {"Failed", "failed", "aborted"}
 
 
-def left_running(stories: Iterable[RoomStory]) -> tuple[Finding, ...]:
-    """Return a finding for each room that a log says was cancelled, and that decode went on with as if it were not."""
-    return tuple(found for told in stories for found in _left_running(told))
+def left_running(
+    stories: Iterable[RoomStory], logs: Iterable[LogText], rooms_of: Mapping[str, int]
+) -> tuple[Finding, ...]:
+    """Return a finding for each room that a log says was cancelled, and that decode went on with as if it were not.
+
+    rooms_of: how many rooms recordings have for each request id. Where an id has several, here or by ``logs``, it is not known
+    whose a line is that names it: no finding.
+    """
+    _, rooms = linked(line for log in logs for line in log.lines)
+    single = [one for one in stories if rooms <= {one.room} and all(rooms_of.get(rid, 1) == 1 for rid in one.rids)]
+    return tuple(found for told in single for found in _left_running(told))
 
 
 def _left_running(told: RoomStory) -> Iterator[Finding]:
     sources = {log.name: log for log in told.logs}
-    cancels = [e for e in told.entries if e.rank in sources and e.kind == "log" and e.value == "cancelled"]
     decode = {line.rank: line for line in told.ranks if line.role == "decode" and line.saw}
     own = [e for e in told.entries if e.rank in decode]
+    came = min((e.t_s for e in own), default=0.0)  # what was cancelled before was another one of that name
+    cancels = [e for e in told.entries if e.rank in sources and e.value == "cancelled" and e.t_s >= came]
     if not cancels or not own or any(e.kind in ("abort", "failure") or e.value in _OVER for e in own):
         return
     if any(gap.startswith(f"{rank}: ") for gap in told.gaps for rank in decode):

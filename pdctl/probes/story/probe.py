@@ -173,9 +173,8 @@ def _document(asked: str, seen: Seen) -> StoryDocument:
         called = [one for one in names if one not in foreign and one not in map(str, rooms)]
         told.append(story(seen.pasts, room, seen.logs, called))
     stories = tuple(replace(one, notes=(*one.notes, *others_of(one, others))) for one in told)
-    counts = Counter(rid for one in known for rid in one.rids)
-    single = [one for one in stories if all(counts[rid] == 1 for rid in one.rids)]  # whose a line is that names a rid
-    findings = (*shared(stories), *left_running(single))
+    rooms_of = Counter(rid for one in known for rid in one.rids)
+    findings = (*shared(stories), *left_running(stories, seen.logs, rooms_of))
     return StoryDocument(asked=asked, stories=stories, findings=findings, earlier=seen.earlier)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pdctl.probes.story.cancelled import left_running, named_by
 from pdctl.probes.story.judge import story
@@ -219,7 +220,7 @@ def test_a_log_s_lines_are_told_among_those_of_ranks(tmp_path: Path, monkeypatch
     assert server.clock.endswith("taken as UTC+02:00")
     assert any(note.startswith("server.log names no time zone") for note in told.notes)
     assert told.ranks == bare.ranks
-    assert not left_running([told])
+    assert not left_running([told], logs, {RID: 1})
     names = {m["args"]["name"] for m in trace([told])["traceEvents"] if m["name"] == "process_name"}
     assert any(name.startswith("router.log") for name in names)
 
@@ -277,7 +278,7 @@ def test_cancelled_in_front_and_running_behind(tmp_path: Path, monkeypatch: pyte
     bare = story(world.pasts(), ROOM)
     gone = log(bare, "prefill.log", [(2, f"[{{at}}] {GONE.replace(RID, f'p-{RID}')}")])
     told = story(world.pasts(), ROOM, [gone])
-    [found] = left_running([told])
+    [found] = left_running([told], [gone], {RID: 1})
     assert found.code == "PD149"
     assert found.rooms == (ROOM,)
     assert "by prefill.log, and decode tp" in found.summary
@@ -285,22 +286,23 @@ def test_cancelled_in_front_and_running_behind(tmp_path: Path, monkeypatch: pyte
     assert any("no abort of" in line for line in found.evidence)
 
 
-@pytest.mark.parametrize("twin", ["soon over", "aborted", "answered", "lost", "late"])
+@pytest.mark.parametrize(
+    "twin",
+    ["soon over", "aborted", "answered", "lost", "late", "cancelled before it came", "another try", "another room"],
+)
 def test_twins_that_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, twin: str) -> None:
     world = World(tmp_path, monkeypatch)
     waits(world, 8_000 if twin == "soon over" else 60_000, abort_after=1 if twin == "aborted" else -1)
     bare = story(world.pasts(), ROOM)
     text = "{at}" + FINISHED.replace("client-7", RID) if twin == "answered" else f"[{{at}}] {GONE}"
-    told = story(world.pasts(), ROOM, [log(bare, "router.log", [(58 if twin == "late" else 0, text)])])
+    at = {"late": 58, "cancelled before it came": -3}.get(twin, 2)
+    lines = [(at, text), *([(0, f"[{{at}}] {RECEIVE.replace(str(ROOM), '77')}")] if twin == "another try" else [])]
+    logs = [log(bare, "router.log", lines)]
+    told = story(world.pasts(), ROOM, logs)
     assert any(e.kind == "log" for e in told.entries)
     if twin == "lost":
-        told = RoomStory(
-            **{
-                **{f: getattr(told, f) for f in told.__struct_fields__},
-                "gaps": ("decode tp0: older events are overwritten",),
-            }
-        )
-    assert left_running([told]) == ()
+        told = replace(told, gaps=("decode tp0: older events are overwritten",))
+    assert left_running([told], logs, {RID: 2 if twin == "another room" else 1}) == ()
 
 
 def test_what_logs_say_of_a_request_that_no_rank_has() -> None:
