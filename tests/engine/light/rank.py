@@ -474,12 +474,7 @@ def become_rank(order: dict[str, Any]) -> NoReturn:
 
 def become_program(order: dict[str, Any]) -> NoReturn:
     """Be a Python program that has the engine imported already, and so are the Python programs that it starts."""
-    start = subprocess.Popen
-
-    def popen(argv: list[str], **how: Any) -> Any:
-        return Forked(argv, **how) if argv[0] == sys.executable else start(argv, **how)
-
-    subprocess.Popen = popen  # type: ignore[assignment,misc]
+    subprocess.Popen = Popen  # type: ignore[misc]
     given, out, err = (Path(order[stream]) for stream in ("in", "out", "err"))
     with given.open("rb") as stdin, out.open("wb") as stdout, err.open("wb") as stderr:
         be(order["program"], order["env"], (stdin.fileno(), stdout.fileno(), stderr.fileno()))
@@ -499,6 +494,13 @@ def _pipe_from(stdout: Any) -> tuple[Any, int]:
         return None, stdout.fileno()
     ours, theirs = os.pipe()
     return os.fdopen(ours, "rb", buffering=0), theirs
+
+
+class Popen(subprocess.Popen):  # type: ignore[type-arg]
+    """The same, but that a Python program is forked. A class, since programs ask whether something is one."""
+
+    def __new__(cls, args: Any, *more: Any, **how: Any) -> Any:
+        return Forked(args, **how) if args[0] == sys.executable else super().__new__(cls)
 
 
 class Forked:
