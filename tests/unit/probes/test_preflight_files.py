@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 from pdctl.cli import app
 from pdctl.probes.config.judge import judge
 from pdctl.probes.config.model import ConfigDocument, RankSettings
+from pdctl.probes.preflight.files import collect
+from pdctl.probes.preflight.judge import judge as judge_preflight
 from pdctl.protocol.requests import FORCE_QUERY, Settings
 from tests.support.identities import identity
 
@@ -100,3 +102,66 @@ def test_a_file_without_settings_is_refused_in_one_line(tmp_path: Path, text: by
     assert done.exit_code == 2
     assert "has no settings" in done.output
     assert "Traceback" not in done.output
+
+
+REAL = Path(__file__).parents[2] / "support" / "real_settings.json"
+"""Of a pair of SGLang 0.5.13.post1 on a CPU, as ``dump config -o json`` wrote them: prefill tp1, decode tp2."""
+FORCED = {FORCE_QUERY: "1"}
+Change = dict[str, Any]
+
+
+def told(folder: Path, prefill: Change, decode: Change) -> list[tuple[str, str]]:
+    """Return check and verdict of what is not well with the real pair, changed so. env: variables; version: the engine's."""
+    document = json.loads(REAL.read_text())
+    for server in document["servers"]:
+        change = {"prefill": prefill, "decode": decode}[server["role"]]
+        server["env"] |= change.get("env", {})
+        server["version"] = change.get("version", server["version"])
+        server["values"] |= {name: value for name, value in change.items() if name not in ("env", "version")}
+    file = folder / "a.json"
+    file.write_text(json.dumps(document))
+    lines = judge_preflight(collect([file], 0.0)).lines
+    return [(one.check, one.verdict) for one in lines if one.verdict in ("error", "warning")]
+
+
+DP2 = {"dp_size": "2", "tp_size": "2", "enable_dp_attention": "True"}
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "expected"),
+    [
+        ({}, {"page_size": "64"}, ("page-size", "error")),
+        ({"kv_cache_dtype": "fp8_e5m2"}, {}, ("kv-dtype", "error")),
+        ({}, {"num_hidden_layers": "4"}, ("model", "error")),
+        ({}, {"served_model_name": "/models/other"}, ("model", "warning")),
+        ({}, {"aux_item_lens": "8 × 64, 1 × 128, 2 × 512"}, ("metadata-rows", "error")),
+        ({}, {"tp_size": "1", "kv_item_lens": "4 × 32"}, ("kv-layout", "error")),
+        ({}, {"disaggregation_transfer_backend": "nixl"}, ("transfer", "error")),
+        ({}, {"speculative_algorithm": "EAGLE3"}, ("speculative", "error")),
+        ({"pp_size": "4"}, {"pp_size": "2"}, ("parallel", "error")),
+        ({"tp_size": "3"}, {}, ("parallel", "error")),
+        (DP2, {"env": FORCED}, ("routing", "error")),
+        ({**DP2, "env": FORCED, "version": "sglang 0.5.18"}, {"env": FORCED}, ("defects", "error")),
+        ({}, {"version": "sglang 0.5.12.post1"}, ("defects", "warning")),
+        ({"pp_size": "2", "version": "sglang 0.5.12.post1"}, {"version": "sglang 0.5.15"}, ("defects", "warning")),
+        ({}, {"env": {"SGLANG_DISAGGREGATION_WAITING_TIMEOUT": "5"}}, ("time-outs", "warning")),
+        ({"env": {"SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": "5"}}, {}, ("time-outs", "warning")),
+    ],
+)
+def test_a_real_pair_with_one_thing_wrong(
+    tmp_path: Path, prefill: Change, decode: Change, expected: tuple[str, str]
+) -> None:
+    assert told(tmp_path, prefill, decode) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode"),
+    [
+        ({}, {}),
+        (DP2, {"tp_size": "4", "kv_item_lens": "4 × 16"}),
+        ({**DP2, "load_balance_method": "total_tokens", "version": "sglang 0.5.23"}, {"version": "sglang 0.5.23"}),
+        ({"pp_size": "2", "kv_item_lens": "2 × 64"}, {}),
+    ],
+)
+def test_a_real_pair_that_fits(tmp_path: Path, prefill: Change, decode: Change) -> None:
+    assert told(tmp_path, prefill, decode) == []
