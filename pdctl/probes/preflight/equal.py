@@ -130,20 +130,17 @@ def _model(pair: Pair) -> Iterator[Line]:
             yield line("model", ERROR, found, about=pair.name, code="PD135", cure=cure)
             return
     names = [_names(side) for side in (prefill, decode)]
+    said = [next(iter(sorted(each)), "") for each in names]
     if names[0] and names[1] and not names[0] & names[1]:
-        said = [next(iter(sorted(each))) for each in names]
-        yield line(
-            "model",
-            WARNING,
-            f"prefill serves {said[0]} and decode serves {said[1]}: whether that is one model is not known",
-            about=pair.name,
-            code="PD135",
-            cure=f"{cure} One that only has two names is told by the same --served-model-name on both.",
-        )
+        found = f"prefill serves {said[0]} and decode serves {said[1]}: whether that is one model is not known"
+        if prefill.values.get("model_path") and decode.values.get("model_path"):
+            cure = f"{cure} One model with two names: give both servers the same --served-model-name."
+            yield line("model", WARNING, found, about=pair.name, code="PD135", cure=cure)
+        else:  # a server may have been given another name than its model has
+            yield line("model", UNKNOWN, found, about=pair.name, essential=False)
     elif both or (names[0] and names[1]):
         known = [f"{name} {prefill.values[name]}" for name in both]
-        common = sorted(names[0] & names[1])
-        yield line("model", OK, ", ".join([*common[:1], *known]) + " on both", about=pair.name)
+        yield line("model", OK, ", ".join([*sorted(names[0] & names[1])[:1], *known]) + " on both", about=pair.name)
     else:
         yield line("model", UNKNOWN, "the servers do not tell which model they have", about=pair.name)
 

@@ -133,7 +133,6 @@ DP2 = {"dp_size": "2", "tp_size": "2", "enable_dp_attention": "True"}
         ({}, {"page_size": "64"}, ("page-size", "error")),
         ({"kv_cache_dtype": "fp8_e5m2"}, {}, ("kv-dtype", "error")),
         ({}, {"num_hidden_layers": "4"}, ("model", "error")),
-        ({}, {"served_model_name": "/models/other"}, ("model", "warning")),
         ({}, {"aux_item_lens": "8 × 64, 1 × 128, 2 × 512"}, ("metadata-rows", "error")),
         ({}, {"tp_size": "1", "kv_item_lens": "4 × 32"}, ("kv-layout", "error")),
         ({}, {"disaggregation_transfer_backend": "nixl"}, ("transfer", "error")),
@@ -158,6 +157,7 @@ def test_a_real_pair_with_one_thing_wrong(
     ("prefill", "decode"),
     [
         ({}, {}),
+        ({}, {"served_model_name": "chat"}),
         (DP2, {"tp_size": "4", "kv_item_lens": "4 × 16"}),
         ({**DP2, "load_balance_method": "total_tokens", "version": "sglang 0.5.23"}, {"version": "sglang 0.5.23"}),
         ({"pp_size": "2", "kv_item_lens": "2 × 64"}, {}),

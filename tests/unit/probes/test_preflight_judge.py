@@ -99,7 +99,10 @@ WRONG: dict[str, tuple[Evidence, tuple[str, str, str], str]] = {
         "num_hidden_layers is 32 on prefill and 80 on decode",
     ),
     "another fine-tune": (
-        evidence(decode=side("decode", {"served_model_name": "meta/llama-instruct"})),
+        evidence(
+            side("prefill", {"model_path": "/models/llama"}),
+            side("decode", {"model_path": "meta/llama-instruct", "served_model_name": "meta/llama-instruct"}),
+        ),
         ("model", "warning", "PD135"),
         "whether that is one model is not known",
     ),
@@ -344,6 +347,11 @@ def test_clocks_that_are_apart_are_information() -> None:
     assert apart.fit is True
     near = judge(evidence(clocks=(Clock("a", 0.0, 0.0), Clock("b", 2.2, 0.5))))
     assert line(near, "clocks").verdict == "ok"
+
+
+def test_a_name_that_one_server_was_given_is_no_other_model() -> None:
+    document = judge(evidence(decode=side("decode", {"served_model_name": "chat"})))
+    assert (line(document, "model").verdict, document.fit) == ("unknown", True)
 
 
 def test_versions_of_the_backend_that_differ_are_information() -> None:
