@@ -92,7 +92,9 @@ class TextFile:
         """Check that it may be written. Raises PdctlError (USAGE) where it may not, or is a file of somebody else's."""
         if path.suffix != ".prom":
             raise PdctlError(
-                f"{path} does not end with .prom", "The textfile collector reads no other files.", Exit.USAGE
+                f"{path} does not end with .prom",
+                "Give a name that does: the textfile collector reads no other.",
+                Exit.USAGE,
             )
         check_target(path, force=True)
         try:

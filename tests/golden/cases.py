@@ -244,6 +244,19 @@ _USAGE = [
             "story 7 --watch",
         ),
     ),
+    Case(
+        "usage/export",
+        (
+            "export --listen 0.0.0.0:9477",
+            "export --listen 9477",
+            "export --listen 127.0.0.1:9477 --once",
+            "export --every 1ms",
+            "export --check 2h",
+            "export --textfile metrics.txt --once",
+            "export --textfile nosuch/pdctl.prom --once",
+            "export nosuch",
+        ),
+    ),
     Case("usage/top", ("top --every x", "top --every 1h", "top nosuch")),
     Case(
         "usage/verify-routing",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -206,3 +207,20 @@ def test_names_follow_the_conventions() -> None:
         assert family.about.endswith(".")
     assert len({family.name for family in FAMILIES}) == len(FAMILIES)
     assert {family.name for family in LOOK} <= set(metrics.look(state(), Totals())[1])
+
+
+def test_the_page_and_what_is_in_deploy_name_the_metrics_that_there_are() -> None:
+    root = Path(metrics.__file__).resolve().parents[2]
+    names = {family.name for family in FAMILIES}
+    page = (root / "docs" / "export.md").read_text()
+    rows = {
+        name: labels
+        for said, labels in re.findall(r"^\| ((?:`pdctl_\w+`(?:, )?)+) \| ([a-z, ]*) ?\|", page, re.MULTILINE)
+        for name in re.findall(r"\w+", said)
+    }
+    assert {name: labels.strip() for name, labels in rows.items()} == {
+        family.name: ", ".join(family.labels) for family in FAMILIES
+    }
+    for file in (root / "deploy").glob("export-*"):
+        used = set(re.findall(r"\bpdctl_[a-z_]+", file.read_text()))
+        assert used <= names, file.name
