@@ -213,6 +213,7 @@ def _members(report: GroupReport, views: Sequence[RankView]) -> list[RankView]:
 
 def _group(report: GroupReport, views: Sequence[RankView]) -> GroupState:
     members = _members(report, views)
+    services = {view.identity.service for view in members}
     rounds: dict[str, int] = {}
     for view in members:
         for stream in view.recording.streams if view.recording is not None else ():
@@ -227,6 +228,7 @@ def _group(report: GroupReport, views: Sequence[RankView]) -> GroupState:
         verdict=report.verdict,
         role=report.role,
         cluster=report.cluster,
+        service=services.pop() if len(services) == 1 else "",
         ranks=tuple(view.identity.label for view in members),
         queue=report.queue,
         round=report.round,

@@ -28,6 +28,8 @@ MOST_KEPT = 20_000
 """Ranks and groups of which the counts are kept: 2,000 ranks that restart ten times."""
 RUNNING = ("live", "silent", "outside")
 """States of ranks whose process runs."""
+POLLS = "polls"
+"""Kind of the groups that reduce their polls together."""
 STATES = (*RUNNING, "dead", "no agent")
 VERDICTS = ("AGREE", "ALONE", "HELD", "WAITING", "SKEWED", "KEPT", "DIVERGED", "UNKNOWN")
 NS = 1e9
@@ -51,7 +53,7 @@ class Family:
 
 SERVICE = ("cluster", "service", "role")
 STAGE = (*SERVICE, "dp", "pp")
-GROUP = ("cluster", "role", "group")
+GROUP = (*SERVICE, "group")
 
 UP = Family("pdctl_up", "gauge", "1: the last look is not too old. 0: there is no fresh one, and nothing else is told.")
 BUILD = Family("pdctl_build_info", "gauge", "The version of this exporter.", ("version",))
@@ -259,6 +261,8 @@ def _of_groups(state: WatchState, totals: Totals, samples: _Samples) -> None:
         if group.verdict != "UNKNOWN":
             samples.most(DIVERGED, (*labels, group.kind), int(diverged))
             samples.most(DIVERGED_S, (*labels, group.kind), group.age_s if diverged else 0)
+        if group.kind != POLLS:
+            continue  # stages and dp ranks are members of such groups, whose rounds are theirs
         for queue in group.rounds:
             samples.most(ROUNDS, (*labels, queue), totals.total(ROUNDS, (*labels, queue)))
         if group.rounds:
@@ -276,13 +280,17 @@ def _service(rank: RankState) -> Labels:
 
 
 def _group(group: GroupState) -> Labels:
-    return group.cluster, group.role, group.title
+    """Return its labels: the same however many servers there are beside it, whose names its title then tells apart."""
+    name = " · ".join(group.title.split(" · ")[:2])
+    return group.cluster, group.service, group.role, name
 
 
 def _rounds(groups: Iterable[GroupState]) -> dict[Labels, dict[str, int]]:
-    """Return queue → ordinal of the last round, for each group that has any; of two of one name the greater one."""
+    """Return queue → ordinal of the last round, for each group that polls; of two of one name the greater one."""
     found: dict[Labels, dict[str, int]] = {}
     for group in groups:
+        if group.kind != POLLS:
+            continue
         here = found.setdefault(_group(group), {})
         for queue, number in group.rounds.items():
             here[queue] = max(number, here.get(queue, number))

@@ -44,7 +44,8 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
 class GroupState(msgspec.Struct, frozen=True, kw_only=True):
     """One group of ranks now. kind, verdict, queue, round, age_s: as in :class:`pdctl.probes.queues.model.GroupReport`.
 
-    ranks: labels of its members. rounds: queue → ordinal of the last round that any member entered.
+    service: of its members, "" where they are of several. ranks: labels of its members.
+    rounds: queue → ordinal of the last round that any member entered.
     """
 
     title: str
@@ -52,6 +53,7 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str
     role: str = ""
     cluster: str = ""
+    service: str = ""
     ranks: tuple[str, ...] = ()
     queue: str = ""
     round: int = -1

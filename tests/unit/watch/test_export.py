@@ -48,7 +48,10 @@ def test_a_look_that_is_too_old_tells_nothing_of_the_ranks() -> None:
     exporter = Exporter(every_s=1, stall_s=30, clock=clock)
     exporter.take(state("DIVERGED"))
     assert "pdctl_up 1" in status(exporter, "/metrics")[1].splitlines()
-    assert 'pdctl_group_diverged{cluster="",role="",group="G",kind="polls"} 1' in status(exporter, "/metrics")[1]
+    assert (
+        'pdctl_group_diverged{cluster="",service="",role="",group="G",kind="polls"} 1'
+        in status(exporter, "/metrics")[1]
+    )
     assert status(exporter, "/livez") == (503, '{"restart":["G diverged"]}\n')
     clock.now += STALE_S + 4
     text = status(exporter, "/metrics")[1]

@@ -14,6 +14,7 @@ from pdctl.watch import metrics
 from pdctl.watch.metrics import FAMILIES, LOOK, MOST_LABEL, MOST_SERIES, Totals
 from pdctl.watch.model import GroupState, RankState, WatchState
 
+NAME = "decode dp0 pp0 · attention-TP group of 2"
 SECOND = 1_000_000_000
 SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\[\\"n])*",?)*)\})? (-?[0-9.e+-]+)')
 
@@ -24,7 +25,7 @@ def rank(name: str = "decode dp0 pp0 tp0", **more: object) -> RankState:
 
 
 def group(verdict: str = "AGREE", **more: object) -> GroupState:
-    given_ = {"title": "decode dp0 pp0 · attention-TP group of 2", "kind": "polls", "role": "decode"}
+    given_ = {"title": f"{NAME} · decode@a:1", "kind": "polls", "role": "decode", "service": "decode@a:1"}
     return GroupState(**{**given_, "verdict": verdict, **more})  # type: ignore[arg-type]
 
 
@@ -78,7 +79,7 @@ def test_what_tp_ranks_have_together_counts_once_and_what_dp_ranks_have_adds_up(
 
 
 def test_a_group_that_nobody_knows_is_neither_diverged_nor_not() -> None:
-    labels = '{cluster="",role="decode",group="decode dp0 pp0 · attention-TP group of 2",kind="polls"}'
+    labels = f'{{cluster="",service="decode@a:1",role="decode",group="{NAME}",kind="polls"}}'
     assert look(state(groups=(group("DIVERGED", age_s=2.5),)))[f"pdctl_group_diverged{labels}"] == 1
     assert look(state(groups=(group("DIVERGED", age_s=2.5),)))[f"pdctl_group_diverged_seconds{labels}"] == 2.5
     assert look(state(groups=(group("HELD"),)))[f"pdctl_group_diverged{labels}"] == 0
@@ -120,7 +121,7 @@ def test_counters_rise_over_restarts() -> None:
         totals.take(one)
         text = samples(metrics.look(one, totals)[0])
         turns = text['pdctl_turns_total{cluster="",service="decode@a:1",role="decode"}']
-        labels = 'cluster="",role="decode",group="decode dp0 pp0 · attention-TP group of 2"'
+        labels = f'cluster="",service="decode@a:1",role="decode",group="{NAME}"'
         rounds = text[f'pdctl_group_rounds_total{{{labels},queue="decode.transfer"}}']
         told.append((turns, rounds, text[f"pdctl_group_round_age_seconds{{{labels}}}"]))
     assert told == [(100, 10, 0), (150, 20, 0), (330, 25, 0), (350, 26, 0), (360, 26, 1)]
@@ -158,7 +159,7 @@ def test_series_are_bounded_and_what_is_not_zero_is_kept() -> None:
     text, left_out = metrics.look(one, totals)
     found = samples(text)
     assert sum(key.startswith("pdctl_group_diverged{") for key in found) == MOST_SERIES
-    assert found['pdctl_group_diverged{cluster="",role="decode",group="zzz",kind="polls"}'] == 1
+    assert found['pdctl_group_diverged{cluster="",service="decode@a:1",role="decode",group="zzz",kind="polls"}'] == 1
     assert left_out["pdctl_group_diverged"] == 2 * MOST_SERIES
     assert left_out["pdctl_ranks"] == 0
     own = samples(metrics.own(up=True, state=one, looks=1, left_out=left_out))
