@@ -3,6 +3,8 @@
 Half of what a command costs is its imports, and tests run more than a thousand. Each still is a process with an environment,
 a working directory and streams of its own, and ends as Python ends. What a command does with its start-up, its own
 streams or signals is tested with ``subprocess``.
+
+``pdctl lab up`` is forked from one that has imported torch too, and the supervisor from that.
 """
 
 from __future__ import annotations
@@ -14,13 +16,15 @@ import importlib
 import json
 import os
 import pkgutil
+import random
 import runpy
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import types
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.support.patience import patience
@@ -55,7 +59,7 @@ def run(
         try:
             os.write(request, asked.encode())
             fds = [theirs.fileno(), request, nothing.fileno(), out.fileno(), err.fileno()]
-            socket.send_fds(_server(os.getpid())[0], [b"run"], fds)
+            socket.send_fds(_server(os.getpid(), lab=_starts_lab(words))[0], [b"run"], fds)
         finally:
             os.close(request)
         theirs.close()
@@ -71,6 +75,10 @@ def run(
         return subprocess.CompletedProcess(["pdctl", *words], int(status), _text(out), _text(err))
 
 
+def _starts_lab(words: Sequence[str]) -> bool:
+    return tuple(words[:2]) == ("lab", "up")
+
+
 def _of_start(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name.startswith(_OF_START)}
 
@@ -81,15 +89,72 @@ def _text(file: tempfile._TemporaryFileWrapper[bytes]) -> str:
 
 
 @functools.cache
-def _server(owner: int) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """Return the connection to the process that forks for the test process ``owner``, and it; it ends with that."""
+def _server(owner: int, *, lab: bool) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Return the connection to the process that forks for the test process ``owner``, and it; it ends with that.
+
+    lab: the one that has imported what a lab needs.
+    """
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, "-m", __name__]
+    command = [sys.executable, "-m", __name__, *(("lab",) if lab else ())]
     with theirs:
         return mine, subprocess.Popen(command, cwd=ROOT, stdin=theirs, stdout=subprocess.DEVNULL)
 
 
 # ---- in the process that forks ---------------------------------------------------------------------------------------
+
+
+class Supervisor:
+    """Stands for the supervisor that ``pdctl lab up`` starts: a fork of this process, with nothing open but its streams."""
+
+    def __init__(
+        self, command: Sequence[str], *, stdin: int, stdout: int, stderr: int, start_new_session: bool
+    ) -> None:
+        assert (stdin, stdout, start_new_session) == (subprocess.DEVNULL, stderr, True)
+        self.status: int | None = None
+        self.pid = os.fork()
+        if self.pid:
+            return
+        code = 1
+        try:
+            os.setsid()
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            for number, stream in enumerate((nothing, stdout, stderr)):
+                os.dup2(stream, number)
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
+            random.seed()
+            sys.argv = list(command[2:])
+            from pdctl.lab.supervisor import Supervisor as OfLab
+
+            code = OfLab(Path(command[-1])).run()
+        except BaseException:  # noqa: BLE001  # as in a process of its own
+            sys.excepthook(*sys.exc_info())
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+
+    def poll(self) -> int | None:
+        if self.status is None and os.waitpid(self.pid, os.WNOHANG)[0]:
+            self.status = 1
+        return self.status
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        if self.status is None:
+            os.waitpid(self.pid, 0)
+            self.status = 1
+
+
+def _load_lab() -> None:
+    from pdctl.lab import launch, supervisor
+
+    os.environ["OMP_NUM_THREADS"] = "1"
+    supervisor._load()
+    launch.subprocess = types.SimpleNamespace(Popen=Supervisor, DEVNULL=subprocess.DEVNULL)  # type: ignore[attr-defined]
 
 
 def _load() -> None:
@@ -147,6 +212,8 @@ def _of_request(fds: list[int]) -> list[str]:
 
 def main() -> None:
     """Serve, and run what is asked for as ``python -m pdctl.cli`` does."""
+    if sys.argv[1:] == ["lab"]:
+        _load_lab()
     _load()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     sys.argv[1:] = _serve(socket.socket(fileno=os.dup(0)))
