@@ -71,12 +71,12 @@ def command(
         rank_timeout_s=rank_timeout,
     )
     there = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    lacks = ""
     if there and not plain and importlib.util.find_spec(MODULES["top"]) is None:
-        Output().note(f"screens to walk through need {MODULES['top']}, which is not installed: {install('top')}")
-        plain = True
-    if plain or not there:
+        lacks = f"screens to walk through need {MODULES['top']}, which is not installed: {install('top')}"
+    if plain or lacks or not there:
         with Eye(asked, every_s=every_s, check_s=CHECK_S) as eye:
-            return watch(_look(eye.next), Format.TABLE, every_s)
+            return watch(_look(eye.next, lacks), Format.TABLE, every_s)
     from pdctl.watch.top.app import Top
     from pdctl.watch.top.details import Looker
 
@@ -90,8 +90,8 @@ def command(
     return Exit.CLEAN
 
 
-def _look(next_state: Callable[[], WatchState]) -> Callable[[Output], int]:
-    """Return what writes the next state without screens."""
+def _look(next_state: Callable[[], WatchState], note: str) -> Callable[[Output], int]:
+    """Return what writes the next state without screens. note: what is said below each, "" nothing."""
     from pdctl.watch.top.plain import render
     from pdctl.watch.top.tables import SEEN, WIDE, Rates
 
@@ -109,6 +109,8 @@ def _look(next_state: Callable[[], WatchState]) -> Callable[[Output], int]:
             state.findings, seen=any(one.state in SEEN for one in state.ranks), partial=bool(state.problems)
         )
         out.document(state, None, draw, code=code)
+        if note:
+            out.note(note)
         return code
 
     return look
