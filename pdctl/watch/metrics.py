@@ -20,7 +20,7 @@ from pdctl.report.findings import catalogue
 from pdctl.watch.model import GroupState, RankState, WatchState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MOST_SERIES = 1_000
+MOST_SERIES = 5_000
 """Series of one family."""
 MOST_LABEL = 120
 """Characters of one label's value."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pdctl.report.findings import catalogue, finding
 from pdctl.watch import metrics
-from pdctl.watch.metrics import FAMILIES, LOOK, MOST_LABEL, MOST_SERIES, Totals
+from pdctl.watch.metrics import FAMILIES, LOOK, MOST_LABEL, Totals
 from pdctl.watch.model import GroupState, RankState, WatchState
 
 NAME = "decode dp0 pp0 · attention-TP group of 2"
@@ -150,20 +150,21 @@ def test_names_are_escaped_cut_and_never_the_same_twice() -> None:
     assert "\x1b" not in "".join(found)
 
 
-def test_series_are_bounded_and_what_is_not_zero_is_kept() -> None:
-    groups = [group(title=f"group {n:05}") for n in range(MOST_SERIES * 3)]
+def test_series_are_bounded_and_what_is_not_zero_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "MOST_SERIES", most := 100)
+    groups = [group(title=f"group {n:05}") for n in range(most * 3)]
     groups[-1] = group("DIVERGED", title="zzz")
     totals = Totals()
     one = state(groups=tuple(groups))
     totals.take(one)
     text, left_out = metrics.look(one, totals)
     found = samples(text)
-    assert sum(key.startswith("pdctl_group_diverged{") for key in found) == MOST_SERIES
+    assert sum(key.startswith("pdctl_group_diverged{") for key in found) == most
     assert found['pdctl_group_diverged{cluster="",service="decode@a:1",role="decode",group="zzz",kind="polls"}'] == 1
-    assert left_out["pdctl_group_diverged"] == 2 * MOST_SERIES
+    assert left_out["pdctl_group_diverged"] == 2 * most
     assert left_out["pdctl_ranks"] == 0
     own = samples(metrics.own(up=True, state=one, looks=1, left_out=left_out))
-    assert own['pdctl_series_left_out{metric="pdctl_group_diverged"}'] == 2 * MOST_SERIES
+    assert own['pdctl_series_left_out{metric="pdctl_group_diverged"}'] == 2 * most
 
 
 def test_what_is_kept_of_ranks_that_are_gone_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
