@@ -37,6 +37,8 @@ PARTS = (
     ("settings.json", ("dump", "config", "-o", "json")),
 )
 _WELL = (Exit.CLEAN, Exit.FINDING, Exit.PARTIAL)
+_END = b"\n}\n"
+"""Of a document in JSON."""
 _UNDER_WAY = ".making-"
 _PLACE = re.compile(r"\d{8}T\d{6}Z-PD\d+-\d+")
 
@@ -128,7 +130,7 @@ class Evidence(Action):
                     end_group(process)
                     file.unlink(missing_ok=True)
                     return f"not complete after {self._within_s:g} s"
-        if process.returncode in _WELL and file.exists() and file.stat().st_size:
+        if process.returncode in _WELL and _complete(file):
             return ""
         file.unlink(missing_ok=True)
         return (
@@ -149,3 +151,14 @@ class Evidence(Action):
             pid, _, start = one.name.removeprefix(_UNDER_WAY).partition("-")
             if pid.isdecimal() and start.isdecimal() and not look(int(pid)).runs_since(int(start)):
                 shutil.rmtree(one, ignore_errors=True)
+
+
+def _complete(file: Path) -> bool:
+    """Return whether a part is there, and not cut off: a command that lacks something exits as one whose disk is full."""
+    try:
+        with file.open("rb") as part:
+            size = part.seek(0, os.SEEK_END)
+            part.seek(max(0, size - len(_END)))
+            return size > 0 and (file.suffix != ".json" or part.read() == _END)
+    except OSError:
+        return False
