@@ -63,10 +63,7 @@ def fewer(labs: Labs, lab: Lab) -> None:
     lab.load(requests=4)
     with contextlib.ExitStack() as held:
         held.enter_context(background(labs, "lab", "load", "-n", 1, "--room", 74, "--to", "decode", "--seconds", 8))
-        until(
-            "the first one",
-            lambda: all(each["decode.prealloc"] for name, each in lab.queues().items() if "decode" in name),
-        )
+        until("the first one", lambda: lab.queues()["decode dp0 pp0 tp1"]["decode.transfer"] == [74])
         send(labs, 75, "--to", "decode", "--lost-on", 1)
 
 

@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 
+from pdctl.watch.incidents import LINES
 from tests.support.labs import Labs
 from tests.support.patience import patience, until
+from tests.support.tiny_ranks import TinyRanks
 
 pytestmark = pytest.mark.system
 TP1 = "decode dp0 pp0 tp1"
@@ -25,7 +27,7 @@ TP1 = "decode dp0 pp0 tp1"
 class Watching:
     """A ``pdctl watch``, and what it has said so far. most_lines: its standard output is closed after so many."""
 
-    def __init__(self, labs: Labs, *options: object, most_bytes: int = 0, most_lines: int = 0) -> None:
+    def __init__(self, labs: Labs | TinyRanks, *options: object, most_bytes: int = 0, most_lines: int = 0) -> None:
         def limited() -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
 
@@ -115,7 +117,7 @@ def test_what_goes_wrong_is_told_once_kept_and_over(labs: Labs) -> None:
         assert json.loads((place / "stacks.json").read_text())["schema"] == "pdctl.stacks"
         seen = json.loads(labs.cli("diff-queues", "--from", place / "trace.pdtrace", "-o", "json", code=1).stdout)
         assert room in [split["room"] for group in seen["groups"] for split in group["splits"]]
-        until("the full disk is said", lambda: any("no evidence of PD101" in line for line in full.notes))
+        until("the full disk is said", lambda: any("no evidence of PD" in line for line in full.notes))
         assert list((labs.folder / "full").iterdir()) == []
 
         # The server is gone, and another one is there.
@@ -137,6 +139,28 @@ def test_it_ends_where_nobody_listens_and_says_that_nobody_is_there(labs: Labs) 
     assert watching.notes == []
     waited = Watching(labs, "--for", "1s")
     assert waited.process.wait(patience(60)) == 4
+
+
+@pytest.mark.long
+def test_a_rank_that_restarts_again_and_again_has_a_few_lines(ranks: TinyRanks) -> None:
+    watching = Watching(ranks, "-o", "jsonl")
+    for _ in range(15):
+        ranks.start().kill()
+    last = ranks.start()
+    until("it is folded", lambda: watching.changes("often"), 120)
+    told = watching.changes()
+    assert len([one for one in told if one["change"] == "ranks"]) <= 2 * LINES
+    assert len(told) < 40
+    assert last.poll() is None
+    descriptors = Path(f"/proc/{watching.process.pid}/fd")
+    until("files of ranks that are gone are closed", lambda: len(list(descriptors.iterdir())) < 25)
+
+    def over() -> bool:
+        last_of = {one["incident"]: one for one in watching.changes() if one["incident"]}
+        return all(one["change"] in ("over", "ended") or "now it is over" in one["summary"] for one in last_of.values())
+
+    until("what was told of the killed ranks is over", over, 120)
+    watching.end(signal.SIGTERM, 0)
 
 
 @pytest.mark.parametrize(
