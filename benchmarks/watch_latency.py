@@ -41,8 +41,13 @@ class Kind:
     cause: str
 
 
+SENT: list[float] = []
+"""When requests were sent that do not complete."""
+
+
 def send(labs: Labs, room: int, *options: object) -> None:
     """Send one request, which does not complete."""
+    SENT.append(time.time())
     labs.cli("lab", "load", "-n", 1, "--room", room, "--seconds", 2, *options, code=None)
 
 
@@ -162,13 +167,17 @@ def parted(labs: Labs, watched: Watched, kind: Kind) -> dict[str, Any]:
         labs.cli("lab", "down", code=None)
     alarm = next(((at, one) for at, one in told if one["code"] in kind.alarms), None)
     cause = next(((at, one) for at, one in told if one["code"] == kind.cause), None)
-    began = alarm[1]["at_wall_ns"] / 1e9 - alarm[1]["age_s"] if alarm and alarm[1]["age_s"] is not None else None
+    known = alarm is not None and alarm[1]["age_s"] is not None
+    # Of stages the round is not always known at the alarm: from the request on, that is longer.
+    began = alarm[1]["at_wall_ns"] / 1e9 - alarm[1]["age_s"] if alarm and known else SENT[-1]
     return {
         "benchmark": "watch_latency",
         "kind": kind.name,
-        "alarm_s": round(alarm[0] - began, 3) if alarm and began else None,
-        "cause_s": round(cause[0] - began, 3) if cause and began else None,
+        "since": "round" if known else "request",
+        "alarm_s": round(alarm[0] - began, 3) if alarm else None,
+        "cause_s": round(cause[0] - began, 3) if cause else None,
         "told": [f"{one['change']} {one['code']}" for _, one in told],
+        "others": [one["summary"] for _, one in told if one["code"] not in (*kind.alarms, kind.cause)],
     }
 
 

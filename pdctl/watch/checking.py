@@ -64,6 +64,8 @@ class Checker:
         """The one that is under way."""
         self._asked, self._places, self._check_s, self._news = asked, places, check_s, news
         self._told = threading.Event()
+        self.parted = False
+        """Ranks have parted: slots, which tell why, are looked at first."""
         self._over = threading.Event()
         self._anew = True
         """Whether this check may be ended for something new: once in ``check_s``."""
@@ -132,8 +134,10 @@ class Checker:
             view = View.open(chosen, client, others=others)
             so_far = self.now = Checked(began_ns=began_ns, found=found)
             self._news.set()
-            stages = check.run(view, check.chosen(check.CheckOptions(), recorded=False), PAUSE_S)
-            for outcome in chain(stages, map(storms.look, (view,))):
+            stages = check.chosen(check.CheckOptions(), recorded=False)
+            if self.parted:
+                stages.sort(key=lambda stage: stage.name != "metadata")
+            for outcome in chain(check.run(view, stages, PAUSE_S), map(storms.look, (view,))):
                 if self._over.is_set() or (self._anew and self._told.is_set()):
                     return None
                 kept = carried(outcome, self.last.outcomes, _there(view))

@@ -24,7 +24,7 @@ from pdctl.targets.find import Found, discover, refresh
 from pdctl.targets.servers import process_key
 from pdctl.targets.silence import not_asked
 from pdctl.watch.checking import Checker
-from pdctl.watch.merging import NOT_READ, Look, merged, suspicions
+from pdctl.watch.merging import NOT_READ, PARTED, Look, merged, suspicions
 from pdctl.watch.model import WatchState
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ class Eye:
             look = self._look(began)
         except Exception as error:  # noqa: BLE001  # a watch of weeks does not end for one look
             look = replace(self._last, problems=(f"a look failed: {type(error).__name__}: {error}",))
+        self._checker.parted = any(found.code in PARTED for found in look.document.findings)
         if suspicions(look, self._last):
             self._checker.tell()
         look, state = merged(look, self._last, self._checker.last, self._checker.now)

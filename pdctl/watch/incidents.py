@@ -146,7 +146,7 @@ class Incidents:
         one.finding = found
         one.rooms = tuple(dict.fromkeys((*found.rooms, *one.rooms)))[:MOST_ROOMS]
         if found.code in PARTED:
-            parted = (group for group in state.groups if group.title == found.group and group.verdict == "DIVERGED")
+            parted = (group for group in state.groups if group.verdict == "DIVERGED" and _is_of(found, group))
             one.group = next(parted, one.group)
 
     def _room(self) -> bool:
@@ -251,6 +251,14 @@ def key_of(found: Finding) -> Key:
     if found.code in PARTED:
         return ("parted", found.group, *found.units)
     return (found.code, found.group, *found.ranks, *found.units)
+
+
+def _is_of(found: Finding, group: GroupState) -> bool:
+    """Return whether a finding is about a group. Of a pipeline, whose stages have no group in common, it names the unit."""
+    if found.group:
+        return group.title == found.group
+    unit = f"{group.title.partition(' · ')[0]} of "
+    return group.kind == "stages" and any(one.startswith(unit) for one in found.units)
 
 
 def _gone(found: Finding, state: WatchState) -> bool:
