@@ -23,6 +23,7 @@ MOST = 1000
 LINES, WINDOW_S = 4, 60.0
 """Lines about one incident within so many seconds; what is more is counted, and told once at their end."""
 MOST_ROOMS = 32
+MOST_KEYS = 64
 _NS = 1_000_000_000
 
 Key = tuple[str, ...]
@@ -66,6 +67,9 @@ class _Incident:
     told: deque[int] = field(default_factory=deque)
     untold: int = 0
     group: GroupState | None = None
+    codes: set[str] = field(default_factory=set)
+    keys: set[Key] = field(default_factory=set)
+    """Of its finding, and of those that have followed from it: where one of them is left alone, it is this incident still."""
 
 
 class Incidents:
@@ -88,7 +92,7 @@ class Incidents:
         now = state.at_wall_ns
         changes = self._ranks(state)
         roots, root_of = _connected(state.findings)
-        self._merge(root_of)
+        self._merge(state.findings, roots, root_of)
         for key, found in roots.items():
             one = self._all.get(key)
             if one is not None and one.open:
@@ -123,27 +127,44 @@ class Incidents:
             one = self._all[key] = _Incident(self._numbers, found, now)
         else:
             one.open, one.count, one.since_ns, one.rooms = True, one.count + 1, now, ()
+            one.codes, one.keys = set(), set()
             self._all.move_to_end(key)
         self._note(one, found, state)
         return self._told(now, one, BEGAN)
 
     def _goes_on(self, now: int, one: _Incident, found: Finding, state: WatchState) -> list[Change]:
-        other = found.code != one.finding.code
+        other = found.code not in one.codes
         self._note(one, found, state)
         return self._told(now, one, CAUSE) if other else []
 
-    def _merge(self, root_of: dict[Key, Key]) -> None:
-        """Make an incident whose finding turns out to follow from another one that one's; two of one cause are one."""
-        for key in [key for key, one in self._all.items() if one.open and key in root_of]:
-            cause = root_of[key]
-            other = self._all.get(cause)
-            if other is not None and other.open:
-                self._all[key].open = False
-            else:
-                self._all[cause] = self._all.pop(key)
+    def _merge(self, findings: Sequence[Finding], roots: dict[Key, Finding], root_of: dict[Key, Key]) -> None:
+        """Make an incident whose finding turns out to follow from another one that one's; two of one cause are one.
+
+        Where a cause is not seen any more and what followed from it is, that is the same incident, too.
+        """
+        codes = {key_of(found): found.code for found in findings}
+        for key, cause in root_of.items():
+            one, other = self._all.get(key), self._all.get(cause)
+            if one is not None and one.open:
+                if other is not None and other.open:
+                    one.open = False
+                    other.keys |= one.keys
+                    other.codes |= one.codes
+                else:
+                    self._all[cause] = self._all.pop(key)
+            elif other is not None and len(other.keys) < MOST_KEYS:
+                other.keys.add(key)
+                other.codes.add(codes[key])
+        for key in [key for key, one in self._all.items() if one.open and key not in roots and key not in root_of]:
+            left = next((other for other in roots if other in self._all[key].keys), None)
+            there = self._all.get(left) if left is not None else None
+            if left is not None and (there is None or not there.open):
+                self._all[left] = self._all.pop(key)
 
     def _note(self, one: _Incident, found: Finding, state: WatchState) -> None:
         one.finding = found
+        one.codes.add(found.code)
+        one.keys.add(key_of(found))
         one.rooms = tuple(dict.fromkeys((*found.rooms, *one.rooms)))[:MOST_ROOMS]
         if found.code in PARTED:
             parted = (group for group in state.groups if group.verdict == "DIVERGED" and _is_of(found, group))

@@ -118,6 +118,21 @@ def test_two_alarms_of_one_cause_become_one() -> None:
     assert world.told() == [("over", "PD101")]
 
 
+def test_a_cause_that_is_not_seen_any_more_leaves_no_new_alarm_behind() -> None:
+    stale = finding("PD131", "A stale slot.", rooms=(7,), ranks=("decode dp0 pp0 tp1",), units=(DECODE,))
+    wrong = finding("PD107", "Another request's room.", group=GROUP, rooms=(7,), units=(DECODE,))
+    stands = finding("PD160", "They stand.", ranks=("decode dp0 pp0 tp0",), units=(DECODE,))
+    world = World()
+    assert world.told(wrong) == [("began", "PD107")]
+    assert world.told(wrong, stale, stands) == [("cause", "PD131")]
+    assert world.told(wrong, stands) == []  # its rank has ended
+    assert world.told(stands) == []
+    assert world.told(wrong, stale, stands) == []
+    assert world.told() == [("over", "PD131")]
+    assert world.incidents.standing == 0
+    assert world.told(stands) == [("began", "PD160")]
+
+
 def test_a_server_that_is_gone_has_not_recovered() -> None:
     world = World()
     world.look(LATE)
