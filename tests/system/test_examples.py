@@ -32,6 +32,8 @@ PARSED = {
     "pdctl self-test --engine --source DIR": "no SGLang is installed beside the tests",
     "pdctl watch --on-finding record=/var/lib/pdctl": "it lasts; test_watch.py watches",
     "pdctl watch --for 10m --until-finding -o jsonl": "it waits for an alarm, 10 minutes at most",
+    "pdctl top": "it lasts; test_repeated_looks.py has it on a terminal",
+    "pdctl top --plain --every 5s": "it lasts; test_repeated_looks.py reads what it prints",
     "pdctl demo": "it starts labs of its own; test_lab_demo.py runs it",
     "pdctl demo --timeout 3m": "it starts labs of its own; test_lab_demo.py runs it",
     "pdctl lab up": "the shared lab is up already, with --owner",
