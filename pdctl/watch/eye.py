@@ -31,10 +31,13 @@ if TYPE_CHECKING:
     from pdctl.probes.queues.model import QueuesDocument
     from pdctl.recording.reader import Recording
     from pdctl.recording.tail import Tail
+    from pdctl.targets.places import Places
 
 FIND_S = 2.0
 """Between two searches for ranks on this host, or FIND_SHARE times what one takes, if that is longer."""
 FIND_SHARE = 20.0
+SOON_S, SOON_SHARE = 0.5, 5.0
+"""The same where a directory of ranks has changed."""
 NEAR_S, FAR_S = 0.3, 1.0
 """How long a look waits for ranks of this host and of others."""
 AGAIN_S = 5.0
@@ -59,7 +62,8 @@ class Eye:
         self._found = Found()
         self._problems: tuple[str, ...] = ()
         self._checked: Found | None = None
-        self._find_at = self._due = 0.0
+        self._find_at = self._soonest = self._due = 0.0
+        self._stamps: tuple[int, ...] = ()
         self._tails: dict[str, Tail | str] = {}
         self._silent: dict[str, tuple[float, Answer[Any]]] = {}
         self._last = Look()
@@ -143,7 +147,7 @@ class Eye:
             if any(one.state != before.state for one, before in zip(fresh, self._found.ranks, strict=True)):
                 self._find_at = now
             self._found = replace(self._found, ranks=fresh)
-            if now >= self._find_at:
+            if now >= self._find_at or (now >= self._soonest and _stamps(self._places) != self._stamps):
                 self._search(now)
         there = {process_key(rank.identity) for rank in self._found.ranks}
         for kept in (self._tails, self._silent):
@@ -151,6 +155,7 @@ class Eye:
                 del kept[key]
 
     def _search(self, now: float) -> None:
+        self._stamps = _stamps(self._places)  # before: what comes meanwhile is looked for again
         try:
             found = discover(
                 self._places,
@@ -164,7 +169,9 @@ class Eye:
                 found.require()
         except PdctlError as error:
             self._found, self._problems = Found(), (error.message,)
-        self._find_at = now + max(FIND_S, FIND_SHARE * (time.monotonic() - now))
+        took_s = time.monotonic() - now
+        self._soonest = now + max(SOON_S, SOON_SHARE * took_s)
+        self._find_at = now + max(FIND_S, FIND_SHARE * took_s)
 
     def _take(self, found: Found) -> None:
         try:
@@ -236,6 +243,17 @@ def _view(
         recording_off=off,
         now_ns=now,
     )
+
+
+def _stamps(places: Places) -> tuple[int, ...]:
+    """Return when something last came into the directories of ranks, or went; 0 for one that can't be looked at."""
+    found = []
+    for folder in (*places.run_dirs, places.record_dir):
+        try:
+            found.append(folder.stat().st_mtime_ns)
+        except OSError:
+            found.append(0)
+    return tuple(found)
 
 
 def _judged(views: Sequence[RankView]) -> QueuesDocument:

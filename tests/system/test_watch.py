@@ -144,9 +144,9 @@ def test_it_ends_where_nobody_listens_and_says_that_nobody_is_there(labs: Labs) 
 @pytest.mark.long
 def test_a_rank_that_restarts_again_and_again_has_a_few_lines(ranks: TinyRanks) -> None:
     watching = Watching(ranks, "-o", "jsonl")
-    for _ in range(15):
-        ranks.start().kill()
-    last = ranks.start()
+    for number in range(15):
+        ranks.start(TINY_INSTANCE=f"start {number}").kill()
+    last = ranks.start(TINY_INSTANCE="the last")
     until("it is folded", lambda: watching.changes("often"), 120)
     told = watching.changes()
     assert len([one for one in told if one["change"] == "ranks"]) <= 2 * LINES
