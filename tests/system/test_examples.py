@@ -34,6 +34,8 @@ PARSED = {
     "pdctl watch --for 10m --until-finding -o jsonl": "it waits for an alarm, 10 minutes at most",
     "pdctl top": "it lasts; test_repeated_looks.py has it on a terminal",
     "pdctl top --plain --every 5s": "it lasts; test_repeated_looks.py reads what it prints",
+    "pdctl export": "it lasts; test_export.py scrapes it",
+    "pdctl export --textfile /var/lib/prometheus/node-exporter/pdctl.prom": "it lasts, and this directory is node-exporter's",
     "pdctl demo": "it starts labs of its own; test_lab_demo.py runs it",
     "pdctl demo --timeout 3m": "it starts labs of its own; test_lab_demo.py runs it",
     "pdctl lab up": "the shared lab is up already, with --owner",
