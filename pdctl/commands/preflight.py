@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "pdctl preflight --handshake",
-    "pdctl preflight --prefill-url http://prefill:30000 --decode-url http://decode:30000",
+    "pdctl preflight --prefill-url http://p:30000 --decode-url http://d:30000",
 )
 
 

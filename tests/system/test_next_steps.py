@@ -216,6 +216,7 @@ STATES = {
 }
 
 NO_STATE = {
+    **dict.fromkeys(("PD170", "PD171", "PD172", "PD173", "PD174"), "preflight finds it, and not check"),
     "PD105": "nothing in a lab orders one rank's queue differently; judged from built rounds",
     "PD108": "nothing in a lab lets ranks do different things with equal polls; judged from built rounds",
     "PD110": "a rank of a lab that is late for long enough stands, which is PD114; judged from built rounds",
