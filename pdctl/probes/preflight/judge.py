@@ -101,7 +101,7 @@ def _servers(evidence: Evidence) -> Iterator[Line]:
         return
     for side in evidence.sides:
         mode = side.values.get("disaggregation_mode", side.role)
-        if side.silence and evidence.way == URLS:
+        if side.silence and evidence.way == URLS and not side.unheard:
             yield line("servers", ERROR, side.silence, about=side.name, code="PD170")
         elif side.silence:
             yield line("servers", UNKNOWN, side.silence, about=side.name)

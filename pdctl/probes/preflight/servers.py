@@ -43,6 +43,7 @@ class _Asked:
     silence: str = ""
     unready: str = ""
     unheard: str = ""
+    given_up: bool = False
     clock: Clock | None = None
     over: threading.Event = field(default_factory=threading.Event)
     connection: http.client.HTTPConnection | None = None
@@ -58,6 +59,7 @@ def collect(
         threading.Thread(target=_ask, args=(one, end), name="preflight-server", daemon=True).start()
     for one in asked:
         if not one.over.wait(max(0.0, end - time.monotonic() - min(DECODE_WAITS_S, limit_s / 3))):
+            one.given_up = True
             one.silence = one.silence or (f"no answer within {limit_s:.3g} s" if not one.told else "")
             one.unheard = "its health check had no answer in time: it may compute something long, or hang"
             _drop(one)
@@ -100,7 +102,9 @@ def _ask(one: _Asked, end: float) -> None:
             if status != 200:
                 one.unready = f"its health check says HTTP {status}"
     except (OSError, http.client.HTTPException, ValueError) as error:
-        if not one.told:
+        if one.given_up:
+            pass  # who gave it up has said why
+        elif not one.told:
             one.silence = why(error) if isinstance(error, OSError) else "it does not speak HTTP"
         else:
             one.unheard = f"its health check failed: {why(error)}"
@@ -157,7 +161,7 @@ def _side(one: _Asked) -> Side:
         values=values,
         silence=one.silence,
         unready="" if one.silence else one.unready,
-        unheard="" if one.silence else one.unheard,
+        unheard=one.unheard,
     )
 
 

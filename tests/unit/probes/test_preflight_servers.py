@@ -161,6 +161,13 @@ def test_a_server_whose_health_check_is_not_well_or_does_not_come() -> None:
     assert "its health check had no answer in time" in said(document)
 
 
+def test_a_server_that_takes_too_long_is_not_said_to_be_gone() -> None:
+    with pair() as (prefill, _, _), socket.create_server(("127.0.0.1", 0)) as mute:
+        document = look(prefill.url, f"http://127.0.0.1:{mute.getsockname()[1]}", limit_s=2.0)
+    assert (bad(document), document.fit) == ([], None)
+    assert "unknown servers: no answer within" in said(document)
+
+
 def test_nothing_a_server_says_gets_out_of_hand() -> None:
     wild = engine(
         "decode", version="\x1b[2J" * 500, page_size={"a": 1}, tp_size="9" * 400, served_model_name=["x" * 10_000]
