@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 FIND_S = 2.0
 """Between two searches for ranks on this host, or FIND_SHARE times what one takes, if that is longer."""
 FIND_SHARE = 20.0
-SOON_S, SOON_SHARE = 0.5, 5.0
-"""The same where a directory of ranks has changed."""
+SOON_S, SOON_SHARE, MOST_S = 0.5, 5.0, 1.0
+"""The same where a directory of ranks has changed, and no longer than MOST_S."""
 NEAR_S, FAR_S = 0.3, 1.0
 """How long a look waits for ranks of this host and of others."""
 AGAIN_S = 5.0
@@ -170,7 +170,7 @@ class Eye:
         except PdctlError as error:
             self._found, self._problems = Found(), (error.message,)
         took_s = time.monotonic() - now
-        self._soonest = now + max(SOON_S, SOON_SHARE * took_s)
+        self._soonest = now + min(MOST_S, max(SOON_S, SOON_SHARE * took_s))
         self._find_at = now + max(FIND_S, FIND_SHARE * took_s)
 
     def _take(self, found: Found) -> None:

@@ -75,8 +75,13 @@ def suspicions(look: Look, before: Look) -> bool:
     )
 
 
-def _alarms(look: Look) -> set[tuple[str, str]]:
-    return {(found.code, found.group) for found in look.document.findings if found.level is not Level.INFO}
+def _alarms(look: Look) -> set[tuple[str, str, tuple[str, ...]]]:
+    return {_about(found) for found in look.document.findings if found.level is not Level.INFO}
+
+
+def _about(found: Finding) -> tuple[str, str, tuple[str, ...]]:
+    """Return the code, the group, and the servers' starts: a group of the same name may be another server's by now."""
+    return found.code, found.group, found.units
 
 
 def _states(look: Look) -> set[tuple[str, str, bool, bool]]:
@@ -120,12 +125,8 @@ def _uneven(look: Look) -> bool:
 def merged(look: Look, before: Look, last: Checked, now: Checked | None) -> tuple[Look, State]:
     """Return the look with what still stands of earlier ones, and the state of everything. now: a check that is under way."""
     now_ns = int(look.at * 1e9)
-    seen = {(found.code, found.group): found for found in look.document.findings}
-    stands = {
-        (found.code, found.group): (at, found)
-        for at, found in before.parted
-        if not (last.ended_ns and last.began_ns > at)
-    }
+    seen = {_about(found): found for found in look.document.findings}
+    stands = {_about(found): (at, found) for at, found in before.parted if not (last.ended_ns and last.began_ns > at)}
     stands |= {key: (now_ns, found) for key, found in seen.items() if found.code in PARTED}
     gated = {key: before.gated.get(key, look.at) for view in look.views for key in _gated(view)}
     look = replace(look, parted=tuple(stands.values()), gated=gated)
@@ -149,10 +150,10 @@ def _findings(look: Look, parted: Sequence[Finding], last: Checked, now: Checked
     if now is not None:  # what its stages have found already is newer
         done |= {one.name: (one, now.began_ns) for one in now.outcomes}
     checked = [found for one, began_ns in done.values() for found in one.findings if not _over(found, look, began_ns)]
-    told = {found.group for found in checked if found.code in PARTED}
+    told = {_about(found)[1:] for found in checked if found.code in PARTED}
     yield from checked
     for found in (*look.document.findings, *parted):
-        if not (found.code in PARTED and found.group in told):
+        if not (found.code in PARTED and _about(found)[1:] in told):
             yield found
 
 

@@ -81,6 +81,12 @@ def test_of_a_group_that_has_parted_the_check_tells_the_cause() -> None:
     assert codes(state) == ["PD101"]
 
 
+def test_another_start_of_the_server_parts_anew() -> None:
+    before = finding("PD104", "They differ.", group=GROUP, rooms=(7,), units=("decode dp0 of an earlier start",))
+    _, state = merged(look(10.0, PARTED), Look(), checked(7.0, before), None)
+    assert codes(state) == ["PD104", "PD104"]
+
+
 def test_what_a_check_under_way_has_found_counts_already() -> None:
     under_way = Checked(int(9e9), outcomes=(Outcome("stacks", "", (STANDS,)),))
     _, state = merged(look(10.0, age_s=8.0), Look(), checked(3.0), under_way)
