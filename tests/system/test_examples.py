@@ -29,6 +29,7 @@ PARSED = {
     "pdctl run -- python -m sglang.launch_server --model-path MODEL": "the process of the test would become an engine",
     "pdctl run -- ./start-decode.sh --port 30001": "the process of the test would become an engine",
     "pdctl preflight --prefill-url http://p:30000 --decode-url http://d:30000": "a lab has no HTTP of SGLang's",
+    "pdctl story RID --logs router.log --logs decode.log": "no router of the test writes a log; test_story.py has some",
     "pdctl self-test --engine": "no SGLang is installed beside the tests; test_sglang_survey.py has sources of its own",
     "pdctl self-test --engine --source DIR": "no SGLang is installed beside the tests",
     "pdctl watch --on-finding record=/var/lib/pdctl": "it lasts; test_watch.py watches",
