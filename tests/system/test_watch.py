@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,16 @@ from tests.support.tiny_ranks import TinyRanks
 
 pytestmark = pytest.mark.system
 TP1 = "decode dp0 pp0 tp1"
+STARTED: list[subprocess.Popen[bytes]] = []
+
+
+@pytest.fixture(autouse=True)
+def none_is_left() -> Iterator[None]:
+    yield
+    while STARTED:
+        process = STARTED.pop()
+        process.kill()
+        process.wait()
 
 
 class Watching:
@@ -38,6 +49,7 @@ class Watching:
             stderr=subprocess.PIPE,
             preexec_fn=limited if most_bytes else None,  # noqa: PLW1509  # nothing else runs in this process then
         )
+        STARTED.append(self.process)
         self.lines: list[str] = []
         self.notes: list[str] = []
         for stream, kept, most in (
