@@ -31,7 +31,7 @@ from tests.support.identities import identity
 
 TRACE = Path(__file__).resolve().parents[2] / "data" / "sglang-0.5.12.post1-c1.pdtrace"
 ROOM = "16851422098683615"
-SHORT = {"check": {"watch": 0.001}}
+SHORT = {"check": {"pause": 0.001}}
 INFO, WARNING, ERROR = (finding(code, "x") for code in ("PD140", "PD141", "PD142"))
 NOBODY = finding("PD112", "x")
 
