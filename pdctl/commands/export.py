@@ -91,7 +91,9 @@ def command(
     A scrape takes the last look; it makes none. /livez answers 503 only where a group has diverged, or a scheduler loop has not
     turned for --livez-stall and can't: never for silence, a rank that is not found, or a look that failed. All else is 200.
 
-    Ctrl-C and SIGTERM end it. Exit code: 0 it was ended, 2 it can't listen or write there, 3 --once and something was not seen,
+    --timeout holds for the search for ranks, for each whole check and for --once. Ctrl-C and SIGTERM end it.
+
+    Exit code: 0 it was ended, 2 it can't listen or write there, 3 --once and something was not seen,
     4 --once and there is no rank, 5 the address is open to other hosts and --listen-open is missing.
     """
     if once and listen:

@@ -112,6 +112,10 @@ def command(
     address = Address.parse(prefill_url, decode_url, bootstrap if prefill_url or decode_url else "")
     if address is not None and ranks:
         raise typer.BadParameter("servers are asked over HTTP, and no rank", param_hint="--rank")
+    if router_timeout and address is not None and not handshake:
+        raise typer.BadParameter(
+            "HTTP does not tell the servers' time-outs; ranks with an agent do", param_hint="--router-timeout"
+        )
     reach = reach_of(ctx, run_dir, record_dir)
     out = Output(output)
     asked = Asked(

@@ -55,7 +55,7 @@ def command(
 ) -> int:
     """Show groups, ranks and findings as they change. Enter looks into the selected line: diff, stack, story, explanation.
 
-    It needs pdctl[top]. Without it, with TERM=dumb and where standard output is no terminal, it is as with --plain.
+    It needs pdctl[top]. Without it, with TERM=dumb and where standard input or output is no terminal, it is as with --plain.
 
     Exit code: 0 it was ended with q. With --plain, Ctrl-C ends with that of the last look: 1 a finding of level warning or
     above, 3 something could not be seen, 4 nothing could be, else 0.

@@ -55,7 +55,9 @@ SERVICE = ("cluster", "service", "role")
 STAGE = (*SERVICE, "dp", "pp")
 GROUP = (*SERVICE, "group")
 
-UP = Family("pdctl_up", "gauge", "1: the last look is not too old. 0: there is no fresh one, and nothing else is told.")
+UP = Family(
+    "pdctl_up", "gauge", "1: the last look is not too old. 0: there is no fresh one, and nothing is told of ranks."
+)
 BUILD = Family("pdctl_build_info", "gauge", "The version of this exporter.", ("version",))
 LOOKED = Family("pdctl_look_timestamp_seconds", "gauge", "When the last look ended.")
 TOOK = Family("pdctl_look_duration_seconds", "gauge", "How long the last look took.")

@@ -185,7 +185,7 @@ def test_exit_codes_of_two_servers() -> None:
         words = ["preflight", "--prefill-url", prefill.url, "--decode-url", decode.url]
         fit = runner.invoke(app, [*words, "-o", "json"])
         assert (fit.exit_code, json.loads(fit.stdout)["fit"]) == (0, True)
-        assert runner.invoke(app, [*words, "--router-timeout", "1h"]).exit_code == 0
+        assert runner.invoke(app, [*words, "--router-timeout", "1h"]).exit_code == 2
         decode.answers |= engine("decode", page_size=64)
         assert runner.invoke(app, words).exit_code == 1
         decode.answers |= engine("decode", version="0.5.12.post1", tp_size=2)
