@@ -121,9 +121,17 @@ def defects(pair: Pair) -> Iterator[Line]:
     if untold:
         said = f"{', '.join(untold)}: whether this version has the defect is not known"
         yield line("defects", UNKNOWN, said, about=pair.name)
+    elif not seen and (unsaid := [role for role, side in sides.items() if not _told_of(side)]):
+        said = f"version or settings of {' and '.join(unsaid)} are not told"
+        yield line("defects", UNKNOWN, said, about=pair.name)
     elif not seen:
         told = " and ".join(dict.fromkeys(side.version for side in sides.values() if side.version))
         yield line("defects", OK, f"none of the known ones fits {told or 'these versions'} set up so", about=pair.name)
+
+
+def _told_of(side: Side) -> bool:
+    """Return whether a side is known well enough to have no known defect."""
+    return not side.silence and (bool(side.version) or side.lacks is not None)
 
 
 def _has(defect: Defect, side: Side) -> bool | None:

@@ -68,6 +68,8 @@ def _from(pid: int, tries: Sequence[tuple[int, Try]], end: float, found: dict[in
             found[n] = Door(one.origin, one.to, one.address, f"no answer within {TRY_S:g} s")
         except OSError as error:
             found[n] = Door(one.origin, one.to, one.address, f"{error.strerror or error}".lower())
+        except ValueError:  # of a rank that tells what can't be one
+            found[n] = Door(one.origin, one.to, one.address, "that is no address")
         else:
             found[n] = Door(one.origin, one.to, one.address)
 

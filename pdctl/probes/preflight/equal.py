@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pdctl.probes.config.judge import mismatches
 from pdctl.probes.preflight.checks import line
@@ -97,8 +97,11 @@ def _same(check: str, name: str, value: str, pair: Pair) -> Line:
 
 
 def _lacks(name: str, pair: Pair) -> str:
-    unsaid = [side.role for side in (pair.prefill, pair.decode) if not side.values.get(name)]
-    return f"{' and '.join(unsaid)} do{'es'[: 2 * (len(unsaid) == 1)]} not tell {name}"
+    return _untold([side.role for side in (pair.prefill, pair.decode) if not side.values.get(name)], name)
+
+
+def _untold(roles: Sequence[str], name: str) -> str:
+    return f"{' and '.join(roles)} do{'es'[: 2 * (len(roles) == 1)]} not tell {name}"
 
 
 def _cure(name: str) -> str:
@@ -158,13 +161,15 @@ def _names(side: Side) -> set[str]:
 
 def _speculative(pair: Pair) -> Iterator[Line]:
     name = "speculative_algorithm"
-    if name not in pair.prefill.values or name not in pair.decode.values:
-        if pair.prefill.values and pair.decode.values:
-            yield line("speculative", OK, "no server has such settings", about=pair.name)
+    sides = (pair.prefill, pair.decode)
+    unsaid = [side.role for side in sides if name not in side.values]
+    if len(unsaid) == len(sides) and not any(side.silence for side in sides):
+        yield line("speculative", OK, "no server has such settings", about=pair.name)
         return
-    one, other = (
-        _ALIAS.get(side.values[name].upper(), side.values[name].upper()) for side in (pair.prefill, pair.decode)
-    )
+    if unsaid:
+        yield line("speculative", UNKNOWN, _untold(unsaid, name), about=pair.name)
+        return
+    one, other = (_ALIAS.get(side.values[name].upper(), side.values[name].upper()) for side in sides)
     if one == other or (one in _NO_DRAFT and other in _NO_DRAFT):
         said = f"{one or 'none'} on both" if one == other else f"{one or 'none'} and {other or 'none'}: no draft model"
         yield line("speculative", OK, said, about=pair.name)

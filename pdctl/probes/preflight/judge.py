@@ -49,7 +49,7 @@ def judge(evidence: Evidence) -> PreflightDocument:
     if evidence.way != URLS:
         lines += [one for one in _ranks(evidence) if one.verdict != OK or "ranks" not in told]
         if "alike" not in told:
-            lines.append(line("alike", OK, "the ranks of each server have the same settings"))
+            lines.append(_alike(evidence))
     for pair in evidence.pairs:
         lines += equal(pair, evidence.way)
         if "routing" not in told:
@@ -138,6 +138,15 @@ def _ranks(evidence: Evidence) -> Iterator[Line]:
             yield line("ranks", OK, f"the file has {side.ranks} of {side.ranks} ranks of {side.name}", about=side.name)
         else:
             yield line("ranks", OK, f"{side.ranks} of {side.ranks} ranks of {side.name} answer", about=side.name)
+
+
+def _alike(evidence: Evidence) -> Line:
+    """Return the line of servers whose ranks are not known to differ."""
+    if all(side.silence for side in evidence.sides):
+        return line("alike", UNKNOWN, "no rank tells its settings")
+    if any(side.silent or side.silence for side in evidence.sides):
+        return line("alike", OK, "of each server, the ranks that answer have the same settings")
+    return line("alike", OK, "the ranks of each server have the same settings")
 
 
 # ---- between the sides -----------------------------------------------------------------------------------------------

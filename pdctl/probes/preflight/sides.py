@@ -19,14 +19,15 @@ def side_of(server: ServerConfig) -> Side:
     known = {name: value for name, value in server.values.items() if JOIN not in value}
     versions = server.version.split(", ")
     version = versions[0].removeprefix(server.engine).strip() if len(versions) == 1 else ""
+    silent = len(server.silent) >= server.ranks
     return Side(
         name=server.server,
         role=server.role,
         engine=server.engine,
         version=version,
         values=known,
-        env={name: value for name, value in server.env.items() if JOIN not in value},
-        silence="none of its ranks tells its settings" if len(server.silent) >= server.ranks else "",
+        env=None if silent else {name: value for name, value in server.env.items() if JOIN not in value},
+        silence="none of its ranks tells its settings" if silent else "",
         ranks=server.ranks,
         answered=server.ranks - len(server.silent),
         silent=server.silent,

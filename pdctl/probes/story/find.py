@@ -42,6 +42,11 @@ def known_rooms(recordings: Iterable[Recording]) -> list[Known]:
     return sorted(found, key=lambda known: -known.wall_ns)
 
 
+def room_of(asked: str) -> int:
+    """Return the number that a room of this name has, 0 for what is no number."""
+    return int(asked) if asked.isascii() and asked.isdecimal() and len(asked) <= 20 else 0
+
+
 def meant(
     asked: str, known: Sequence[Known], recordings: Iterable[Recording], *, hashed: Sequence[str] = ()
 ) -> list[int]:
@@ -50,7 +55,7 @@ def meant(
     hashed: what the request may be called where names were taken out of the recordings.
     """
     rooms: dict[int, None] = {}
-    number = int(asked) if asked.isascii() and asked.isdigit() and len(asked) <= 20 else 0
+    number = room_of(asked)
     if 0 < number < 1 << 64 and (
         any(k.room == number for k in known) or any(s.sightings([number]) for r in recordings for s in r.streams)
     ):
@@ -78,7 +83,7 @@ def called_by(
     for name in asked:
         found = meant(name, known, recordings, hashed=hashed(name, salts))
         rooms.update(dict.fromkeys(found))
-        if not (name.isdigit() and int(name) in found):
+        if room_of(name) not in found:
             ids[name] = None
     ids.update(dict.fromkeys(rid for one in known if one.room in rooms for rid in one.rids))
     return list(rooms), list(ids)

@@ -163,14 +163,16 @@ def _said(stamp: LogLine, message: str, fields: Mapping[str, str] | None = None)
         quoted = f"{quoted[:MOST_QUOTED]} …"
     told = fields if fields is not None and says in ("answered", "failed") else {}
     status, latency = told.get("status_code", ""), told.get("latency", "")
-    if status.isdigit():
+    if status.isascii() and status.isdecimal():
         quoted = f"{quoted}, status {status}"
-    if latency.isdigit() and len(latency) < 16:
+    if latency.isascii() and latency.isdecimal() and len(latency) < 16:
         quoted = f"{quoted}, after {seconds(int(latency) / 1e6)}"
     return replace(stamp, says=says, quoted=quoted.strip())
 
 
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_YEARS = range(1971, 2201)
+"""A time of another year is none that a log was written at, and may have no date in another zone."""
 _NOTHING = LogLine(None, 0, zoned=False, by="", who="", says="named", quoted="")
 
 
@@ -182,6 +184,8 @@ def _stamp(found: re.Match[str] | None, *, zoned: bool = False) -> LogLine:
     try:
         when = datetime.fromisoformat(f"{day}T{clock}").replace(tzinfo=timezone.utc)
     except ValueError:
+        return _NOTHING
+    if when.year not in _YEARS:
         return _NOTHING
     part = part or ""
     ns = (when - _EPOCH) // timedelta(seconds=1) * 10**9 + int(part.ljust(9, "0"))

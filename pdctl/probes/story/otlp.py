@@ -123,8 +123,8 @@ class _Trace:
 
 def _coordinates(line: RankLine) -> dict[str, Any]:
     """Return the attributes that SGLang's own spans of a rank have."""
-    parts = (part for part in line.label.split() if part[:2] in ("tp", "pp", "dp"))
-    return {f"{part[:2]}_rank": int(part[2:]) for part in parts if part[2:].isdigit()}
+    parts = ((part[:2], part[2:]) for part in line.label.split() if part[:2] in ("tp", "pp", "dp"))
+    return {f"{axis}_rank": int(number) for axis, number in parts if number.isascii() and number.isdecimal()}
 
 
 def _resource(who: dict[str, Any], found: list[dict[str, Any]]) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def arrows(story: RoomStory) -> list[tuple[Entry, Entry]]:
 
 def _tp(line: RankLine) -> int:
     axis = next((part for part in line.label.split() if part.startswith("tp")), "")
-    return int(axis[2:]) if axis[2:].isdigit() else -1
+    return int(axis[2:]) if axis[2:].isascii() and axis[2:].isdecimal() else -1
 
 
 class _Builder:

@@ -31,6 +31,15 @@ def test_an_open_door_a_closed_one_and_one_that_can_not_be_tried(monkeypatch: py
     assert "run pdctl as root" in unknown.why
 
 
+@pytest.mark.parametrize("host", ["a..b", "a" * 70])
+def test_what_can_not_be_an_address_keeps_no_other_door_from_being_tried(host: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        tries = [Try("d", "p0", host, 1), Try("d", "p1", "127.0.0.1", listening.getsockname()[1])]
+        wrong, opened = knock(tries, patience(10))
+    assert (wrong.tried, wrong.why) == (True, "that is no address")
+    assert (opened.tried, opened.why) == (True, "")
+
+
 def test_no_time_is_no_closed_door() -> None:
     [late] = knock([Try("d", "p", "127.0.0.1", 1)], TRY_S / 10)
     assert (late.tried, late.why) == (False, "the time was over before it was tried")

@@ -69,6 +69,16 @@ def test_one_side_alone_is_not_enough(tmp_path: Path) -> None:
     assert document["fit"] is None
 
 
+def test_time_outs_of_ranks_that_told_nothing_are_not_those_of_the_engine(tmp_path: Path) -> None:
+    silent = [
+        judge([RankSettings(identity(role=role, service=f"{role}@a", instance=role), "live", silence="no answer")])
+        for role in ("prefill", "decode")
+    ]
+    document = run(tmp_path, *silent, code=3)
+    assert [one["verdict"] for one in document["lines"] if one["check"] == "time-outs"] == ["unknown"]
+    assert [one for one in document["lines"] if one["verdict"] == "ok" and one["check"] != "versions"] == []
+
+
 def test_servers_that_may_belong_to_several_deployments_are_not_compared(tmp_path: Path) -> None:
     documents = [
         saved("prefill"),

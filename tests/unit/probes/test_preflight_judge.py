@@ -315,6 +315,40 @@ def test_ranks_that_are_silent_leave_it_open_and_are_no_finding() -> None:
     assert "1 of 2 ranks of decode@a answer" in line_of_side(document, "decode@a").found
 
 
+def test_what_a_side_does_not_tell_is_not_said_to_be_well() -> None:
+    nothing = {
+        "values": {},
+        "env": None,
+        "silence": "none of its ranks tells its settings",
+        "version": "",
+        "lacks": None,
+    }
+    sides = [replace(side(role), **nothing) for role in ("prefill", "decode")]
+    document = judge(evidence(*sides))
+    assert document.fit is None
+    told = {one.check: one.found for one in document.lines if one.verdict == "unknown"}
+    assert told["alike"] == "no rank tells its settings"
+    assert told["defects"] == "version or settings of prefill and decode are not told"
+    assert told["speculative"] == "prefill and decode do not tell speculative_algorithm"
+    assert told["time-outs"] == "not told"
+    half = judge(evidence(decode=sides[1]))
+    assert line(half, "alike").found == "of each server, the ranks that answer have the same settings"
+    assert line(half, "defects").found == "version or settings of decode are not told"
+
+
+def test_drafts_that_one_side_does_not_tell_of_leave_it_open() -> None:
+    silent = {name: value for name, value in VALUES.items() if name != "speculative_algorithm"}
+    eagle, untold = (
+        side("prefill", SPEC),
+        replace(side("decode", SPEC), values={**silent, "kv_item_lens": "66 × 131072"}),
+    )
+    found = line(judge(evidence(eagle, untold)), "speculative")
+    assert (found.verdict, found.found) == ("unknown", "decode does not tell speculative_algorithm")
+    assert judge(evidence(eagle, untold)).partial
+    neither = judge(evidence(replace(side("prefill"), values=silent), replace(side("decode"), values=silent)))
+    assert line(neither, "speculative").found == "no server has such settings"
+
+
 def line_of_side(document: PreflightDocument, about: str) -> Line:
     [found] = [one for one in document.lines if one.check == "ranks" and one.about == about]
     return found

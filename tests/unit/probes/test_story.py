@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from pdctl.probes.story.absence import never_came, others_of, shared
-from pdctl.probes.story.find import known_rooms, meant, nearest
+from pdctl.probes.story.find import called_by, known_rooms, meant, nearest
 from pdctl.probes.story.judge import story
 from pdctl.probes.story.model import RankPast, RoomStory, StoryDocument
 from pdctl.probes.story.perfetto import arrows, trace, uncertainty
@@ -45,6 +45,11 @@ def pair(world: World, seed: int = 1, **how: object) -> tuple[Rank, list[Rank]]:
 
 def times(told: RoomStory, rank: str, kind: str) -> list[float]:
     return [e.t_s for e in told.entries if e.rank == rank and e.kind == kind]
+
+
+@pytest.mark.parametrize("asked", ["²", "٣", "9" * 5000])
+def test_a_name_that_is_no_room_s_number_is_an_id(asked: str) -> None:
+    assert called_by([asked], (), (), ()) == ([], [asked])
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -104,6 +104,8 @@ AT_NS = 1796003505 * NS
         ),
         ("no time at all", None, 0, False, "", "", "named"),
         ("[2026-13-45 99:99:99] no such time", None, 0, False, "engine", "", "named"),
+        ("9999-12-31T23:59:59-01:00 no such time", None, 0, False, "", "", "named"),
+        ("0001-01-01T00:00:00+01:00 no such time", None, 0, False, "", "", "named"),
         (f"[2026-11-30 01:51:45 ATTN_{'1' * 60_000}", AT_NS, NS, False, "", "", "named"),
         (f"2026-11-30 01:51:45  INFO {'a' * 60_000}", AT_NS, NS, True, "router", "", "named"),
         (f"2026-11-30 01:51:45  INFO h{{{'a' * 60_000}}}: m", AT_NS, NS, True, "router", "", "named"),
@@ -130,6 +132,9 @@ def test_what_a_line_says_without_what_a_client_wrote() -> None:
     ):
         assert "secret" not in parse(f"[2026-11-30 01:51:45] {text}".encode()).quoted
     assert len(parse(b"x" * 10**6).quoted) < 200
+    odd = {"status_code": "5²", "latency": "²", "request_id": "client-7"}
+    finished = json.dumps({"message": "finished processing request", "target": "smg::response", "span": odd})
+    assert parse(finished.encode()).quoted == "finished processing request"
 
 
 @pytest.mark.parametrize(
@@ -363,6 +368,15 @@ def check_otlp(document: Any) -> list[dict[str, Any]]:
         for link in span.get("links", ()):
             assert (link["traceId"], link["spanId"]) in ids
     return found
+
+
+def test_a_rank_that_calls_itself_by_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tmp_path, monkeypatch)
+    served(world, *pair(world), ROOM, RID)
+    told = story(world.pasts(), ROOM)
+    told = replace(told, ranks=tuple(replace(line, label="decode tp²") for line in told.ranks))
+    assert "tp_rank" not in json.dumps(spans([told]))
+    assert trace([told])
 
 
 def check_id(text: str, length: int) -> None:
