@@ -36,6 +36,7 @@ class Checked:
 
     found: the ranks that it found, None where there were none. views, groups: what its last stage but one saw of ranks' queues.
     outcomes: of the stages, in their order, with what earlier checks found where this one could not look.
+    begun: stage → when the check began that it is of, where that is a later one, which was ended early.
     """
 
     began_ns: int = 0
@@ -47,11 +48,26 @@ class Checked:
     views: tuple[RankView, ...] = ()
     groups: tuple[GroupReport, ...] = ()
     spaces: dict[str, Space] = field(default_factory=dict)
+    begun: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def began_wall_ns(self) -> int:
+        """When it began, on the wall clock; 0 while it is under way."""
+        return self.ended_wall_ns - (self.ended_ns - self.began_ns) if self.ended_wall_ns else 0
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """The findings of all stages, connected."""
         return connect([found for outcome in self.outcomes for found in outcome.findings])
+
+
+def with_parts(last: Checked, now: Checked | None) -> Checked:
+    """Return the last check, with what the one that ended early has found."""
+    if now is None:
+        return last
+    parts = {one.name: one for one in (*last.outcomes, *now.outcomes)}
+    begun = last.begun | {one.name: now.began_ns for one in now.outcomes}
+    return replace(last, outcomes=tuple(parts.values()), begun=begun)
 
 
 class Checker:
@@ -94,7 +110,7 @@ class Checker:
                 done = replace(self.last, problems=(error.message,), found=None)
             except Exception as error:  # noqa: BLE001  # a watch of weeks does not end for one check
                 done = replace(self.last, problems=(f"the whole check failed: {type(error).__name__}: {error}",))
-            self.last, self.now = done or self._with_parts(), None
+            self.last, self.now = done or with_parts(self.last, self.now), None
             self._news.set()
             if done is None:
                 began_anew = time.monotonic()
@@ -102,11 +118,6 @@ class Checker:
             rest_s = max(LEAST_S, time.thread_time() - cpu)
             self._over.wait(rest_s)
             self._told.wait(max(0.0, self._check_s - (time.monotonic() - began)))
-
-    def _with_parts(self) -> Checked:
-        """Return the last check, with what the one that ended early has found."""
-        parts = {one.name: one for one in (*self.last.outcomes, *(self.now.outcomes if self.now is not None else ()))}
-        return replace(self.last, outcomes=tuple(parts.values()))
 
     def _check(self) -> Checked | None:
         """Check everything. None: it was ended, since there is something new that its first stages have not seen."""
@@ -162,4 +173,4 @@ def _there(view: View) -> Sequence[str]:
     return [rank.identity.label for rank in view.ranks if rank.live]
 
 
-__all__ = ["Checked", "Checker"]
+__all__ = ["Checked", "Checker", "with_parts"]

@@ -96,7 +96,9 @@ class Eye:
         self._checker.parted = any(found.code in PARTED for found in look.document.findings)
         if suspicions(look, self._last):
             self._checker.tell()
-        look, state = merged(look, self._last, self._checker.last, self._checker.now)
+        now = self._checker.now  # read before the last one: a check that ends meanwhile is in one of them
+        last = self._checker.last
+        look, state = merged(look, self._last, last, now)
         self._last = look
         took_s = time.monotonic() - began
         return WatchState(
@@ -106,7 +108,8 @@ class Eye:
             groups=state.groups,
             findings=state.findings,
             problems=tuple(dict.fromkeys(state.problems))[:_MOST_PROBLEMS],
-            checked_wall_ns=self._checker.last.ended_wall_ns,
+            checked_wall_ns=last.ended_wall_ns,
+            checked_began_wall_ns=last.began_wall_ns,
         )
 
     # ---- who is there ------------------------------------------------------------------------------------------------

@@ -111,11 +111,11 @@ class Incidents:
     # ---- one incident ------------------------------------------------------------------------------------------------
 
     def _counts(self, key: Key, found: Finding, state: WatchState) -> bool:
-        """Return whether a new finding is an incident: an error at once, a warning when a later check has it, too."""
+        """Return whether a new finding is an incident: an error at once, a warning when a check that began later has it."""
         if found.level is Level.ERROR:
             return True
-        first = self._pending.setdefault(key, state.checked_wall_ns)
-        return state.checked_wall_ns > first and len(self._pending) <= MOST
+        first = self._pending.setdefault(key, state.at_wall_ns)
+        return state.checked_began_wall_ns > first and len(self._pending) <= MOST
 
     def _begins(self, now: int, key: Key, found: Finding, state: WatchState) -> list[Change]:
         self._pending.pop(key, None)

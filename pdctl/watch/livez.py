@@ -29,13 +29,15 @@ class Liveness:
         """Judge this look."""
         standing = {_key(rank): rank for rank in state.ranks if rank.state in RUNNING and _stands(rank, state.findings)}
         self._since = {key: self._since.get(key, state.at_wall_ns) for key in standing}
-        self.reasons = (*_diverged(state), *self._stalled(standing, state.at_wall_ns))
+        self.reasons = (*_diverged(state), *self._stalled(standing, state.checked_wall_ns))
 
-    def _stalled(self, standing: Mapping[Key, RankState], now_ns: int) -> list[str]:
+    def _stalled(self, standing: Mapping[Key, RankState], checked_ns: int) -> list[str]:
         found = []
         for key, rank in standing.items():
-            # Without an agent the time of the last turn is not known: then it counts from when it was first seen to stand.
-            age_s = (now_ns - self._since[key]) / 1e9 if rank.tick_age_s is None else rank.tick_age_s
+            # Without an agent the time of the last turn is not known: then it counts from when it was first seen to stand,
+            # and only up to the last check that has seen it: no look does.
+            witnessed_s = max(0, checked_ns - self._since[key]) / 1e9
+            age_s = witnessed_s if rank.tick_age_s is None else rank.tick_age_s
             if age_s >= self._stall_s:
                 found.append(f"{STANDS}: the scheduler loop of {rank.rank} has not turned for {age_s:.0f} s and can't")
         return found
@@ -43,11 +45,11 @@ class Liveness:
 
 def _diverged(state: WatchState) -> list[str]:
     """Return the groups that have diverged and of which a member runs: of an ended server only its recordings are left."""
-    running = {(rank.cluster, rank.rank) for rank in state.ranks if rank.state in RUNNING}
+    running = {(rank.cluster, rank.service, rank.rank) for rank in state.ranks if rank.state in RUNNING}
     return [
         f"{group.title} diverged" + (f" at round {group.round} of {group.queue}" if group.round >= 0 else "")
         for group in state.groups
-        if group.verdict == "DIVERGED" and any((group.cluster, name) in running for name in group.ranks)
+        if group.verdict == "DIVERGED" and any((group.cluster, group.service, name) in running for name in group.ranks)
     ]
 
 

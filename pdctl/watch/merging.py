@@ -10,8 +10,10 @@ from typing import NamedTuple
 import msgspec
 
 from pdctl.probes.queues.groups import groups_of
+from pdctl.probes.queues.lockstep import locksteps_of
 from pdctl.probes.queues.model import WELL, GroupReport, QueuesDocument, RankView
 from pdctl.probes.queues.now import age_of, length_of
+from pdctl.probes.queues.stages import pipelines_of
 from pdctl.probes.ranks.judge import row
 from pdctl.protocol.model import QUEUES, KVPoll, Status, poll_name
 from pdctl.protocol.rank import Answer, FoundRank
@@ -146,7 +148,7 @@ def _elsewhere(look: Look) -> bool:
 
 def _findings(look: Look, parted: Sequence[Finding], last: Checked, now: Checked | None) -> Iterator[Finding]:
     """Yield what is found now. Of a group that has parted the check knows the most: it asks its ranks, too."""
-    done = {one.name: (one, last.began_ns) for one in last.outcomes}
+    done = {one.name: (one, last.begun.get(one.name, last.began_ns)) for one in last.outcomes}
     if now is not None:  # what its stages have found already is newer
         done |= {one.name: (one, now.began_ns) for one in now.outcomes}
     checked = [found for one, began_ns in done.values() for found in one.findings if not _over(found, look, began_ns)]
@@ -203,13 +205,8 @@ def _says_more(report: GroupReport, checked: GroupReport, look: Look) -> bool:
 def _members(report: GroupReport, views: Sequence[RankView]) -> list[RankView]:
     if report.kind == "polls":
         return _of_group(report.title, views)
-    return [
-        view
-        for view in views
-        if view.identity.role == report.role
-        and view.identity.cluster == report.cluster
-        and (report.kind != "stages" or report.title.startswith(f"{report.role} dp{view.identity.dp} "))
-    ]
+    groups = pipelines_of(views) if report.kind == "stages" else locksteps_of(views)
+    return next((members for title, members in groups if title == report.title), [])
 
 
 def _group(report: GroupReport, views: Sequence[RankView]) -> GroupState:

@@ -65,7 +65,8 @@ class WatchState(Document, frozen=True, kw_only=True, tag="pdctl.watch.state"):
     """One look. at_wall_ns: when it ended, took_s: how long it took.
 
     findings: of this look, and of the last whole check where this look does not contradict them.
-    checked_wall_ns: when the last whole check ended, 0 for none yet. problems: what could not be seen, a line each.
+    checked_wall_ns, checked_began_wall_ns: when the last whole check ended and began, 0 for none yet.
+    problems: what could not be seen, a line each.
     """
 
     at_wall_ns: int
@@ -75,3 +76,4 @@ class WatchState(Document, frozen=True, kw_only=True, tag="pdctl.watch.state"):
     findings: tuple[Finding, ...] = ()
     problems: tuple[str, ...] = ()
     checked_wall_ns: int = 0
+    checked_began_wall_ns: int = 0

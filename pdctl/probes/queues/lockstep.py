@@ -19,7 +19,13 @@ from pdctl.targets import nodeset
 
 
 def locksteps(views: Sequence[RankView], *, stalled_s: float) -> Iterator[tuple[GroupReport, list[Finding]]]:
-    """Yield a report and its findings for the ranks of each stage of a server with dp attention."""
+    """Yield a report and its findings for each group of dp ranks."""
+    for title, members in locksteps_of(views):
+        yield _lockstep(title, members, stalled_s)
+
+
+def locksteps_of(views: Sequence[RankView]) -> Iterator[tuple[str, list[RankView]]]:
+    """Yield the title and the members of each group: the ranks of each stage of a server with dp attention."""
     of_server: dict[tuple[object, ...], list[RankView]] = {}
     for view in views:
         one = view.identity
@@ -30,7 +36,7 @@ def locksteps(views: Sequence[RankView], *, stalled_s: float) -> Iterator[tuple[
     titles = [f"{one.role}{f' pp{one.pp}' if one.pp_size > 1 else ''}" for one in firsts]
     for members, title, server in zip(those, titles, told_apart(firsts, titles), strict=True):
         whole = f"{title} · dp attention of {members[0].identity.dp_size} dp ranks"
-        yield _lockstep(f"{whole} · {server}" if server else whole, members, stalled_s)
+        yield f"{whole} · {server}" if server else whole, members
 
 
 def _lockstep(title: str, members: Sequence[RankView], stalled_s: float) -> tuple[GroupReport, list[Finding]]:
@@ -106,4 +112,4 @@ def _rows(members: Sequence[RankView]) -> Iterator[QueueRow]:
             yield QueueRow(queue, lengths, "not polled")
 
 
-__all__ = ["locksteps"]
+__all__ = ["locksteps", "locksteps_of"]

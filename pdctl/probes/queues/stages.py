@@ -58,7 +58,13 @@ class Kept:
 
 
 def pipelines(views: Sequence[RankView], *, stalled_s: float) -> Iterator[tuple[GroupReport, list[Finding]]]:
-    """Yield a report and its findings for each pipeline: the stages of one dp rank of a server."""
+    """Yield a report and its findings for each pipeline."""
+    for title, members in pipelines_of(views):
+        yield _pipeline(title, members, stalled_s)
+
+
+def pipelines_of(views: Sequence[RankView]) -> Iterator[tuple[str, list[RankView]]]:
+    """Yield the title and the members of each pipeline: the stages of one dp rank of a server."""
     of_unit: dict[str, list[RankView]] = {}
     for view in views:
         if view.identity.pp_size > 1:
@@ -68,7 +74,7 @@ def pipelines(views: Sequence[RankView], *, stalled_s: float) -> Iterator[tuple[
     apart = told_apart([members[0].identity for members in units], names)
     for members, name, server in zip(units, names, apart, strict=True):
         title = f"{name} · pipeline of {members[0].identity.pp_size} stages" + (f" · {server}" if server else "")
-        yield _pipeline(title, members, stalled_s)
+        yield title, members
 
 
 def _pipeline(title: str, members: Sequence[RankView], stalled_s: float) -> tuple[GroupReport, list[Finding]]:
@@ -232,4 +238,4 @@ def _split(each: Sequence[Did]) -> RoomSplit:
     return RoomSplit(each[0].room, "", tuple(sides[stage] for stage in sorted(sides)))
 
 
-__all__ = ["pipelines"]
+__all__ = ["pipelines", "pipelines_of"]

@@ -21,16 +21,24 @@ BROKEN = finding("PD117", "A thread has ended.", ranks=("prefill dp0 pp0 tp0",),
 
 
 class World:
-    """Looks, one second apart. ``checked``: a whole check has ended since the look before."""
+    """Looks, one second apart. ``checked``: a whole check has ended since the look before, took_s: after so long."""
 
     def __init__(self) -> None:
         self.incidents = Incidents()
         self.at = 1_000.0
-        self.checked = 1
+        self.checked = (self.at - 1.0, self.at)
 
-    def look(self, *found: Finding, after_s: float = 1.0, checked: bool = False, instance: str = "d/1") -> list[Change]:
+    def look(
+        self,
+        *found: Finding,
+        after_s: float = 1.0,
+        checked: bool = False,
+        took_s: float = 0.5,
+        instance: str = "d/1",
+    ) -> list[Change]:
         self.at += after_s
-        self.checked += checked
+        if checked:
+            self.checked = (self.at - took_s, self.at)
         ranks = tuple(
             RankState(rank=f"{role} dp0 pp0 tp0", role=role, state="live", instance=start)
             for role, start in (("decode", instance), ("prefill", "p/1"))
@@ -42,7 +50,8 @@ class World:
             ranks=ranks,
             groups=(parted,),
             findings=connect(found),
-            checked_wall_ns=self.checked,
+            checked_wall_ns=int(self.checked[1] * 1e9),
+            checked_began_wall_ns=int(self.checked[0] * 1e9),
         )
         return [one for one in self.incidents.see(state) if one.change != "ranks"]
 
@@ -81,6 +90,14 @@ def test_a_warning_counts_when_a_second_check_has_it() -> None:
     world.look(WAITS)
     assert world.look(checked=True) == []  # gone before
     assert world.look(WAITS) == []
+
+
+def test_the_end_of_the_check_that_found_a_warning_is_no_second_check() -> None:
+    world = World()
+    assert world.look(WAITS) == []  # a check that is under way has found it
+    assert world.look(WAITS, checked=True, took_s=5.0) == []
+    [alarm] = world.look(WAITS, checked=True)
+    assert alarm.change == "began"
 
 
 def test_what_is_only_information_is_no_alarm_and_hides_what_follows_from_it() -> None:

@@ -19,10 +19,21 @@ def state(
     verdict: str = "AGREE",
     found: tuple[Finding, ...] = (),
     at: int = 0,
+    checked: int = 0,
+    of: str = "s",
 ) -> WatchState:
     one = RankState(rank=TP0, role="decode", state=rank, service="s", instance="i", tick_age_s=age_s)
-    group = GroupState(title="G", kind="polls", verdict=verdict, ranks=(TP0,), queue="decode.transfer", round=881)
-    return WatchState(at_wall_ns=at * 10**9, took_s=0.1, ranks=(one,), groups=(group,), findings=found)
+    group = GroupState(
+        title="G", kind="polls", verdict=verdict, service=of, ranks=(TP0,), queue="decode.transfer", round=881
+    )
+    return WatchState(
+        at_wall_ns=at * 10**9,
+        took_s=0.1,
+        ranks=(one,),
+        groups=(group,),
+        findings=found,
+        checked_wall_ns=checked * 10**9,
+    )
 
 
 def reasons(*states: WatchState, stall_s: float = 30.0) -> tuple[str, ...]:
@@ -45,6 +56,10 @@ def test_a_divergence_is_due() -> None:
 def test_recordings_of_a_server_that_ended_are_no_reason(rank: str) -> None:
     assert reasons(state(rank=rank, verdict="DIVERGED")) == ()
     assert reasons(state(rank=rank, age_s=500, found=stands())) == ()
+
+
+def test_a_rank_of_the_same_name_on_another_server_is_no_member_of_the_group() -> None:
+    assert reasons(state(verdict="DIVERGED", of="one that ended")) == ()
 
 
 @pytest.mark.parametrize("rank", ["silent", "outside"])
@@ -73,11 +88,18 @@ def test_a_loop_without_a_turn_is_due_only_where_it_can_not_turn() -> None:
 
 
 def test_where_the_last_turn_is_not_known_it_counts_from_when_it_was_seen_to_stand() -> None:
-    standing = [state(rank="outside", age_s=None, found=stands(), at=at) for at in (100, 120, 131)]
+    standing = [state(rank="outside", age_s=None, found=stands(), at=at, checked=at) for at in (100, 120, 131)]
     assert reasons(*standing[:2]) == ()
     assert reasons(*standing)
-    between = state(rank="outside", age_s=None, at=125)
+    between = state(rank="outside", age_s=None, at=125, checked=125)
     assert reasons(*standing[:2], between, standing[2]) == ()
+
+
+def test_where_the_last_turn_is_not_known_time_that_no_check_has_seen_does_not_count() -> None:
+    seen, later = (state(rank="outside", age_s=None, found=stands(), at=at, checked=100) for at in (100, 145))
+    assert reasons(seen, later) == ()
+    again = state(rank="outside", age_s=None, found=stands(), at=146, checked=146)
+    assert reasons(seen, later, again) == (f"PD114: the scheduler loop of {TP0} has not turned for 46 s and can't",)
 
 
 def test_the_rank_of_the_same_name_on_another_server_does_not_count() -> None:

@@ -7,11 +7,12 @@ from dataclasses import replace
 import msgspec
 
 from pdctl.probes.check.model import Outcome
+from pdctl.probes.queues.judge import judge
 from pdctl.probes.queues.model import GroupReport, QueuesDocument, RankView
 from pdctl.protocol.model import Call, GroupInfo, QueueEntry, SlotEntry, Snapshot, Status
 from pdctl.protocol.rank import Answer, FoundRank, Silence
 from pdctl.report.findings import Finding, finding
-from pdctl.watch.checking import Checked
+from pdctl.watch.checking import Checked, with_parts
 from pdctl.watch.merging import NOT_READ, Look, merged, suspicions
 from tests.unit.agent.test_tap_recording import IDENTITY
 
@@ -102,6 +103,32 @@ def test_a_loop_that_has_turned_since_stands_no_more() -> None:
     assert codes(state) == []
     _, state = merged(look(10.0, silent=True), Look(), checked(5.0, STANDS), None)
     assert codes(state) == ["PD114"]
+
+
+def test_what_a_check_that_ended_early_has_found_is_as_old_as_that_check() -> None:
+    ended_early = Checked(int(10e9), outcomes=(Outcome("ranks", "", (STANDS,)),))
+    last = with_parts(checked(1.0), ended_early)
+    assert (last.began_ns, last.began_wall_ns) == (int(1e9), int(1e9))
+    _, state = merged(look(12.0, age_s=2.5), Look(), last, None)
+    assert codes(state) == ["PD114"]
+    _, state = merged(look(12.0, age_s=1.5), Look(), last, None)
+    assert codes(state) == []
+
+
+def test_the_stages_of_one_server_are_no_members_of_another_ones_pipeline() -> None:
+    def pipeline(server: str) -> list[RankView]:
+        who = [
+            msgspec.structs.replace(
+                IDENTITY, role="decode", pp=pp, pp_size=2, world_rank=pp, service=server, instance=f"{server}/1"
+            )
+            for pp in (0, 1)
+        ]
+        return [RankView(one, "live") for one in who]
+
+    views = (*pipeline("a:30001"), *pipeline("b:30001"))
+    _, state = merged(Look(), Look(), Checked(views=views, groups=judge(views).groups), None)
+    stages = [(one.service, len(one.ranks)) for one in state.groups if one.kind == "stages"]
+    assert stages == [("a:30001", 2), ("b:30001", 2)]
 
 
 def test_what_only_the_gate_holds_is_counted_with_its_time() -> None:
