@@ -117,7 +117,7 @@ def command(
         server = held.enter_context(_serving(where, exporter)) if where is not None else None
         from pdctl.watch.eye import Eye  # loads what asks: not before somebody can be served
 
-        eye = held.enter_context(Eye(asked, every_s=every, check_s=check))
+        eye = held.enter_context(Eye(asked, every_s=every, check_s=check, over=over))
         if once:
             return int(_once(eye, exporter, file, out, over, timeout))
         if server is not None:
@@ -186,7 +186,7 @@ def _once(
     """Look until everything was checked once. Raises PdctlError (UNREACHABLE) where there is no rank."""
     until = time.monotonic() + timeout
     state = eye.next()
-    while state.ranks and not state.checked_wall_ns and time.monotonic() < until:
+    while not eye.checked and time.monotonic() < until:  # some ranks only a check finds
         state = eye.next()
         if over.is_set():
             return Exit.INTERRUPTED
@@ -199,6 +199,6 @@ def _once(
         out.lines(exporter.metrics(), end="")
     for problem in state.problems:
         out.note(f"not seen or in part: {problem}")
-    if not state.checked_wall_ns:
+    if not eye.checked:
         out.note("not seen or in part: the whole check did not end in time; --timeout gives it longer")
     return Exit.PARTIAL if state.problems or not state.checked_wall_ns else Exit.CLEAN

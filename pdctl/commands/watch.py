@@ -24,6 +24,7 @@ from pdctl.commands.options import (
 from pdctl.report.output import Format, Output
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable
     from contextlib import ExitStack
 
@@ -77,7 +78,7 @@ def command(
     --timeout holds for the search for ranks and, from 30s on, for each whole check.
 
     Exit code: 0 no alarm stands at the end, 1 one does, or --until-finding has seen one, 4 there was no rank at all. Ctrl-C and
-    SIGTERM end it so.
+    SIGTERM end it so. Where it ends by itself, what was begun for an alarm is completed first.
     """
     if output not in (Format.TABLE, Format.WIDE, Format.JSONL):
         raise typer.BadParameter("table or jsonl: a watch has no end that a document could have", param_hint="--output")
@@ -99,19 +100,25 @@ def command(
     asked = Asked(reach, patterns=tuple(ranks or ()), timeout_s=timeout, rank_timeout_s=rank_timeout)
     with ExitStack() as held:
         over = held.enter_context(interruptible(signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
-        eye = held.enter_context(Eye(asked, every_s=every, check_s=check, asks=False))
+        eye = held.enter_context(Eye(asked, every_s=every, check_s=check, asks=False, over=over))
         teller = Teller(out)
         held.callback(teller.close)
-        actions = _actions(held, reach, teller.note, on_finding, execute, webhook)
+        actions = _actions(held, over, reach, teller.note, on_finding, execute, webhook)
         show = json_line if output is Format.JSONL else line
         return int(watch(eye, teller, show, actions, over, for_s=lasting, until_finding=until_finding))
 
 
 def _actions(
-    held: ExitStack, reach: Reach, say: Callable[[str], None], on_finding: str, execute: str, webhook: str
+    held: ExitStack,
+    over: threading.Event,
+    reach: Reach,
+    say: Callable[[str], None],
+    on_finding: str,
+    execute: str,
+    webhook: str,
 ) -> list[Action]:
-    """Return what is to be done about an alarm; it is ended with ``held``."""
-    from pdctl.watch.actions import Exec, Webhook
+    """Return what is to be done about an alarm; it is completed and ended with ``held``, at once when it is ``over``."""
+    from pdctl.watch.actions import LAST_S, Exec, Webhook
     from pdctl.watch.evidence import Evidence
 
     found: list[Action] = []
@@ -133,7 +140,7 @@ def _actions(
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--webhook") from None
     for action in found:
-        held.callback(action.close)
+        held.callback(action.close, LAST_S, over)
     return found
 
 

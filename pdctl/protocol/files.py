@@ -29,6 +29,8 @@ _INSIDE = re.compile(r"/proc/[1-9][0-9]{0,9}/root(?=/)")
 _OPENAT2 = 437
 """The system call's number, on every architecture of Linux that Python runs on but Alpha."""
 _NO_MAGICLINKS, _IN_ROOT = 0x02, 0x10
+_LEFT_S = 60.0
+"""What is written of a file, and was not written to for this long, is left over."""
 _MISSING = (errno.ENOSYS, errno.EPERM)
 """What openat2 answers on kernels before 5.6, and under seccomp filters that do not know it."""
 
@@ -258,7 +260,8 @@ def atomic_file(path: Path, *, force: bool = False, mode: int = 0o666) -> Iterat
     if something was created at ``path`` meanwhile, PARTIAL if the file can't be written, for instance on a full disk.
     """
     check_target(path, force=force)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    # Not the process's number alone: in a container the next process has the same one.
+    part = path.with_name(f".{path.name}.{os.urandom(4).hex()}.{os.getpid()}.part")
     try:
         fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
         try:
@@ -280,6 +283,17 @@ def atomic_file(path: Path, *, force: bool = False, mode: int = 0o666) -> Iterat
             Exit.PARTIAL,
         ) from None
     _sync(path.parent)
+
+
+def sweep_parts(path: Path) -> None:
+    """Remove what processes that were killed had written of ``path``; none of it that may still be under way."""
+    with suppress(OSError):
+        for part in path.parent.iterdir():
+            if part.name.startswith(f".{path.name}.") and part.suffix == ".part":
+                there = part.lstat()
+                old = there.st_mtime < time.time() - _LEFT_S
+                if old and stat.S_ISREG(there.st_mode) and there.st_uid == os.geteuid():
+                    part.unlink(missing_ok=True)
 
 
 def write_new(path: Path, data: bytes, *, force: bool = False) -> None:

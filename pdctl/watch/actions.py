@@ -27,7 +27,10 @@ EXEC_S = 60.0
 POST_S = 5.0
 POST_AGAIN_S = (1.0, 5.0, 15.0)
 """How long one request may take, and the pauses before the next tries."""
+LAST_S = 130.0
+"""How long a watch that has ended by itself waits for an action: evidence may take two times 60 s."""
 _END_S = 2.0
+_STEP_S = 0.1
 
 
 class Action:
@@ -48,13 +51,20 @@ class Action:
         try:
             self._queue.put_nowait(change)
         except queue.Full:
-            self.trouble("full", f"{self.name}: {WAITING} changes wait for it; those that come meanwhile are left out")
+            self.trouble("waits", f"{self.name}: {WAITING} changes wait for it; those that come meanwhile are left out")
 
-    def close(self, most_s: float = _END_S) -> None:
-        """Wait for what is under way, no longer than this; the rest is left out."""
-        with suppress(queue.Full):
-            self._queue.put_nowait(None)
-        self._thread.join(most_s)
+    def close(self, most_s: float = _END_S, over: threading.Event | None = None) -> None:
+        """Wait for what it has taken, no longer than this; the rest is left out. Once it is ``over``: only for a moment."""
+        end = time.monotonic() + most_s
+        last, heard = False, False
+        while self._thread.is_alive() and (left_s := end - time.monotonic()) > 0:
+            if not last:
+                with suppress(queue.Full):
+                    self._queue.put_nowait(None)
+                    last = True
+            if over is not None and over.is_set() and not heard:
+                heard, end = True, min(end, time.monotonic() + _END_S)
+            self._thread.join(min(left_s, _STEP_S))
         self._over.set()
         self._thread.join(_END_S)
 

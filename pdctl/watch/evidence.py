@@ -69,14 +69,13 @@ class Evidence(Action):
         """Keep the evidence of an alarm, and say where it is."""
         if change.change != BEGAN:
             return
-        full = self._full()
-        if full:
-            self.trouble("full", f"no evidence of {change.code} is kept: {full}")
-            return
         at = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(change.at_wall_ns / 1e9))
         making = self._folder / f"{_UNDER_WAY}{os.getpid()}-{look(os.getpid()).start}"
         place = self._folder / f"{at}-{change.code}-{change.incident}"
         try:
+            if full := self._full():
+                self.trouble("full", f"no evidence of {change.code} is kept: {full}")
+                return
             making.mkdir(mode=0o700)
             wrong = self._made(making, change)
             making.rename(place)
@@ -129,7 +128,8 @@ class Evidence(Action):
                 if time.monotonic() > end or self._over.is_set():
                     end_group(process)
                     file.unlink(missing_ok=True)
-                    return f"not complete after {self._within_s:g} s"
+                    why = "at the end of the watch" if self._over.is_set() else f"after {self._within_s:g} s"
+                    return f"not complete {why}"
         if process.returncode in _WELL and _complete(file):
             return ""
         file.unlink(missing_ok=True)
@@ -142,7 +142,7 @@ class Evidence(Action):
         had = [one for one in self._folder.iterdir() if _PLACE.fullmatch(one.name)]
         if len(had) >= MOST:
             return f"{self._folder} has that of {len(had)} alarms; move some away"
-        size = sum(file.lstat().st_size for one in had for file in one.rglob("*"))
+        size = sum(map(_size, had))
         return f"{self._folder} has {size >> 20} MiB; move some away" if size >= MOST_BYTES else ""
 
     def _sweep(self) -> None:
@@ -151,6 +151,16 @@ class Evidence(Action):
             pid, _, start = one.name.removeprefix(_UNDER_WAY).partition("-")
             if pid.isdecimal() and start.isdecimal() and not look(int(pid)).runs_since(int(start)):
                 shutil.rmtree(one, ignore_errors=True)
+
+
+def _size(place: Path) -> int:
+    """Return the bytes of what is there; what is moved away meanwhile is not."""
+    size = 0
+    for folder, _, names in os.walk(place):
+        for name in names:
+            with suppress(FileNotFoundError):
+                size += Path(folder, name).lstat().st_size
+    return size
 
 
 def _complete(file: Path) -> bool:

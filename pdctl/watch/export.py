@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from pdctl.protocol.errors import Exit, PdctlError
-from pdctl.protocol.files import atomic_file, check_target, read_head
+from pdctl.protocol.files import atomic_file, check_target, read_head, sweep_parts
 from pdctl.watch import metrics
 from pdctl.watch.livez import Liveness
 from pdctl.watch.model import WatchState
@@ -105,6 +105,7 @@ class TextFile:
             raise PdctlError(f"{path} {error.strerror}", "Give another name.", Exit.USAGE) from None
         if not ours:
             raise PdctlError(f"{path} exists and was not written by pdctl export", "Give another name.", Exit.USAGE)
+        sweep_parts(path)
         self._path = path
 
     def write(self, text: str) -> None:

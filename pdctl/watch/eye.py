@@ -42,6 +42,8 @@ NEAR_S, FAR_S = 0.3, 1.0
 """How long a look waits for ranks of this host and of others."""
 AGAIN_S = 5.0
 """After this long a rank that let a question pass is asked again."""
+_STEP_S = 0.2
+"""After this long at most a look that waits hears that it is over: a signal ends no wait."""
 _MOST_PROBLEMS = 50
 
 
@@ -49,10 +51,19 @@ class Eye:
     """Looks every ``every_s`` seconds, and has everything checked every ``check_s``.
 
     asks: also ask ranks whose recordings can be read here, for queues, ages and slots. Without it a look costs them nothing.
+    over: an event after which nothing is looked at any more.
     Raises PdctlError (USAGE) for places that are none.
     """
 
-    def __init__(self, asked: Asked, *, every_s: float = 0.5, check_s: float = 10.0, asks: bool = True) -> None:
+    def __init__(
+        self,
+        asked: Asked,
+        *,
+        every_s: float = 0.5,
+        check_s: float = 10.0,
+        asks: bool = True,
+        over: threading.Event | None = None,
+    ) -> None:
         self._asked, self._every_s, self._asks = asked, every_s, asks
         self._places = asked.reach.places()
         self._news = threading.Event()
@@ -67,6 +78,10 @@ class Eye:
         self._tails: dict[str, Tail | str] = {}
         self._silent: dict[str, tuple[float, Answer[Any]]] = {}
         self._last = Look()
+        self._over = over or threading.Event()
+        self._state: WatchState | None = None
+        self.checked = False
+        """Whether a whole check had come to an end before the last look, though it may have failed."""
 
     def __enter__(self) -> Eye:  # noqa: PYI034  # typing.Self is newer than Python 3.10
         return self
@@ -83,9 +98,12 @@ class Eye:
     def next(self) -> WatchState:
         """Wait until the next look is due, or a check has news; look, and return what there is now.
 
-        Never raises for a rank's fault: what could not be seen is among the problems.
+        Once it is over, return what the last look gave. Never raises for a rank's fault: what could not be seen is among the
+        problems.
         """
-        self._news.wait(max(0.0, self._due - time.monotonic()))
+        self._wait()
+        if self._over.is_set() and self._state is not None:
+            return self._state
         self._news.clear()
         began = time.monotonic()
         self._due = began + self._every_s
@@ -100,8 +118,9 @@ class Eye:
         last = self._checker.last
         look, state = merged(look, self._last, last, now)
         self._last = look
+        self.checked = bool(last.ended_wall_ns or last.problems)
         took_s = time.monotonic() - began
-        return WatchState(
+        self._state = WatchState(
             at_wall_ns=time.time_ns(),
             took_s=round(took_s, 4),
             ranks=state.ranks,
@@ -111,6 +130,12 @@ class Eye:
             checked_wall_ns=last.ended_wall_ns,
             checked_began_wall_ns=last.began_wall_ns,
         )
+        return self._state
+
+    def _wait(self) -> None:
+        while (left_s := self._due - time.monotonic()) > 0 and not self._over.is_set():
+            if self._news.wait(min(left_s, _STEP_S)):
+                return
 
     # ---- who is there ------------------------------------------------------------------------------------------------
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
+from pdctl.commands import watch
 from pdctl.protocol.errors import PdctlError
 from pdctl.report.findings import finding
+from pdctl.targets.reach import Reach
 from pdctl.watch import actions
 from pdctl.watch.actions import Action, Exec, Webhook
 from pdctl.watch.evidence import Evidence
@@ -182,6 +187,50 @@ def test_a_command_that_fails_or_is_not_there_is_said_once() -> None:
     ]
 
 
+def test_a_watch_that_ends_by_itself_completes_what_its_actions_have_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actions, "_END_S", 0.05)
+    said: list[str] = []
+    script = f"import time; time.sleep(1); open({str(tmp_path / 'x')!r}, 'a').write(input() + chr(10))"
+    with ExitStack() as held:
+        command = f'{sys.executable} -c "{script}"'
+        [run] = watch._actions(held, threading.Event(), Reach(), said.append, "", command, "")
+        run.take(change())
+        run.take(change("over"))
+    assert [json.loads(line)["change"] for line in _lines(tmp_path / "x")] == ["began", "over"]
+    assert said == []
+
+
+def test_a_signal_ends_what_would_have_been_completed() -> None:
+    said: list[str] = []
+    over = threading.Event()
+    run = Exec((sys.executable, "-c", "import time; time.sleep(999)"), said.append, within_s=999)
+    run.take(change())
+    threading.Timer(0.2, over.set).start()
+    run.close(999, over)
+    assert said == [f"--exec: {sys.executable} was ended at the end of the watch"]
+
+
+def test_all_that_waits_is_completed_though_no_more_could_wait() -> None:
+    may, seen = threading.Event(), []
+
+    class Slow(Action):
+        name = "--slow"
+
+        def act(self, change: Change) -> None:
+            may.wait()
+            seen.append(change)
+
+    one = Slow(lambda _: None)
+    for _ in range(2 * actions.WAITING):
+        one.take(change())
+    threading.Timer(0.2, may.set).start()
+    one.close(patience(60))
+    assert len(seen) >= actions.WAITING
+    assert not one._thread.is_alive()
+
+
 def test_an_action_that_fails_goes_on() -> None:
     class Fails(Action):
         name = "--fails"
@@ -213,8 +262,6 @@ def test_evidence_that_can_not_be_had_leaves_nothing_and_is_said(tmp_path: Path)
 
 
 def _environ() -> dict[str, str]:
-    import os
-
     return {name: value for name, value in os.environ.items() if not name.startswith("PDCTL_")}
 
 
@@ -235,3 +282,54 @@ def test_a_place_that_can_not_be_written_is_refused_at_once(tmp_path: Path) -> N
     (tmp_path / "file").write_text("")
     with pytest.raises(PdctlError, match="can't be used for evidence"):
         Evidence(tmp_path / "file" / "x", {}, print)
+
+
+def test_evidence_that_the_end_cuts_off_says_so(tmp_path: Path) -> None:
+    keeper = Evidence(tmp_path, {}, print)
+    keeper.close(0.1)
+    part = tmp_path / "part.json"
+    part.touch()
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(999)"], start_new_session=True)
+    assert keeper._ended(part, process) == "not complete at the end of the watch"
+    assert not part.exists()
+
+
+def test_a_full_directory_is_said_though_many_changes_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdctl.watch.evidence.MOST", 0)
+    monkeypatch.setattr(Evidence, "_run", lambda _: None)  # nothing is taken from the queue
+    said: list[str] = []
+    keeper = Evidence(tmp_path, {}, said.append)
+    for _ in range(actions.WAITING + 1):
+        keeper.take(change())
+    keeper.act(change())
+    assert [line.partition(":")[0] for line in said] == ["--on-finding record", "no evidence of PD101 is kept"]
+
+
+def test_what_is_moved_away_while_it_is_counted_hides_no_evidence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "20261130T015609Z-PD101-1"
+    kept.mkdir()
+    (kept / "finding.json").write_text("{}")
+    (kept / "stacks.json").write_text("{}")
+    lstat = Path.lstat
+
+    def moved(path: Path) -> os.stat_result:
+        if path.name == "stacks.json":
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", moved)
+    monkeypatch.setattr("pdctl.watch.evidence.MOST_BYTES", 2)
+    keeper = Evidence(tmp_path, {}, print)
+    keeper.close(0.1)
+    assert "has 0 MiB" in keeper._full()
+
+
+def test_a_directory_that_can_not_be_looked_at_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    keeper = Evidence(tmp_path / "gone", {}, said.append)
+    (tmp_path / "gone").rmdir()
+    keeper.take(change())
+    keeper.close(patience(10))
+    assert said == ["no evidence of PD101 is kept: No such file or directory"]

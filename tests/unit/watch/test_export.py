@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import os
 import stat
+import threading
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from pdctl.cli import app
+from pdctl.commands.export import _once
 from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.report.output import Output
 from pdctl.watch.export import STALE_S, Exporter, TextFile
 from pdctl.watch.model import GroupState, RankState, WatchState
+
+if TYPE_CHECKING:
+    from pdctl.watch.eye import Eye
 
 NAME = "decode dp0 pp0 tp0"
 
@@ -34,6 +43,33 @@ def status(exporter: Exporter, path: str) -> tuple[int, str]:
     answer = exporter.answer(path)
     assert answer is not None
     return answer.status.value, answer.body.decode()
+
+
+class Seeing:
+    """An eye whose ranks are seen by the whole check only: by the third look. found: whether there are any."""
+
+    def __init__(self, *, found: bool) -> None:
+        self._found, self._looks = found, 0
+        self.checked = False
+
+    def next(self) -> WatchState:
+        self._looks += 1
+        self.checked = self._looks > 2
+        if not self.checked or not self._found:
+            return WatchState(at_wall_ns=1, took_s=0.1, ranks=(), problems=("no ranks found",) * self.checked)
+        return msgspec.structs.replace(state(), checked_wall_ns=1)
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_once_waits_for_the_check_that_finds_ranks(tmp_path: Path, found: bool) -> None:
+    file, out = tmp_path / "pdctl.prom", Output(err=io.StringIO())
+    asked = (cast("Eye", Seeing(found=found)), Exporter(every_s=1, stall_s=30), TextFile(file), out, threading.Event())
+    if found:
+        assert _once(*asked, 60.0) is Exit.CLEAN
+        assert "pdctl_rank" in file.read_text()
+        return
+    with pytest.raises(PdctlError, match="no rank is seen"):
+        _once(*asked, 60.0)
 
 
 def test_before_the_first_look_nothing_is_told() -> None:
@@ -76,6 +112,22 @@ def test_a_textfile_is_replaced_as_a_whole_and_everybody_may_read_it(tmp_path: P
         os.umask(before)
     TextFile(path).remove()
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_process_had_written_hinders_no_later_one(tmp_path: Path) -> None:
+    path = tmp_path / "pdctl.prom"
+    left = [tmp_path / f".pdctl.prom.{os.getpid()}.part", tmp_path / ".pdctl.prom.00ff00ff.1.part"]
+    for one in left:
+        one.write_text("# HELP")
+    for kept in (".pdctl.prom.2.part", ".other.prom.1.part"):
+        (tmp_path / kept).write_text("# HELP")
+    for one in (*left, tmp_path / ".other.prom.1.part"):
+        os.utime(one, (1, 1))
+    file = TextFile(path)
+    left[0].write_text("of another container's process of this number")
+    file.write("# HELP pdctl_up x\n")
+    left[0].unlink()
+    assert {one.name for one in tmp_path.iterdir()} == {"pdctl.prom", ".pdctl.prom.2.part", ".other.prom.1.part"}
 
 
 @pytest.mark.parametrize("what", ["of somebody else", "a link", "a FIFO", "a directory", "another name"])
