@@ -213,21 +213,24 @@ def test_a_signal_ends_what_would_have_been_completed() -> None:
 
 
 def test_all_that_waits_is_completed_though_no_more_could_wait() -> None:
-    may, seen = threading.Event(), []
+    begun, may, seen = threading.Event(), threading.Event(), []
 
     class Slow(Action):
         name = "--slow"
 
         def act(self, change: Change) -> None:
+            begun.set()
             may.wait()
             seen.append(change)
 
     one = Slow(lambda _: None)
+    one.take(change())
+    assert begun.wait(patience(10))
     for _ in range(2 * actions.WAITING):
         one.take(change())
     threading.Timer(0.2, may.set).start()
     one.close(patience(60))
-    assert len(seen) >= actions.WAITING
+    assert len(seen) == 1 + actions.WAITING
     assert not one._thread.is_alive()
 
 
