@@ -81,7 +81,8 @@ def test_hosts_are_found_by_the_store_asked_over_curve_and_missed_when_cut_off(
 
     # Who is not let in, and who may only look.
     ring.stranger("eve")
-    eve = away.pdctl("--key", "eve", *STORE, "ranks", "-o", "json", *patient())
+    limits = ["--timeout", f"{patience(20):.0f}", "--rank-timeout", f"{patience(1):.1f}"]  # nobody answers her
+    eve = away.pdctl("--key", "eve", *STORE, "ranks", "-o", "json", *limits)
     assert {row["state"] for row in shown(eve, 4)["ranks"]} == {"silent"}
     for _ in range(2):
         refused = away.pdctl(*STORE, "heal", "--all", *patient())
