@@ -119,7 +119,8 @@ def test_what_a_killed_process_had_written_hinders_no_later_one(tmp_path: Path) 
     left = [tmp_path / f".pdctl.prom.{os.getpid()}.part", tmp_path / ".pdctl.prom.00ff00ff.1.part"]
     for one in left:
         one.write_text("# HELP")
-    for kept in (".pdctl.prom.2.part", ".other.prom.1.part"):
+    young = f".pdctl.prom.{os.getpid() + 1}.part"
+    for kept in (young, ".other.prom.1.part"):
         (tmp_path / kept).write_text("# HELP")
     for one in (*left, tmp_path / ".other.prom.1.part"):
         os.utime(one, (1, 1))
@@ -127,7 +128,7 @@ def test_what_a_killed_process_had_written_hinders_no_later_one(tmp_path: Path) 
     left[0].write_text("of another container's process of this number")
     file.write("# HELP pdctl_up x\n")
     left[0].unlink()
-    assert {one.name for one in tmp_path.iterdir()} == {"pdctl.prom", ".pdctl.prom.2.part", ".other.prom.1.part"}
+    assert {one.name for one in tmp_path.iterdir()} == {"pdctl.prom", young, ".other.prom.1.part"}
 
 
 @pytest.mark.parametrize("what", ["of somebody else", "a link", "a FIFO", "a directory", "another name"])
