@@ -75,7 +75,7 @@ class Eye:
         self._checked: Found | None = None
         self._find_at = self._soonest = self._due = 0.0
         self._stamps: tuple[int, ...] = ()
-        self._tails: dict[str, Tail | str] = {}
+        self._tails: dict[str, Tail] = {}
         self._silent: dict[str, tuple[float, Answer[Any]]] = {}
         self._last = Look()
         self._over = over or threading.Event()
@@ -241,7 +241,7 @@ class Eye:
         key = process_key(rank.identity)
         try:
             tail = self._tails.get(key)
-            if not isinstance(tail, Tail):
+            if tail is None:
                 tail = self._tails[key] = Tail(rank.recording, rank.identity.pid, rank.identity.proc_start)
             return tail.read(), ""
         except BadRecording as error:

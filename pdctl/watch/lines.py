@@ -12,7 +12,7 @@ _MOST_ROOMS = 5
 
 
 def line(change: Change) -> str:
-    """Return ``2026-11-30T01:50:00+00:00  ALARM #1 PD101 …: what was found, where, and the next step``."""
+    """Return ``2026-11-30T01:50:00+0000 ALARM #1 PD101 …: what was found, where, and the next step``."""
     at = _time(change.at_wall_ns)
     if not change.incident:
         more = f"; they changed {change.times} times in the last minute" if change.times else ""

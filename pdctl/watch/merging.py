@@ -69,10 +69,11 @@ class State(NamedTuple):
 
 def suspicions(look: Look, before: Look) -> bool:
     """Return whether a look saw what the one before it did not: a finding, a rank gone or silent, or a loop that stands."""
+    stood = _stands(before)
     return (
         _alarms(look) != _alarms(before)
         or _states(look) != _states(before)
-        or any(_stands(look).get(key, 0) > _stands(before).get(key, 0) for key in _stands(look))
+        or any(often > stood.get(key, 0) for key, often in _stands(look).items())
         or (_uneven(look) and _uneven(before) and _rounds(look) == _rounds(before))
     )
 

@@ -210,9 +210,8 @@ def _by_action(queue: str, diff: Difference, found: tuple[RoomSplit, ...]) -> tu
                 f"Room {split.room}: on {named(s.rank for s in foreign)} slot {foreign[0].slot} held room"
                 f" {foreign[0].found}."
             )
-        late = [
-            s for s in split.sides if s.action in ("kept", "aborted")
-        ]  # code with a gate aborts it, older code keeps it
+        # Code with a gate aborts it, older code keeps it.
+        late = [s for s in split.sides if s.action in ("kept", "aborted")]
         committed = [s for s in split.sides if s.action == "committed"]
         if late and committed and all(s.found == 0 for s in late):
             return "PD101", (
