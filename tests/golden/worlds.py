@@ -125,6 +125,9 @@ def waiting(place: Live) -> Iterator[None]:
 @contextmanager
 def stopped(place: Live) -> Iterator[None]:
     """The same without requests, and decode tp1 is stopped."""
+    # What went before may leave requests that are just being aborted.
+    until("no request", lambda: not any(rooms for queues in place.lab.queues().values() for rooms in queues.values()))
+    time.sleep(0.5)  # longer than the turn in which the last one left
     pid = place.lab.process("decode dp0 pp0 tp1").pid
     os.kill(pid, signal.SIGSTOP)
     try:
