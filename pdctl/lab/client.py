@@ -17,6 +17,9 @@ from pdctl.lab.config import LabConfig
 from pdctl.lab.rank import bootstrap_address, request_endpoint
 from pdctl.protocol.errors import Exit, PdctlError
 
+_LINGER_MS = 2000
+"""How long a client that is closed waits for a server to take what was sent to it; a server that is gone takes nothing."""
+
 
 @dataclass
 class Request:
@@ -131,15 +134,15 @@ class Client:
         for name in self.config.servers:
             for dp in range(self.config.shape(name).dp):
                 server = self._context.socket(zmq.PUSH)
-                server.setsockopt(zmq.LINGER, 0)
+                server.setsockopt(zmq.LINGER, _LINGER_MS)
                 server.connect(request_endpoint(self.config, name, dp))
                 self._servers[name, dp] = server
         self._outstanding: Counter[tuple[str, int]] = Counter()
         self._next_dp = self._next_decode_dp = 0
 
     def close(self) -> None:
-        """Close the sockets and remove the one that answers come to."""
-        self._context.destroy(linger=0)
+        """Close the sockets and remove the one that answers come to. What was sent, an abort too, still goes to its server."""
+        self._context.destroy()
         self._reply_path.unlink(missing_ok=True)
 
     def run(self) -> Outcome:

@@ -321,7 +321,6 @@ def test_a_request_with_the_room_of_an_earlier_one_on_decode(lab: Lab, named: bo
     assert lab.load(requests=4).good
 
 
-@pytest.mark.long  # on a busy machine it has failed, and why is not known yet
 def test_a_request_with_the_room_of_an_earlier_one_on_prefill(lab: Lab) -> None:
     earlier, room = next(rooms), next(rooms)
     with lab.waiting(earlier, "prefill"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ def sent(config: LabConfig, load: Load) -> list[dict[str, object]]:
     """Return the requests that prefill dp 0 gets of a load."""
     with zmq.Context() as context, context.socket(zmq.PULL) as socket:
         socket.bind(rank.request_endpoint(config, "prefill", 0))
-        client = Client(config, load)
+        client = Client(config, replace(load, to="prefill"))
         try:
             for _ in range(load.requests):
                 client.send()
@@ -44,6 +46,18 @@ def test_requests_have_the_rids_and_rooms_that_they_are_given(config: LabConfig)
     assert named(requests=1, rids=("a",), room=4) == [("a", 4)]
     assert named(requests=2, rids=("a",), room=4) == [("a-0", 4), ("a-1", 5)]
     assert named(requests=2, rids=("a", "a"), rooms=(8, 4)) == [("a", 8), ("a", 4)]
+
+
+def test_an_abort_reaches_a_server_that_is_slow_to_take_it_though_the_client_ends(config: LabConfig) -> None:
+    client = Client(config, Load(requests=1, to="prefill", prefill_dp=0))
+    client.abort(client.send(), ("prefill",))
+    ends = threading.Thread(target=client.close)
+    ends.start()
+    with zmq.Context() as context, context.socket(zmq.PULL) as socket:
+        socket.bind(rank.request_endpoint(config, "prefill", 0))
+        taken = [messages.decode(socket.recv()) for _ in range(2)]
+    ends.join()
+    assert [message["op"] for message in taken] == ["generate", "abort"]
 
 
 def test_decode_is_told_the_address_of_the_bootstrap_server_or_another(config: LabConfig) -> None:
