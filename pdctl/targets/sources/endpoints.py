@@ -1,6 +1,7 @@
 """Ranks on other hosts, over TCP. Each is verified by its agent's key, and asked for its identity before any other question.
 
-Endpoints (``--endpoint``, a context's ``endpoints``) are addresses. A job's store has the addresses that agents published. The
+Endpoints (``--endpoint``, a context's ``endpoints``) are addresses, or names: a name with many addresses, as that of a headless
+service, is all of them. A job's store has the addresses that agents published. The
 server key is the agents'. A command uses the key pair of its user that is named, or the only one (:mod:`pdctl.protocol.keys`).
 """
 
@@ -19,10 +20,12 @@ from pdctl.protocol.model import Identity
 from pdctl.protocol.rank import Access, FoundRank, Silence
 from pdctl.targets import endpoint_cache, registration
 from pdctl.targets.places import Places
-from pdctl.targets.resolve import host_of, unresolved
+from pdctl.targets.resolve import Resolved, at_address, host_of, look_up
 
 REFUSED_S = 0.3
 """How long hosts of ranks that did not answer have to say that nobody listens there."""
+
+_AS_IT_IS = Resolved()
 
 
 def find(places: Places, timeout_s: float, rank_timeout_s: float, problems: list[str]) -> list[FoundRank]:
@@ -43,7 +46,17 @@ def find(places: Places, timeout_s: float, rank_timeout_s: float, problems: list
     if places.stores:
         from pdctl.targets.sources import stores
 
-        for store, answer in zip(places.stores, stores.read(places.stores, timeout_s / 2), strict=True):
+        began = time.monotonic()
+        names = look_up((store.host for store in places.stores), timeout_s / 8)
+        spent = time.monotonic() - began
+        each = [
+            one
+            for store in places.stores
+            for one in stores.at_each_address(store, names.get(store.host, _AS_IT_IS).addresses, problems)
+        ]
+        for store, answer in zip(
+            each, stores.read(each, timeout_s / 2 - (spent if spent > 0.05 else 0.0)), strict=True
+        ):
             if answer.error:
                 problems.append(f"store {store}: {answer.error}")
             elif not answer.entries:
@@ -65,8 +78,12 @@ def _asked(ranks: Sequence[FoundRank], ages: Sequence[float], timeout_s: float, 
 
     # Before anything connects: the connection would look the name up again and again, and never say that it fails.
     began = time.monotonic()
-    nowhere = unresolved((host_of(rank.endpoint) for rank in ranks if not rank.silent), timeout_s / 2)
-    ranks = [_nowhere(rank, nowhere) for rank in ranks]
+    names = look_up((host_of(rank.endpoint) for rank in ranks if not rank.silent), timeout_s / 2)
+    named, ranks = ranks[:unnamed], [_nowhere(rank, names) for rank in ranks[unnamed:]]
+    spread = {one.endpoint: (one, whose) for rank in named for one, whose in _at_each_address(rank, names)}
+    ranks = [*(one for one, _ in spread.values()), *ranks]
+    ages = [*(float("inf") for _ in spread), *ages[unnamed:]]
+    unnamed = len(spread)
     spent = time.monotonic() - began
     timeout_s = round(max(timeout_s / 2, timeout_s - spent), 2) if spent > 0.05 else timeout_s
     with Client(timeout_s=timeout_s + 1.0, rank_timeout_s=timeout_s) as client:
@@ -96,6 +113,8 @@ def _asked(ranks: Sequence[FoundRank], ages: Sequence[float], timeout_s: float, 
         else:
             gone = rank.endpoint in nobody
             why = f"not authorised or not reachable: nobody listens at {rank.endpoint}" if gone else answer.reason
+            if number < unnamed:
+                why += spread[rank.endpoint][1]
             rank = replace(rank, silent=Silence.REFUSED if gone else answer.silence, silent_why=why)
             if number >= unnamed:
                 from pdctl.targets.sources import stores
@@ -105,10 +124,25 @@ def _asked(ranks: Sequence[FoundRank], ages: Sequence[float], timeout_s: float, 
     return found
 
 
-def _nowhere(rank: FoundRank, unresolved: Mapping[str, str]) -> FoundRank:
+def _nowhere(rank: FoundRank, names: Mapping[str, Resolved]) -> FoundRank:
     """Return ``rank``, marked silent if its host name can't be resolved."""
-    why = "" if rank.silent else unresolved.get(host_of(rank.endpoint), "")
+    why = "" if rank.silent else names.get(host_of(rank.endpoint), _AS_IT_IS).why
     return replace(rank, silent=Silence.NOT_AUTHORISED, silent_why=f"not reachable: {why}") if why else rank
+
+
+def _at_each_address(rank: FoundRank, names: Mapping[str, Resolved]) -> list[tuple[FoundRank, str]]:
+    """Return a rank for each address of an endpoint's name, and the words that say whose address it is.
+
+    A name with one address stays a name.
+    """
+    host = host_of(rank.endpoint)
+    addresses = names.get(host, _AS_IT_IS).addresses
+    if len(addresses) < 2:
+        return [(_nowhere(rank, names), "")]
+    whose = f" (one of the {len(addresses)} addresses of {host})"
+    there = [at_address(rank.endpoint, address) for address in addresses]
+    assert rank.access is not None
+    return [(unknown_rank(where, rank.access), whose) for where in there]
 
 
 def _same(one: Identity, other: Identity) -> bool:

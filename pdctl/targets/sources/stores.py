@@ -27,6 +27,8 @@ from pdctl.targets import registration
 from pdctl.targets.places import Store
 from pdctl.targets.resolve import unresolved
 
+MAX_STORES = 64
+"""Stores of one name that are read, with a process each."""
 _LOOK_S = 0.02
 
 
@@ -48,6 +50,15 @@ def read(wanted: Sequence[Store], timeout_s: float) -> list[Read]:
             time.sleep(_LOOK_S)
         answers.update({store: child.answer(timeout_s) for store, child in children.items()})
     return [answers[store] for store in wanted]
+
+
+def at_each_address(store: Store, addresses: Sequence[str], problems: list[str]) -> list[Store]:
+    """Return the stores to read for one that was named: a name with many addresses is a store at each of them."""
+    if len(addresses) < 2:
+        return [store]
+    if len(addresses) > MAX_STORES:
+        problems.append(f"store {store} has {len(addresses)} addresses; {MAX_STORES} were read")
+    return [Store(address, store.port) for address in addresses[:MAX_STORES]]
 
 
 class _Child:
@@ -170,4 +181,4 @@ def silent_rank(rank: FoundRank, age_s: float, *, refused: bool) -> FoundRank:
     return replace(rank, state=state, silent_why=f"{rank.silent_why}; {said}")
 
 
-__all__ = ["age_of", "entries", "rank_of_entry", "read", "silent_rank"]
+__all__ = ["age_of", "at_each_address", "entries", "rank_of_entry", "read", "silent_rank"]
