@@ -25,6 +25,7 @@ from pdctl.probes.routing.facts import registers
 from pdctl.probes.routing.judge import judge as judge_routing
 from pdctl.probes.routing.model import Fault, Look, RankView, ServerView
 from pdctl.protocol.model import Status
+from pdctl.protocol.numbers import PORT, whole
 from pdctl.protocol.processes import network_of
 from pdctl.protocol.rank import Answer
 
@@ -160,8 +161,8 @@ def _plan(origin: _Server, target: _Server, tries: list[Try], untried: list[Door
     own = network_of(os.getpid())
     for one in target.ranks:
         values = one.body.values if one.body is not None else {}
-        ip, port = values.get("rank_ip", ""), values.get("rank_port", "")
-        if not ip or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        ip, port = values.get("rank_ip", ""), whole(values.get("rank_port", ""), PORT)
+        if not ip or not port:
             continue
         address = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
         apart = origin.side.hosts and one.identity.host not in origin.side.hosts
@@ -173,7 +174,7 @@ def _plan(origin: _Server, target: _Server, tries: list[Try], untried: list[Door
             untried.append(Door(origin.side.name, one.identity.label, address, why, tried=False))
         else:
             tries += [
-                Try(origin.side.name, one.identity.label, ip, int(port), rank.identity.pid if network != own else 0)
+                Try(origin.side.name, one.identity.label, ip, port, rank.identity.pid if network != own else 0)
                 for network, rank in here.items()
             ]
 

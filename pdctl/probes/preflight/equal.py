@@ -163,6 +163,12 @@ def _speculative(pair: Pair) -> Iterator[Line]:
     name = "speculative_algorithm"
     sides = (pair.prefill, pair.decode)
     unsaid = [side.role for side in sides if name not in side.values]
+    apart = [side.role for side in sides if name in side.apart]
+    if apart:
+        yield line(
+            "speculative", UNKNOWN, f"the ranks of {' and of '.join(apart)} do not agree on {name}", about=pair.name
+        )
+        return
     if len(unsaid) == len(sides) and not any(side.silence for side in sides):
         yield line("speculative", OK, "no server has such settings", about=pair.name)
         return

@@ -9,6 +9,7 @@ import msgspec
 
 from pdctl.probes.routing.model import ServerView
 from pdctl.protocol.documents import Document
+from pdctl.protocol.numbers import whole
 from pdctl.report.findings import Finding
 
 OK, INFO, WARNING, ERROR, UNKNOWN, NOT_APPLICABLE = "ok", "info", "warning", "error", "unknown", "n/a"
@@ -21,8 +22,8 @@ TRANSFER_VERSION = "transfer_version"
 @dataclass(frozen=True)
 class Side:
     """One server. name: as people know it. engine, version: "" unknown. values: its arguments that are known, by the
-    engine's names; one that its ranks do not agree on is not among them. env: its environment variables, None where they are
-    not told.
+    engine's names; one that its ranks do not agree on is not among them, but in
+    ``apart``. env: its environment variables, None where they are not told.
 
     silence: why nothing is known of it. ranks: how many it has by its sizes, 0 unknown; answered: of those; silent: the others,
     with the reason. unready: why it takes no requests, as it says; unheard: why it does not tell. lacks: protections that its
@@ -45,11 +46,12 @@ class Side:
     lacks: frozenset[str] | None = None
     registers: str = ""
     hosts: frozenset[str] = frozenset()
+    apart: frozenset[str] = frozenset()
 
     def number(self, name: str, otherwise: int = 0) -> int:
         """Return an argument as a number, ``otherwise`` where it is not known to be one."""
-        text = self.values.get(name, "")
-        return int(text) if text.isdecimal() and len(text) < 10 else otherwise
+        found = whole(self.values.get(name, ""), 999_999_999)
+        return otherwise if found is None else found
 
     @property
     def group(self) -> int:

@@ -31,6 +31,7 @@ def side_of(server: ServerConfig) -> Side:
         ranks=server.ranks,
         answered=server.ranks - len(server.silent),
         silent=server.silent,
+        apart=frozenset(server.values.keys() - known.keys()),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 
 from pdctl.probes.routing.model import Look, RankView, ServerView, place_of
+from pdctl.protocol.numbers import PORT, whole
 from pdctl.protocol.requests import Peer
 
 
@@ -15,8 +16,7 @@ def setting(view: RankView, name: str) -> str:
 
 def listens_on(view: RankView) -> int:
     """Return the port on which a rank takes messages of the other side, 0 unknown."""
-    port = setting(view, "rank_port")
-    return int(port) if port.isdecimal() else 0
+    return whole(setting(view, "rank_port"), PORT) or 0
 
 
 def serves(prefill: RankView, decode: RankView, address: str) -> bool:
@@ -34,7 +34,7 @@ def own_address(view: RankView) -> str:
         return ""
     values = view.settings.values
     host, port = values.get("host", ""), values.get("disaggregation_bootstrap_port", "")
-    if not port.isdecimal() or not int(port):
+    if not whole(port, PORT):
         return ""
     host = "127.0.0.1" if host in ("", "0.0.0.0", "localhost", "::") else host
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -20,6 +20,7 @@ from typing import Any
 
 from pdctl.introspect.network import enter
 from pdctl.probes.routing.model import Fault, Place, ServerView
+from pdctl.protocol.numbers import PORT, whole
 from pdctl.protocol.requests import PREFILL_FACTS
 
 BATCH = 1000
@@ -157,13 +158,12 @@ def _rooms(connection: http.client.HTTPConnection, asking: _Asking, end: float) 
         if status != 200:
             raise _NoAnswer(f"POST /query_dp_ranks is answered with status {status}")
         answer = _mapping(body, "/query_dp_ranks")
-        try:
-            found = {int(room): int(dp) for room, dp in answer.items()}
-        except (TypeError, ValueError):
-            raise _NoAnswer("POST /query_dp_ranks is not answered with rooms and dp ranks") from None
+        found = {whole(str(room)): whole(str(dp)) for room, dp in answer.items()}
+        if None in found or None in found.values():
+            raise _NoAnswer("POST /query_dp_ranks is not answered with rooms and dp ranks")
         view = asking.view
         asked = frozenset(batch)
-        wanted = {room: dp for room, dp in found.items() if room in asked}
+        wanted = {room: dp for room, dp in found.items() if room in asked and dp is not None}
         asking.view = replace(view, dp_ranks={**view.dp_ranks, **wanted}, asked=view.asked | asked)
 
 
@@ -171,9 +171,9 @@ def _places(connection: http.client.HTTPConnection, asking: _Asking, end: float)
     for place in asking.question.places:
         status, body = _call(connection, asking, end, "GET", _route(place))
         port = _mapping(body, "/route").get("rank_port") if status == 200 else -1
-        if not isinstance(port, int | str) or not str(port).lstrip("-").isdecimal():
-            continue
-        asking.view = replace(asking.view, routes={**asking.view.routes, place: int(port)})
+        number = -1 if port == -1 else whole(port if isinstance(port, str) else str(port), PORT)
+        if number is not None:
+            asking.view = replace(asking.view, routes={**asking.view.routes, place: number})
 
 
 def _route(place: Place) -> str:
@@ -243,6 +243,7 @@ def split(address: str) -> tuple[str, int]:
     """Return (host, port) of ``host:port``; IPv6 in brackets. Raises ValueError for anything else."""
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    number = whole(port, PORT)
+    if not colon or not host or not number:
         raise ValueError(f"{address!r} is no HOST:PORT")
-    return host, int(port)
+    return host, number

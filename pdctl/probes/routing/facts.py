@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pdctl.probes.routing.model import FAKE_HOST, Look, RankView, ServerView, waits
 from pdctl.protocol.model import EventKind
+from pdctl.protocol.numbers import whole
 from pdctl.protocol.requests import (
     ENTRY_CLEANUP,
     FORCE_QUERY,
@@ -96,7 +97,8 @@ def cleanup_s(view: RankView) -> float:
 
 def number(text: str, otherwise: int) -> int:
     """Return ``text`` as a number, ``otherwise`` where it is none."""
-    return int(text) if text.isdecimal() else otherwise
+    found = whole(text)
+    return otherwise if found is None else found
 
 
 def believed(view: RankView, address: str) -> Mapping[str, str]:
@@ -239,7 +241,7 @@ class RoomFacts:
         """
         told = list(self._told())
         own = [ranks.first for ranks, _ in self.prefill]
-        sizes = [int(facts["dp_size"]) for facts in told if facts.get("dp_size", "").isdecimal()]
+        sizes = [size for facts in told if (size := whole(facts.get("dp_size", ""))) is not None]
         follow = [facts[FOLLOW] == "True" for facts in told if FOLLOW in facts]
         return (
             next(iter([*sizes, *map(dp_size, own)]), None),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from pdctl.probes.base import SECONDS, Option, Probe, WrongOptionError
 from pdctl.probes.routing import GRACE_S
 from pdctl.protocol.documents import Rows
+from pdctl.protocol.numbers import whole
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from pdctl.probes.routing.collect import Seen
     from pdctl.probes.routing.model import RoutingDocument
     from pdctl.probes.view import View
-
-MAX_ROOM = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Routing(Probe["RoutingOptions", "Seen", "RoutingDocument"]):
         from pdctl.probes.routing.bootstrap import split
 
         for text in options.rooms:
-            if not text.isdecimal() or not 0 < int(text) <= MAX_ROOM:
+            if not whole(text):
                 raise WrongOptionError(f"{text!r} is no room: a whole number from 1 to 2^64 - 1", "ROOM")
         for address in options.bootstrap:
             try:

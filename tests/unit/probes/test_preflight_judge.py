@@ -347,6 +347,12 @@ def test_drafts_that_one_side_does_not_tell_of_leave_it_open() -> None:
     assert judge(evidence(eagle, untold)).partial
     neither = judge(evidence(replace(side("prefill"), values=silent), replace(side("decode"), values=silent)))
     assert line(neither, "speculative").found == "no server has such settings"
+    apart = [replace(one, values=silent, apart=frozenset(("speculative_algorithm",))) for one in (eagle, untold)]
+    found = line(judge(evidence(*apart)), "speculative")
+    assert (found.verdict, found.found) == (
+        "unknown",
+        "the ranks of prefill and of decode do not agree on speculative_algorithm",
+    )
 
 
 def line_of_side(document: PreflightDocument, about: str) -> Line:
