@@ -3,9 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Tests that share a host or a pair of servers stay in one worker; what takes longest comes first.
 BESIDE ?= -n 2 --dist loadscope --no-loadscope-reorder
+GPU_PYTHON ?= $(PYTHON)
 ENGINE_VERSIONS ?= 0.5.12.post1 0.5.13.post1 0.5.10.post1 0.5.23
 
-.PHONY: help setup demo engine-news test test-engine test-long test-upstream engine check format docs bench fuzz clean
+.PHONY: help setup demo engine-news test test-engine test-long test-upstream engine check format docs bench fuzz gpu clean
 
 help:
 	@echo 'make demo         a cluster without the fix, a hang, its diagnosis, and the same with the fix'
@@ -17,6 +18,7 @@ help:
 	@echo 'make check        lint, format, types, layering, documentation in step'
 	@echo 'make bench        what the agent and the recorder cost'
 	@echo 'make fuzz         everything that is read from files and sockets, fuzzed for 10 minutes each'
+	@echo 'make gpu          everything that needs a card, in one go (GPU_PYTHON=..., with torch; installs nothing)'
 	@echo 'make format docs  bring format and generated documentation in step'
 
 setup:
@@ -72,6 +74,9 @@ bench: setup
 fuzz: setup
 	@test -d .fuzz/atheris || $(PYTHON) -m pip install --quiet --target .fuzz atheris
 	PYTHONPATH=.fuzz $(BIN)/python -m tests.fuzz --seconds 600
+
+gpu:
+	$(GPU_PYTHON) -m tests.gpu --rows docs/track-record.md
 
 clean:
 	rm -rf .venv .fuzz .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
