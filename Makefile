@@ -57,6 +57,7 @@ check: setup
 	$(BIN)/python -m tools.gen_docs --check
 	$(BIN)/python -m tools.gen_findings --check
 	$(BIN)/python -m tools.gen_schemas --check
+	$(BIN)/python -m tools.pages
 
 format: setup
 	$(BIN)/ruff check --fix .

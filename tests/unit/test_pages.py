@@ -1,0 +1,67 @@
+"""What is made of the pages: their links lead somewhere, and each command has its man page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools.man_pages import HEADING, man_pages
+from tools.pages import ROOT, Link, complaint, links, slug
+
+REFERENCE = (ROOT / "docs" / "commands.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("heading", "anchor"),
+    [
+        ("`/livez`", "livez"),
+        ("5. What it costs, and when", "5-what-it-costs-and-when"),
+        ("A & B", "a--b"),
+        ("[A page](page.md#x) of words", "a-page-of-words"),
+        ("snake_case stays", "snake_case-stays"),
+    ],
+)
+def test_an_anchor_is_what_github_makes_of_a_heading(heading: str, anchor: str) -> None:
+    assert slug(heading) == anchor
+
+
+def test_a_link_that_leads_nowhere_is_named_with_its_line(tmp_path: Path) -> None:
+    page = tmp_path / "docs" / "a.md"
+    page.parent.mkdir()
+    page.write_text(
+        "# A\n\n## Here\n\n[one](#here) [two](#there)\n\n```\n[code](none.md)\n## Not a heading\n```\n\n`[code](none.md)`\n"
+        "[three](b.md) [four](https://example.org/none) [five](#not-a-heading)\n[six](../../x) ![seven](none.png)\n"
+        "[eight](../docs)\n\n## Twice\n\n## Twice\n\n[nine](#twice)\n"
+    )
+    wrong = [text for link in links(page) if (text := complaint(link, tmp_path))]
+    assert [text.partition(": ")[0::2] for text in wrong] == [
+        ("docs/a.md:5", "#there: no heading of its own has this anchor"),
+        ("docs/a.md:13", "b.md: no such file"),
+        ("docs/a.md:13", "#not-a-heading: no heading of its own has this anchor"),
+        ("docs/a.md:14", "../../x: outside the repository"),
+        ("docs/a.md:14", "none.png: no such file"),
+        ("docs/a.md:21", "#twice: no heading of its own has this anchor"),
+    ]
+
+
+def test_an_anchor_of_a_folder_leads_nowhere() -> None:
+    assert "no heading" in complaint(Link(ROOT / "README.md", 1, "docs#x"))
+    assert not complaint(Link(ROOT / "README.md", 1, "docs"))
+
+
+def test_each_command_has_a_man_page_with_its_options() -> None:
+    pages = man_pages(REFERENCE, (ROOT / "README.md").read_text(), "1.2.3")
+    commands = {title.split()[1] for title in HEADING.findall(REFERENCE) if " " in title}
+    assert set(pages) == {"pdctl.1", *(f"pdctl-{command}.1" for command in commands)}
+    for name, page in pages.items():
+        assert page.startswith(f'.TH "{name[:-2].upper()}" "1" "" "pdctl 1.2.3"'.replace("-", r"\-")), name
+        assert page.isascii()
+        assert r"\fB\-\-help\fR" in page
+    assert ".TP\n124, 130\nout of time" in pages["pdctl.1"]
+    assert '.SH "PDCTL DUMP LEAKS"' in pages["pdctl-dump.1"]
+
+
+def test_text_of_a_page_is_no_request_to_roff() -> None:
+    pages = man_pages("# `pdctl`\n\n.so /etc/passwd \\fB^ é\n'br\n", "", "")
+    assert "\\&.so /etc/passwd \\efB\\(ha \\[u00E9]\n\\(aqbr\n" in pages["pdctl.1"]
