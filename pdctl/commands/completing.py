@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import typer
+
+if TYPE_CHECKING:
+    from pdctl.protocol.model import Identity
 
 MOST_RANKS = 1_000
 
@@ -23,8 +27,8 @@ def values(kind: str) -> Callable[[typer.Context, str], list[str]]:
     return complete
 
 
-def _ranks(ctx: typer.Context) -> Iterable[str]:
-    """Return the patterns of this host's ranks, by their registrations."""
+def _identities(ctx: typer.Context) -> list[Identity]:
+    """Return this host's ranks, by their registrations."""
     from pdctl.protocol import paths
     from pdctl.targets.reach import Reach
 
@@ -34,10 +38,25 @@ def _ranks(ctx: typer.Context) -> Iterable[str]:
     found = []
     for file in files[:MOST_RANKS]:
         try:
-            found.append(paths.read_registration(file).identity.selector)
+            found.append(paths.read_registration(file).identity)
         except (OSError, ValueError):
             continue
+    return found
+
+
+def _ranks(ctx: typer.Context) -> Iterable[str]:
+    found = [one.selector for one in _identities(ctx)]
     return [*dict.fromkeys(one.partition(":")[0] for one in found), *sorted(found)]
+
+
+def _groups(ctx: typer.Context) -> Iterable[str]:
+    return sorted({f"{one.role}:dp{one.dp}:pp{one.pp}" for one in _identities(ctx) if one.tp >= 0})
+
+
+def _servers(ctx: typer.Context) -> Iterable[str]:
+    from pdctl.targets.selectors import address
+
+    return sorted({address(one.role, one.service) for one in _identities(ctx)})
 
 
 def _labs(_: typer.Context) -> Iterable[str]:
@@ -103,6 +122,9 @@ def _policies(_: typer.Context) -> Iterable[str]:
 
 KINDS: dict[str, Callable[[typer.Context], Iterable[str]]] = {
     "rank": _ranks,
+    "group": _groups,
+    "server": _servers,
+    "role": lambda ctx: sorted({one.role for one in _identities(ctx)}),
     "lab": _labs,
     "context": _contexts,
     "key": _keys,

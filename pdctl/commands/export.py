@@ -13,13 +13,17 @@ import typer
 from pdctl.commands.options import (
     RANK_TIMEOUT_S,
     TIMEOUT_S,
+    GroupOption,
     RankOption,
     RankTimeoutOption,
     RecordDirOption,
+    RoleOption,
     RunDirOption,
+    ServerOption,
     TimeoutOption,
     reach_of,
     seconds,
+    selection,
     target_place,
 )
 from pdctl.protocol.errors import Exit, PdctlError
@@ -81,6 +85,9 @@ def command(
         ),
     ] = 30.0,
     ranks: RankOption = None,
+    groups: GroupOption = None,
+    servers: ServerOption = None,
+    roles: RoleOption = None,
     run_dir: RunDirOption = None,
     record_dir: RecordDirOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
@@ -109,7 +116,10 @@ def command(
     where = _address(listen, anyone=anyone) if listen else _address(LISTEN) if textfile is None and not once else None
     file = TextFile(textfile) if textfile is not None else None
     asked = Asked(
-        reach_of(ctx, run_dir, record_dir), patterns=tuple(ranks or ()), timeout_s=timeout, rank_timeout_s=rank_timeout
+        reach_of(ctx, run_dir, record_dir),
+        selection=selection(ranks, groups, servers, roles),
+        timeout_s=timeout,
+        rank_timeout_s=rank_timeout,
     )
     exporter, out = Exporter(every_s=every, stall_s=stall), Output()
     with ExitStack() as held:

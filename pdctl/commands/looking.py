@@ -15,14 +15,18 @@ from pdctl.commands.options import (
     AllStartsOption,
     FindingsOption,
     FromOption,
+    GroupOption,
     OutputOption,
     RankOption,
     RankTimeoutOption,
     RecordDirOption,
+    RoleOption,
     RunDirOption,
+    ServerOption,
     TimeoutOption,
     reach_of,
     seconds,
+    selection,
     target_place,
 )
 from pdctl.commands.watching import WatchOption, watch
@@ -72,7 +76,7 @@ def _command(entry: Entry) -> Any:
         asked = Asked(
             reach=reach_of(ctx, given["run_dir"], given["record_dir"]),
             source=given.get("source"),
-            patterns=tuple(given.get("ranks") or ()),
+            selection=selection(*(given.get(name) for name in ("ranks", "groups", "servers", "roles"))),
             every_start=given.get("every_start", False),
             timeout_s=given["timeout"],
             rank_timeout_s=given["rank_timeout"],
@@ -136,6 +140,9 @@ def _shared(probe: AnyProbe) -> list[inspect.Parameter]:
     """Return the parameters of the options that probes share, as far as they make sense for this one."""
     shared: list[tuple[str, Any, Any, bool]] = [
         ("ranks", RankOption, None, probe.selects),
+        ("groups", GroupOption, None, probe.selects),
+        ("servers", ServerOption, None, probe.selects),
+        ("roles", RoleOption, None, probe.selects),
         ("output", OutputOption, Format.TABLE, True),
         ("findings", FindingsOption, False, True),
         ("every_start", AllStartsOption, False, probe.starts),

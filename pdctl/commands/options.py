@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -21,6 +22,7 @@ from pdctl.report.output import Format, Output
 if TYPE_CHECKING:
     from pdctl.targets.find import Found
     from pdctl.targets.reach import Reach
+    from pdctl.targets.selectors import Selection
 
 
 TIMEOUT_S = base.TIMEOUT_S
@@ -131,6 +133,30 @@ RankOption = Annotated[
         help="Only these ranks (decode:dp0, *:tp[01]); repeatable.",
     ),
 ]
+GroupOption = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option(
+        "--group",
+        metavar="PATTERN",
+        autocompletion=values("group"),
+        help="Only the groups of these ranks (decode:dp3), or of this title, whole; repeatable.",
+    ),
+]
+ServerOption = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option(
+        "--server",
+        metavar="NAME",
+        autocompletion=values("server"),
+        help="Only ranks of these servers (10.0.0.7:30000, gpu*), as pdctl ranks names them; repeatable.",
+    ),
+]
+RoleOption = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option(
+        "--role", metavar="ROLE", autocompletion=values("role"), help="Only ranks of this role: prefill, decode."
+    ),
+]
 FindingsOption = Annotated[
     bool, typer.Option("--findings", help="With -o jsonl or csv: write the findings, and no other rows.")
 ]
@@ -151,6 +177,18 @@ BootstrapOption = Annotated[
     ),
 ]
 AllStartsOption = Annotated[bool, typer.Option("--all", help="Include dead ranks of a server's earlier starts.")]
+
+
+def selection(
+    ranks: Sequence[str] | None,
+    groups: Sequence[str] | None,
+    servers: Sequence[str] | None,
+    roles: Sequence[str] | None,
+) -> Selection:
+    """Return which ranks these options mean."""
+    from pdctl.targets.selectors import Selection
+
+    return Selection(*(tuple(texts or ()) for texts in (ranks, groups, servers, roles)))
 
 
 def reach_of(ctx: typer.Context, run_dir: Path | None = None, record_dir: Path | None = None) -> Reach:

@@ -13,15 +13,19 @@ from pdctl.commands.options import (
     RANK_TIMEOUT_S,
     TIMEOUT_S,
     FindingsOption,
+    GroupOption,
     OutputOption,
     RankOption,
     RankTimeoutOption,
     RecordDirOption,
+    RoleOption,
     RunDirOption,
+    ServerOption,
     TimeoutOption,
     place,
     reach_of,
     seconds,
+    selection,
 )
 from pdctl.probes.base import WrongOptionError
 from pdctl.protocol.errors import Exit, PdctlError
@@ -84,6 +88,9 @@ def command(
         ),
     ] = "warning",
     ranks: RankOption = None,
+    groups: GroupOption = None,
+    servers: ServerOption = None,
+    roles: RoleOption = None,
     output: OutputOption = Format.TABLE,
     findings: FindingsOption = False,
     run_dir: RunDirOption = None,
@@ -106,12 +113,12 @@ def command(
 
     if fail_on not in LEVELS:
         raise typer.BadParameter(", ".join(LEVELS), param_hint="--fail-on")
-    files = tuple(settings or ())
-    if files and (prefill_url or decode_url or bootstrap or handshake or ranks):
+    files, chosen = tuple(settings or ()), selection(ranks, groups, servers, roles)
+    if files and (prefill_url or decode_url or bootstrap or handshake or chosen.given):
         raise typer.BadParameter("saved settings are compared, and nobody is asked", param_hint="--settings")
     address = Address.parse(prefill_url, decode_url, bootstrap if prefill_url or decode_url else "")
-    if address is not None and ranks:
-        raise typer.BadParameter("servers are asked over HTTP, and no rank", param_hint="--rank")
+    if address is not None and chosen.given:
+        raise typer.BadParameter("servers are asked over HTTP, and no rank", param_hint=next(iter(chosen.given)))
     if router_timeout and address is not None and not handshake:
         raise typer.BadParameter(
             "HTTP does not tell the servers' time-outs; ranks with an agent do", param_hint="--router-timeout"
@@ -120,7 +127,7 @@ def command(
     out = Output(output)
     asked = Asked(
         reach=reach,
-        patterns=tuple(ranks or ()),
+        selection=chosen,
         timeout_s=timeout,
         rank_timeout_s=rank_timeout,
         only_findings=findings,

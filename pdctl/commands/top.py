@@ -12,12 +12,16 @@ import typer
 from pdctl.commands.options import (
     RANK_TIMEOUT_S,
     TIMEOUT_S,
+    GroupOption,
     RankOption,
     RankTimeoutOption,
     RecordDirOption,
+    RoleOption,
     RunDirOption,
+    ServerOption,
     reach_of,
     seconds,
+    selection,
 )
 from pdctl.commands.watching import watch
 from pdctl.probes.run import Asked, exit_code
@@ -46,6 +50,9 @@ def command(
         bool, typer.Option("--plain", help="No screens: the same tables again and again, as with --watch.")
     ] = False,
     ranks: RankOption = None,
+    groups: GroupOption = None,
+    servers: ServerOption = None,
+    roles: RoleOption = None,
     run_dir: RunDirOption = None,
     record_dir: RecordDirOption = None,
     timeout: Annotated[
@@ -66,7 +73,7 @@ def command(
 
     asked = Asked(
         reach=reach_of(ctx, run_dir, record_dir),
-        patterns=tuple(ranks or ()),
+        selection=selection(ranks, groups, servers, roles),
         timeout_s=timeout,
         rank_timeout_s=rank_timeout,
     )

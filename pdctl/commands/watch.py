@@ -11,15 +11,19 @@ import typer
 from pdctl.commands.options import (
     RANK_TIMEOUT_S,
     TIMEOUT_S,
+    GroupOption,
     OutputOption,
     RankOption,
     RankTimeoutOption,
     RecordDirOption,
+    RoleOption,
     RunDirOption,
+    ServerOption,
     TimeoutOption,
     place,
     reach_of,
     seconds,
+    selection,
 )
 from pdctl.report.output import Format, Output
 
@@ -65,6 +69,9 @@ def command(
         float, typer.Option("--check", parser=seconds, metavar="TIME", help="Time between two whole checks.")
     ] = 10.0,
     ranks: RankOption = None,
+    groups: GroupOption = None,
+    servers: ServerOption = None,
+    roles: RoleOption = None,
     output: OutputOption = Format.TABLE,
     run_dir: RunDirOption = None,
     record_dir: RecordDirOption = None,
@@ -97,7 +104,12 @@ def command(
 
     out = Output(output)
     reach = reach_of(ctx, run_dir, record_dir)
-    asked = Asked(reach, patterns=tuple(ranks or ()), timeout_s=timeout, rank_timeout_s=rank_timeout)
+    asked = Asked(
+        reach,
+        selection=selection(ranks, groups, servers, roles),
+        timeout_s=timeout,
+        rank_timeout_s=rank_timeout,
+    )
     with ExitStack() as held:
         over = held.enter_context(interruptible(signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
         eye = held.enter_context(Eye(asked, every_s=every, check_s=check, asks=False, over=over))

@@ -18,6 +18,7 @@ from pdctl.report import progress
 from pdctl.report.causes import connect
 from pdctl.report.output import Format, Output
 from pdctl.targets.reach import Reach
+from pdctl.targets.selectors import Selection
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -40,14 +41,11 @@ LEVELS = ("info", "warning", "error")
 
 @dataclass(frozen=True)
 class Asked:
-    """The options that probes share. source: ``--from``. patterns: ``--rank``. every_start: ``--all``.
-
-    only_findings: ``--findings``.
-    """
+    """The options that probes share. source: ``--from``. every_start: ``--all``. only_findings: ``--findings``."""
 
     reach: Reach = field(default_factory=Reach)
     source: Path | None = None
-    patterns: tuple[str, ...] = ()
+    selection: Selection = field(default_factory=Selection)
     every_start: bool = False
     timeout_s: float = TIMEOUT_S
     rank_timeout_s: float = RANK_TIMEOUT_S
@@ -79,7 +77,7 @@ def _run(probe: AnyProbe, options: Any, asked: Asked, out: Output) -> Exit:
     if asked.only_findings and out.format not in (Format.JSONL, Format.CSV):
         raise WrongOptionError("for -o jsonl and -o csv; the other formats have them", "--findings")
     probe.refuse(options, timeout_s=asked.timeout_s, recorded=asked.source is not None)
-    found, others = choose(find(asked, out), asked.patterns)
+    found, others = choose(find(asked, out), asked.selection)
     from pdctl.probes.view import View  # loads what asks: not before there is somebody
     from pdctl.targets.client import Client
 
@@ -266,36 +264,15 @@ def find(asked: Asked, out: Output, *, outside: bool = True) -> Found:
     return found.require()
 
 
-def choose(found: Found, patterns: Sequence[str]) -> tuple[Found, tuple[FoundRank, ...]]:
-    """Return the ranks that any pattern means (all without one), and the others. Raises PdctlError where one means none."""
-    from pdctl.targets import selectors
+def choose(found: Found, selection: Selection) -> tuple[Found, tuple[FoundRank, ...]]:
+    """Return the ranks that are meant, and the others. Raises PdctlError (:func:`pdctl.targets.selectors.select`)."""
+    from pdctl.targets.selectors import select
 
-    if not patterns:
+    if not selection.given:
         return found, ()
-    chosen: set[int] = set()
-    for text in patterns:
-        matched = [n for n, one in enumerate(found.ranks) if one.identity.label == text.strip()]
-        if not matched:
-            try:
-                selector = selectors.parse(text)
-            except ValueError as error:
-                raise PdctlError(str(error), code=Exit.USAGE) from None
-            matched = [n for n, one in enumerate(found.ranks) if selector.matches(one.identity)]
-        if not matched:
-            raise PdctlError(
-                f"no rank matches {text!r}", f"There are: {_names(found)}. pdctl ranks shows all.", Exit.USAGE
-            )
-        chosen.update(matched)
+    chosen = set(select(selection, [one.identity for one in found.ranks]))
     ranks = tuple(one for n, one in enumerate(found.ranks) if n in chosen)
     return replace(found, ranks=ranks), tuple(one for n, one in enumerate(found.ranks) if n not in chosen)
-
-
-def _names(found: Found) -> str:
-    from pdctl.targets import nodeset
-
-    identities = [one.identity for one in found.ranks]
-    names = nodeset.server_names(identities)
-    return nodeset.fold((nodeset.place(one, names) for one in identities), nodeset.shown_axes(identities))
 
 
 __all__ = ["EXIT_CODES", "Asked", "choose", "exit_code", "find", "look", "run", "show"]

@@ -3,16 +3,22 @@
 ``decode:tp1`` is tp1 of every dp and pp of every decode server; ``decode`` every decode rank; ``*:tp[01]`` and ``tp0-1``
 tp0 and tp1 of both roles. A name after ``host=`` or ``cluster=`` narrows to hosts or clusters. Parts may also stand as
 labels have them, with blanks between: ``decode dp0 tp0,1``.
+
+:func:`select` is what ``--rank``, ``--group``, ``--server`` and ``--role`` mean, alone and together.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import msgspec
 
+from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.model import Identity
+from pdctl.targets import nodeset
+from pdctl.targets.servers import told_apart
 
 AXES = ("dp", "pp", "cp", "tp")
 NAMES = ("host", "cluster")
@@ -87,3 +93,121 @@ def _fits(value: object, glob: str) -> bool:
         int(found[1]) <= int(str(value)) <= int(found[2]) if found else fnmatchcase(str(value), one)
         for one, found in ranges
     )
+
+
+MOST_NAMED = 12
+"""Names that an error gives of those there are."""
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """Which ranks are meant: those that fit one value of each option that was given; all, where none was.
+
+    ranks: patterns, or labels. groups: the same, and titles of groups as output has them; each means every rank of the group.
+    servers: globs of a server's service, with or without its role, of its short name, or of its instance. roles: globs.
+    """
+
+    ranks: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    servers: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+
+    @property
+    def given(self) -> Mapping[str, tuple[str, ...]]:
+        """Option → its values, of those that were given."""
+        options = {"--rank": self.ranks, "--group": self.groups, "--server": self.servers, "--role": self.roles}
+        return {option: texts for option, texts in options.items() if texts}
+
+
+def select(selection: Selection, identities: Sequence[Identity]) -> list[int]:
+    """Return the numbers of the identities that are meant, in their order.
+
+    Raises PdctlError (USAGE) for a pattern that is none, a value that nothing fits, and options that no rank fits together.
+    """
+    meant = set(range(len(identities)))
+    for option, texts in selection.given.items():
+        fitting: set[int] = set()
+        for text in texts:
+            found = _FITTING[option](text.strip(), identities)
+            if not found:
+                raise _none(f"no {option[2:]} matches {text!r}", option, identities)
+            fitting |= found
+        meant &= fitting
+    if not meant and identities:
+        raise _none(f"no rank fits {' and '.join(selection.given)} together", "--rank", identities)
+    return sorted(meant)
+
+
+def _of_ranks(text: str, identities: Sequence[Identity]) -> set[int]:
+    found = {n for n, one in enumerate(identities) if one.label == text}
+    if found:
+        return found
+    try:
+        selector = parse(text)
+    except ValueError as error:
+        raise PdctlError(str(error), code=Exit.USAGE) from None
+    return {n for n, one in enumerate(identities) if selector.matches(one)}
+
+
+def _of_groups(text: str, identities: Sequence[Identity]) -> set[int]:
+    """Return every rank of the groups that have a rank which the text means, a pattern, or a title as output has them.
+
+    A title has its kind after the place, and the server where several have a group of this name.
+    """
+    place, *more = text.split(" · ")
+    found = _of_ranks(place, identities)
+    if len(more) > 1:
+        apart = told_apart(identities, [one.label for one in identities])
+        found = {n for n in found if apart[n] == more[1]}
+    kind = "attn-cp" if more and more[0].startswith("attention-CP") else "attn-tp"
+    keys = [_group(one, kind) for one in identities]
+    those = {keys[n] for n in found}
+    return {n for n, key in enumerate(keys) if key in those}
+
+
+def _group(one: Identity, kind: str) -> tuple[object, ...]:
+    """Return what the ranks of a group have in common; where a rank does not say, those that its coordinates make one."""
+    group = next((info.key for info in one.groups if info.kind == kind and one.world_rank in info.ranks), "")
+    return (one.instance, group) if group else (*nodeset.server(one), one.dp, one.pp, one.cp)
+
+
+def _of_servers(text: str, identities: Sequence[Identity]) -> set[int]:
+    names = nodeset.server_names(identities)
+    fits = {}
+    for server, name in names.items():
+        role, _, service, instance = server
+        fits[server] = any(_is(one, text) for one in (service, address(role, service), name, instance))
+    return {n for n, one in enumerate(identities) if fits[nodeset.server(one)]}
+
+
+def address(role: str, service: str) -> str:
+    """Return a service without its role: ``10.0.0.7:30000`` of ``decode@10.0.0.7:30000``."""
+    return service.removeprefix(role).lstrip("@ ") if service.startswith((f"{role}@", f"{role} ")) else service
+
+
+def _of_roles(text: str, identities: Sequence[Identity]) -> set[int]:
+    return {n for n, one in enumerate(identities) if fnmatchcase(one.role, text)}
+
+
+def _is(name: str, text: str) -> bool:
+    return bool(name) and (name == text or fnmatchcase(name, text))  # the host of an address may have [ and ]
+
+
+_FITTING = {"--rank": _of_ranks, "--group": _of_groups, "--server": _of_servers, "--role": _of_roles}
+
+
+def _none(what: str, option: str, identities: Sequence[Identity]) -> PdctlError:
+    named = list(dict.fromkeys(_names(option, identities)))
+    more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+    there = "; ".join(named[:MOST_NAMED])
+    return PdctlError(what, f"There are: {there}{more}. pdctl ranks shows all.", Exit.USAGE)
+
+
+def _names(option: str, identities: Collection[Identity]) -> Iterator[str]:
+    """Yield what there is of the kind that an option means."""
+    if option == "--role":
+        yield from sorted({one.role for one in identities})
+    elif option == "--server":
+        yield from sorted({one.service for one in identities})
+    else:
+        names = nodeset.server_names(identities)
+        yield from nodeset.terms((nodeset.place(one, names) for one in identities), nodeset.shown_axes(identities))

@@ -139,7 +139,7 @@ class Checker:
             rank_timeout_s=self._asked.rank_timeout_s,
             outside=True,
         ).require()
-        chosen, others = choose(found, self._asked.patterns)
+        chosen, others = choose(found, self._asked.selection)
         with Client(timeout_s=timeout_s, spent_s=found.took_s, rank_timeout_s=self._asked.rank_timeout_s) as client:
             client.give_up_on_silent()
             view = View.open(chosen, client, others=others)

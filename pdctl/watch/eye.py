@@ -203,7 +203,7 @@ class Eye:
 
     def _take(self, found: Found) -> None:
         try:
-            self._found, _ = choose(found, self._asked.patterns)
+            self._found, _ = choose(found, self._asked.selection)
         except PdctlError as error:  # those ranks are not there now
             self._found, self._problems = replace(found, ranks=()), (error.message,)
 

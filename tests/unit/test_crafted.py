@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 import pdctl
-from pdctl.probes.servers import told_apart
 from pdctl.probes.story.names import short_names
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.model import Identity
@@ -28,6 +27,7 @@ from pdctl.recording.source import FileSource, Held, Source, Spool
 from pdctl.targets import registration
 from pdctl.targets.find import load_source
 from pdctl.targets.nodeset import Place, fold, unfold
+from pdctl.targets.servers import told_apart
 from pdctl.trace import manifest, reader
 from pdctl.trace.reader import open_trace, read_manifest
 from tests.support import crafted

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pdctl.probes.dump.model import GroupRow, GroupsDump, QueuedRequest, QueuesDump, RankQueues
-from pdctl.probes.servers import told_apart
 from pdctl.protocol.model import UNKNOWN, WAITS_FOR_OTHER, Identity, poll_name
 from pdctl.protocol.rank import Answer, FoundRank
 from pdctl.protocol.requests import DEFERRED, Rooms
+from pdctl.targets.servers import told_apart
 
 
 def queues_of(answers: Sequence[Answer[Rooms]]) -> QueuesDump:

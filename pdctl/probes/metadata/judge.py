@@ -19,10 +19,10 @@ from pdctl.probes.metadata.safety import safety
 from pdctl.probes.metadata.slots import odd, odd_rows, owners_of, sent_of, slot_of, whose_room
 from pdctl.probes.queues.formatting import names
 from pdctl.probes.queues.formatting import rooms as some_rooms
-from pdctl.probes.servers import told_apart
 from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import Action, KVPoll, poll_name
 from pdctl.report.findings import Finding, finding
+from pdctl.targets.servers import told_apart
 
 RECENT_S = 900.0
 """How far back a recorded mismatch is still a finding."""

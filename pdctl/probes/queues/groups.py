@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from pdctl.probes.queues.compare import Comparison
 from pdctl.probes.queues.model import RankView
-from pdctl.probes.servers import told_apart
 from pdctl.protocol.model import GroupInfo
+from pdctl.targets.servers import told_apart
 
 KINDS = ("attn-tp", "attn-cp")
 """Kinds of groups that polls are reduced over."""

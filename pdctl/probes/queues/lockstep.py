@@ -11,11 +11,11 @@ from pdctl.probes.queues.formatting import names
 from pdctl.probes.queues.model import GroupReport, QueueRow, RankView
 from pdctl.probes.queues.now import length_of, now
 from pdctl.probes.queues.waits import kept_waiting, late_finding
-from pdctl.probes.servers import told_apart
 from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import QUEUES
 from pdctl.report.findings import Finding
 from pdctl.targets import nodeset
+from pdctl.targets.servers import told_apart
 
 
 def locksteps(views: Sequence[RankView], *, stalled_s: float) -> Iterator[tuple[GroupReport, list[Finding]]]:

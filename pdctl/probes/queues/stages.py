@@ -16,11 +16,11 @@ from pdctl.probes.queues.explain import ACTIONS
 from pdctl.probes.queues.model import GroupReport, QueueRow, RankView, RoomSide, RoomSplit
 from pdctl.probes.queues.now import age_of, length_of, now
 from pdctl.probes.queues.waits import kept_waiting, late_finding
-from pdctl.probes.servers import told_apart
 from pdctl.probes.standing import STANDS_S
 from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import POLLED_QUEUES, QUEUES, Action
 from pdctl.report.findings import Finding, finding
+from pdctl.targets.servers import told_apart
 
 KEPT_S, KEPT_ROUNDS = 10.0, 50
 """For how long, and in how many rounds, a stage must have kept a request that another has let go: a lag is none."""

@@ -10,10 +10,10 @@ from operator import attrgetter
 import msgspec
 
 from pdctl.probes.queues.formatting import names
-from pdctl.probes.servers import told_apart
 from pdctl.probes.stuck.model import Earlier, RankLooks, SideSpace
 from pdctl.protocol.model import OTHER, UNKNOWN, poll_name
 from pdctl.protocol.requests import RoomEntry, Rooms, RoomTable, Space
+from pdctl.targets.servers import told_apart
 
 COMPUTED = ("waiting", "running")
 HEARD = ("waiting", "decode.retracted")

@@ -153,7 +153,7 @@ class Looker:
         asked = self._asked
         try:
             with self._one:
-                found, others = choose(find(asked, Output(out=io.StringIO(), err=io.StringIO())), asked.patterns)
+                found, others = choose(find(asked, Output(out=io.StringIO(), err=io.StringIO())), asked.selection)
                 ranks = meant(found.ranks)
                 if not ranks:
                     raise PdctlError("it is no longer there", "Go back: others may have come.", Exit.UNREACHABLE)

@@ -66,6 +66,9 @@ def test_ranks_labs_and_contexts_of_this_host(ctx: typer.Context, tmp_path: Path
     (run / "lab-mine" / "lab.json").touch()
     contexts.add("prod", contexts.Context(run_dir=str(run)))
     assert values("rank")(ctx, "") == ["decode", "decode:dp0:pp0:tp1"]
+    assert values("group")(ctx, "") == ["decode:dp0:pp0"]
+    assert values("server")(ctx, "") == ["here:30001"]
+    assert values("role")(ctx, "d") == ["decode"]
     assert values("lab")(ctx, "m") == ["mine"]
     assert values("context")(ctx, "") == ["prod"]
 

@@ -26,6 +26,7 @@ from pdctl.report.findings import Finding, finding
 from pdctl.report.output import Format, Output
 from pdctl.targets.client import Client
 from pdctl.targets.find import Found
+from pdctl.targets.selectors import Selection
 from tests.support.drawing import drawing
 from tests.support.identities import identity
 
@@ -180,8 +181,8 @@ def test_a_rank_is_chosen_by_its_label_as_every_command_prints_it() -> None:
     unknown = identity(tp=-1, service="tcp://10.0.0.7:7000")
     ranks = tuple(FoundRank(one, "live") for one in (identity(tp=0), identity(tp=1), unknown))
     for rank in ranks:
-        assert choose(Found(ranks), [rank.identity.label])[0].ranks == (rank,)
-        assert choose(Found(ranks), [rank.identity.selector])[0].ranks == (rank,)
+        assert choose(Found(ranks), Selection((rank.identity.label,)))[0].ranks == (rank,)
+        assert choose(Found(ranks), Selection((rank.identity.selector,)))[0].ranks == (rank,)
 
 
 @pytest.mark.parametrize("entry", [e for e in PROBES if e.load().offline], ids=lambda entry: entry.command)
@@ -194,16 +195,16 @@ def test_a_directory_without_recordings_gives_no_hint_for_live_ranks(entry: Entr
 
 def test_ranks_are_chosen_by_any_pattern_and_the_others_are_kept() -> None:
     ranks = tuple(FoundRank(identity(role=role, tp=tp), "live") for role in ("prefill", "decode") for tp in (0, 1))
-    found, others = choose(Found(ranks), ["decode:tp1", "prefill"])
+    found, others = choose(Found(ranks), Selection(("decode:tp1", "prefill")))
     assert [rank.identity.label for rank in found.ranks] == [
         "prefill dp0 pp0 tp0",
         "prefill dp0 pp0 tp1",
         "decode dp0 pp0 tp1",
     ]
     assert others == (ranks[2],)
-    assert choose(Found(ranks), []) == (Found(ranks), ())
+    assert choose(Found(ranks), Selection()) == (Found(ranks), ())
     with pytest.raises(PdctlError):
-        choose(Found(ranks), ["decode", "decode:tp9"])
+        choose(Found(ranks), Selection(("decode", "decode:tp9")))
 
 
 def test_what_is_read_from_outside_in_an_agents_place_is_said_by_every_probe_that_tells_problems() -> None:

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdctl.protocol.model import Identity
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.model import GroupInfo, Identity
 from pdctl.targets import nodeset
 from pdctl.targets.nodeset import server_names
-from pdctl.targets.selectors import Selector, parse
+from pdctl.targets.selectors import Selection, Selector, parse
+from pdctl.targets.selectors import select as select_ranks
 
 BASE = Identity(
     engine="lab", engine_version="1", pdctl_version="1", role="decode", host="node-a", pid=1, proc_start=1,
@@ -117,3 +119,70 @@ def test_any_text_is_read_or_refused(text):
     except ValueError:  # and nothing else
         return
     assert set(select([selector], RANKS)) <= set(RANKS)
+
+
+SERVERS = [
+    rank(role=role, service=f"{role}@10.0.0.{host}:30000", instance=f"{role}{host}", dp=dp, tp=tp, world=f"{role}{host}",
+         world_rank=2 * dp + tp, groups=(GroupInfo("attn-tp", (2 * dp, 2 * dp + 1), f"{role}{host}"),))
+    for role, host in (("prefill", 1), ("decode", 2), ("decode", 3)) for dp in range(2) for tp in range(2)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("selection", "count"),
+    [
+        (Selection(), 12),
+        (Selection(roles=("prefill",)), 4),
+        (Selection(roles=("prefill", "decode")), 12),
+        (Selection(servers=("10.0.0.3:30000",)), 4),
+        (Selection(servers=("decode@10.0.0.3:30000",)), 4),
+        (Selection(servers=("10.0.0.*",)), 12),
+        (Selection(servers=("prefill", "decode3")), 8),
+        (Selection(ranks=("tp0",), servers=("10.0.0.3:30000",)), 2),
+        (Selection(ranks=("decode:dp0", "prefill"), roles=("decode",)), 4),
+        (Selection(groups=("decode:dp1:tp0",)), 4),
+        (Selection(groups=("decode:dp1",), servers=("10.0.0.2:*",)), 2),
+        (Selection(groups=("decode dp1 pp0 · attention-TP group of 2 · decode@10.0.0.2:30000",)), 2),
+        (Selection(groups=("prefill dp1 pp0 · attention-TP group of 2",)), 2),
+        (Selection(groups=("prefill · dp attention of 2 dp ranks",)), 4),
+    ],
+)
+def test_options_narrow_together(selection, count):
+    assert len(select_ranks(selection, SERVERS)) == count
+
+
+@pytest.mark.parametrize(
+    ("selection", "said", "there"),
+    [
+        (Selection(roles=("router",)), "no role matches 'router'", "decode; prefill"),
+        (Selection(servers=("10.0.0.9:30000",)), "no server matches '10.0.0.9:30000'", "decode@10.0.0.2:30000"),
+        (Selection(groups=("decode:dp7",)), "no group matches 'decode:dp7'", "dp0,1 tp0,1"),
+        (Selection(ranks=("decode:tp7",)), "no rank matches 'decode:tp7'", "dp0,1 tp0,1"),
+        (Selection(ranks=("decode",), roles=("prefill",)), "no rank fits --rank and --role together", "dp0,1 tp0,1"),
+        (Selection(groups=("nonsense",)), "is neither a role", ""),
+    ],
+)
+def test_what_nothing_fits_is_wrong_usage_and_says_what_there_is(selection, said, there):
+    with pytest.raises(PdctlError) as error:
+        select_ranks(selection, SERVERS)
+    assert error.value.code is Exit.USAGE
+    assert said in error.value.message
+    assert there in error.value.next_step
+
+
+def test_a_server_whose_address_has_brackets_is_meant_as_it_is_written():
+    six = [rank(service=f"decode@[::{n}]:30000", instance=str(n)) for n in range(2)]
+    assert select_ranks(Selection(servers=("[::1]:30000",)), six) == [1]
+
+
+def test_of_thousands_of_servers_only_some_are_named():
+    many = [rank(service=f"decode@10.0.{n}.1:1", instance=str(n)) for n in range(200)]
+    with pytest.raises(PdctlError) as error:
+        select_ranks(Selection(servers=("x",)), many)
+    assert "and 188 more" in error.value.next_step
+    assert len(error.value.next_step) < 500
+
+
+def test_ranks_that_do_not_tell_their_groups_are_grouped_by_their_place():
+    outside = [rank(dp=dp, tp=tp, instance="") for dp in range(2) for tp in range(2)]
+    assert select_ranks(Selection(groups=("tp1:dp0",)), outside) == [0, 1]
