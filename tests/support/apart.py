@@ -60,7 +60,7 @@ def main(program: list[str]) -> int:
         1, signal.SIGKILL
     )  # PR_SET_PDEATHSIG: process 1 ends with its parent, and all others with it
     _own_mounts()
-    _loopback_up()
+    loopback_up()
     os.environ[_HOST_NETWORK] = f"/proc/1/fd/{network}"
     child = os.fork()
     if not child:
@@ -81,7 +81,8 @@ def _own_mounts() -> None:
         _call("mount", b"tmpfs", os.fsencode(path), b"tmpfs", 0, f"mode={mode}".encode())
 
 
-def _loopback_up() -> None:
+def loopback_up() -> None:
+    """Bring the loopback interface of this process's network up."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))
 
