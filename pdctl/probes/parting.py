@@ -230,7 +230,7 @@ def _done(who: Identity, one: Recorded) -> Iterable[Did]:
         stream = recording.stream(queue)
         if stream is None:
             continue
-        for row in range(max(0, len(stream) - MOST_RUNS), len(stream)):
+        for row in range(max(stream.tail, len(stream) - MOST_RUNS), len(stream)):
             run = stream.run(row)
             acts = [(item.room, item.action) for item in stream.items(run) or ()]
             left += [(queue, run, room, action) for room, action in acts if action in _TOOK or action in _FAILED]

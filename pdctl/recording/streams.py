@@ -86,12 +86,14 @@ class Stream:
     """All rounds of one queue over one group that the file still holds, oldest first.
 
     table: one row a run (:data:`pdctl.recording.format.ROUND_DTYPE`), sorted by ordinal. Runs are numbered by their row.
+    tail: the row from which on no run was left out; only an excerpt leaves out any (:mod:`pdctl.recording.excerpt`).
     """
 
     def __init__(self, group: GroupInfo, table: NDArray[Any], source: Source, items: tuple[int, int]) -> None:
         self.queue = QUEUES[int(table["queue"][-1])]
         self.group = group
         self.table = table
+        self.tail = 0
         self.ends: NDArray[np.int64] = (table["ordinal"] + table["repeat"] - 1).astype(np.int64)
         self._source = source
         self._items_offset, self._items_capacity = items
@@ -100,6 +102,11 @@ class Stream:
 
     def __len__(self) -> int:
         return len(self.table)
+
+    @property
+    def number(self) -> int:
+        """The number of the stream in its recording."""
+        return int(self.table["stream"][-1])
 
     @property
     def first(self) -> int:

@@ -49,13 +49,16 @@ class Tail:
                 break
             parts.append(more.table)
             last += len(more.table)
-        if len(parts) > 1:
-            self._runs = np.concatenate(parts)[-MOST_RUNS:]
-        return Ring(self._runs if self._runs is not None else runs)
+        self._runs = (np.concatenate(parts) if len(parts) > 1 else runs)[-self._most(capacity) :]
+        return Ring(self._runs)
+
+    def _most(self, capacity: int) -> int:
+        """Return how many runs are kept of a ring."""
+        return min(MOST_RUNS, capacity)
 
     def _anew(self, source: Source, offset: int, capacity: int) -> Ring:
         ring = rounds(source, offset, capacity)
-        newest = ring.table[-MOST_RUNS:].copy()
+        newest = ring.table[-self._most(capacity) :].copy()
         self._runs = None if ring.torn else newest
         return Ring(newest, ring.torn, ring.untrue)
 

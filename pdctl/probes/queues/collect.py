@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from pdctl.probes.processes import now_ns
 from pdctl.probes.queues.judge import unconfirmed
 from pdctl.probes.queues.model import RankView
 from pdctl.probes.standing import standing
 from pdctl.protocol.model import Status
-from pdctl.protocol.rank import FoundRank, Silence
+from pdctl.protocol.rank import Answer, FoundRank, Silence
 from pdctl.targets.silence import not_asked
 
 if TYPE_CHECKING:
     from pdctl.probes.view import View
+    from pdctl.recording.excerpt import Excerpt, Part, Wanted
     from pdctl.recording.reader import Recording
 
 CONFIRM_PAUSE_S = 0.4
@@ -63,7 +66,6 @@ def collect(view: View, *, sockets: bool = True, files: bool = True) -> list[Ran
     views = []
     for rank in view.ranks:
         status = statuses.get(id(rank))
-        recording, problem = _recording(rank, view, files=files, sockets=sockets)
         views.append(
             RankView(
                 identity=status.body.identity if status and status.body else rank.identity,
@@ -72,11 +74,66 @@ def collect(view: View, *, sockets: bool = True, files: bool = True) -> list[Ran
                 ended=rank.state == "dead" or bool(rank.seen_ns and rank.seen_live is False),
                 status=status.body if status else None,
                 snapshot=snapshots.get(id(rank)),
-                recording=recording,
-                recording_off=problem,
-                now_ns=_now(rank, status.body if status else None, recording),
             )
         )
+    far = [n for n, rank in enumerate(view.ranks) if _far(rank) and views[n].status is not None]
+    excerpts, views = _first_parts(view, views, far) if far else ({}, views)
+    near = [n for n, one in enumerate(views) if n not in excerpts and not one.recording_off]
+    views = _whole(view, views, near, files=files, sockets=sockets)
+    if excerpts:
+        views = _excerpted(view, views, excerpts)
+    return [
+        replace(one, now_ns=_now(rank, one.status, one.recording)) for rank, one in zip(view.ranks, views, strict=True)
+    ]
+
+
+def _far(rank: FoundRank) -> bool:
+    """Return whether a rank's recording is on another host."""
+    return rank.access is not None and bool(rank.recording_size)
+
+
+def _first_parts(view: View, views: list[RankView], far: Sequence[int]) -> tuple[dict[int, Excerpt], list[RankView]]:
+    """Return the beginnings of excerpts of these ranks' recordings, and the views, where it is known why there is none.
+
+    A rank whose gateway or agent does not know excerpts has neither: its whole recording is read.
+    """
+    from pdctl.probes.queues.excerpts import first_of
+    from pdctl.recording.excerpt import opened
+
+    excerpts, views = {}, list(views)
+    for n, answer in _ask(view, {n: first_of(views[n]) for n in far}).items():
+        if answer.body is not None:
+            excerpt = opened(answer.body, views[n].identity)
+            if excerpt is not None:
+                excerpts[n] = excerpt
+        elif answer.silence is not Silence.ERROR:
+            views[n] = replace(views[n], recording_off=answer.reason)
+    return excerpts, views
+
+
+def _excerpted(view: View, views: list[RankView], excerpts: dict[int, Excerpt]) -> list[RankView]:
+    """Return the views with what is needed of these recordings, or with all where that can't be told."""
+    from pdctl.probes.queues.excerpts import Reading
+
+    reading = Reading(views, excerpts, lambda wanted: {n: one.body for n, one in _ask(view, wanted).items()})
+    reading.read()
+    found = [replace(one, recording=None) if n in reading.whole else one for n, one in enumerate(reading.views)]
+    return _whole(view, found, sorted(reading.whole.intersection(excerpts)), files=True, sockets=True)
+
+
+def _ask(view: View, wanted: Mapping[int, Wanted]) -> dict[int, Answer[Part]]:
+    from pdctl.recording.excerpt import OP, Part
+
+    questions = [(view.ranks[n], msgspec.to_builtins(one)) for n, one in wanted.items()]
+    return dict(zip(wanted, view.client.ask_each(questions, OP, Part), strict=True))
+
+
+def _whole(view: View, views: list[RankView], those: Sequence[int], *, files: bool, sockets: bool) -> list[RankView]:
+    """Return the views with the whole recordings of those with these numbers, or why there are none."""
+    views = list(views)
+    for n in those:
+        recording, problem = _recording(view.ranks[n], view, files=files, sockets=sockets)
+        views[n] = replace(views[n], recording=recording, recording_off=problem)
     return views
 
 

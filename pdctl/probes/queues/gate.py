@@ -40,7 +40,7 @@ def holding(streams: Iterable[tuple[str, Any]]) -> list[Held]:
 
 def _of(rank: str, stream: Stream) -> list[Held]:
     held: dict[int, list[int]] = {}  # room: rounds, first ordinal, last ordinal, first ns, last ns
-    for index in range(max(0, len(stream) - LOOK_BACK), len(stream)):
+    for index in range(max(stream.tail, len(stream) - LOOK_BACK), len(stream)):
         rows = stream.rows(index)
         if rows is None:
             continue
@@ -63,11 +63,11 @@ def _of(rank: str, stream: Stream) -> list[Held]:
 def _longer(stream: Stream, held: dict[int, list[int]]) -> None:
     """Carry the holds that began before the runs looked at back to where they began."""
     index = len(stream) - LOOK_BACK
-    if index <= 0:
+    if index <= stream.tail:
         return
     begin = stream.run(index).ordinal
     open_holds = {room: entry for room, entry in held.items() if entry[1] == begin}
-    for before in range(index - 1, max(-1, index - 1 - MOST_BACK), -1):
+    for before in range(index - 1, max(stream.tail - 1, index - 1 - MOST_BACK), -1):
         rows = stream.rows(before) if open_holds else None
         if rows is None:
             return

@@ -86,17 +86,18 @@ def _distrusted(view: RankView) -> list[str]:
     return sorted(name for name in failed if name in ("collective", "poll") or name.startswith("rounds."))
 
 
+def has_rounds(view: RankView) -> bool:
+    """Return whether a rank has rounds that can be compared."""
+    return view.recording is not None and not _distrusted(view)
+
+
 # ---- one group --------------------------------------------------------------------------------------------------------
 
 
 def _group(
     group: Group, stalled_s: float, confirmed: bool, views: Sequence[RankView], *, holds: bool
 ) -> tuple[GroupReport, list[Finding]]:
-    group.judged = [
-        n
-        for n, view in enumerate(group.members)
-        if view is not None and view.recording is not None and not _distrusted(view)
-    ]
+    group.judged = [n for n, view in enumerate(group.members) if view is not None and has_rounds(view)]
     recordings = [group.members[n].recording for n in group.judged]  # type: ignore[union-attr]
     queues = [q for q in COMPARED_QUEUES if any(r is not None and r.stream(q, group.info.kind) for r in recordings)]
     if len(group.judged) > 1:

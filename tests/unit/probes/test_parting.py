@@ -35,6 +35,8 @@ class Run:
 
 
 class Stream:
+    tail = 0
+
     def __init__(self, *runs: Run) -> None:
         self.runs = runs
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from pdctl.probes.queues.judge import judge
 from pdctl.probes.queues.model import RankView
 from pdctl.protocol.model import EventKind
 from pdctl.recording.reader import parse
 from pdctl.report.findings import Finding, Level
+from tests.support.excerpted import judge
 from tests.support.story_world import Rank, Request, World
 
 ROOM = 7

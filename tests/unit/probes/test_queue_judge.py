@@ -17,13 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdctl.agent.tap import QueueTap
-from pdctl.probes.queues.judge import judge, unconfirmed
+from pdctl.probes.queues.judge import unconfirmed
 from pdctl.probes.queues.model import QueuesDocument, RankView
 from pdctl.protocol.model import QUEUES, Action, Call, EventKind, GroupInfo, Identity, QueueEntry, Snapshot, Status
 from pdctl.recording import format as f
 from pdctl.recording.reader import parse
 from pdctl.recording.writer import RecordingWriter
 from pdctl.report.findings import Level
+from tests.support.excerpted import judge
 
 FAILED, WAITING, TRANSFERRING, SUCCESS = 0, 2, 3, 4
 

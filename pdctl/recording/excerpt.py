@@ -1,0 +1,408 @@
+"""Excerpts: the part of a recording that a comparison needs, as a rank's gateway answers it and a client reads it.
+
+A client asks for :class:`Wanted` and gets :class:`Part`: digests, and records of the recording as they are in its file. With
+these it reads a recording as it reads a whole one (:class:`Excerpt`), with every check; only runs between are left out.
+Each answer is of its own moment. Where anything is odd, the answer says so, and the client reads the whole recording.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from pdctl.protocol import structs
+from pdctl.protocol.model import EventKind, Identity, KVPoll
+from pdctl.recording import format as f
+from pdctl.recording.digest import SIZE, Digests, whole
+from pdctl.recording.reader import BadRecording, Recording, read_from
+from pdctl.recording.rings import ROUND, Ring, among, events, possible_rounds, record_sums, select_records
+from pdctl.recording.source import FileSource, Held
+from pdctl.recording.streams import Stream
+from pdctl.recording.tail import Tail
+
+OP = "rounds"
+GATED = "decode.transfer"
+"""The queue whose polls the gate of the metadata holds back."""
+MAX_BODY = 8 << 20
+"""Bytes of the records in one answer, before they are compressed."""
+MAX_ROWS, MAX_EVENTS, MAX_ITEM_BYTES = 16384, 8192, 4 << 20
+MAX_CUTS = 64
+TOO_MUCH = "more is asked for than an excerpt may have"
+
+_Number = Annotated[int, msgspec.Meta(ge=0, lt=f.MAX_COUNT)]
+_Rounds = dict[Annotated[int, msgspec.Meta(ge=0, lt=256)], Annotated[list[_Number], msgspec.Meta(max_length=MAX_CUTS)]]
+
+
+class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a client asks for. Streams are named by their number in the recording.
+
+    newest: header, live cells, the oldest run of each stream, and so many of the newest runs with their lists; 0 nothing of it.
+    held: (runs, most more), wanted of GATED where the gate held a request in its newest runs; most more, if all that time.
+    rounds: the runs with these rounds. lists: the same, with the runs that their lists build on. cuts: a round from which turns
+    are counted, then rounds; asked for is a digest of the rounds between each two of them. rooms, kinds: events about these
+    rooms, and of these kinds.
+    """
+
+    newest: Annotated[int, msgspec.Meta(ge=0, le=MAX_ROWS)] = 0
+    held: tuple[_Number, _Number] = (0, 0)
+    rounds: _Rounds = {}
+    lists: _Rounds = {}
+    cuts: _Rounds = {}
+    rooms: Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(max_length=4096)] = []
+    kinds: Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=256)]], msgspec.Meta(max_length=64)] = []
+
+
+class Part(msgspec.Struct, frozen=True):
+    """The answer. whole: why the whole recording has to be read instead, "" if not.
+
+    digests: by stream, SIZE bytes for each range; b"" where a round of it is not there (any more). packed: a Body, compressed.
+    """
+
+    whole: str = ""
+    digests: dict[int, bytes] = {}
+    packed: bytes = b""
+
+
+class Body(msgspec.Struct, frozen=True):
+    """Records. head: the file up to its rings. rows: round records. pieces: items and events, by their place in the file.
+
+    tails: by stream, the round from which on no run is left out.
+    """
+
+    size: int = 0
+    head: bytes = b""
+    rows: bytes = b""
+    pieces: list[tuple[int, bytes]] = []
+    tails: dict[int, int] = {}
+
+
+# ---- where the recording is -------------------------------------------------------------------------------------------
+
+
+class Answerer:
+    """Answers for one recording whose file this process can open. Raises OSError where it can't."""
+
+    def __init__(self, path: Path, pid: int, proc_start: int) -> None:
+        self._tail = _Kept(path, pid, proc_start)
+        self._digests: dict[int, Digests] = {}
+
+    def answer(self, wanted: Wanted) -> Part:
+        """Return what is wanted of the recording as it is now. Raises OSError, BadRecording as :meth:`Tail.read` does."""
+        self._tail.forget = wanted.newest > 0
+        recording = self._tail.read()
+        return answer(recording, wanted, self._tail.head, self._digests)
+
+
+class _Kept(Tail):
+    """A tail of all runs in the file. It keeps those that are overwritten, until the next client begins. head: as last read."""
+
+    def __init__(self, path: Path, pid: int, proc_start: int) -> None:
+        super().__init__(path, pid, proc_start)
+        self.forget = True
+        self._source = self._heard = _Heard(path)
+
+    @property
+    def head(self) -> bytes:
+        """The bytes up to the rings that the last recording was read from."""
+        return self._heard.head
+
+    def _most(self, capacity: int) -> int:
+        return capacity if self.forget else 2 * capacity
+
+
+class _Heard(FileSource):
+    """A file of which the bytes before the rings are remembered as they were read."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.head = b""
+
+    def read(self, offset: int, length: int) -> bytes:
+        data = super().read(offset, length)
+        if offset == 0:
+            self.head = data
+        elif offset == f.LIVE_OFFSET:
+            self.head += data
+        return data
+
+
+def answer(recording: Recording, wanted: Wanted, head: bytes = b"", known: dict[int, Digests] | None = None) -> Part:
+    """Return what is wanted of ``recording``. head: its bytes up to the rings. known: digests of it, kept from call to call."""
+    if recording.problems or not all(whole(stream.table) for stream in recording.streams):
+        return Part("; ".join(recording.problems)[:500] or "rounds are missing in it")
+    streams = {stream.number: stream for stream in recording.streams}
+    digests = {}
+    for number, cuts in wanted.cuts.items():
+        found = None
+        if number in streams and len(cuts) > 2:
+            found = _digests(streams[number], {} if known is None else known, cuts).of(cuts[0], cuts[1:])
+        digests[number] = b"".join(found or ())
+    try:
+        body = _body(recording, streams, wanted, head)
+    except _TooMuchError:
+        return Part(TOO_MUCH)
+    packed = zlib.compress(msgspec.msgpack.encode(body), 1) if body is not None else b""
+    return Part(digests=digests, packed=packed)
+
+
+def _digests(stream: Stream, known: dict[int, Digests], cuts: Sequence[int]) -> Digests:
+    old = known.get(stream.number)
+    if old is None or old.first > min(cuts) or old.last < max(cuts):  # of the last round the outcome may be new
+        old = known[stream.number] = Digests(stream.table)
+    return old
+
+
+class _TooMuchError(Exception):
+    pass
+
+
+def _body(recording: Recording, streams: dict[int, Stream], wanted: Wanted, head: bytes) -> Body | None:
+    rows, listed = {}, {}
+    tails = {}
+    for number, stream in streams.items():
+        size = len(stream)
+        asked = [stream.index(n) for n in wanted.rounds.get(number, ())]
+        lists = [stream.index(n) for n in wanted.lists.get(number, ())]
+        if wanted.newest:
+            gated = wanted.held[0] and stream.queue == GATED
+            tail = max(0, size - max(wanted.newest, _held(stream, *wanted.held) if gated else 0))
+            tails[number] = int(stream.table["ordinal"][tail])
+            asked.append(0)
+            lists += range(tail, size)
+        chains = _chains(stream, [n for n in lists if n >= 0])
+        rows[number] = np.unique(np.array([n for n in (*asked, *chains) if n >= 0], np.int64))
+        listed[number] = np.array(chains, np.int64)
+    if sum(map(len, rows.values())) > MAX_ROWS:
+        raise _TooMuchError
+    found = [select_records(stream.table, rows[number]) for number, stream in streams.items() if len(rows[number])]
+    pieces: list[tuple[int, bytes]] = []
+    if wanted.newest or wanted.rooms or wanted.kinds:
+        pieces += _events(recording, wanted)
+    left = MAX_ITEM_BYTES
+    for number, stream in streams.items():
+        for at, data in _items(recording, select_records(stream.table, listed[number])):
+            left -= len(data)
+            if left < 0:
+                raise _TooMuchError
+            pieces.append((at, data))
+    if not found and not pieces and not wanted.newest:
+        return None
+    sealed = (_sealed(table).tobytes() for table in found)
+    return Body(recording.source.size, head if wanted.newest else b"", b"".join(sealed), pieces, tails)
+
+
+def _sealed(table: NDArray[Any]) -> NDArray[Any]:
+    """Return the records as they are in the file: the run in the live cells is put together anew there."""
+    data = table.tobytes()
+    sums = record_sums(data, np.arange(len(table)), f.ROUND_SIZE, f.ROUND_BODY_SIZE)
+    return select_records(table, sums == table["crc"])
+
+
+def _held(stream: Stream, least: int, most: int) -> int:
+    """Return how many of the newest runs tell of the requests that the gate held in the newest ``least`` of them."""
+    begin = max(0, len(stream) - least)
+    changes = stream.changes(least)
+    items = changes.items
+    held = (items["local"] == KVPoll.SUCCESS) & (items["gated"] == KVPoll.TRANSFERRING)
+    if changes.known.all() and not held.any():
+        return 0
+    since, now = _gated(stream, begin), _gated(stream, len(stream) - 1)
+    return least + most if begin and since & now else least
+
+
+def _gated(stream: Stream, index: int) -> set[int]:
+    rows = stream.rows(index)
+    if rows is None:
+        return set()
+    return set(rows["room"][(rows["local"] == KVPoll.SUCCESS) & (rows["gated"] == KVPoll.TRANSFERRING)].tolist())
+
+
+def _chains(stream: Stream, indices: Collection[int]) -> list[int]:
+    """Return the rows of these runs and of those that their lists build on."""
+    full = np.flatnonzero(stream.table["flags"] >> 4 & f.FLAG_FULL)
+    found: set[int] = set()
+    for index in indices:
+        if index in found:
+            continue
+        at = int(np.searchsorted(full, index, "right")) - 1
+        begin = int(full[at]) if at >= 0 else index  # else its list is lost
+        found.update(range(begin, index + 1))
+        if len(found) > MAX_ROWS:
+            raise _TooMuchError
+    return sorted(found)
+
+
+def _items(recording: Recording, runs: NDArray[Any]) -> Iterable[tuple[int, bytes]]:
+    _, _, offset, capacity, _, _ = recording.rings
+    some = runs[(runs["items_count"] > 0) & (runs["items_count"] <= capacity)]
+    if not len(some):
+        return
+    starts = some["items_start"].astype(np.int64)
+    ends = starts + some["items_count"].astype(np.int64)
+    breaks = np.flatnonzero(starts[1:] != ends[:-1]) + 1
+    firsts, lasts = starts[np.r_[0, breaks]], ends[np.r_[breaks - 1, len(ends) - 1]]
+    for first, end in zip(firsts.tolist(), lasts.tolist(), strict=True):
+        begin = max(first, end - capacity)
+        while begin < end:
+            place = begin % capacity
+            count = min(end - begin, capacity - place)
+            at, length = offset + place * f.ITEM_SIZE, count * f.ITEM_SIZE
+            yield at, recording.source.read(at, length)
+            begin += count
+
+
+def _events(recording: Recording, wanted: Wanted) -> list[tuple[int, bytes]]:
+    _, _, _, _, offset, capacity = recording.rings
+    codes = np.array(wanted.kinds, np.uint8)
+    landed = int(EventKind.LANDED)
+
+    def meant(table: NDArray[Any]) -> NDArray[np.bool_]:
+        found = np.isin(table["kind"], codes) | among(table["room"], wanted.rooms)
+        if wanted.rooms:
+            found |= (table["kind"] == landed) & among(table["b"].astype(np.uint64), wanted.rooms)
+        return found
+
+    def kept(table: NDArray[Any]) -> NDArray[np.bool_]:
+        found: NDArray[np.bool_] = table["seq"] == table["seq"].max(initial=0)  # one of these is the newest of all
+        return found | meant(table)
+
+    table = events(recording.source, offset, capacity, kept)
+    named = meant(table)
+    named[-1:] |= wanted.newest > 0
+    table = select_records(table, named)
+    if len(table) > MAX_EVENTS:
+        raise _TooMuchError
+    data = table.view(f"V{f.EVENT_SIZE}").tobytes()
+    places = ((table["seq"].astype(np.int64) - 1) % capacity * f.EVENT_SIZE + offset).tolist()
+    return [(at, data[n * f.EVENT_SIZE : (n + 1) * f.EVENT_SIZE]) for n, at in enumerate(places)]
+
+
+# ---- who asked ---------------------------------------------------------------------------------------------------------
+
+
+class Excerpt:
+    """What one client has of a recording. The first part has its header; the recording is as it was then."""
+
+    def __init__(self, part: Part, name: str) -> None:
+        """Raises BadRecording where the part can't be read, or is not the first."""
+        self._name = name
+        body = _unpacked(part)
+        if not f.RINGS_OFFSET <= body.size <= f.MAX_SIZE or len(body.head) != f.RINGS_OFFSET:
+            raise BadRecording("the answer has no header")
+        self._body = body
+        self._pieces = {0: body.head, **_checked(body.pieces, body.size)}
+        self._rows = _rows(body.rows)
+        self.recording = self._read()
+        self._newest = {stream.number: stream.newest.ordinal for stream in self.recording.streams}
+
+    def add(self, part: Part) -> None:
+        """Take the records of a later answer, of runs that had ended when the first was given. Raises BadRecording."""
+        if not part.packed:
+            return
+        body = _unpacked(part)
+        self._pieces = {**_checked(body.pieces, self._body.size), **self._pieces}
+        more = _rows(body.rows)
+        ended = [
+            ordinal < self._newest.get(stream, 0)
+            for stream, ordinal in zip(more["stream"].tolist(), more["ordinal"].tolist(), strict=True)
+        ]
+        self._rows = _once(np.concatenate([self._rows, select_records(more, np.array(ended, np.bool_))]))
+        self.recording = self._read()
+
+    def _read(self) -> Recording:
+        recording = read_from(_Pieces(self._body.size, self._pieces), self._name, lambda *_: Ring(self._rows))
+        for stream in recording.streams:
+            since = self._body.tails.get(stream.number, 0)
+            stream.tail = int(np.searchsorted(stream.table["ordinal"].astype(np.int64), since))
+        return recording
+
+
+def opened(part: Part, identity: Identity) -> Excerpt | None:
+    """Return what one client has after the first part, None where it has to read the whole recording.
+
+    identity: of the process that was asked.
+    """
+    if part.whole:
+        return None
+    try:
+        excerpt = Excerpt(part, f"{identity.label} (excerpt)")
+    except BadRecording:
+        return None
+    found = excerpt.recording.identity
+    same = (found.pid, found.proc_start) == (identity.pid, identity.proc_start)
+    return excerpt if same and not excerpt.recording.problems else None
+
+
+class _Pieces(Held):
+    """These pieces of a file, zeros between."""
+
+    def __init__(self, size: int, pieces: dict[int, bytes]) -> None:
+        self.size = size
+        self._starts: list[int] = []
+        self._parts: list[bytes] = []
+        end = 0
+        for start, part in sorted(pieces.items()):
+            kept = part[max(0, end - start) :]
+            if kept:
+                self._starts.append(start + len(part) - len(kept))
+                self._parts.append(kept)
+                end = start + len(part)
+
+
+def _unpacked(part: Part) -> Body:
+    """Return the records of a part. Raises BadRecording."""
+    machine = zlib.decompressobj()
+    try:
+        data = machine.decompress(part.packed, MAX_BODY)
+        if machine.unconsumed_tail or not machine.eof:
+            raise BadRecording("the answer is longer than it may be")
+        return structs.from_msgpack(data, Body)
+    except (zlib.error, ValueError, RecursionError) as error:
+        raise BadRecording(f"the answer can't be read: {error}"[:200]) from None
+
+
+def _checked(pieces: Sequence[tuple[int, bytes]], size: int) -> dict[int, bytes]:
+    if any(at < f.RINGS_OFFSET or at + len(data) > size for at, data in pieces):
+        raise BadRecording("the answer has bytes from outside of the recording")
+    return dict(pieces)
+
+
+def _rows(data: bytes) -> NDArray[Any]:
+    """Return round records, those of a stream in order. Raises BadRecording if one is not whole."""
+    if len(data) % f.ROUND_SIZE:
+        raise BadRecording("the answer ends within a record")
+    table = np.frombuffer(data, ROUND)
+    places = np.arange(len(table))
+    if not (record_sums(data, places, f.ROUND_SIZE, f.ROUND_BODY_SIZE) == table["crc"]).all():
+        raise BadRecording("the answer has a torn record")
+    if not possible_rounds(table).all():
+        raise BadRecording("the answer has a record that can't be true")
+    return _once(table)
+
+
+def _once(table: NDArray[Any]) -> NDArray[Any]:
+    order = np.lexsort((table["ordinal"], table["stream"]))
+    stream, ordinal = table["stream"][order], table["ordinal"][order]
+    new = np.ones(len(order), np.bool_)
+    new[1:] = (stream[1:] != stream[:-1]) | (ordinal[1:] != ordinal[:-1])
+    return select_records(table, order[new])
+
+
+def digests_of(part: Part, number: int, count: int) -> list[bytes] | None:
+    """Return the ``count`` digests that a part has of a stream, None where it has not all of them."""
+    data = part.digests.get(number, b"")
+    if len(data) != count * SIZE:
+        return None
+    return [data[at : at + SIZE] for at in range(0, len(data), SIZE)]
+
+
+__all__ = [
+    "MAX_CUTS", "OP",
+    "Answerer", "Excerpt", "Part", "Wanted", "answer", "digests_of", "opened",
+]  # fmt: skip

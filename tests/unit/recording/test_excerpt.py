@@ -1,0 +1,153 @@
+"""Digests prove rounds equal however they are split into runs, and an excerpt reads what a whole recording does."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pdctl.recording import format as f
+from pdctl.recording.digest import Digests
+from pdctl.recording.excerpt import Answerer, Excerpt, Wanted, answer, digests_of
+from pdctl.recording.reader import BadRecording, read
+from tests.unit.agent.test_tap_recording import Engine, Request
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    return Engine(tmp_path / "x.pdrec")
+
+
+def turns(engine: Engine, many: int, draw: random.Random) -> None:
+    for _ in range(many):
+        engine.queue = [*engine.queue[-3:], Request(draw.randrange(1, 1 << 60), 1)]
+        polls = [draw.choice((1, 3, 3, 4)) for _ in engine.queue]
+        for _ in range(draw.choice((1, 1, 5))):
+            engine.turn(polls, polls, {request.room for request in engine.queue})
+
+
+def split(table: np.ndarray, draw: random.Random) -> np.ndarray:
+    """The same rounds in other runs."""
+    rows = []
+    for one in table:
+        row = one
+        repeat = int(row["repeat"])
+        at = draw.randrange(1, repeat) if repeat > 1 else 0
+        if at:
+            first = row.copy()
+            first["repeat"], first["flags"] = at, (int(row["flags"]) & 0xF0) | 3
+            rows.append(first)
+            row = row.copy()
+            row["ordinal"], row["visit"], row["repeat"] = row["ordinal"] + at, row["visit"] + at, repeat - at
+        rows.append(row)
+    return np.array(rows, table.dtype)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_digest_is_of_rounds_and_not_of_runs(engine: Engine, tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    turns(engine, 300, draw)
+    [stream] = read(tmp_path / "x.pdrec").streams
+    mine, other = Digests(stream.table), Digests(split(stream.table, draw))
+    for _ in range(50):
+        cuts = sorted(draw.sample(range(stream.first, stream.last + 2), 7))
+        assert mine.of(cuts[0], cuts[1:]) == other.of(cuts[0], cuts[1:]) is not None
+
+
+@pytest.mark.parametrize("field", ["hash", "n", "after_hash", "visit"])
+def test_whatever_differs_in_one_round_shows_in_its_ranges_only(engine: Engine, tmp_path: Path, field: str) -> None:
+    draw = random.Random(5)
+    turns(engine, 200, draw)
+    [stream] = read(tmp_path / "x.pdrec").streams
+    for at in (1, 77, len(stream.table) - 2):
+        table = stream.table.copy()
+        odd = table[at:] if field == "visit" else table[at : at + 1]
+        odd[field] += 1
+        where = int(table["ordinal"][at])
+        cuts = [0, where, where + 1, stream.last + 1]
+        mine, other = Digests(stream.table).of(0, cuts), Digests(table).of(0, cuts)
+        assert mine is not None
+        assert other is not None
+        same = [a == b for a, b in zip(mine, other, strict=True)]
+        assert same[:2] == [True, False]
+        assert same[2] is (field != "visit" and int(table["repeat"][at]) == 1)
+
+
+def test_no_digest_of_rounds_that_are_not_there(engine: Engine, tmp_path: Path) -> None:
+    turns(engine, 20, random.Random(1))
+    [stream] = read(tmp_path / "x.pdrec").streams
+    digests = Digests(stream.table)
+    for cuts in ([0], [], [0, stream.last + 2], [5, 5], [9, 3]):
+        assert digests.of(0, cuts) is None
+    assert digests.of(stream.last + 5, [0, 1]) is None
+
+
+def test_an_excerpt_has_the_newest_list_and_what_was_asked_for(engine: Engine, tmp_path: Path) -> None:
+    draw = random.Random(2)
+    turns(engine, 300, draw)
+    path = tmp_path / "x.pdrec"
+    whole = read(path)
+    [all_runs] = whole.streams
+    asked = Answerer(path, whole.pid, whole.proc_start)
+    first = asked.answer(Wanted(newest=3))
+    assert len(first.packed) < 4096
+    excerpt = Excerpt(first, "x")
+    [stream] = excerpt.recording.streams
+    assert (stream.first, stream.last, stream.tail) == (all_runs.first, all_runs.last, len(stream) - 3)
+    for run in stream.runs[-3:]:
+        assert stream.items(run) == all_runs.items(run) is not None
+    turns(engine, 100, draw)  # it goes on meanwhile
+    at = stream.last - 60
+    cuts = [stream.first, stream.first, at, stream.last]
+    part = asked.answer(Wanted(lists={0: [at]}, cuts={0: cuts}))
+    assert digests_of(part, 0, 2) == Digests(all_runs.table).of(stream.first, cuts[1:]) is not None
+    excerpt.add(part)
+    [more] = excerpt.recording.streams
+    run = more.at(at)
+    assert run == all_runs.at(at)
+    assert run is not None
+    assert more.items(run) == all_runs.items(run) is not None
+    assert more.last == stream.last
+
+
+def test_what_is_overwritten_between_two_questions_is_still_told(engine: Engine, tmp_path: Path) -> None:
+    draw = random.Random(3)
+    capacity = f.layout(f.MIN_SIZE)[1]
+    turns(engine, capacity + 200, draw)
+    path = tmp_path / "x.pdrec"
+    asked = Answerer(path, read(path).pid, read(path).proc_start)
+    excerpt = Excerpt(asked.answer(Wanted(newest=1)), "x")
+    [stream] = excerpt.recording.streams
+    turns(engine, 300, draw)
+    assert read(path).streams[0].first > stream.first
+    assert digests_of(asked.answer(Wanted(cuts={0: [stream.first, stream.first, stream.last]})), 0, 1) is not None
+    assert Excerpt(asked.answer(Wanted(newest=1)), "x").recording.streams[0].first > stream.first
+
+
+def test_a_torn_record_is_said_and_the_whole_has_to_be_read(engine: Engine, tmp_path: Path) -> None:
+    turns(engine, 50, random.Random(4))
+    data = bytearray((tmp_path / "x.pdrec").read_bytes())
+    data[f.RINGS_OFFSET + 10 * f.ROUND_SIZE + 40] ^= 1
+    (tmp_path / "y.pdrec").write_bytes(data)
+    recording = read(tmp_path / "y.pdrec")
+    part = answer(recording, Wanted(newest=1))
+    assert "torn" in part.whole
+    assert not part.packed
+
+
+def test_an_answer_that_is_no_part_of_a_recording_is_refused(engine: Engine, tmp_path: Path) -> None:
+    turns(engine, 50, random.Random(4))
+    recording = read(tmp_path / "x.pdrec")
+    head = recording.source.read(0, f.RINGS_OFFSET)
+    excerpt = Excerpt(answer(recording, Wanted(newest=1), head), "x")
+    for bad in (
+        answer(recording, Wanted(newest=1)),  # without its header
+        answer(recording, Wanted(rounds={0: [3]})),
+        type(answer(recording, Wanted()))(packed=b"garbage"),
+    ):
+        with pytest.raises(BadRecording):
+            Excerpt(bad, "x")
+    with pytest.raises(BadRecording):
+        excerpt.add(type(answer(recording, Wanted()))(packed=b"garbage"))
