@@ -29,7 +29,7 @@ from pdctl.targets.reach import Reach
 COMMANDS = {
     "preflight": ("preflight", "Look", "Check that a deployment is fit for traffic."),
     "record": ("record", "Look", "Save the recordings of all ranks in one trace file."),
-    "watch": ("watch", "Look", "Say when something goes wrong, its cause, and when it is over."),
+    "watch": ("watch", "Look", "Say what goes wrong, its cause, and when it is over."),
     "top": ("top", "Look", "Follow groups, ranks and findings on one screen."),
     "export": ("export", "Look", "Serve metrics for Prometheus, and a liveness probe."),
     "inject": ("inject", "Break", "Inject a fault into live ranks for a limited time."),
@@ -59,9 +59,12 @@ module's own name. EXAMPLES of the module are the two command lines that the hel
 CONTEXT_SETTINGS of the module are Typer's for that command.
 """
 
+HIDDEN = {"bridge": ("bridge", "", "Carry questions of a pdctl on another host.")}
+"""Commands that pdctl itself runs, on other hosts. No help lists them."""
+
 SECTIONS = ("Look", "Break", "Reach", "Learn")
 
-OWN_LINE = ("run", "inject", "watch", "top", "export")
+OWN_LINE = ("run", "inject", "watch", "top", "export", "bridge")
 """Commands that say themselves what they are doing, or are replaced by another program."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
@@ -100,13 +103,13 @@ class Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return the command called ``cmd_name``, None when there is none."""
-        if cmd_name not in self.list_commands(ctx):
+        if cmd_name not in HIDDEN and cmd_name not in self.list_commands(ctx):
             return None
         group, examples = _probe(cmd_name) if cmd_name in abouts() else _module(cmd_name)
         group.rich_markup_mode = None
         command: Any = typer.main.get_command(group)
         command.name = cmd_name
-        command.short_help = self.summaries()[cmd_name][1]
+        command.short_help = HIDDEN[cmd_name][2] if cmd_name in HIDDEN else self.summaries()[cmd_name][1]
         for sub in getattr(command, "commands", {}).values():
             sub.short_help = _first_sentence(sub.help)  # else lists of commands cut the help off where a line ends
         add_examples(command, examples)
@@ -166,7 +169,7 @@ def _probe(name: str) -> tuple[typer.Typer, Given]:
 
 
 def _module(name: str) -> tuple[typer.Typer, Given]:
-    module_name, *_ = COMMANDS[name]
+    module_name, *_ = HIDDEN.get(name) or COMMANDS[name]
     module = import_module(f"pdctl.commands.{module_name}")
     group: typer.Typer | None = getattr(module, "app", None)
     if group is None:
@@ -220,6 +223,13 @@ def _options(
             help="Find ranks in this TCPStore [PDCTL_STORE].",
         ),
     ] = None,
+    hosts: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--hosts", metavar="NODESET", help="Ask pdctl on these hosts [PDCTL_HOSTS]."),
+    ] = None,
+    via: Annotated[
+        str, typer.Option("--via", metavar="COMMAND", help="How, if not ssh {host} pdctl [PDCTL_VIA].")
+    ] = "",
     server_key: Annotated[
         str, typer.Option("--server-key", metavar="KEY", help="Public key of those ranks [PDCTL_SERVER_KEY].")
     ] = "",
@@ -230,10 +240,12 @@ def _options(
         ),
     ] = "",
 ) -> None:
-    for name, words in (("--endpoint", endpoint), ("--store", store)):
+    for name, words in (("--endpoint", endpoint), ("--store", store), ("--hosts", hosts)):
         if not all(word.strip() for word in words or ()):  # an unset variable: not this host's ranks instead
             raise typer.BadParameter("it is empty", param_hint=name)
-    ctx.obj = Reach(context, tuple(endpoint or ()), tuple(store or ()), server_key, key)
+    ctx.obj = Reach(
+        context, tuple(endpoint or ()), tuple(store or ()), server_key, key, hosts=tuple(hosts or ()), via=via
+    )
 
 
 def collect_garbage_seldom() -> None:

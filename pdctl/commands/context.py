@@ -42,7 +42,7 @@ class ContextRow(msgspec.Struct, frozen=True):
     """One saved target. used: commands of this environment take it. inject: allow, or never.
 
     endpoints: where its ranks listen for other hosts; store: where they publish themselves;
-    server_key: the key they have there; key: the pair shown to them.
+    server_key: the key they have there; key: the pair shown to them. hosts, via: as the options of that name.
     """
 
     context: str
@@ -54,6 +54,8 @@ class ContextRow(msgspec.Struct, frozen=True):
     store: str = ""
     server_key: str = ""
     key: str = ""
+    hosts: str = ""
+    via: str = ""
 
 
 class ContextsDocument(Document, frozen=True, kw_only=True, tag="pdctl.contexts"):
@@ -92,13 +94,23 @@ def add(
         Optional[list[str]],  # noqa: UP045
         typer.Option("--store", metavar="HOST:PORT", help="TCPStore of one of its jobs; repeatable."),
     ] = None,
+    hosts: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--hosts", metavar="NODESET|@FILE", help="Hosts whose own pdctl is asked; repeatable."),
+    ] = None,
+    via: Annotated[
+        str, typer.Option("--via", metavar="COMMAND", help="How pdctl is run there: srun -w {host} pdctl.")
+    ] = "",
     server_key: Annotated[str, typer.Option("--server-key", metavar="KEY", help="Public key of its ranks.")] = "",
     key: Annotated[str, typer.Option("--key", metavar="NAME", help="Client key of pdctl keys to use there.")] = "",
 ) -> int:
     """Save a target, or change it."""
     from pdctl.protocol import keys
-    from pdctl.targets.places import parse_endpoint, parse_stores
+    from pdctl.targets.hostlist import parse_hosts
+    from pdctl.targets.places import parse_endpoints, parse_stores, parse_via
 
+    nodes = " ".join(hosts or ())
+    parse_hosts(nodes), parse_via(via)
     if inject not in contexts.INJECT:
         raise typer.BadParameter("allow or never", param_hint="--inject")
     run, record = (os.fspath(place.absolute()) if place else "" for place in (run_dir, record_dir))
@@ -106,10 +118,12 @@ def add(
         run_dir=run,
         record_dir=record,
         inject=inject,
-        endpoints=tuple(map(parse_endpoint, endpoint or ())),
+        endpoints=parse_endpoints(" ".join(endpoint or ())),
         store=" ".join(map(str, parse_stores(" ".join(store or ())))),
         server_key=keys.parse_public(server_key) if server_key else "",
         key=keys.check_name(key) if key else "",
+        hosts=nodes,
+        via=via,
     )
     contexts.add(name, context)
     return Exit.CLEAN
@@ -194,6 +208,8 @@ def _row(name: str, one: contexts.Context, used: str) -> ContextRow:
         store=one.store,
         server_key=one.server_key,
         key=one.key,
+        hosts=one.hosts,
+        via=one.via,
     )
 
 
@@ -206,7 +222,13 @@ def _draw(document: ContextsDocument, console: Console) -> None:
     places = ("run dir", "record dir", "endpoints", "key")
     table = drawing.table("", "context", "inject", *places, wraps=places)
     for row in document.contexts:
-        where = "\n".join([*row.endpoints, *(f"store {one}" for one in row.store.split())])
+        where = "\n".join(
+            [
+                *row.endpoints,
+                *(f"store {one}" for one in row.store.split()),
+                *([f"hosts {row.hosts}"] if row.hosts else []),
+            ]
+        )
         table.add_row(
             "used" if row.used else "",
             row.context,
@@ -228,6 +250,8 @@ def _draw_one(document: ContextDocument, console: Console) -> None:
         ("record dir", row.record_dir),
         ("endpoints", "\n".join(row.endpoints)),
         ("store", "\n".join(row.store.split())),
+        ("hosts", row.hosts),
+        ("via", row.via),
         ("server key", row.server_key),
         ("key", row.key),
     ):

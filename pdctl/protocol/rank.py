@@ -53,12 +53,12 @@ class FoundRank:
     protocol: version that its agent speaks, 0 unknown. recording: the file, None without one; recording_off says why.
     member: name of that file in its trace. seen_ns: when it was copied into the trace, on the monotonic clock of the host that
     copied it, 0 unknown. seen_live: whether its process ran then, None unknown.
-    access: set for a rank that is reached over TCP; pdctl does not look for it in /proc or in files of this host. tcp: its
-    endpoint for other hosts, "" without one; tcp_off says why a requested one is missing. store: the address of its job's
+    access: set for a rank of another host; pdctl does not look for it in /proc or in files of this host. tcp: its endpoint for
+    other hosts, "" without one; tcp_off says why a requested one is missing. store: the address of its job's
     TCPStore, "" without one. remembered: it does not answer, and its identity is that of the rank which last answered at this
     endpoint. log: the file that it writes its log to, where this host has it. silent: why asking it is useless, if that is
     known already: a kind and a text. agent_off: why its agent is silent, if the rank is read from outside instead (state
-    ``outside``).
+    ``outside``). via: the far side that carries questions to it, "" where none does; far_key: its name there.
     """
 
     identity: Identity
@@ -82,6 +82,8 @@ class FoundRank:
     silent: Silence = Silence.NONE
     silent_why: str = ""
     agent_off: str = ""
+    via: str = ""
+    far_key: str = ""
 
     @property
     def recording_name(self) -> str:
@@ -90,7 +92,9 @@ class FoundRank:
 
     @property
     def connection(self) -> str:
-        """The key of a connection to it: its endpoint, and the server key expected there."""
+        """The key of a connection to it: its endpoint, and the server key expected there; or who carries it."""
+        if self.via:
+            return f"{self.via} {self.far_key}"
         return self.endpoint if self.access is None else f"{self.endpoint} {self.access.server_key}"
 
     @property

@@ -19,6 +19,7 @@ from pdctl.targets.waiting import SMALL, Question, Watch
 
 if TYPE_CHECKING:
     from pdctl.introspect.ranks import Asking
+    from pdctl.targets.bridges import BridgeLine
     from pdctl.targets.far_lines import FarLine, Memory
 
 TIMEOUT_S = 10.0
@@ -66,6 +67,7 @@ class Client:
     ) -> None:
         self._local: dict[str, LocalLine] = {}
         self._far: dict[str, FarLine] = {}
+        self._carried: dict[str, BridgeLine] = {}
         self._context: Any = None
         """ZeroMQ's, once there is a rank of another host."""
         self._numbers = itertools.count(1)
@@ -89,7 +91,7 @@ class Client:
 
     def close(self) -> None:
         """Close all connections. Unanswered questions are dropped."""
-        for connection in [*self._local, *self._far]:
+        for connection in [*self._local, *self._far, *self._carried]:
             self._drop(connection)
         if self._context is not None:
             self._context.destroy(linger=0)
@@ -126,19 +128,19 @@ class Client:
     ) -> list[Answer[T]]:
         """Ask each rank ``op`` with arguments of its own; otherwise as :meth:`ask`. No rank may be in it twice."""
         answers: dict[int, Answer[T]] = {}
-        outside = [index for index, (rank, _) in enumerate(questions) if rank.state == "outside"]
+        outside = [index for index, (rank, _) in enumerate(questions) if _from_outside_here(rank)]
         asking = self._from_outside([questions[index] for index in outside], op) if outside else None
         wait_s = max(self._rank_timeout_s, self.deadline.left(self._timeout_s) / 2 if op in DEAR else 0.0)
         patience = Deadline(self.deadline.left(wait_s))
         waiting: list[Question] = []
         for index, (rank, args) in enumerate(questions):
-            if rank.state == "outside":
+            if _from_outside_here(rank):
                 continue
             if self._given_up and rank.connection in self._given_up:
                 answers[index] = self._given_up[rank.connection]
                 continue
             question = Question(index, rank, op, args, wait_s)
-            silent = not_asked(rank) or self._begin(question)
+            silent = (None if _of_file(rank, op) else not_asked(rank)) or self._begin(question)
             if silent is not None:
                 answers[index] = Answer(rank, None, *silent)
             else:
@@ -155,7 +157,7 @@ class Client:
         question.number = next(self._numbers)
         payload = wire.encode(wire.Request(question.op, id=question.number, args=question.args))
         try:
-            question.line = self._line(rank)
+            question.line = self._line(rank, self.deadline.left(question.wait_s))
             question.line.begin(payload, question.limit)
         except OSError as error:
             self._drop(rank.connection)
@@ -166,7 +168,7 @@ class Client:
         self, waiting: list[Question], answers: dict[int, Answer[T]], kind: type[T], patience: Deadline
     ) -> list[Question]:
         """Collect answers into ``answers``. Return the questions that are unanswered after the time limit."""
-        memory = self._memory() if any(question.rank.access is not None for question in waiting) else None
+        memory = self._memory() if any(_over_tcp(question.rank) for question in waiting) else None
         watch = Watch(far=memory is not None)
         for question in waiting:
             watch.look(question)
@@ -218,7 +220,7 @@ class Client:
         """Recover after too much data came from other hosts. The sender is unknown, so ask one rank at a time."""
         from pdctl.targets.far_lines import MAX_HELD, give_back
 
-        far = [question for question in waiting if question.rank.access is not None]
+        far = [question for question in waiting if _over_tcp(question.rank)]
         for question in far:
             self._drop(question.rank.connection)
         give_back()
@@ -234,7 +236,7 @@ class Client:
                 continue
             share = Deadline(patience.left(3600.0) / (len(far) - number))
             unanswered += self._wait([question], answers, kind, share)
-        near = [question for question in waiting if question.rank.access is None]
+        near = [question for question in waiting if not _over_tcp(question.rank)]
         return unanswered + self._wait(near, answers, kind, patience)
 
     @staticmethod
@@ -248,8 +250,16 @@ class Client:
 
         return Asking(questions, op, self.deadline.left(self._rank_timeout_s))
 
-    def _line(self, rank: FoundRank) -> Line:
-        """Return the connection to ``rank``, made where there is none."""
+    def _line(self, rank: FoundRank, wait_s: float) -> Line:
+        """Return the connection to ``rank``, made where there is none. wait_s: how long its answer is waited for."""
+        if rank.via:
+            from pdctl.targets import bridges  # only where something is remote
+
+            carried = self._carried.get(rank.connection)
+            if carried is None:
+                carried = self._carried[rank.connection] = bridges.line(rank)
+            carried.wait_s = wait_s
+            return carried
         if rank.access is None:
             return self._local.setdefault(rank.connection, LocalLine(rank.endpoint.removeprefix("ipc://")))
         line = self._far.get(rank.connection)
@@ -266,6 +276,9 @@ class Client:
     def _drop(self, connection: str) -> str:
         """Close a connection. Return why it was not established, "" if it was, or if it is local."""
         local, far = self._local.pop(connection, None), self._far.pop(connection, None)
+        carried = self._carried.pop(connection, None)
+        if carried is not None:
+            carried.close()
         if local is not None:
             local.close()
         return far.close() if far is not None else ""
@@ -293,6 +306,19 @@ class Client:
         if self._given_up is not None and question.op not in DEAR:
             self._given_up[rank.connection] = answer
         return answer
+
+
+def _from_outside_here(rank: FoundRank) -> bool:
+    return rank.state == "outside" and not rank.via
+
+
+def _of_file(rank: FoundRank, op: str) -> bool:
+    """Return whether a far side answers for a rank that has ended, from its recording."""
+    return op == "recording" and rank.state == "dead" and bool(rank.via and rank.recording_size)
+
+
+def _over_tcp(rank: FoundRank) -> bool:
+    return rank.access is not None and not rank.via
 
 
 def _read(payload: bytes, question: Question, kind: type[T]) -> Answer[T] | None:

@@ -14,9 +14,13 @@ Kept in ``$XDG_CONFIG_HOME/pdctl/contexts.toml`` (``~/.config`` where unset), on
     server_key = "5d…"
     key = "alice"
 
+    [context.bare]
+    hosts = "gpu[001-064]"
+    via = "ssh {host} /opt/pdctl/bin/pdctl"
+
 ``--context NAME`` and ``PDCTL_CONTEXT`` choose one for a single command, in this order, before ``current``. Directories
 given by ``--run-dir``, ``--record-dir`` or the environment of the command win over those of a context, and so do
-``--endpoint``, ``--store``, ``--server-key`` and ``--key``.
+``--endpoint``, ``--store``, ``--hosts``, ``--via``, ``--server-key`` and ``--key``.
 """
 
 from __future__ import annotations
@@ -45,7 +49,7 @@ class Context(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
     endpoints: where ranks listen for other hosts. store: the job's TCPStore, where they publish themselves.
     server_key: the public key that agents there have. key: the name of the
-    pair that is shown to them.
+    pair that is shown to them. hosts, via: as the options of that name.
     """
 
     run_dir: str = ""
@@ -55,6 +59,8 @@ class Context(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     store: str = ""
     server_key: str = ""
     key: str = ""
+    hosts: str = ""
+    via: str = ""
 
 
 class Contexts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -118,6 +124,8 @@ def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         "PDCTL_RECORD_DIR": context.record_dir,
         "PDCTL_ENDPOINT": " ".join(context.endpoints),
         "PDCTL_STORE": context.store,
+        "PDCTL_HOSTS": context.hosts,
+        "PDCTL_VIA": context.via,
         "PDCTL_SERVER_KEY": context.server_key,
         "PDCTL_KEY": context.key,
     }

@@ -118,8 +118,9 @@ def discover(
     away = _away(places, timeout_s, rank_timeout_s, problems)
     until = time.monotonic() + timeout_s / 2  # asking the ranks has to have some of it
     elsewhere = places.elsewhere
-    folders = places.run_dirs if not elsewhere or places.run_dir_named else ()
-    records = (places.record_dir,) if not elsewhere or places.record_dir_named else ()
+    # With hosts the directories named are theirs.
+    folders = places.run_dirs if not elsewhere or (places.run_dir_named and not places.hosts) else ()
+    records = (places.record_dir,) if not elsewhere or (places.record_dir_named and not places.hosts) else ()
     ranks: dict[str, FoundRank] = {}
     for folder in folders:
         if _usable(folder, places, others):
@@ -132,7 +133,7 @@ def discover(
         if _usable(folder, places, others):
             _join(ranks, recordings.of_folder(folder, problems, True, until))
     agentless = NONE
-    if (outside or not ranks) and (not elsewhere or places.outside != OutsideSetting()):
+    if (outside or not ranks) and (not elsewhere or (places.outside != OutsideSetting() and not places.hosts)):
         agentless = select_processes(places, list(ranks.values()))
     if outside:
         _join(ranks, _outside(agentless.selected, list(ranks.values()), rank_timeout_s))
@@ -219,11 +220,16 @@ def _outside(chosen: Sequence[Candidate], ranks: Sequence[FoundRank], timeout_s:
 
 def _away(places: Places, timeout_s: float, rank_timeout_s: float, problems: list[str]) -> list[FoundRank]:
     """Return the ranks on other hosts."""
-    if not places.elsewhere:
-        return []
-    from pdctl.targets.sources import endpoints  # only where something is remote
+    found: list[FoundRank] = []
+    if places.endpoints or places.stores:
+        from pdctl.targets.sources import endpoints  # only where something is remote
 
-    return endpoints.find(places, timeout_s, rank_timeout_s, problems)
+        found += endpoints.find(places, timeout_s, rank_timeout_s, problems)
+    if places.hosts:
+        from pdctl.targets.sources import hosts
+
+        found += hosts.find(places, timeout_s, rank_timeout_s, problems)
+    return found
 
 
 def _usable(folder: Path, places: Places, others: list[str]) -> bool:

@@ -6,17 +6,21 @@ Nothing is opened or connected here. :meth:`pdctl.targets.reach.Reach.places` ma
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pdctl.protocol import keys, paths
 from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.targets import hostlist
 
 MAX_ENDPOINTS = 8192
 _ADDRESS = re.compile(r"(tcp://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})", re.ASCII)
 _OFF = ("off", "no", "0", "none")
 _SWITCH = {"": True, "on": True, "yes": True, "1": True, **dict.fromkeys(_OFF, False)}
+HOST = "{host}"
+"""What stands for the host in ``--via``."""
 _LONGEST_PID = 7  # Linux gives none over 2^22
 
 
@@ -52,6 +56,7 @@ class Places:
 
     endpoints: ``tcp://HOST:PORT``. server_key: the only key to accept of agents elsewhere, "" for any that a store names.
     key: the name of this user's key pair in ``keys_dir``, "" for the only one. cache: the file of endpoints that answered.
+    hosts: those whose own pdctl is asked, by the command ``via``; () for the default one.
     keys_dir, cache: None where this user has no home. containers: whether those of this host are searched.
     """
 
@@ -61,6 +66,8 @@ class Places:
     record_dir_named: bool = False
     endpoints: tuple[str, ...] = ()
     stores: tuple[Store, ...] = ()
+    hosts: tuple[str, ...] = ()
+    via: tuple[str, ...] = ()
     server_key: str = ""
     key: str = ""
     keys_dir: Path | None = None
@@ -70,12 +77,13 @@ class Places:
 
     @property
     def elsewhere(self) -> tuple[str, ...]:
-        """The endpoints and stores, in words."""
-        return (*self.endpoints, *(f"store {store}" for store in self.stores))
+        """The endpoints, stores and hosts, in words."""
+        hosts = (hostlist.fold(self.hosts),) if self.hosts else ()
+        return (*self.endpoints, *(f"store {store}" for store in self.stores), *hosts)
 
     def here(self) -> Places:
-        """Return the places on this host: no endpoint, no store."""
-        return replace(self, endpoints=(), stores=())
+        """Return the places on this host: no endpoint, no store, no other host."""
+        return replace(self, endpoints=(), stores=(), hosts=())
 
     def named(self, folder: Path) -> bool:
         """Return whether the user named ``folder``. Any other is a default, which another user could have made first."""
@@ -94,9 +102,7 @@ def parse_places(env: Mapping[str, str]) -> Places:
         parse_outside(env.get("PDCTL_OUTSIDE", "")),
         _parse_containers(env.get("PDCTL_CONTAINERS", "")),
     )
-    endpoints = _words(env.get("PDCTL_ENDPOINT", ""))
-    if len(endpoints) > MAX_ENDPOINTS:
-        raise PdctlError(f"{len(endpoints)} endpoints: at most {MAX_ENDPOINTS}", code=Exit.USAGE)
+    endpoints = parse_endpoints(env.get("PDCTL_ENDPOINT", ""))
     stores = parse_stores(env.get("PDCTL_STORE", ""), env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", ""))
     server_key = env.get("PDCTL_SERVER_KEY", "") if endpoints or stores else ""
     return Places(
@@ -104,8 +110,10 @@ def parse_places(env: Mapping[str, str]) -> Places:
         record_dir=paths.record_dir(env),
         run_dir_named=bool(env.get("PDCTL_RUN_DIR")),
         record_dir_named=bool(env.get("PDCTL_RECORD_DIR")),
-        endpoints=tuple(dict.fromkeys(map(parse_endpoint, endpoints))),
+        endpoints=endpoints,
         stores=stores,
+        hosts=hostlist.parse_hosts(env.get("PDCTL_HOSTS", "")),
+        via=parse_via(env.get("PDCTL_VIA", "")),
         server_key=keys.parse_public(server_key) if server_key else "",
         key=env.get("PDCTL_KEY", ""),
         keys_dir=_of_home(keys.folder, env),
@@ -113,6 +121,34 @@ def parse_places(env: Mapping[str, str]) -> Places:
         outside=outside,
         containers=containers,
     )
+
+
+def parse_endpoints(text: str) -> tuple[str, ...]:
+    """Return the endpoints that the words of ``text`` name, each once: ``tcp://gpu[001-064]:7000-7007`` is many.
+
+    Raises PdctlError (USAGE) for a word that names none, or over MAX_ENDPOINTS.
+    """
+    found: dict[str, None] = {}
+    for word in hostlist.words(text):
+        hosts = hostlist.expand(word, "endpoint", MAX_ENDPOINTS) if hostlist.has_bracket(word) else [word]
+        for one in (port for host in hosts for port in hostlist.expand_ports(host, MAX_ENDPOINTS)):
+            found[parse_endpoint(one)] = None
+            if len(found) > MAX_ENDPOINTS:
+                raise PdctlError(f"over {MAX_ENDPOINTS} endpoints", "name fewer of them", Exit.USAGE)
+    return tuple(found)
+
+
+def parse_via(text: str) -> tuple[str, ...]:
+    """Return the words of the command that runs pdctl on another host. Raises PdctlError (USAGE) if no host is in it."""
+    try:
+        found = tuple(shlex.split(text))
+    except ValueError as error:
+        raise PdctlError(f"--via {text[:80]!r}: {error}", "close its quotes", Exit.USAGE) from None
+    if found and not any(HOST in word for word in found):
+        raise PdctlError(
+            f"--via {text[:80]!r} has no {HOST}", f"write it where the host goes: ssh {HOST} /opt/bin/pdctl", Exit.USAGE
+        )
+    return found
 
 
 def parse_endpoint(text: str) -> str:

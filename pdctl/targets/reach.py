@@ -26,6 +26,8 @@ class Reach:
     key: str = ""
     run_dir: Path | None = None
     record_dir: Path | None = None
+    hosts: tuple[str, ...] = ()
+    via: str = ""
 
     def at(self, run_dir: Path | None, record_dir: Path | None) -> Reach:
         """Return the same with these directories."""
@@ -37,6 +39,8 @@ class Reach:
             "PDCTL_CONTEXT": self.context,
             "PDCTL_ENDPOINT": " ".join(self.endpoints),
             "PDCTL_STORE": " ".join(self.stores),
+            "PDCTL_HOSTS": " ".join(self.hosts),
+            "PDCTL_VIA": self.via,
             "PDCTL_SERVER_KEY": self.server_key,
             "PDCTL_KEY": self.key,
             "PDCTL_RUN_DIR": _absolute(self.run_dir),

@@ -9,6 +9,14 @@ from pdctl.protocol.processes import Process, look
 from pdctl.protocol.rank import FoundRank, Silence
 
 
+class Answered(OSError):  # noqa: N818  # it is no error of this side
+    """A far side says why a rank of it gives no answer."""
+
+    def __init__(self, silence: Silence, reason: str) -> None:
+        super().__init__(reason)
+        self.silence = silence
+
+
 def unreachable(rank: FoundRank) -> tuple[Silence, str] | None:
     """Return why asking ``rank`` is useless, None if it may answer. Tries its socket; sends nothing."""
     silent = not_asked(rank)
@@ -35,9 +43,9 @@ def not_asked(rank: FoundRank) -> tuple[Silence, str] | None:
         return Silence.DEAD, rank.process.why_silent if rank.process.state == "Z" else "process has ended"
     if rank.state == "recorded":
         return Silence.RECORDED, ""
-    if rank.state == "outside":
+    if rank.state == "outside" and not rank.via:
         return Silence.NO_AGENT, rank.silent_why or "no agent is in it"
-    if not rank.endpoint:
+    if not rank.endpoint and not rank.via:
         return Silence.NO_SOCKET, rank.endpoint_off or "it has no socket"
     if rank.protocol != wire.PROTOCOL:
         return Silence.PROTOCOL, f"its agent speaks protocol {rank.protocol}, this pdctl speaks {wire.PROTOCOL}"
@@ -46,6 +54,8 @@ def not_asked(rank: FoundRank) -> tuple[Silence, str] | None:
 
 def no_connection(rank: FoundRank, error: OSError) -> tuple[Silence, str]:
     """Return the reason for a rank's silence that a connection error shows."""
+    if isinstance(error, Answered):
+        return error.silence, str(error)
     if rank.access is not None:
         return Silence.TIMED_OUT, str(error)
     path = rank.endpoint.removeprefix("ipc://")

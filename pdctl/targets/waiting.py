@@ -19,7 +19,7 @@ SMALL = 256 << 10
 """Bytes of an answer that any rank may give."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Question:
     """One question to one rank. wait_s: how long it is waited for."""
 
@@ -46,7 +46,8 @@ class Watch:
         self.open: dict[int, Question] = {}
         self.ticking: dict[int, Question] = {}
         """Those that no poll tells of: they are tried again and again."""
-        self._watched: dict[object, Question] = {}
+        self._watched: dict[object, list[Question]] = {}
+        """By what is watched: a bridge's is that of many questions."""
         self._on: dict[int, object] = {}
         self._held: dict[int, int] = {}
         self._poll: Any = select.poll()
@@ -67,12 +68,13 @@ class Watch:
         else:
             self.ticking.pop(index, None)
             self._on[index] = on
-            self._watched[on] = question
-            self._poll.register(on, select.POLLIN)
+            if on not in self._watched:
+                self._poll.register(on, select.POLLIN)
+            self._watched.setdefault(on, []).append(question)
 
     def ready(self, wait_s: float) -> list[Question]:
         """Wait until a question is ready. Return all ready questions."""
-        found = [self._watched[on] for on, _ in self._poll.poll(int(wait_s * 1000)) if on in self._watched]
+        found = [one for on, _ in self._poll.poll(int(wait_s * 1000)) for one in self._watched.get(on, ())]
         return found + list(self.ticking.values())
 
     def held(self, question: Question) -> int:
@@ -92,7 +94,10 @@ class Watch:
 
     def _unwatch(self, question: Question) -> None:
         on = self._on.pop(question.index, None)
-        if on is not None and self._watched.get(on) is question:
+        if on is None or question not in self._watched.get(on, ()):
+            return
+        self._watched[on].remove(question)
+        if not self._watched[on]:
             del self._watched[on]
             with contextlib.suppress(KeyError, OSError):
                 self._poll.unregister(on)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import pdctl.commands
-from pdctl.cli import COMMANDS
+from pdctl.cli import COMMANDS, HIDDEN
 from pdctl.probes.registry import PROBES, abouts
 
 ROOT = Path(__file__).parents[2]
@@ -74,8 +74,10 @@ def test_every_command_there_is_can_be_called_and_says_what_it_does() -> None:
     for module in modules:
         loaded = import_module(f"pdctl.commands.{module}")
         is_command = any(hasattr(loaded, name) for name in ("app", "command", module))
-        assert len([name for name, (place, *_) in COMMANDS.items() if place == module]) == is_command, module
-    for name in (*abouts(), *COMMANDS):
+        assert len([name for name, (place, *_) in {**COMMANDS, **HIDDEN}.items() if place == module]) == is_command, (
+            module
+        )
+    for name in (*abouts(), *COMMANDS, *HIDDEN):
         command = [sys.executable, "-m", "pdctl.cli", name, "--help"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, name

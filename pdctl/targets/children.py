@@ -1,0 +1,160 @@
+"""Child processes that are talked to over their standard input and output, and never waited for. They end with this process."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Collection, Sequence
+
+from pdctl.protocol.stream import PART
+
+MAX_STDERR = 4096
+"""Bytes of a child's standard error that are kept: its last ones."""
+MAX_WORDS = 300
+"""Characters of its last line that are passed on."""
+_EOF_S = 0.3
+_TERM_S = 0.2
+
+_running: dict[int, Child] = {}
+
+
+class Child:
+    """A running program in a session of its own, so that it can ask nobody for a password. Raises OSError if it can't start.
+
+    ``argv`` goes to no shell. All pipes are non-blocking. :meth:`fileno` is what a poll watches: it is readable when the child
+    has written, when it can take what it was not sent yet, and when it has ended.
+    """
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        self._process = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+            env={**os.environ, "SSH_ASKPASS_REQUIRE": "never"},
+        )
+        pipes = (self._process.stdin, self._process.stdout, self._process.stderr)
+        self._in, self._out, self._err = (pipe.fileno() for pipe in pipes if pipe is not None)
+        self._unsent = bytearray()
+        self._stderr = b""
+        self._poll = select.epoll()
+        for fd in (self._in, self._out, self._err):
+            os.set_blocking(fd, False)
+        self._watched = {self._out, self._err}
+        for fd in self._watched:
+            self._poll.register(fd, select.EPOLLIN)
+        self.started_at = time.monotonic()
+        self.ended = False
+        """Whether its standard output has ended."""
+        if not _running:
+            atexit.register(_end_all)
+        _running[self._process.pid] = self
+
+    def fileno(self) -> int:
+        """The descriptor to poll."""
+        return self._poll.fileno()
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit status, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    @property
+    def last_words(self) -> str:
+        """The last line of its standard error, "" without one."""
+        self._drain()
+        lines = self._stderr.decode(errors="replace").strip().splitlines()
+        return lines[-1].strip()[-MAX_WORDS:] if lines else ""
+
+    def send(self, data: bytes) -> None:
+        """Send ``data``, now or when it can be taken. Raises ConnectionError if nobody reads it."""
+        self._unsent += data
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what was not sent yet. Raises ConnectionError if nobody reads it."""
+        try:
+            while self._unsent:
+                del self._unsent[: os.write(self._in, memoryview(self._unsent)[:PART].tobytes())]
+        except BlockingIOError:
+            if self._in not in self._watched:
+                self._poll.register(self._in, select.EPOLLOUT)
+                self._watched.add(self._in)
+            return
+        self._unwatch(self._in)
+
+    def receive(self) -> bytes:
+        """Return what it has written, at most PART bytes; b"" for nothing, or the end (:attr:`ended`)."""
+        self._drain()
+        if self.ended:
+            return b""
+        try:
+            data = os.read(self._out, PART)
+        except BlockingIOError:
+            return b""
+        if not data:
+            self.ended = True
+            self._unwatch(self._out)
+        return data
+
+    def close(self) -> None:
+        """End it: its input ends, and if it then does not, it is killed."""
+        end([self])
+
+    def _drain(self) -> None:
+        while self._err in self._watched:
+            try:
+                data = os.read(self._err, PART)
+            except BlockingIOError:
+                return
+            if not data:
+                self._unwatch(self._err)
+            self._stderr = (self._stderr + data)[-MAX_STDERR:]
+
+    def _unwatch(self, fd: int) -> None:
+        if fd in self._watched:
+            self._poll.unregister(fd)
+            self._watched.discard(fd)
+
+    def _hang_up(self) -> None:
+        self.ended = True
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+
+    def _kill(self, signum: int) -> None:
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signum)
+
+    def _forget(self) -> None:
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+        self._poll.close()
+        _running.pop(self._process.pid, None)
+
+
+def end(children: Collection[Child]) -> None:
+    """End children, all at the same time: their input ends, then they are told to, then killed."""
+    for child in children:
+        child._hang_up()
+    for wait_s, signum in ((_EOF_S, signal.SIGTERM), (_TERM_S, signal.SIGKILL)):
+        until = time.monotonic() + wait_s
+        while any(child.exit_code is None for child in children) and time.monotonic() < until:
+            time.sleep(0.005)
+        for child in children:
+            child._kill(signum)
+    for child in children:
+        child._forget()
+
+
+def _end_all() -> None:
+    end(list(_running.values()))

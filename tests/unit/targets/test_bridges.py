@@ -1,0 +1,182 @@
+"""Far sides that run pdctl themselves, in place of which stand small programs: what each of their answers becomes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pdctl.protocol.rank import FoundRank, Silence
+from pdctl.targets import bridges
+from pdctl.targets.bridge_frames import MAGIC, MAX_PREAMBLE
+from pdctl.targets.bridges import Far, open_all
+from pdctl.targets.client import Client
+from pdctl.targets.sources import hosts
+from tests.support.patience import patience, until
+from tests.support.tiny_ranks import ROOT
+
+HEAD = """
+import os, struct, sys
+import msgspec
+from pdctl.targets.bridge_frames import *
+from pdctl.protocol import wire
+from tests.support.identities import identity
+def ask():
+    size, = struct.unpack("<I", os.read(0, 4))
+    return msgspec.msgpack.decode(os.read(0, size), type=Ask)
+def tell(told, before=b""):
+    data = msgspec.msgpack.encode(told)
+    os.write(1, before + struct.pack("<I", len(data)) + data)
+def rank(key, **more):
+    return FarRank(key, identity(tp=int(key)), "live", "ipc:///x", protocol=wire.PROTOCOL, **more)
+def listing(*ranks, **more):
+    tell(Told(ask().channel, msgspec.msgpack.encode(Listing(ranks=ranks, **more))), MAGIC)
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_bridges() -> object:
+    yield
+    for bridge in bridges._pool.values():
+        bridge.close()
+    bridges._pool.clear()
+
+
+def far(text: str, name: str = "gpu1", explain: bridges.Explain = bridges.explain) -> Far:
+    code = f"import sys; sys.path[:0] = [{str(ROOT)!r}]\n{HEAD}\n{text}"
+    return Far(name, (sys.executable, "-c", code), explain)
+
+
+def opened(*fars: Far, within_s: float = 30.0, problems: list[str] | None = None) -> list[FoundRank]:
+    until_ns = time.monotonic() + patience(within_s)
+    return open_all(fars, until_ns, [] if problems is None else problems)
+
+
+@pytest.mark.parametrize(
+    ("text", "silence", "why"),
+    [
+        ("sys.exit('nothing works here')", Silence.REFUSED, "exit code 1: nothing works here"),
+        ("sys.exit(127)", Silence.REFUSED, "pdctl can't be run there"),
+        ("sys.stderr.write(\"No such command 'bridge'\"); sys.exit(2)", Silence.REFUSED, "older than this one"),
+        ("os.kill(os.getpid(), 9)", Silence.REFUSED, "signal 9"),
+        ("print('This account is closed.')", Silence.REFUSED, "This account is closed."),
+        (f"print('y' * {MAX_PREAMBLE + 1})", Silence.GARBAGE, "64 KiB came before pdctl's first word, beginning 'yyy"),
+        (r"os.write(1, b'\n%pdctl-bridge-9%\n'); ask(); ask()", Silence.GARBAGE, "another version of pdctl's bridge"),
+        ("os.write(1, MAGIC + b'\\xff' * 4)", Silence.GARBAGE, "was announced"),
+        ("os.write(1, MAGIC + b'\\1\\0\\0\\0\\1')", Silence.GARBAGE, "can't be read"),
+        ("tell(Told(ask().channel, b'no list'), MAGIC)", Silence.GARBAGE, "its list of ranks can't be read"),
+        ("tell(Told(ask().channel, b'', 'error', '/run is not private'), MAGIC)", Silence.ERROR, "/run is not private"),
+        ("listing()", Silence.NO_AGENT, "no rank found there"),
+        ("listing(bare=3)", Silence.NO_AGENT, "3 schedulers run there without pdctl's agent"),
+    ],
+)
+def test_a_far_side_that_gives_no_ranks_is_one_row_with_the_reason(text: str, silence: Silence, why: str) -> None:
+    [row] = opened(far(text))
+    assert (row.identity.service, row.identity.tp, row.silent) == ("gpu1", -1, silence)
+    assert why in row.silent_why
+
+
+def test_a_program_that_is_not_there_is_said_to_be_missing_here() -> None:
+    [row] = opened(Far("gpu1", ("/no/such/ssh", "gpu1")))
+    assert "/no/such/ssh is not on this host's PATH" in row.silent_why
+
+
+def test_one_that_hangs_holds_up_no_other_and_is_waited_for_once() -> None:
+    hangs, good = (
+        far("sys.stderr.write('Connecting'); sys.stderr.flush(); import time; time.sleep(600)", "a"),
+        far("listing(rank('0')); ask()", "b"),
+    )
+    until(
+        "b is there",
+        lambda: [row.silent for row in opened(hangs, good, within_s=0.5)] == [Silence.TIMED_OUT, Silence.NONE],
+    )
+    rows = opened(hangs, Far("c", (sys.executable, "-c", "")), within_s=3600.0)
+    assert "no answer in time" in rows[0].silent_why
+
+
+def test_a_login_may_print_something_first() -> None:
+    problems: list[str] = []
+    [row] = opened(
+        far("os.write(1, b'Welcome!\\n'); listing(rank('1'), problems=('a file is odd',))"), problems=problems
+    )
+    assert (row.via, row.far_key, row.identity.tp, row.silent) == ("gpu1", "1", 1, Silence.NONE)
+    assert problems == ["gpu1: a file is odd"]
+
+
+ANSWERS = """
+listing(rank('0'), rank('1'), rank('2'), rank('3'))
+asks = [ask() for _ in range(4)]
+for one in reversed(asks):
+    number = wire.decode_request(one.payload).id
+    if one.key == '0':
+        tell(Told(one.channel, b'', 'dead', 'process has ended'))
+    elif one.key == '1':
+        tell(Told(one.channel, wire.encode(wire.Reply(id=number, error='no such thing\\nlook elsewhere', code=5))))
+    elif one.key == '2':
+        tell(Told(one.channel, wire.encode(wire.Reply(id=number, body=msgspec.Raw(wire.encode(f'waits {one.wait_s > 0}'))))))
+for one in [ask()]:
+    number = wire.decode_request(one.payload).id
+    tell(Told(one.channel, wire.encode(wire.Reply(id=number, body=msgspec.Raw(wire.encode('again'))))))
+ask()
+"""
+
+
+def test_answers_come_in_any_order_and_silence_has_the_far_sides_reason() -> None:
+    found = opened(far(ANSWERS))
+    with Client(timeout_s=patience(60), rank_timeout_s=patience(0.5)) as client:
+        dead, error, good, none = client.ask(found, "status", str)
+        assert (dead.silence, dead.reason) == (Silence.DEAD, "process has ended")
+        assert (error.silence, error.reason, error.next_step, error.code) == (
+            Silence.ERROR, "no such thing", "look elsewhere", 5,
+        )  # fmt: skip
+        assert good.body == "waits True"
+        assert none.silence is Silence.TIMED_OUT
+        [again] = client.ask(found[2:3], "status", str)
+        assert again.body == "again"
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ("os._exit(3)", "its bridge ended: it ended with exit code 3"),
+        ("os.write(1, b'\\xff' * 64)", "what it sends can't be read"),
+        ("tell(Told(one.channel, b'x' * (3 << 20)))", "bytes"),
+        ("[tell(Told(one.channel, b'\\0')) for _ in range(3)]", "can't be read"),
+    ],
+)
+def test_a_far_side_that_breaks_answers_with_a_reason(told: str, why: str) -> None:
+    [rank] = opened(far(f"listing(rank('0'))\none = ask()\n{told}\nask()"))
+    with Client(timeout_s=patience(60), rank_timeout_s=patience(20)) as client:
+        [answer] = client.ask([rank], "status", str)
+        assert answer.body is None
+        assert why in answer.reason
+
+
+def test_one_that_has_ended_is_begun_anew_by_the_next_look(tmp_path: Path) -> None:
+    count = f"open({str(tmp_path / 'starts')!r}, 'a').write('x')"
+    side = far(f"{count}\nlisting(rank('0'))")
+    assert [row.silent for row in opened(side)] == [Silence.NONE]
+    until("it has ended", lambda: bridges._pool["gpu1"].child.exit_code is not None)
+    with Client(timeout_s=patience(60), rank_timeout_s=patience(20)) as client:
+        [answer] = client.ask(opened(side), "status", str)
+    assert answer.body is None
+    assert (tmp_path / "starts").read_text().startswith("xx")
+
+
+def test_no_password_is_asked_for_and_a_host_is_no_option() -> None:
+    from pdctl.targets.places import parse_places
+
+    [plain] = hosts.fars(parse_places({"PDCTL_HOSTS": "gpu1"}), 5.0)
+    assert plain.argv[:1] == ("ssh",)
+    assert "BatchMode=yes" in plain.argv
+    assert plain.argv[-4:] == ("--", "gpu1", "pdctl", "bridge")
+    [srun] = hosts.fars(parse_places({"PDCTL_HOSTS": "gpu1", "PDCTL_VIA": "srun -w {host} --overlap pdctl"}), 5.0)
+    assert srun.argv == ("srun", "-w", "gpu1", "--overlap", "pdctl", "bridge")
+    assert "ssh gpu1 true" in plain.explain(255, "ssh: Permission denied (publickey).")
+
+
+def test_the_magic_is_on_a_line_of_its_own() -> None:
+    assert MAGIC.startswith(b"\n")
+    assert MAGIC.endswith(b"\n")
