@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from pdctl.report.findings import Finding, Level
 
-_DIVERGED = ("PD101", "PD103", "PD104", "PD106", "PD107", "PD108")
+_DIVERGED = ("PD101", "PD103", "PD104", "PD105", "PD106", "PD107", "PD108")
 _DEADLOCKED = ("PD160", "PD161")
 _REPLACED = ("PD137", "PD144")
 _ROUTED = ("PD120", "PD121", "PD122", "PD123", "PD124", "PD125", "PD128", "PD129")
@@ -75,16 +76,25 @@ FIRST = ("PD113",)
 OF_ONE_ROOM = ("PD116", "PD152")
 """What several probes say of one room of one rank."""
 
+_SHARES: dict[tuple[str, str], frozenset[str]] = {}
+"""Cause and consequence → what they may share."""
+for _rule in RULES:
+    for _pair in itertools.product(_rule.causes, _rule.consequences):
+        _SHARES[_pair] = _SHARES.get(_pair, frozenset()).union(_rule.shares)
 _RANK = {code: number for number, code in enumerate(ORDER)}
 _LEVELS = (Level.ERROR, Level.WARNING, Level.INFO)
 _UNIT = re.compile(r"\b(prefill|decode) dp(\d+)\b")
 
 
+_Unit = tuple[str, str, str]
+"""Role, dp and server, the server "" where a finding does not say."""
+
+
 class _About(NamedTuple):
-    """What a finding is about. units: (role, dp, server), the server "" where it does not say."""
+    """What a finding is about."""
 
     rooms: frozenset[int]
-    units: frozenset[tuple[str, str, str]]
+    units: frozenset[_Unit]
 
 
 def connect(findings: Sequence[Finding]) -> tuple[Finding, ...]:
@@ -102,10 +112,10 @@ def connect(findings: Sequence[Finding]) -> tuple[Finding, ...]:
         if server:
             servers.setdefault(role, set()).add(server)
     about = [_with_servers(one, servers) for one in about]
-    by_code: dict[str, list[int]] = {}
+    known: dict[str, _Known] = {}
     for n, one in enumerate(once):
-        by_code.setdefault(one.code, []).append(n)
-    cause_of = [_cause(one.code, about[n], by_code, about) for n, one in enumerate(once)]
+        known.setdefault(one.code, _Known()).add(n, about[n])
+    cause_of = [_cause(one.code, about[n], known) for n, one in enumerate(once)]
     groups: dict[int, list[int]] = {}
     for n in range(len(once)):
         root = n
@@ -139,7 +149,7 @@ def _once(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _about(found: Finding) -> _About:
-    units: set[tuple[str, str, str]] = set()
+    units: set[_Unit] = set()
     for unit in found.units:
         where, _, server = unit.partition(" of ")
         role, _, dp = where.partition(" dp")
@@ -151,7 +161,7 @@ def _about(found: Finding) -> _About:
 
 def _with_servers(one: _About, servers: Mapping[str, set[str]]) -> _About:
     """Name the server where a finding does not and only one is known; of several it is not said to be any. servers: by role."""
-    named: set[tuple[str, str, str]] = set()
+    named: set[_Unit] = set()
     for role, dp, server in one.units:
         known = {server} if server else servers.get(role, set())
         if len(known) < 2:
@@ -159,31 +169,54 @@ def _with_servers(one: _About, servers: Mapping[str, set[str]]) -> _About:
     return one._replace(units=frozenset(named))
 
 
-def _cause(code: str, one: _About, by_code: Mapping[str, Sequence[int]], about: Sequence[_About]) -> int | None:
-    """Return which finding explains one of this code: of several the one that comes first in ORDER. by_code: their numbers."""
+class _Known:
+    """Findings of one code, by what they are about, so that thousands need not be compared with each other."""
+
+    def __init__(self) -> None:
+        self._about: dict[int, _About] = {}
+        self._rooms: dict[int, list[int]] = {}
+        self._units: dict[_Unit, list[int]] = {}
+        self._servers: dict[tuple[str, str], list[int]] = {}
+
+    def add(self, number: int, one: _About) -> None:
+        """Take a finding; numbers come in order."""
+        self._about[number] = one
+        for room in one.rooms:
+            self._rooms.setdefault(room, []).append(number)
+        for unit in one.units:
+            self._units.setdefault(unit, []).append(number)
+        for server in _servers(one):
+            self._servers.setdefault(server, []).append(number)
+
+    def first(self, shares: Collection[str], one: _About) -> int | None:
+        """Return the first that shares something of ``shares`` with a finding about ``one``."""
+        found: list[int] = []
+        if "room" in shares:
+            found += [self._rooms[room][0] for room in one.rooms if room in self._rooms]
+        if "unit" in shares:
+            found += [self._units[unit][0] for unit in one.units if unit in self._units]
+        if "server" in shares:
+            found += [self._servers[server][0] for server in _servers(one) if server in self._servers]
+        if "rooms" in shares and one.rooms:
+            those = self._rooms.get(next(iter(one.rooms)), ())
+            found += itertools.islice((n for n in those if one.rooms <= self._about[n].rooms), 1)
+        if "units" in shares and one.units:
+            those = self._units.get(next(iter(one.units)), ())
+            found += itertools.islice((n for n in those if one.units <= self._about[n].units), 1)
+        return min(found, default=None)
+
+
+def _servers(one: _About) -> set[tuple[str, str]]:
+    return {(role, server) for role, _, server in one.units}
+
+
+def _cause(code: str, one: _About, known: Mapping[str, _Known]) -> int | None:
+    """Return which finding explains one of this code: of several the one that comes first in ORDER. known: by code."""
     for cause in ORDER[: _RANK.get(code, len(ORDER))]:
-        for m in by_code.get(cause, ()):
-            if _explains(cause, code, about[m], one):
-                return m
+        shares = _SHARES.get((cause, code))
+        if shares and cause in known and (found := known[cause].first(shares, one)) is not None:
+            return found
     return None
-
-
-def _explains(cause: str, consequence: str, one: _About, other: _About) -> bool:
-    return any(
-        cause in rule.causes and consequence in rule.consequences and any(_SHARE[s](one, other) for s in rule.shares)
-        for rule in RULES
-    )
-
-
-_SHARE: dict[str, Callable[[_About, _About], bool]] = {
-    "room": lambda one, other: bool(one.rooms & other.rooms),
-    "rooms": lambda one, other: bool(other.rooms) and other.rooms <= one.rooms,
-    "units": lambda one, other: bool(other.units) and other.units <= one.units,
-    "unit": lambda one, other: bool(one.units & other.units),
-    "server": lambda one, other: bool(
-        {(role, server) for role, _, server in one.units} & {(role, server) for role, _, server in other.units}
-    ),
-}
 
 
 __all__ = ["ORDER", "RULES", "Rule", "connect"]

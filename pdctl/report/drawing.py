@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -14,16 +15,23 @@ from rich.table import Table
 from rich.text import Text
 
 from pdctl.report.findings import Level
-from pdctl.targets.nodeset import fold_lines
+from pdctl.targets.nodeset import fold_lines, join
 
 if TYPE_CHECKING:
     from rich.console import ConsoleOptions, RenderableType, RenderResult
 
     from pdctl.report.findings import Finding
 
-
-_LEAST, _LONGEST_WORD = 16, 48
-"""Columns that a cell whose text may be wrapped has at least, as far as its text needs them, and as one word of it does."""
+R = TypeVar("R")
+MANY = 16
+"""Lines of one kind that are drawn one by one. Of more, those that say the same are one line, and the odd ones come first."""
+MOST_ALIKE = 8
+"""Causes of one code that are told one by one; of more, the first few are, and the others are named."""
+_IN_FULL = 3
+_MOST_ALSO = 12
+_LEAST, _LEAST_BROKEN, _LONGEST_WORD = 16, 10, 48
+"""Columns that a cell whose text may be wrapped has at least, as far as its text needs them, where its words may be broken,
+and as one word of it does."""
 
 
 class Sheet(Console):
@@ -41,26 +49,41 @@ class Sheet(Console):
 
 
 class Whole(Table):
-    """A table whose cells are never cut: where they need more columns than there are, its lines are longer."""
+    """A table whose cells are never cut: where they need more columns than there are, its lines are longer.
+
+    breaks: words of cells that may be wrapped are broken before lines get longer.
+    """
+
+    breaks = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the lines."""
-        least = sum(2 + _needed(column.header, *column.cells, wraps=not column.no_wrap) for column in self.columns)
+        least = sum(
+            2 + _needed(column.header, *column.cells, wraps=not column.no_wrap, breaks=self.breaks)
+            for column in self.columns
+        )
+        least -= 2 * self.breaks  # the last column has no blanks behind it
         yield from super().__rich_console__(console, options.update(max_width=max(options.max_width, least)))
 
 
-def _needed(*cells: object, wraps: bool) -> int:
+def _needed(*cells: object, wraps: bool, breaks: bool) -> int:
     texts = [cell.plain if isinstance(cell, Text) else str(cell) for cell in cells]
     widest = max((cell_len(line) for text in texts for line in text.split("\n")), default=0)
     if not wraps:
         return widest
+    if breaks:
+        return min(widest, _LEAST_BROKEN)
     word = max((cell_len(word) for text in texts for word in text.split()), default=0)
     return min(widest, max(_LEAST, min(word, _LONGEST_WORD)))
 
 
-def table(*names: str, right: tuple[str, ...] = (), wraps: tuple[str, ...] = ()) -> Table:
-    """Return an empty table with these headings. right: columns of numbers. wraps: those whose text may take several lines."""
+def table(*names: str, right: tuple[str, ...] = (), wraps: tuple[str, ...] = (), breaks: bool = False) -> Table:
+    """Return an empty table with these headings. A first one of "" makes an indentation.
+
+    right: columns of numbers. wraps: those whose text may take several lines. breaks: their words may, too.
+    """
     made = Whole(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    made.breaks = breaks
     for name in names:
         made.add_column(
             name,
@@ -92,6 +115,20 @@ def dim(text: str) -> Text:
     return Text(text, style="dim")
 
 
+def alike(rows: Iterable[R], key: Callable[[R], Hashable]) -> list[list[R]]:
+    """Return the rows, those of the same key together, in the order of the first of each."""
+    found: dict[Hashable, list[R]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return list(found.values())
+
+
+def some(texts: Iterable[str], most: int = 6) -> str:
+    """Return texts, each once, with commas; of more than ``most`` how many there are besides."""
+    named = list(dict.fromkeys(texts))
+    return ", ".join(named[:most]) + (f" and {len(named) - most} more" if len(named) > most else "")
+
+
 def headline(found: Sequence[Finding]) -> Iterable[RenderableType]:
     """Yield the first cause, its next step, and what other errors there are; nothing where nothing is wrong.
 
@@ -117,8 +154,13 @@ def findings(found: Sequence[Finding], *, below: bool = False) -> Iterable[Rende
     """
     below = below and headed(found)
     causes = [number for number, finding in enumerate(found) if not number or not finding.follows]
+    often = Counter(found[number].code for number in causes)
+    told: Counter[str] = Counter()
     for number, end in itertools.pairwise((*causes, len(found))):
         finding = found[number]
+        told[finding.code] += 1
+        if often[finding.code] > MOST_ALIKE and told[finding.code] > _IN_FULL:
+            continue
         yield ""
         drawn = grid(False, True)
         above = below and not number
@@ -127,9 +169,23 @@ def findings(found: Sequence[Finding], *, below: bool = False) -> Iterable[Rende
             drawn.add_row("", finding.versions)
         if finding.next_step and not above:
             drawn.add_row("", f"Next: {finding.next_step}")
-        for line in _also(found[number + 1 : end]):
+        also = list(_also(found[number + 1 : end]))
+        for line in also[:_MOST_ALSO]:
             drawn.add_row("", dim(f"so also {line}"))
+        if len(also) > _MOST_ALSO:
+            drawn.add_row("", dim(f"… and {len(also) - _MOST_ALSO} more (-o json shows all)"))
+        if often[finding.code] > MOST_ALIKE and told[finding.code] == _IN_FULL:
+            more = [found[n] for n in causes if found[n].code == finding.code][_IN_FULL:]
+            drawn.add_row("", f"… and {len(more)} more of {finding.code} (-o json shows all): {_where(more)}")
         yield drawn
+
+
+def _where(found: Sequence[Finding]) -> str:
+    """Return the groups that findings are about, or their ranks or rooms."""
+    groups = join(" of ".join(one.group.split(" · ")[::2]) for one in found if one.group)
+    ranks = join(rank for one in found if not one.group for rank in one.ranks)
+    rooms = some(str(room) for one in found if not one.group and not one.ranks for room in one.rooms)
+    return "; ".join(filter(None, (groups, ranks, rooms and f"rooms {rooms}"))) or found[0].cause
 
 
 def _also(found: Sequence[Finding]) -> Iterable[str]:

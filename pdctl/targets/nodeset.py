@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pdctl.protocol.model import Identity
@@ -23,6 +23,10 @@ class Place(NamedTuple):
 AXES = ("dp", "pp", "cp", "tp")
 _TERM = re.compile(r"(?P<name>.*?)(?P<axes>(?:(?:^| )(?:dp|pp|cp|tp)[0-9][0-9,-]*)*)", re.ASCII | re.DOTALL)
 _LABEL = re.compile(r"(?:prefill|decode) dp[0-9]{1,9} pp[0-9]{1,9}(?: cp[0-9]{1,9})? tp[0-9]{1,9}", re.ASCII)
+_TAIL = re.compile(r"(?P<place>.*?)(?P<of> of .+)?(?: \(DP[0-9]+(?: PP[0-9]+)? TP[0-9]+\))?", re.ASCII | re.DOTALL)
+"""A place with what may follow it: its server, and what the engine's log calls it."""
+MOST_PLACES = 1 << 17
+"""Places that a text may stand for: a server may have any name."""
 _PID = re.compile(r"\bpid [0-9]+", re.ASCII)
 _AXIS = re.compile(r"(dp|pp|cp|tp)([0-9][0-9,-]*)", re.ASCII)
 
@@ -40,11 +44,19 @@ def numbers(values: Iterable[int]) -> str:
     return ",".join(parts)
 
 
+def span(values: Iterable[int]) -> str:
+    """Return ``3-17``, the least and the greatest of some numbers, or ``3`` where they are one."""
+    known = list(values)
+    return str(known[0]) if min(known) == max(known) else f"{min(known)}-{max(known)}"
+
+
 def parse_numbers(text: str) -> set[int]:
-    """Return the numbers that :func:`numbers` folded. Raises ValueError for other text."""
+    """Return the numbers that :func:`numbers` folded. Raises ValueError for other text, and for more than MOST_PLACES."""
     found: set[int] = set()
     for part in filter(None, text.split(",")):
         first, dash, last = part.partition("-")
+        if dash and int(last) - int(first) >= MOST_PLACES:
+            raise ValueError(f"{part} has more than {MOST_PLACES} numbers")
         found.update(range(int(first), int(last) + 1) if dash else (int(first),))
     return found
 
@@ -85,18 +97,69 @@ def unfold(text: str) -> set[Place]:
     """Return the places that :func:`fold` folded, axes it left out being 0. Raises ValueError for other text."""
     found: set[Place] = set()
     for term in filter(None, text.split("; ")):
-        match = _TERM.fullmatch(term)
-        assert match is not None  # every part of it may be empty
+        match = _term(term)
         sets = {axis: parse_numbers(values) for axis, values in _AXIS.findall(match["axes"])}
         dps, pps, cps, tps = (sets.get(axis, {0}) for axis in AXES)
+        if len(dps) * len(pps) * len(cps) * len(tps) > MOST_PLACES:
+            raise ValueError(f"{term[:80]} has more than {MOST_PLACES} places")
         found.update(Place(match["name"], dp, pp, cp, tp) for dp in dps for pp in pps for cp in cps for tp in tps)
     return found
 
 
-def join(texts: Collection[str]) -> str:
-    """Return folded texts that name the same axes as one: ``decode dp0`` and ``decode dp1`` as ``decode dp0,1``."""
-    axes = {axis for text in texts for axis, _ in _AXIS.findall(text)}
-    return fold({place for text in texts for place in unfold(text)}, axes)
+def axes_of(text: str) -> tuple[str, ...]:
+    """Return the axes that a text names behind its name: dp and tp of ``decode dp0 tp0-7``."""
+    return tuple(dict.fromkeys(axis for term in text.split("; ") for axis, _ in _AXIS.findall(_term(term)["axes"])))
+
+
+def _term(text: str) -> re.Match[str]:
+    match = _TERM.fullmatch(text)
+    assert match is not None  # every part of it may be empty
+    return match
+
+
+def join(texts: Iterable[str]) -> str:
+    """Return places, folded or not, as one text: ``decode dp0`` and ``decode dp1`` as ``decode dp0,1``.
+
+    Those that name the same axes and the same server (``… of SERVER``) become one. What the engine's log calls them is left
+    out. Others are named as they are.
+    """
+    alike: dict[tuple[str, tuple[str, ...]], set[Place]] = {}
+    others: list[str] = []
+    for text in dict.fromkeys(texts):
+        match = _TAIL.fullmatch(text)
+        assert match is not None  # every part of it may be empty
+        try:
+            found = unfold(match["place"])
+        except ValueError:
+            others.append(text)
+            continue
+        alike.setdefault((match["of"] or "", axes_of(match["place"])), set()).update(found)
+    return "; ".join([*(f"{fold(places, axes)}{of}" for (of, axes), places in alike.items()), *others])
+
+
+MOST_LISTED = 4
+"""Places that are named one by one."""
+
+
+def listed(texts: Sequence[str]) -> str:
+    """Return few places with commas between, more than MOST_LISTED of them folded (:func:`join`)."""
+    return ", ".join(texts) if len(texts) <= MOST_LISTED else join(texts)
+
+
+def brief(text: str) -> str:
+    """Return a folded text without the names of many servers that have the same places: ``dp0-7 of 8 servers (a, b, …)``."""
+    found: dict[str, list[str]] = {}
+    for term in text.split("; "):
+        match = _term(term)
+        found.setdefault(match["axes"].strip(), []).append(match["name"])
+    said = []
+    for axes, names in found.items():
+        if len(names) <= MOST_LISTED:
+            said += [" ".join(filter(None, (name, axes))) for name in names]
+        else:
+            some = f"{', '.join(names[:2])}, …, {names[-1]}"
+            said.append(f"{axes} of {len(names)} servers ({some})" if axes else f"{len(names)} servers ({some})")
+    return "; ".join(said)
 
 
 def fold_lines(lines: Iterable[str]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from pdctl.protocol import durations
+from pdctl.targets import nodeset
 from pdctl.watch.incidents import BEGAN, CAUSE, ENDED, OFTEN, OVER, Change
 
 _WORDS = {BEGAN: "ALARM", CAUSE: "CAUSE", OVER: "over", ENDED: "ended", OFTEN: "often"}
@@ -32,7 +33,7 @@ def line(change: Change) -> str:
 
 
 def _where(change: Change) -> str:
-    parts = [change.group or " ".join(change.ranks[:4])]
+    parts = [change.group or nodeset.join(change.ranks)]
     if change.round >= 0:
         parts.append(f"round {change.round} of {change.queue}")
     if change.rooms:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
@@ -133,8 +134,9 @@ def merged(look: Look, before: Look, last: Checked, now: Checked | None) -> tupl
     stands |= {key: (now_ns, found) for key, found in seen.items() if found.code in PARTED}
     gated = {key: before.gated.get(key, look.at) for view in look.views for key in _gated(view)}
     look = replace(look, parted=tuple(stands.values()), gated=gated)
-    findings = connect(tuple(_findings(look, [found for _, found in stands.values()], last, now)))
-    shown = _groups(look, last)
+    here, checked = _Members(look.views), _Members(last.views)
+    findings = connect(tuple(_findings(look, here, [found for _, found in stands.values()], last, now)))
+    shown = _groups(look, here, last, checked)
     return look, State(
         ranks=tuple(_ranks(look, last)),
         groups=shown,
@@ -147,12 +149,48 @@ def _elsewhere(look: Look) -> bool:
     return any(view.recording_off == NOT_READ for view in look.views)
 
 
-def _findings(look: Look, parted: Sequence[Finding], last: Checked, now: Checked | None) -> Iterator[Finding]:
+class _Members:
+    """The members of groups and the ranks among some views, each sorted out once and only where it is asked for."""
+
+    def __init__(self, views: Sequence[RankView]) -> None:
+        self._views = views
+
+    def of(self, title: str, kind: str = "polls") -> list[RankView]:
+        """Return the members of the group of this title, none where there is no such group."""
+        return self._titles.get(kind, {}).get(title, [])
+
+    def called(self, label: str) -> list[RankView]:
+        """Return the ranks of this label."""
+        return self._labels.get(label, [])
+
+    @cached_property
+    def _titles(self) -> dict[str, dict[str, list[RankView]]]:
+        groups = [(group.title, group.known) for group in groups_of(self._views)]
+        kinds = {"polls": groups, "stages": pipelines_of(self._views), "lockstep": locksteps_of(self._views)}
+        found: dict[str, dict[str, list[RankView]]] = {}
+        for kind, named in kinds.items():
+            for title, members in named:
+                found.setdefault(kind, {}).setdefault(title, members)  # of several of a title the first
+        return found
+
+    @cached_property
+    def _labels(self) -> dict[str, list[RankView]]:
+        found: dict[str, list[RankView]] = {}
+        for view in self._views:
+            found.setdefault(view.identity.label, []).append(view)
+        return found
+
+
+def _findings(
+    look: Look, here: _Members, parted: Sequence[Finding], last: Checked, now: Checked | None
+) -> Iterator[Finding]:
     """Yield what is found now. Of a group that has parted the check knows the most: it asks its ranks, too."""
     done = {one.name: (one, last.begun.get(one.name, last.began_ns)) for one in last.outcomes}
     if now is not None:  # what its stages have found already is newer
         done |= {one.name: (one, now.began_ns) for one in now.outcomes}
-    checked = [found for one, began_ns in done.values() for found in one.findings if not _over(found, look, began_ns)]
+    checked = [
+        found for one, began_ns in done.values() for found in one.findings if not _over(found, look, here, began_ns)
+    ]
     told = {_about(found)[1:] for found in checked if found.code in PARTED}
     yield from checked
     for found in (*look.document.findings, *parted):
@@ -160,11 +198,11 @@ def _findings(look: Look, parted: Sequence[Finding], last: Checked, now: Checked
             yield found
 
 
-def _over(found: Finding, look: Look, since_ns: int) -> bool:
+def _over(found: Finding, look: Look, here: _Members, since_ns: int) -> bool:
     """Return whether this look contradicts what a check found that began at ``since_ns``: all its loops have turned since."""
     if found.code not in MOVES_ON:
         return False
-    meant = [view for view in look.views if view.identity.label in found.ranks] or _of_group(found.group, look.views)
+    meant = [view for label in found.ranks for view in here.called(label)] or here.of(found.group)
     return bool(meant) and all(_turned(view, look.at, since_ns) for view in meant)
 
 
@@ -173,45 +211,34 @@ def _turned(view: RankView, at: float, since_ns: int) -> bool:
     return not view.ended and age_s is not None and at - age_s > since_ns / 1e9
 
 
-def _of_group(title: str, views: Sequence[RankView]) -> list[RankView]:
-    return next((group.known for group in groups_of(views) if group.title == title), [])
-
-
-def _groups(look: Look, last: Checked) -> tuple[GroupState, ...]:
+def _groups(look: Look, here: _Members, last: Checked, checked_then: _Members) -> tuple[GroupState, ...]:
     """Return the groups as this look saw them, those whose rounds are not read in a look as the last check did."""
     checked = {report.title: report for report in last.groups}
     own = look.document.groups
-    views = look.views if own else last.views
+    members = here if own else checked_then
     found = []
     for report in own or last.groups:
         other = checked.get(report.title)
         stale = report.verdict in ("UNKNOWN", *WELL) and other is not None
-        chosen = other if stale and other is not None and _says_more(report, other, look) else report
-        state = _group(chosen, views)
-        if state.verdict == "AGREE" and any(_gated(view) for view in _members(chosen, views)):
+        chosen = other if stale and other is not None and _says_more(report, other, here) else report
+        those = members.of(chosen.title, chosen.kind)
+        state = _group(chosen, those)
+        if state.verdict == "AGREE" and any(map(_gated, those)):
             state = msgspec.structs.replace(state, verdict="HELD")
         found.append(state)
     return tuple(found)
 
 
-def _says_more(report: GroupReport, checked: GroupReport, look: Look) -> bool:
+def _says_more(report: GroupReport, checked: GroupReport, here: _Members) -> bool:
     """Return whether the last check tells more of a group: its rounds, or that its loops stand and have not turned since."""
     if report.verdict == "UNKNOWN":
         return checked.verdict != "UNKNOWN"
     return checked.verdict == "WAITING" and any(
-        (age := age_of(view)) is not None and age >= STANDS_S[0] for view in _members(report, look.views)
+        (age := age_of(view)) is not None and age >= STANDS_S[0] for view in here.of(report.title, report.kind)
     )
 
 
-def _members(report: GroupReport, views: Sequence[RankView]) -> list[RankView]:
-    if report.kind == "polls":
-        return _of_group(report.title, views)
-    groups = pipelines_of(views) if report.kind == "stages" else locksteps_of(views)
-    return next((members for title, members in groups if title == report.title), [])
-
-
-def _group(report: GroupReport, views: Sequence[RankView]) -> GroupState:
-    members = _members(report, views)
+def _group(report: GroupReport, members: Sequence[RankView]) -> GroupState:
     services = {view.identity.service for view in members}
     rounds: dict[str, int] = {}
     for view in members:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from pdctl.probes.config.model import ConfigDocument, RankSettings, ServerConfig, Setting
 from pdctl.report.findings import Finding, finding
+from pdctl.targets.nodeset import listed
 
 _RAISES = "decode compares it with what prefill's bootstrap server says, and raises in its scheduler when it first asks"
 _MUST_AGREE = {
@@ -146,7 +147,7 @@ def _differing(server: _Server, kind: str, name: str, ranks: Sequence[RankSettin
     if len(by_value) < 2:
         return []
     fewest = min(by_value.values(), key=len)
-    said = tuple(f"{value or 'not set'}: {', '.join(labels)}" for value, labels in by_value.items())
+    said = tuple(f"{value or 'not set'}: {listed(labels)}" for value, labels in by_value.items())
     summary = f"{name} of {server.name} is not the same on all its ranks: {'; '.join(said)}"
     return [finding("PD134", summary, ranks=tuple(fewest), evidence=said)]
 

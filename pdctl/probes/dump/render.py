@@ -12,6 +12,7 @@ from pdctl.probes.stuck.released import acknowledged
 from pdctl.protocol.durations import seconds
 from pdctl.protocol.requests import DEFERRED
 from pdctl.report import drawing
+from pdctl.targets import nodeset
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,11 +25,20 @@ _SHOWN = 60
 def queues(document: QueuesDump) -> Iterable[RenderableType]:
     """Yield each rank's queues."""
     requests = {key: list(rows) for key, rows in groupby(document.requests, key=_key)}
-    for number, rank in enumerate(document.ranks):
+    ranks = document.ranks
+    if len(ranks) > drawing.MANY:
+        ranks = tuple(rank for rank in ranks if requests.get(_key(rank)) or rank.missing)
+        empty = [rank for rank in document.ranks if not (requests.get(_key(rank)) or rank.missing)]
+        for those in drawing.alike(empty, lambda rank: (rank.silence, rank.server, rank.cluster)):
+            who = nodeset.join(rank.rank for rank in those)
+            line = Text(" · ".join((who, *_of(those[0]))), style="bold")
+            yield line.append(f"   {those[0].silence or 'no requests'}", style="yellow" if those[0].silence else "")
+        if empty and ranks:
+            yield ""
+    for number, rank in enumerate(ranks):
         if number:
             yield ""
-        more = [*([rank.server] if rank.server else []), *([f"cluster {rank.cluster}"] if rank.cluster else [])]
-        line = Text(" · ".join([rank.rank, *more]), style="bold")
+        line = Text(" · ".join((rank.rank, *_of(rank))), style="bold")
         if rank.silence:
             line.append(f"   {rank.silence}", style="yellow")
         yield line
@@ -62,13 +72,22 @@ def queues(document: QueuesDump) -> Iterable[RenderableType]:
 
 
 def groups(document: GroupsDump) -> Iterable[RenderableType]:
-    """Yield a line for each rank and group."""
+    """Yield a line for each rank and group; of many, one for all ranks of a group."""
     drawn = drawing.table("rank", "group", "size", "members", "world", "flight recorder", right=("size",))
-    for row in document.groups:
-        members = ", ".join(map(str, row.members[:16])) + (" …" if row.size > 16 else "")
+    folds = len(document.groups) > drawing.MANY
+    kinds = drawing.alike(
+        document.groups, lambda row: (row.kind, row.members, row.world, row.fr_id) if folds else id(row)
+    )
+    for rows in kinds:
+        row = rows[0]
+        members = nodeset.numbers(row.members) if folds else ", ".join(map(str, row.members))
         number = str(row.fr_id) if row.fr_id >= 0 else "-"
-        drawn.add_row(row.rank, row.kind, str(row.size), members, row.world, number)
+        drawn.add_row(nodeset.join(one.rank for one in rows), row.kind, str(row.size), members, row.world, number)
     yield drawn
+
+
+def _of(rank: RankQueues) -> tuple[str, ...]:
+    return tuple(filter(None, (rank.server, rank.cluster and f"cluster {rank.cluster}")))
 
 
 def _key(of: RankQueues | QueuedRequest) -> tuple[str, str, str, str]:

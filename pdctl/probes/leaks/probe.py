@@ -62,7 +62,7 @@ class Leaks(Probe["LeaksOptions", "list[RankWatch]", "LeaksDocument"]):
         """Yield a line a rank."""
         from pdctl.probes.leaks.render import render
 
-        return render(document)
+        return render(document, wide=wide)
 
     def rows(self, document: LeaksDocument) -> Rows:
         """Return the ranks."""

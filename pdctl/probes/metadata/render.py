@@ -10,6 +10,7 @@ from rich.text import Text
 
 from pdctl.protocol.durations import seconds
 from pdctl.report import drawing
+from pdctl.targets import nodeset
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -18,12 +19,21 @@ if TYPE_CHECKING:
 
 _BAD = {"collision": "bold red", "foreign room": "bold red", "another room": "yellow", "stale owner": "yellow"}
 _SHOWN = 60
+_IN_FULL = 3
+"""Ranks of many with something odd that are told in full."""
 
 
 def render(document: MetadataDocument, *, wide: bool) -> Iterable[RenderableType]:
     """Yield each rank with its slots, then the findings. wide: all slots."""
     slots = {rank: list(rows) for rank, rows in groupby(document.slots, key=_key)}
-    for number, rank in enumerate(document.ranks):
+    ranks = list(document.ranks)
+    if len(ranks) > drawing.MANY and not wide:
+        ranks = [rank for rank in ranks if any(row.verdict in _BAD for row in slots.get(_key(rank), []))][:_IN_FULL]
+        told = set(map(_key, ranks))
+        yield from _others([rank for rank in document.ranks if _key(rank) not in told])
+        if ranks:
+            yield ""
+    for number, rank in enumerate(ranks):
         if number:
             yield ""
         yield from _rank(rank)
@@ -49,11 +59,42 @@ def _rank(rank: RankReport) -> Iterable[RenderableType]:
         yield line
         return
     yield line
+    yield _memory(rank, str(rank.taken))
+    yield from _safety(rank)
+
+
+def _others(ranks: list[RankReport]) -> Iterable[RenderableType]:
+    """Yield the ranks of many that have nothing odd, those that are alike together."""
+    lines = drawing.alike(ranks, lambda rank: (*_ways(rank), rank.silence, rank.slots))
+    for those in sorted(lines, key=lambda those: not those[0].silence)[: drawing.MANY]:
+        one = those[0]
+        servers = drawing.some(rank.server for rank in those if rank.server)
+        text = " · ".join(filter(None, (nodeset.join(rank.rank for rank in those), servers)))
+        yield Text(f"{text} · {len(those)} rank{'s'[: len(those) != 1]}", style="bold")
+        if one.silence:
+            yield Text(f"  {one.silence}", style="yellow")
+            continue
+        yield _memory(one, nodeset.span(rank.taken for rank in those))
+        yield from _safety(one)
+    if len(lines) > drawing.MANY:
+        yield drawing.dim(f"… and ranks of {len(lines) - drawing.MANY} more kinds (-o wide or json shows all)")
+    yield drawing.dim("Slots in which nothing is wrong are not shown (-o wide or json shows all).")
+
+
+def _ways(rank: RankReport) -> tuple[object, ...]:
+    """Return what ranks have in common to which metadata comes in the same way."""
+    return rank.role, rank.cluster, rank.engine, rank.version, rank.device, rank.aux, rank.aux_why, rank.safe, rank.why
+
+
+def _memory(rank: RankReport, taken: str) -> str:
     size = sum(tensor.row_bytes for tensor in rank.tensors)
-    yield (
-        f"  {rank.taken} of {rank.slots} slots taken · {len(rank.tensors)} tensors on {rank.device or 'no device'},"
+    return (
+        f"  {taken} of {rank.slots} slots taken · {len(rank.tensors)} tensors on {rank.device or 'no device'},"
         f" {size} bytes a slot · aux {rank.aux or 'unknown'} ({rank.aux_why})"
     )
+
+
+def _safety(rank: RankReport) -> Iterable[Text]:
     if rank.safe != "-":
         style = {"yes": "green", "no": "bold red"}.get(rank.safe, "yellow")
         yield Text("  safe: ").append(rank.safe, style=style).append(f" · {rank.why}")

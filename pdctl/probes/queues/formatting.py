@@ -10,6 +10,7 @@ from pdctl.probes.queues.model import RankView, RoomSide, RoomSplit
 from pdctl.probes.turns import call_words
 from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import SPARE_QUEUES, Phase, poll_name
+from pdctl.targets import nodeset
 
 _FLAGS = {
     "decode.held": ("may be released", "must be kept"),
@@ -37,9 +38,15 @@ def one_of(queue: str) -> str:
     return "flag" if queue in _FLAGS else "number" if queue in SPARE_QUEUES else "poll"
 
 
+MOST_NAMES = 4
+"""Ranks that are named one by one; more are folded."""
+
+
 def names(ranks: Iterable[str]) -> str:
-    """Return ``tp0``, ``tp0 and tp1`` or ``tp0, tp1 and tp3``."""
+    """Return ``tp0``, ``tp0 and tp1``, ``tp0, tp1 and tp3`` or, of more ranks than MOST_NAMES, ``tp0-6,9``."""
     listed = list(ranks)
+    if len(listed) > MOST_NAMES and all(map(nodeset.axes_of, listed)):
+        return nodeset.join(listed)
     if len(listed) < 2:
         return "".join(listed)
     return f"{', '.join(listed[:-1])} and {listed[-1]}"

@@ -238,9 +238,10 @@ def _waiting_for_the_silent(group: Group, stalled_s: float, clock: int | None) -
 def _late(group: Group, leaders: tuple[str, ...], late: tuple[str, ...], waited: float) -> Finding:
     states = {group.place(n): _state(view) for n, view in enumerate(group.members)}
     ended = {group.place(n) for n, view in enumerate(group.members) if view is not None and view.ended}
-    summary = f"{' and '.join(leaders)} {formatting.has(leaders)} waited {waited:.0f} s for {' and '.join(late)}"
+    ahead, behind = formatting.names(leaders), formatting.names(late)
+    summary = f"{ahead} {formatting.has(leaders)} waited {waited:.0f} s for {behind}"
     if ended.issuperset(leaders):  # and it is not known when
-        summary = f"{' and '.join(leaders)} waited for {' and '.join(late)}, for {waited:.0f} s at most, and ended"
+        summary = f"{ahead} waited for {behind}, for {waited:.0f} s at most, and ended"
     evidence = tuple(f"{name}: {states[name]}" for name in late if states.get(name))
     units = (group.known[0].identity.unit,)
     return finding("PD110", summary, group=group.title, ranks=late, evidence=evidence, units=units)
@@ -322,7 +323,7 @@ def _rows(
             text = f"the gate held {formatting.held_past(past)}" if past else ""
             unheard = [] if group.info.size == 1 else _unheard(group)
             if unheard:
-                text = f"recorded rounds agree; {' and '.join(unheard)} {formatting.has(unheard)} not answered"
+                text = f"recorded rounds agree; {formatting.names(unheard)} {formatting.has(unheard)} not answered"
             yield QueueRow(queue, lengths, "unknown" if unheard else "agree", text, comparison.last)
 
 

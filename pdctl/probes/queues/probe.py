@@ -89,7 +89,7 @@ class Queues(Probe["QueuesOptions", "Seen", "QueuesDocument"]):
         """Yield group by group."""
         from pdctl.probes.queues.render import render
 
-        return render(document)
+        return render(document, wide=wide)
 
     def rows(self, document: QueuesDocument) -> Rows:
         """Return the groups."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from pdctl.report import drawing
+from pdctl.targets.nodeset import join
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -15,8 +17,12 @@ if TYPE_CHECKING:
 
     from pdctl.probes.routing.model import Asker, RoomRow, RoutingDocument, ServerRow, Side
 
-SHOWN = 40
+SHOWN, _OF_MANY = 40, 12
+"""Rooms that are shown, and how many of more than those: the ones that are not well first."""
+_WELL = ("AGREE", "WAITS", "DONE", "GONE")
 MAX_COLUMNS = 4
+SERVERS = 6
+"""Servers of both kinds that have a line each; of more, those that are alike have one."""
 _STYLE = {
     "AGREE": "green",
     "WAITS": "cyan",
@@ -30,28 +36,42 @@ _STYLE = {
 
 def render(document: RoutingDocument, *, wide: bool) -> Iterable[RenderableType]:
     """Yield how each server routes, every room with its four beliefs, then the findings. wide: all rooms."""
-    for side in document.sides:
-        yield Text(_side(side), style="bold")
-        for line in _told(side) if wide else ():
+    folds = not wide and len(document.sides) + len(document.servers) > SERVERS
+    for sides in drawing.alike(document.sides, lambda side: _side(side, "") if folds else id(side)):
+        yield Text(_side(sides[0], _services(sides)), style="bold")
+        for line in _told(sides[0]) if wide else ():
             yield f"  {line}"
-    for server in document.servers:
-        yield Text(_server(server), style="bold" if not server.silence else "yellow")
+    for servers in drawing.alike(document.servers, lambda one: _server(one, "") if folds else id(one)):
+        addresses = drawing.some(server.address for server in servers)
+        yield Text(_server(servers[0], addresses), style="bold" if not servers[0].silence else "yellow")
     yield ""
     if not document.rooms:
         yield "no room waits to be routed" if not document.unknown else "none of these rooms is known"
-    shown = document.rooms if wide else document.rooms[:SHOWN]
+    shown = document.rooms
+    if len(shown) > SHOWN and not wide:
+        shown = tuple(sorted(shown, key=lambda row: row.verdict in _WELL)[:_OF_MANY])
     if shown:
         yield _rooms(shown, wide=wide)
     if len(document.rooms) > len(shown):
+        verdicts = Counter(row.verdict for row in document.rooms).most_common()
         yield drawing.dim(f"… and {len(document.rooms) - len(shown)} more rooms (-o wide or json shows all)")
+        yield f"all {len(document.rooms)} rooms: {', '.join(f'{number} {verdict}' for verdict, number in verdicts)}"
     if document.young:
         several = document.young != 1
         yield drawing.dim(f"({document.young} difference{'s'[:several]} too young to be told from skew: no finding)")
     yield from drawing.findings(document.findings)
 
 
-def _side(side: Side) -> str:
-    parts = [side.service if side.service.startswith(side.role) else f"{side.role} {side.service}"]
+def _services(sides: Sequence[Side]) -> str:
+    """Return the names of servers that route in the same way."""
+    if len(sides) > 1:
+        return f"{len(sides)} {sides[0].role} servers: {drawing.some(side.service for side in sides)}"
+    [side] = sides
+    return side.service if side.service.startswith(side.role) else f"{side.role} {side.service}"
+
+
+def _side(side: Side, services: str) -> str:
+    parts = [services or side.role]
     if side.answered < side.ranks:
         parts.append(f"{side.answered} of {side.ranks} ranks answer")
     if side.dp_size > 0:
@@ -70,8 +90,8 @@ def _told(side: Side) -> Iterable[str]:
         yield f"was told by {address}: {', '.join(f'{name} {value}' for name, value in facts.items())}"
 
 
-def _server(server: ServerRow) -> str:
-    parts = [f"bootstrap {server.address}"]
+def _server(server: ServerRow, addresses: str) -> str:
+    parts = [f"bootstrap {addresses}"]
     if server.silence:
         parts.append(f"missing: {server.silence}")
     if server.info:
@@ -136,6 +156,4 @@ def _folded(row: RoomRow) -> str:
     if len(said) == 1:
         [(what, places)] = said.items()
         return f"{what}: all {len(places)}"
-    return " · ".join(
-        f"{what}: {', '.join(places[:4])}{', …' if len(places) > 4 else ''}" for what, places in said.items()
-    )
+    return " · ".join(f"{what}: {join(places)}" for what, places in said.items())

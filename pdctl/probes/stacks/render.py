@@ -11,7 +11,7 @@ from rich.tree import Tree
 
 from pdctl.probes.stacks.model import Collective, GroupCollectives, GroupStacks, StacksDocument, TreeFrame, TreeNode
 from pdctl.report import drawing
-from pdctl.targets.nodeset import join
+from pdctl.targets.nodeset import brief, join
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -63,7 +63,7 @@ def _plain(group: G) -> G:
 
 def _group(group: GroupStacks, titles: list[str], *, wide: bool) -> Iterable[RenderableType]:
     outliers = [place for place in group.places if place.outlier]
-    line = Text(join(titles), style="bold")
+    line = Text(brief(join(titles)), style="bold")
     times = f"{len(titles)} × " if len(titles) > 1 else ""
     line.append(f" · {times}{group.size} rank{'s'[: group.size != 1]}", style="bold")
     if len(outliers) == len(group.places) > 1:
@@ -121,7 +121,7 @@ def _collectives(groups: Iterable[GroupCollectives], *, wide: bool) -> Iterable[
 
 def _one(group: GroupCollectives, titles: list[str]) -> Iterable[RenderableType]:
     times = f"{len(titles)} groups " if len(titles) > 1 else "group "
-    line = Text(f"  {times}{group.kind or f'{group.pg} of torch'} of {join(titles)}")
+    line = Text(f"  {times}{group.kind or f'{group.pg} of torch'} of {brief(join(titles))}")
     if group.in_step is not None:
         line.append("   in step" if group.in_step else "   not at the same number", "" if group.in_step else "yellow")
     elif group.seen < group.size:
@@ -152,13 +152,13 @@ def _tree(node: TreeNode, *, wide: bool) -> Tree:
     for child in node.children:
         tree.add(_tree(child, wide=wide))
     if node.ends:
-        tree.add(Text(f"{node.ends}: here", style="dim"))
+        tree.add(Text(f"{brief(node.ends)}: here", style="dim"))
     return tree
 
 
 def _label(node: TreeNode, *, wide: bool) -> Text:
     moves = node.frames[-1].moves
-    text = Text(node.ranks, style="bold")
+    text = Text(brief(node.ranks), style="bold")
     if node.count > 1:
         text.append(f" ({node.count})", style="not bold")
     if moves:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from pdctl.probes.queues.formatting import names
 from pdctl.probes.stuck.advice import BEHIND, FIRST
-from pdctl.probes.stuck.sides import folded
 from pdctl.protocol.durations import seconds as spoken
 from pdctl.report import drawing
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
     from pdctl.probes.stuck.model import StuckDocument, Waiting
 
-SHOWN = 40
+SHOWN, _OF_MANY = 40, 5
+"""Rooms that are shown one by one, and how many of more than those: the ones that stand still first."""
 _PREFIX = "SGLANG_DISAGGREGATION_"
 _UNTIL = {"decode.retracted": "until there is space again", "waiting": "until there is a place in a batch"}
 """What ends the wait of requests that wait for nothing from the other side."""
@@ -32,14 +34,38 @@ def render(document: StuckDocument, *, wide: bool) -> Iterable[RenderableType]:
     rooms: dict[tuple[str, int], list[Waiting]] = {}
     for request in document.requests:
         rooms.setdefault((request.cluster, request.room), []).append(request)
-    shown = list(rooms.values()) if wide else list(rooms.values())[:SHOWN]
-    for requests in shown:
+    each = list(rooms.values())
+    if len(each) > SHOWN and not wide:
+        each = sorted(each, key=_moves)[:_OF_MANY]
+    for requests in each:
         yield from _room(requests)
-    if len(rooms) > len(shown):
-        yield drawing.dim(f"… and {len(rooms) - len(shown)} more rooms (-o wide or json shows all)")
+    if len(rooms) > len(each):
+        yield drawing.dim(f"… and {len(rooms) - len(each)} more rooms (-o wide or json shows all). All of them:")
+        yield _all(document.requests)
     if document.hidden:
         yield drawing.dim(f"({document.hidden} younger requests not shown)")
     yield from drawing.findings(document.findings, below=True)
+
+
+def _moves(requests: list[Waiting]) -> bool:
+    return all(request.progress != "still" for request in requests)
+
+
+def _all(requests: Sequence[Waiting]) -> Table:
+    """Return a table of many requests, by where they are and whether they get on."""
+    table = drawing.table("  side", "where", "", "requests", "groups", "oldest", right=("requests", "groups", "oldest"))
+    lines = drawing.alike(requests, lambda one: (one.role, one.queue, one.state, one.progress))
+    for those in sorted(lines, key=_moves)[: drawing.MANY]:
+        one, age_s = those[0], max(request.age_s for request in those)
+        table.add_row(
+            f"  {one.role}",
+            _short(one.queue, one.state),
+            Text(one.progress, style=_PROGRESS.get(one.progress, "")),
+            str(len(those)),
+            str(len({request.side for request in those})),
+            spoken(age_s) if age_s >= 0 else "-",
+        )
+    return table
 
 
 def _room(requests: list[Waiting]) -> Iterable[RenderableType]:
@@ -63,7 +89,7 @@ def _where(request: Waiting) -> str:
     if len(kinds) == 1:
         where = _short(request.queue, request.state)
     else:
-        where = ", ".join(f"{folded(place.ranks)} {_short(place.queue, place.state)}" for place in request.ranks)
+        where = ", ".join(f"{names(place.ranks)} {_short(place.queue, place.state)}" for place in request.ranks)
     return f"{where}; holds {request.holds}" if request.holds else where
 
 

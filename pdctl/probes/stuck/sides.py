@@ -241,13 +241,9 @@ def _there(peer: Side, where: Iterable[tuple[tuple[str, ...], str, int]]) -> str
         states.setdefault(words, []).extend(ranks)
     if len(states) == 1:
         return f"{peer.title} has it in {next(iter(states))}"
-    return f"{peer.title} has it in " + ", ".join(f"{words} ({folded(ranks)})" for words, ranks in states.items())
-
-
-def folded(ranks: Sequence[str]) -> str:
-    """Return the ranks of a group in few words: ``tp0``, ``tp0 and tp1``, ``tp0, tp1 and 61 more``."""
-    named = list(dict.fromkeys(ranks))
-    return names(named) if len(named) <= 3 else f"{named[0]}, {named[1]} and {len(named) - 2} more"
+    return f"{peer.title} has it in " + ", ".join(
+        f"{words} ({names(dict.fromkeys(ranks))})" for words, ranks in states.items()
+    )
 
 
 def holds(slot: int, kv: int) -> str:

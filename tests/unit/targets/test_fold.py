@@ -8,8 +8,11 @@ from hypothesis import strategies as st
 
 from pdctl.targets.nodeset import (
     Place,
+    brief,
     fold,
     fold_lines,
+    join,
+    listed,
     numbers,
     parse_numbers,
     place,
@@ -78,3 +81,25 @@ def test_ranks_of_which_the_same_is_said_are_one_line() -> None:
     pids = [f"decode dp0 pp0 tp{tp}: pid {tp + 7} may not be read" for tp in range(3)]
     assert fold_lines(pids) == ["decode dp0 pp0 tp0-2: pid 7 may not be read (and 2 more pids)"]
     assert fold_lines(["x: y", "x: z", "x: y"]) == ["x: y", "x: z"]
+
+
+def test_places_are_joined_as_far_as_they_name_the_same_axes_and_the_same_server() -> None:
+    assert join(f"tp{n}" for n in (0, 1, 2, 3, 6)) == "tp0-3,6"
+    assert join(["decode dp0 pp0 tp0", "decode dp0 pp0 tp1", "tcp://a:1"]) == "decode dp0 pp0 tp0,1; tcp://a:1"
+    assert join(["dp0 tp0 of a", "dp0 tp1 of a", "dp0 tp0 of b"]) == "dp0 tp0,1 of a; dp0 tp0 of b"
+    assert join(f"dp{n} tp0 (DP{n} TP{2 * n})" for n in range(4)) == "dp0-3 tp0"
+    assert listed(["tp0", "tp2"]) == "tp0, tp2"
+    assert listed([f"tp{n}" for n in range(5)]) == "tp0-4"
+
+
+def test_a_name_that_would_unfold_to_billions_of_places_is_taken_as_it_is() -> None:
+    hostile = "decode tp0-99999999999"
+    assert join([hostile, "decode tp1", "decode tp2"]) == f"decode tp1,2; {hostile}"
+    with pytest.raises(ValueError, match="more than"):
+        unfold("decode dp0-99999 tp0-99999")
+
+
+def test_many_servers_with_the_same_places_are_counted() -> None:
+    many = fold(Place(f"d@10.0.0.{n}:1", dp, 0, 0, tp) for n in range(8) for dp in range(2) for tp in range(4))
+    assert brief(many) == "dp0,1 pp0 cp0 tp0-3 of 8 servers (d@10.0.0.0:1, d@10.0.0.1:1, …, d@10.0.0.7:1)"
+    assert brief("decode dp0 tp0,1; prefill dp0 tp0,1") == "decode dp0 tp0,1; prefill dp0 tp0,1"
