@@ -29,6 +29,8 @@ from pdctl.targets.reach import Reach
 COMMANDS = {
     "preflight": ("preflight", "Look", "Check that a deployment is fit for traffic."),
     "record": ("record", "Look", "Save the recordings of all ranks in one trace file."),
+    "bundle": ("bundle", "Look", "Take all that pdctl can see into one file for a ticket."),
+    "report": ("report", "Look", "Make a page, or a few lines, of a bundle or a trace."),
     "watch": ("watch", "Look", "Say what goes wrong, its cause, and when it is over."),
     "top": ("top", "Look", "Follow groups, ranks and findings on one screen."),
     "export": ("export", "Look", "Serve metrics for Prometheus, and a liveness probe."),

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import codecs
 import dataclasses
+import html
 import re
 import shlex
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -80,6 +81,18 @@ def cell(text: str) -> str:
 def argument(text: object) -> str:
     """Return ``text`` as one quoted word, for a shell command that pdctl suggests."""
     return shlex.quote(escape(str(text)))
+
+
+def markup(text: object, *, most: int = MOST_SHOWN) -> str:
+    """Return ``text`` as :func:`escape`, for an element or a quoted attribute of HTML or SVG: no markup, no entity."""
+    return html.escape(escape(str(text), most=most), quote=True)
+
+
+def fenced(lines: Iterable[str]) -> str:
+    """Return lines as a block of code in Markdown, that nothing in them ends, each as :func:`escape`."""
+    text = "\n".join(escape(line) for line in lines)
+    fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", text)), 3)
+    return f"{fence}text\n{text}\n{fence}\n"
 
 
 def in_source(text: str) -> str:

@@ -22,6 +22,7 @@ SCHEMA = "pdctl.trace"
 SUFFIX = ".pdtrace"
 MANIFEST = "manifest.json"
 MAX_RANKS = 4096
+MAX_COLLECTORS = 200
 MAX_PROBLEMS = 20
 """Ranks left out that are told one by one."""
 WHOLE, PARTIAL, MISSING = "whole", "partial", "missing"
@@ -86,11 +87,28 @@ class Divergence(msgspec.Struct, frozen=True):
     findings: tuple[str, ...] = ()
 
 
+class Collector(msgspec.Struct, frozen=True, kw_only=True):
+    """One command whose result a bundle has beside the recordings.
+
+    command: as people type it. status: ``kept``, ``partial`` (it could not look at everything) or ``missing``; reason says why
+    it is not whole. seconds: how long it took. member: the file that has its result, of ``size`` bytes, "" where it is missing.
+    """
+
+    name: Name
+    command: str
+    status: Name
+    reason: str = ""
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
+    member: Name = ""
+    size: Count = 0
+
+
 class Manifest(Document, frozen=True, kw_only=True, tag="pdctl.trace"):
     """All that a trace holds besides recordings.
 
     started_wall_ns: when its making began; seconds: how long it took. stopped: why it ended. redacted: names are
     replaced by hashes, made with ``salt`` (hexadecimal). earlier: dead ranks of earlier starts that were left out.
+    collectors: what a bundle has besides; a trace that is none has no such list.
     """
 
     pdctl_version: str
@@ -104,6 +122,7 @@ class Manifest(Document, frozen=True, kw_only=True, tag="pdctl.trace"):
     divergence: Divergence | None = None
     earlier: Count = 0
     problems: tuple[str, ...] = ()
+    collectors: Annotated[tuple[Collector, ...], msgspec.Meta(max_length=MAX_COLLECTORS)] = ()
 
     @property
     def partial(self) -> bool:

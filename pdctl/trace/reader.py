@@ -1,4 +1,4 @@
-"""Reads a trace: a ZIP file of ``manifest.json`` and ``recordings/NAME.pdrec``.
+"""Reads a trace: a ZIP file of ``manifest.json`` and ``recordings/NAME.pdrec``. A bundle is one that has documents, too.
 
 Names, sizes, checksums and versions in a file are checked before they are used. Recordings are unpacked into a private
 directory of this user, where zero pages stay holes, as in a rank's own file.
@@ -37,6 +37,10 @@ MAX_DIRECTORY = 4 << 20
 MAX_RATIO = 100
 FREE_BYTES = 64 << 20
 """What a trace may unpack to without holes: this, and so many times its own size. Real ones are packed to a tenth."""
+MAX_DOCUMENT = 32 << 20
+MAX_DOCUMENTS = 128 << 20
+"""Bytes of one document of a bundle, and of all that are read."""
+_DOCUMENT = re.compile(r"(?:documents|stories|logs)/[A-Za-z0-9][A-Za-z0-9._-]{0,150}")
 _MEMBER = re.compile(r"recordings/[A-Za-z0-9][A-Za-z0-9._-]{0,150}\.pdrec")
 _PAGE = 4096
 _CHUNK = 64 * _PAGE
@@ -79,6 +83,29 @@ def open_trace(path: Path, *, timeout_s: float | None = None, spent_s: float = 0
             unpacking = _Unpacking(archive, members, path, folder, timeout_s, spent_s, cut=bool(wrong))
             ranks = tuple(unpacking.rank(rank) for rank in manifest.ranks)
         yield Trace(path, msgspec.structs.replace(manifest, ranks=ranks), folder)
+
+
+def read_documents(path: Path) -> dict[str, bytes]:
+    """Return the documents of the bundle at ``path`` by the names of their collectors; nothing of a trace that is no bundle.
+
+    A document that is damaged, too large or not there is left out. Raises as :func:`open_trace`.
+    """
+    found: dict[str, bytes] = {}
+    left = MAX_DOCUMENTS
+    with _archive(path) as (archive, wrong):
+        manifest = _manifest(path, archive, wrong=wrong)
+        members = _members(path, archive, manifest)
+        for one in manifest.collectors:
+            info = members.get(one.member)
+            if info is None or one.name in found or not _DOCUMENT.fullmatch(one.member):
+                continue
+            try:
+                data = _whole(archive, info, min(left, MAX_DOCUMENT))
+            except DAMAGE:
+                continue
+            found[one.name] = data
+            left -= len(data)
+    return found
 
 
 _held = ExitStack()
@@ -190,7 +217,7 @@ def _read_manifest(path: Path, archive: zipfile.ZipFile, infos: list[zipfile.Zip
     if infos[0].file_size > MAX_MANIFEST:
         raise _bad(f"{path}: {MANIFEST} has {infos[0].file_size} bytes, at most {MAX_MANIFEST} are read")
     try:
-        return decode(_whole(archive, infos[0]))
+        return decode(_whole(archive, infos[0], MAX_MANIFEST))
     except Foreign as error:
         if error.next_step:
             raise _bad(f"{path} is of {error}", error.next_step) from None
@@ -199,13 +226,13 @@ def _read_manifest(path: Path, archive: zipfile.ZipFile, infos: list[zipfile.Zip
         raise _bad(f"{path}: {MANIFEST} is damaged: {error}") from None
 
 
-def _whole(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+def _whole(archive: zipfile.ZipFile, info: zipfile.ZipInfo, most: int) -> bytes:
     data = bytearray()
     with open_member(archive, info) as stream:
         while chunk := stream.read(_CHUNK):
             data += chunk
-            if len(data) > MAX_MANIFEST:
-                raise zipfile.BadZipFile("it is larger than it says")
+            if len(data) > most:
+                raise zipfile.BadZipFile(f"it has more than {most} bytes")
     return bytes(data)
 
 
@@ -319,4 +346,4 @@ def _put(fd: int, data: memoryview, at: int) -> None:
         data, at = data[written:], at + written
 
 
-__all__ = ["Trace", "open_cached", "open_trace", "read_manifest"]
+__all__ = ["Trace", "open_cached", "open_trace", "read_documents", "read_manifest"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -45,17 +45,26 @@ def member_of(data: bytes, *, state: str = "recorded") -> Member:
     return Member(rank, Source(data))
 
 
-def write_trace(path: Path, members: Iterable[Member], manifest: Manifest, *, force: bool = False) -> Manifest:
+def write_trace(
+    path: Path,
+    members: Iterable[Member],
+    manifest: Manifest,
+    *,
+    force: bool = False,
+    documents: Mapping[str, bytes] | None = None,
+) -> Manifest:
     """Write a trace to ``path`` (mode 0600) and return its manifest with the ranks of ``members``.
+
+    documents: other files that are in it, by their names there, as the manifest's collectors have them.
 
     The file appears complete or not at all. Raises PdctlError: USAGE if a file exists (unless force) or can't be created,
     PARTIAL if it can't be written, for instance on a full disk.
     """
     with atomic_file(path, force=force, mode=0o600) as file:
-        return _write(file, members, manifest)
+        return _write(file, members, manifest, documents or {})
 
 
-def _write(file: IO[bytes], members: Iterable[Member], manifest: Manifest) -> Manifest:
+def _write(file: IO[bytes], members: Iterable[Member], manifest: Manifest, documents: Mapping[str, bytes]) -> Manifest:
     ranks: list[TraceRank] = []
     names: set[str] = set()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -66,6 +75,8 @@ def _write(file: IO[bytes], members: Iterable[Member], manifest: Manifest) -> Ma
                 sum_ = _packed(archive, name, member.data)
                 rank = msgspec.structs.replace(rank, member=name, size=member.data.size, sha256=sum_)
             ranks.append(rank)
+        for name, data in documents.items():
+            archive.writestr(_info(name), data)
         done = msgspec.structs.replace(manifest, ranks=tuple(ranks))
         archive.writestr(_info(MANIFEST), msgspec.json.format(msgspec.json.encode(done), indent=1))
     return done

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,15 +17,14 @@ from pathlib import Path
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.processes import look
 from pdctl.report import escaping
-from pdctl.watch.actions import Action, Say, end_group
+from pdctl.watch.actions import Action, Say
 from pdctl.watch.incidents import BEGAN, Change
+from pdctl.watch.parts import Part
 
 MOST = 50
 """Alarms whose evidence a directory has."""
 MOST_BYTES = 4 << 30
 """Bytes that a directory has, of all alarms. Nothing in it is ever removed to make room."""
-ONE_BYTES = 1 << 30
-"""Bytes of one file."""
 EACH_S = 60.0
 """How long one part may take."""
 PARTS = (
@@ -36,9 +32,6 @@ PARTS = (
     ("stacks.json", ("stacks", "-o", "json")),
     ("settings.json", ("dump", "config", "-o", "json")),
 )
-_WELL = (Exit.CLEAN, Exit.FINDING, Exit.PARTIAL)
-_END = b"\n}\n"
-"""Of a document in JSON."""
 _UNDER_WAY = ".making-"
 _PLACE = re.compile(r"\d{8}T\d{6}Z-PD\d+-\d+")
 
@@ -93,49 +86,14 @@ class Evidence(Action):
             file.write(f"{escaping.json_encoded(change)}\n")
         wrong = []
         for those in (PARTS[:2], PARTS[2:]):
-            started = [(name, self._start(folder, name, arguments)) for name, arguments in those]
-            wrong += [f"{name}: {why}" for name, process in started if (why := self._ended(folder / name, process))]
+            started = [(name, Part(folder / name, arguments, self._env)) for name, arguments in those]
+            wrong += [f"{name}: {why}" for name, part in started if (why := part.ended(self._within_s, self._ending))]
         if len(wrong) == len(PARTS):
             raise OSError(f"nothing could be had: {'; '.join(wrong)}")
         return "; ".join(wrong)
 
-    def _start(self, folder: Path, name: str, arguments: tuple[str, ...]) -> subprocess.Popen[bytes]:
-        own_file = arguments == ("record",)
-        with open(os.devnull if own_file else folder / name, "wb") as out:  # noqa: PTH123
-            process = subprocess.Popen(
-                [sys.executable, "-m", "pdctl.cli", *arguments, *([str(folder / name)] if own_file else ())],
-                cwd="/",  # nothing is imported from where a watch was started
-                env=self._env,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
-        with suppress(OSError, ValueError):  # a lower limit of its own stays
-            if not 0 <= resource.prlimit(process.pid, resource.RLIMIT_FSIZE)[0] < ONE_BYTES:
-                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (ONE_BYTES, ONE_BYTES))
-        return process
-
-    def _ended(self, file: Path, process: subprocess.Popen[bytes]) -> str:
-        """Return why a part could not be made, "" where it was; what there is of it is removed then."""
-        end = time.monotonic() + self._within_s
-        said = b""
-        while True:
-            try:
-                _, said = process.communicate(timeout=0.2)
-                break
-            except subprocess.TimeoutExpired:
-                if time.monotonic() > end or self._over.is_set():
-                    end_group(process)
-                    file.unlink(missing_ok=True)
-                    why = "at the end of the watch" if self._over.is_set() else f"after {self._within_s:g} s"
-                    return f"not complete {why}"
-        if process.returncode in _WELL and _complete(file):
-            return ""
-        file.unlink(missing_ok=True)
-        return (
-            said.decode("utf-8", "replace").partition("\n")[0].removeprefix("pdctl: ") or f"exit {process.returncode}"
-        )
+    def _ending(self) -> str:
+        return "at the end of the watch" if self._over.is_set() else ""
 
     def _full(self) -> str:
         """Return why no more is kept, "" where there is room."""
@@ -161,14 +119,3 @@ def _size(place: Path) -> int:
             with suppress(FileNotFoundError):
                 size += Path(folder, name).lstat().st_size
     return size
-
-
-def _complete(file: Path) -> bool:
-    """Return whether a part is there, and not cut off: a command that lacks something exits as one whose disk is full."""
-    try:
-        with file.open("rb") as part:
-            size = part.seek(0, os.SEEK_END)
-            part.seek(max(0, size - len(_END)))
-            return size > 0 and (file.suffix != ".json" or part.read() == _END)
-    except OSError:
-        return False

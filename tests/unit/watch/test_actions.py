@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from pdctl.watch import actions
 from pdctl.watch.actions import Action, Exec, Webhook
 from pdctl.watch.evidence import Evidence
 from pdctl.watch.incidents import Change
+from pdctl.watch.parts import Part
 from tests.support.patience import patience, until
 
 EVIL = "a\nrid`touch /tmp/x`$(id)\x1b[2J"
@@ -290,11 +290,10 @@ def test_a_place_that_can_not_be_written_is_refused_at_once(tmp_path: Path) -> N
 def test_evidence_that_the_end_cuts_off_says_so(tmp_path: Path) -> None:
     keeper = Evidence(tmp_path, {}, print)
     keeper.close(0.1)
-    part = tmp_path / "part.json"
-    part.touch()
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(999)"], start_new_session=True)
-    assert keeper._ended(part, process) == "not complete at the end of the watch"
-    assert not part.exists()
+    env = {"PDCTL_RUN_DIR": str(tmp_path / "run"), "PDCTL_RECORD_DIR": str(tmp_path / "rec")}
+    part = Part(tmp_path / "part.json", ["watch"], {**_environ(), **env})  # it ends only when it is told to
+    assert part.ended(patience(60), keeper._ending) == "not complete at the end of the watch"
+    assert not part.file.exists()
 
 
 def test_a_full_directory_is_said_though_many_changes_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,343 @@
+"""Makes a bundle: each of its parts by a command of pdctl in a process of its own, with limits."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.files import open_regular
+from pdctl.recording.source import FileSource
+from pdctl.report import escaping, progress
+from pdctl.ticket.hide import Hider, without_secrets
+from pdctl.trace.folder import private_folder
+from pdctl.trace.manifest import Collector, Manifest, new, new_salt
+from pdctl.trace.reader import MAX_DOCUMENT, MAX_DOCUMENTS, open_trace
+from pdctl.trace.writer import Member, write_trace
+from pdctl.watch.parts import Part
+
+KEPT, PARTIAL, MISSING = "kept", "partial", "missing"
+EACH_S = 60.0
+"""How long one part may take."""
+MOST_ROOMS = 12
+"""Rooms in findings whose stories are told."""
+LOG_BYTES = 1 << 20
+"""Bytes at the end of a log that are taken."""
+MOST_LOGS = 32
+TRACE = "trace"
+NOT_RECORDED = "recordings do not tell of it"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A part: its name, the command that makes it, and whether recordings alone can answer that."""
+
+    name: str
+    command: tuple[str, ...]
+    offline: bool = True
+
+    @property
+    def member(self) -> str:
+        """The file that has it."""
+        return f"{'stories' if self.command[0] == 'story' else 'documents'}/{self.name}.json"
+
+
+STEPS: tuple[tuple[Wanted, Wanted], ...] = (
+    (Wanted(TRACE, ("record",)), Wanted("stacks", ("stacks",))),
+    (Wanted("check", ("check",)), Wanted("ranks", ("ranks",))),
+    (Wanted("diff-queues", ("diff-queues",)), Wanted("config", ("dump", "config"), offline=False)),
+    (Wanted("metadata", ("dump", "metadata")), Wanted("queues", ("dump", "queues"), offline=False)),
+    (Wanted("groups", ("dump", "groups")), Wanted("stuck", ("stuck",))),
+)
+"""What is taken, two at a time: what changes first comes first. The stories of the rooms in findings follow."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a bundle is to have. env: of the commands. hosts: names of hosts that texts may hold.
+
+    source: recordings that are all there is. every_start: ``--all``.
+
+    names: names stay. over: says why it must end now, "" while it need not.
+    """
+
+    env: Mapping[str, str]
+    hosts: tuple[str, ...] = ()
+    source: Path | None = None
+    every_start: bool = False
+    logs: tuple[Path, ...] = ()
+    names: bool = False
+    timeout_s: float = 120.0
+    rank_timeout_s: float = 2.0
+    over: Callable[[], str] = lambda: ""
+
+
+@dataclass
+class _Bundle:
+    """What there is so far."""
+
+    asked: Asked
+    folder: Path
+    end: float
+    rows: list[Collector] = field(default_factory=list)
+    made: dict[str, Path] = field(default_factory=dict)
+
+    def ending(self) -> str:
+        """Return why no more is done, "" while there is time."""
+        if why := self.asked.over():
+            return why
+        return f"after {self.asked.timeout_s:g} s (--timeout)" if time.monotonic() > self.end else ""
+
+    def step(self, wanted: Sequence[Wanted], source: Path | None) -> None:
+        """Make these parts at the same time."""
+        started: list[tuple[Wanted, Part]] = []
+        for one in wanted:
+            if source is not None and not one.offline:
+                self.missing(one, NOT_RECORDED)
+            elif why := self.ending():
+                self.missing(one, f"not run: {why}")
+            else:
+                progress.doing(one.name)
+                try:
+                    started.append((one, Part(self.file(one), self.arguments(one, source), self.asked.env)))
+                except OSError as error:
+                    self.missing(one, error.strerror or str(error))
+        try:
+            for one, part in started:
+                self.ended(one, part)
+        except BaseException:  # a second Ctrl-C: nothing is left behind
+            for _, part in started:
+                part.stop()
+            raise
+
+    def arguments(self, one: Wanted, source: Path | None) -> list[str]:
+        """Return the arguments of pdctl that make a part."""
+        words = list(one.command)
+        if one.name == TRACE:
+            words += ["--keep-names"] * self.asked.names
+        else:
+            words += ["-o", "json"]
+        if source is not None:
+            words += ["--from", str(source.absolute())]
+        if self.asked.every_start and one.command[0] in ("record", "ranks", "diff-queues", "story"):
+            words.append("--all")
+        within = min(EACH_S, max(1.0, self.end - time.monotonic())) / 2
+        return [*words, "--timeout", f"{within:.1f}", "--rank-timeout", f"{min(within, self.asked.rank_timeout_s):g}"]
+
+    def ended(self, one: Wanted, part: Part) -> None:
+        """Wait for a part, and keep what it made."""
+        why = part.ended(EACH_S, self.ending)
+        size = 0 if why else part.file.stat().st_size
+        if size > MAX_DOCUMENT and one.name != TRACE:
+            why = f"it has {size} bytes, at most {MAX_DOCUMENT} are kept"
+        if why:
+            self.missing(one, why, part.seconds)
+            return
+        self.made[one.name] = part.file
+        status = PARTIAL if part.code == Exit.PARTIAL else KEPT
+        problems = (_json(part.file) or {}).get("problems") or () if status == PARTIAL and one.name != TRACE else ()
+        said = part.said or "; ".join(problems[:3]) or "it could not look at everything"
+        member = "" if one.name == TRACE else one.member
+        self.row(one.name, one.command, status, said if status == PARTIAL else "", part.seconds, member)
+
+    def missing(self, one: Wanted, why: str, seconds: float = 0.0) -> None:
+        """Note that a part could not be had."""
+        self.row(one.name, one.command, MISSING, why, seconds)
+
+    def row(
+        self, name: str, command: Sequence[str], status: str, reason: str = "", seconds: float = 0.0, member: str = ""
+    ) -> None:
+        """Note what became of a part."""
+        words = "pdctl " + " ".join(command) if command else ""
+        self.rows.append(
+            Collector(name=name, command=words, status=status, reason=reason[:500], seconds=seconds, member=member)
+        )
+
+    def file(self, one: Wanted) -> Path:
+        """Return the file that a part is made in."""
+        return self.folder / (f"{one.name}.pdtrace" if one.name == TRACE else f"{one.name}.json")
+
+
+def bundle(path: Path, asked: Asked, *, force: bool = False) -> Manifest:
+    """Make the bundle ``path`` and return its manifest. What could not be had is in that, with the reason.
+
+    The file appears complete or not at all. Raises PdctlError as :func:`pdctl.trace.writer.write_trace`.
+    """
+    started = time.time_ns()
+    with private_folder() as folder:
+        made = _Bundle(asked, folder, time.monotonic() + asked.timeout_s)
+        if asked.source is None:
+            for step in STEPS:
+                made.step(step, None)
+        else:
+            made.step(STEPS[0][:1], asked.source)
+            there = made.made.get(TRACE, asked.source)  # without names, where they are taken out
+            made.step(STEPS[0][1:], there)
+            for step in STEPS[1:]:
+                made.step(step, there)
+        if TRACE in made.made:
+            for rooms in _pairs(_rooms(made.made.get("check"))):
+                made.step([Wanted(f"story-{room}", ("story", str(room))) for room in rooms], made.made[TRACE])
+        seconds = (time.time_ns() - started) / 1e9
+        stopped = f"ended early: {why}" if (why := made.ending()) else "took what there was"
+        return _written(path, made, new(stopped, started_wall_ns=started, seconds=seconds), force=force)
+
+
+def _pairs(rooms: Sequence[int]) -> list[Sequence[int]]:
+    return [rooms[at : at + 2] for at in range(0, len(rooms), 2)]
+
+
+def _rooms(check: Path | None) -> list[int]:
+    """Return the rooms in the findings of a check, those of the first findings first."""
+    found: dict[int, None] = {}
+    for one in (_json(check) or {}).get("findings", []) if check is not None else []:
+        found.update(dict.fromkeys(one.get("rooms", [])))
+    return list(found)[:MOST_ROOMS]
+
+
+def _json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _written(path: Path, made: _Bundle, base: Manifest, *, force: bool) -> Manifest:
+    """Put all that was made into one file."""
+    if TRACE not in made.made:
+        return _packed(path, made, base, (), force=force)
+    try:
+        with open_trace(made.made[TRACE]) as trace:
+            head = msgspec.structs.replace(
+                trace.manifest, started_wall_ns=base.started_wall_ns, seconds=base.seconds, stopped=base.stopped
+            )
+            members = (  # one open file at a time
+                Member(rank, FileSource(trace.folder / Path(rank.member).name) if rank.member else None)
+                for rank in trace.manifest.ranks
+            )
+            return _packed(path, made, head, members, force=force)
+    except PdctlError as error:
+        if path.exists() or not made.made.pop(TRACE, None):
+            raise
+        made.rows = [
+            msgspec.structs.replace(row, status=MISSING, reason=error.message) if row.name == TRACE else row
+            for row in made.rows
+        ]
+        return _packed(path, made, base, (), force=force)
+
+
+def _packed(path: Path, made: _Bundle, base: Manifest, members: Iterable[Member], *, force: bool) -> Manifest:
+    hider = None if made.asked.names else _hider(made, base)
+    if hider is not None and not base.salt:
+        base = msgspec.structs.replace(
+            base,
+            redacted=True,
+            salt=hider.salt,
+            clock=msgspec.structs.replace(base.clock, host=hider.names.host(base.clock.host)),
+        )
+    documents = _documents(made, hider)
+    rows = []
+    for row in made.rows:
+        size = len(documents.get(row.member, b""))
+        said = hider.text(row.reason) if hider is not None else row.reason
+        rows.append(msgspec.structs.replace(row, size=size, reason=said))
+    manifest = msgspec.structs.replace(base, collectors=tuple(rows))
+    return write_trace(path, members, manifest, force=force, documents=documents)
+
+
+def _hider(made: _Bundle, base: Manifest) -> Hider:
+    """Return what takes names out, with the salt of the trace, so that a name has one hash in the whole bundle."""
+    hider = Hider(base.salt or new_salt(), [socket.gethostname(), *made.asked.hosts])
+    for name, file in made.made.items():
+        if name != TRACE:
+            hider.learn(_json(file))
+    return hider
+
+
+def _documents(made: _Bundle, hider: Hider | None) -> dict[str, bytes]:
+    """Return the files of the bundle beside recordings; rows of those that can't be in it say why."""
+    found: dict[str, bytes] = {}
+    left = MAX_DOCUMENTS
+    for number, row in enumerate(made.rows):
+        if not row.member:
+            continue
+        document = _json(made.made[row.name])
+        if hider is not None:
+            document = hider.document(document)
+        data = f"{escaping.json_text(json.dumps(document, ensure_ascii=False, indent=1))}\n".encode("utf-8", "replace")
+        if document is None or len(data) > min(left, MAX_DOCUMENT):
+            why = "it can't be read" if document is None else f"it has {len(data)} bytes, too many for a bundle"
+            made.rows[number] = msgspec.structs.replace(row, status=MISSING, reason=why, member="")
+            continue
+        found[row.member] = data
+        left -= len(data)
+    for number, path in enumerate(made.asked.logs[:MOST_LOGS], start=1):
+        name = f"log-{number}"
+        began = time.monotonic()
+        try:
+            lines = tail(path)
+        except OSError as error:
+            made.row(name, (), MISSING, f"{path.name}: {error.strerror or error}")
+            continue
+        clean = [without_secrets(line) for line in lines]
+        clean = hider.log(clean) if hider is not None else clean
+        data = "".join(f"{escaping.escape(line, most=max(1, len(line)))}\n" for line in clean).encode(
+            "utf-8", "replace"
+        )
+        member = f"logs/{number}.log"
+        made.row(name, (), KEPT, f"the end of {path.name}", round(time.monotonic() - began, 3), member)
+        found[member] = data
+    return found
+
+
+def tail(path: Path) -> list[str]:
+    """Return the last lines of a log, LOG_BYTES of it. Raises OSError where it can't be read or is no regular file."""
+    with os.fdopen(open_regular(path, follow=True), "rb", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - LOG_BYTES))
+        data = file.read(LOG_BYTES)
+    if size > LOG_BYTES:
+        data = data.partition(b"\n")[2]  # the first line is cut
+    return data.decode("utf-8", "replace").splitlines()
+
+
+def log_files(paths: Iterable[Path]) -> tuple[Path, ...]:
+    """Return the files among ``paths``, and of each directory its ``*.log``."""
+    found: dict[Path, None] = {}
+    for path in paths:
+        found.update(dict.fromkeys(sorted(path.glob("*.log")) if path.is_dir() else (path,)))
+    return tuple(found)[:MOST_LOGS]
+
+
+def planned(logs: Iterable[Path], *, recorded: bool) -> Iterable[Collector]:
+    """Yield what a bundle would have."""
+    for one in (one for step in STEPS for one in step):
+        there = one.offline or not recorded
+        reason = "" if there else NOT_RECORDED
+        words = f"pdctl {' '.join(one.command)}"
+        yield Collector(name=one.name, command=words, status="would be taken" if there else MISSING, reason=reason)
+    yield Collector(
+        name="stories", command="pdctl story ROOM", status="would be taken",
+        reason=f"of the rooms in findings, {MOST_ROOMS} at most",
+    )  # fmt: skip
+    for number, path in enumerate(logs, start=1):
+        why = f"the end of {path.name}, {LOG_BYTES >> 20} MiB at most"
+        try:
+            os.close(open_regular(path, follow=True))
+        except OSError as error:
+            yield Collector(name=f"log-{number}", command="", status=MISSING, reason=f"{path.name}: {error.strerror}")
+        else:
+            yield Collector(name=f"log-{number}", command="", status="would be taken", reason=why)
+
+
+def expected(one: Collector) -> bool:
+    """Return whether a part could have been had: recordings do not tell of some."""
+    return one.reason != NOT_RECORDED

@@ -1,0 +1,69 @@
+"""Names in documents and logs of a bundle: one name has one hash, and nothing of a request is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdctl.ticket.hide import Hider, without_secrets
+from pdctl.trace.redact import Names
+
+SALT = "00" * 16
+NAMES = Names(SALT)
+
+
+def test_a_name_has_one_hash_in_a_field_in_a_sentence_and_in_a_recording() -> None:
+    hider = Hider(SALT)
+    document = {
+        "ranks": [{"host": "node-a", "rid": "req-alpha"}, {"host": "lab", "rids": ["<b>odd rid</b>"]}],
+        "text": "req-alpha waits on node-a for <b>odd rid</b>",
+        "settings": {"decode@node-a:30000": 1 << 60},
+    }
+    hider.learn(document)
+    host, rid, odd = NAMES.host("node-a"), NAMES.rid("req-alpha"), NAMES.rid("<b>odd rid</b>")
+    assert hider.document(document) == {
+        "ranks": [{"host": host, "rid": rid}, {"host": "lab", "rids": [odd]}],
+        "text": f"{rid} waits on {host} for {odd}",
+        "settings": {f"decode@{host}:30000": 1 << 60},
+    }
+    assert hider.document(hider.document(document)) == hider.document(document)
+
+
+@pytest.mark.parametrize(
+    ("text", "gone", "kept"),
+    [
+        ("decode@10.1.2.3:30000 refused", "10.1.2.3", ":30000 refused"),
+        ("http://svc.prod.internal:80/health", "svc.prod", ":80/"),
+        ("prefill@node7 has it", "node7", "has it"),
+        ("/models/secret/weights.bin is read", "secret", "weights.bin is read"),
+        ("rid 0123456789abcdef0123456789abcdef", "0123456789abcdef0123456789abcdef", "rid rid-"),
+    ],
+)
+def test_addresses_folders_and_ids_that_nobody_named_go_too(text: str, gone: str, kept: str) -> None:
+    said = Hider(SALT).text(text)
+    assert gone not in said
+    assert kept in said
+
+
+def test_a_nodeset_of_hosts_is_one_name_and_ranks_are_none() -> None:
+    said = Hider(SALT, ["gpu007"]).text("gpu[003-009]: refused; gpu007: refused; decode:tp[0-1]")
+    assert said == f"{NAMES.host('gpu[003-009]')}: refused; {NAMES.host('gpu007')}: refused; decode:tp[0-1]"
+
+
+@pytest.mark.parametrize("text", ["SGLang 0.5.12.post1, torch 2.9.1", "decode@lab:one dp0", "room 16851422098683615"])
+def test_versions_labs_and_rooms_stay(text: str) -> None:
+    assert Hider(SALT).text(text) == text
+
+
+def test_keys_and_what_requests_say_never_leave() -> None:
+    start = "server_args=ServerArgs(model_path='/m/llama', api_key='sk-123', admin_api_key=None)"
+    assert without_secrets(start) == start.replace("'sk-123'", "[left out]")
+    assert "sk-1" not in without_secrets("Authorization: Bearer sk-1")
+    received = "[2026-11-30 01:51:45 TP0] Receive: obj=GenerateReqInput(text='my secret prompt')"
+    assert without_secrets(received) == "[2026-11-30 01:51:45 TP0] [left out: what a request says]"
+
+
+def test_a_log_loses_the_ids_it_names_itself() -> None:
+    lines = Hider(SALT).log(["Abort request obj.rid='order-77'", "order-77 ended", "model_path='/m/llama' loaded"])
+    rid = NAMES.rid("order-77")
+    assert lines[:2] == [f"Abort request obj.rid='{rid}'", f"{rid} ended"]
+    assert "llama" not in lines[2]
