@@ -32,7 +32,7 @@ _MAX_LINE = 4096
 _MAX_NOTES = 64
 _LAST_WORDS = 200
 _PROGRAM = Path(pdctl.__file__).parent / "gateway" / "process.py"
-_NEEDS = ("zmq", "msgspec")
+_NEEDS, _USES = ("zmq", "msgspec"), ("numpy",)
 _PASSED_ON = ("HOME", "XDG_CONFIG_HOME", "PDCTL_KEYS", "PDCTL_LISTEN_OPEN")
 _OF_PYTHON = ("LD_LIBRARY_PATH", "PYTHONHOME")
 _GIVES_BACK = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
@@ -51,11 +51,13 @@ class Gateway:
         socket_path: Path,
         note: Callable[[str], None],
         rotated: Callable[[str], None] = lambda _: None,
+        recording: tuple[str, int] = ("", 0),
     ) -> None:
         """Start the gateway and wait until it listens. Raises ValueError or OSError with the reason; nothing is left then.
 
         env: variables with the listen address and the key directory. socket_path: the rank's own socket, which gets the
-        requests. note: callback for notes. rotated: callback for a new public key of the gateway.
+        requests. note: callback for notes. rotated: callback for a new public key of the gateway. recording: the path of the
+        rank's recording, "" without one, and the start time of its process.
         """
         listen = env.get("PDCTL_LISTEN", "")
         parse_listen(listen)
@@ -68,6 +70,8 @@ class Gateway:
             "env": {name: env[name] for name in _PASSED_ON if env.get(name)},
             "path": _paths(),
             "thread": 0,
+            "recording": str(Path(recording[0]).absolute()) if recording[0] else "",
+            "proc_start": recording[1],
         }
         self.endpoint = ""
         self.server_key = ""
@@ -249,9 +253,11 @@ def _how(code: int | None) -> str:
 def _paths() -> list[str]:
     """Return the import path of the gateway: only the directories that it needs."""
     found = [str(Path(pdctl.__file__).parent.parent)]
-    for name in _NEEDS:
+    for name in (*_NEEDS, *_USES):
         spec = importlib.util.find_spec(name)  # without loading it
         if spec is None or not spec.submodule_search_locations:
+            if name in _USES:
+                continue
             raise OSError(f"there is no {name} here, which its gateway needs")
         found += [str(Path(place).parent) for place in spec.submodule_search_locations]
     return list(dict.fromkeys(found))

@@ -78,7 +78,8 @@ class Server:
         try:
             from pdctl.agent.gateway import Gateway
 
-            self._gateway = Gateway(env, path, self._agent.note, self._rotated)
+            recording = (r.recording, r.identity.proc_start)
+            self._gateway = Gateway(env, path, self._agent.note, self._rotated, recording)
         except Exception as error:  # no keys, a port in use, no process to be had: the rank has its other socket
             off = f"no TCP socket: {error}"
             self._registration = msgspec.structs.replace(r, tcp_off=off)

@@ -23,6 +23,7 @@ from pdctl.gateway.door import Door, Question
 from pdctl.gateway.limits import Limits
 from pdctl.gateway.link import Link
 from pdctl.gateway.relay import Connection, Relay
+from pdctl.gateway.rounds import OP, Rounds
 from pdctl.protocol import wire
 from pdctl.protocol.budget import Budget
 from pdctl.protocol.errors import Exit, PdctlError
@@ -31,6 +32,8 @@ from pdctl.protocol.processes import look
 
 MEMORY = 44 << 20
 """Bytes that the gateway may use over what its program takes when nobody has come."""
+ROUNDS_MEMORY = 72 << 20
+"""The same more once it answers comparisons: numpy, and the rounds of a recording."""
 CPU_SHARE = 0.25
 """Seconds of CPU a second that the gateway may use, once its burst is used up."""
 CPU_BURST_S = 2.0
@@ -61,6 +64,7 @@ class Service:
         self._folder = str(Path(setup["socket"]).parent)
         self._link = Link(setup["socket"], self._pid)
         self._link.thread = int(setup["thread"])
+        self._rounds = Rounds(setup["recording"], self._pid, int(setup["proc_start"]))
         listen = parse_listen(setup["listen"])
         self._allowed = Allowed(listen, self._env, self.note)
         self._listening, self.endpoint = listen_at(listen)
@@ -215,7 +219,7 @@ class Service:
         return False
 
     def _ask(self, c: Connection, now: float) -> bool:
-        """Ask the oldest question of this client; returns False where it was answered without the rank."""
+        """Ask the oldest question of this client; returns whether others have to wait: not where it was refused."""
         body = c.questions[0].body
         assert body is not None
         number = 0
@@ -223,6 +227,8 @@ class Service:
             request = wire.decode_request(body)
             number = request.id
             self._allowed.check(c.user or "", request.op)
+            if request.op == OP and self._told(c, request, now):
+                return True
             self._not_stopped()
             self._link.ask(body, now)
         except wire.ProtocolMismatch as error:
@@ -238,6 +244,17 @@ class Service:
             self._asking, self._number = c, number
             return True
         return False
+
+    def _told(self, c: Connection, request: wire.Request, now: float) -> bool:
+        """Answer a comparison's question from the rank's file; returns False where the rank has to be asked."""
+        allow_rounds()
+        begun = time.process_time()
+        answer = self._rounds.answer(request)
+        self._limits.took(c.name, (c.user or "").encode(), time.process_time() - begun)
+        if answer is None:
+            return False
+        self._send(c, answer, now)
+        return True
 
     def _not_stopped(self) -> None:
         """Raise PdctlError if the rank is still stopped, after a question to it was given up for that reason."""
@@ -296,8 +313,14 @@ def _error(text: str, number: int = 0) -> bytes:
 def limit_memory() -> None:
     """Limit this process's memory to its present use plus MEMORY. The kernel enforces this."""
     fields = Path("/proc/self/statm").read_bytes().split()
-    data = int(fields[5]) * resource.getpagesize()
+    limit = int(fields[5]) * resource.getpagesize() + MEMORY
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = data + MEMORY
-    if hard == resource.RLIM_INFINITY or limit < hard:
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    most = limit + ROUNDS_MEMORY if hard == resource.RLIM_INFINITY else min(hard, limit + ROUNDS_MEMORY)
+    resource.setrlimit(resource.RLIMIT_DATA, (min(limit, most), most))
+
+
+def allow_rounds() -> None:
+    """Raise the limit by ROUNDS_MEMORY, once."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if soft < hard and hard != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))

@@ -28,6 +28,7 @@ from pdctl.targets.find import Found
 from pdctl.targets.recordings import recording_file
 
 if TYPE_CHECKING:
+    from pdctl.recording.excerpt import Excerpt, Part, Wanted
     from pdctl.recording.reader import Event, Recording
     from pdctl.report.findings import Finding
 
@@ -346,6 +347,34 @@ class View:
             if len(self._recordings) < MOST_KEPT:
                 self._recordings[key] = answer
         return answer
+
+    @staticmethod
+    def is_far(rank: FoundRank) -> bool:
+        """Return whether a rank's recording is on another host, so that only a part of it is read where that is enough."""
+        return rank.access is not None and rank.live and bool(rank.recording_size)
+
+    def parts(self, wanted: Sequence[tuple[FoundRank, Wanted]]) -> list[Answer[Part]]:
+        """Return what is wanted of the recordings of ranks on other hosts."""
+        from pdctl.recording.excerpt import OP, Part  # loads numpy
+
+        return self.client.ask_each([(rank, msgspec.to_builtins(one)) for rank, one in wanted], OP, Part)
+
+    def excerpts(self, wanted: Sequence[tuple[FoundRank, Wanted]]) -> list[Answer[Excerpt]]:
+        """Return excerpts of the recordings of ranks on other hosts, with their first parts.
+
+        None with Silence.NONE: the whole recording has to be read, as of a rank whose agent does not know excerpts.
+        """
+        from pdctl.recording.excerpt import opened
+
+        found: list[Answer[Excerpt]] = []
+        for answer in self.parts(wanted) if wanted else ():
+            if answer.body is None and answer.silence is not Silence.ERROR:
+                found.append(Answer(answer.rank, None, answer.silence, answer.reason, answer.next_step, answer.code))
+            else:
+                excerpt = opened(answer.body, answer.rank.identity) if answer.body is not None else None
+                found.append(Answer(answer.rank, excerpt))
+        self._note(*found)
+        return found
 
     def events(
         self, rank: FoundRank, rooms: Collection[int] | None, kinds: Collection[EventKind]

@@ -23,8 +23,9 @@ from pdctl.recording.digest import SIZE, Digests, whole
 from pdctl.recording.reader import BadRecording, Recording, read_from
 from pdctl.recording.rings import ROUND, Ring, among, events, possible_rounds, record_sums, select_records
 from pdctl.recording.source import FileSource, Held
-from pdctl.recording.streams import Stream
+from pdctl.recording.streams import Stream, foreign
 from pdctl.recording.tail import Tail
+from pdctl.recording.witness import oldest
 
 OP = "rounds"
 GATED = "decode.transfer"
@@ -32,7 +33,7 @@ GATED = "decode.transfer"
 MAX_BODY = 8 << 20
 """Bytes of the records in one answer, before they are compressed."""
 MAX_ROWS, MAX_EVENTS, MAX_ITEM_BYTES = 16384, 8192, 4 << 20
-MAX_CUTS = 64
+MAX_CUTS, MAX_ROOMS = 64, 4096
 TOO_MUCH = "more is asked for than an excerpt may have"
 
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=f.MAX_COUNT)]
@@ -44,17 +45,23 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     newest: header, live cells, the oldest run of each stream, and so many of the newest runs with their lists; 0 nothing of it.
     held: (runs, most more), wanted of GATED where the gate held a request in its newest runs; most more, if all that time.
+    foreign: of the newest so many runs of GATED, those in which a slot held another room when its owner was decided on, with
+    their lists.
     rounds: the runs with these rounds. lists: the same, with the runs that their lists build on. cuts: a round from which turns
-    are counted, then rounds; asked for is a digest of the rounds between each two of them. rooms, kinds: events about these
-    rooms, and of these kinds.
+    are counted, then rounds; asked for is a digest of the rounds between each two of them.
+    rooms, kinds: events about these rooms, and of these kinds. seen: also the runs that say something of these rooms. oldest:
+    also the oldest events.
     """
 
     newest: Annotated[int, msgspec.Meta(ge=0, le=MAX_ROWS)] = 0
     held: tuple[_Number, _Number] = (0, 0)
+    foreign: _Number = 0
     rounds: _Rounds = {}
     lists: _Rounds = {}
     cuts: _Rounds = {}
-    rooms: Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(max_length=4096)] = []
+    rooms: Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(max_length=MAX_ROOMS)] = []
+    seen: bool = False
+    oldest: bool = False
     kinds: Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=256)]], msgspec.Meta(max_length=64)] = []
 
 
@@ -175,14 +182,18 @@ def _body(recording: Recording, streams: dict[int, Stream], wanted: Wanted, head
             tails[number] = int(stream.table["ordinal"][tail])
             asked.append(0)
             lists += range(tail, size)
+        if wanted.foreign and stream.queue == GATED:
+            changes = stream.changes(wanted.foreign)
+            lists += np.unique(changes.row[foreign(changes.items)]).tolist()
         chains = _chains(stream, [n for n in lists if n >= 0])
-        rows[number] = np.unique(np.array([n for n in (*asked, *chains) if n >= 0], np.int64))
-        listed[number] = np.array(chains, np.int64)
+        seen = {n for n, _ in stream.sightings(wanted.rooms)} if wanted.seen else set()
+        listed[number] = np.array(sorted(seen.union(chains)), np.int64)
+        rows[number] = np.union1d(listed[number], np.array([n for n in asked if n >= 0], np.int64))
     if sum(map(len, rows.values())) > MAX_ROWS:
         raise _TooMuchError
     found = [select_records(stream.table, rows[number]) for number, stream in streams.items() if len(rows[number])]
     pieces: list[tuple[int, bytes]] = []
-    if wanted.newest or wanted.rooms or wanted.kinds:
+    if wanted.newest or wanted.rooms or wanted.kinds or wanted.oldest:
         pieces += _events(recording, wanted)
     left = MAX_ITEM_BYTES
     for number, stream in streams.items():
@@ -270,10 +281,10 @@ def _events(recording: Recording, wanted: Wanted) -> list[tuple[int, bytes]]:
 
     def kept(table: NDArray[Any]) -> NDArray[np.bool_]:
         found: NDArray[np.bool_] = table["seq"] == table["seq"].max(initial=0)  # one of these is the newest of all
-        return found | meant(table)
+        return found | meant(table) | oldest(table)
 
     table = events(recording.source, offset, capacity, kept)
-    named = meant(table)
+    named = meant(table) | (oldest(table) if wanted.oldest else False)
     named[-1:] |= wanted.newest > 0
     table = select_records(table, named)
     if len(table) > MAX_EVENTS:

@@ -10,7 +10,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from pdctl.protocol.model import QUEUES, UNKNOWN, GroupInfo, Phase
+from pdctl.protocol.model import QUEUES, UNKNOWN, Action, GroupInfo, Phase
 from pdctl.recording import format as f
 from pdctl.recording.rings import ITEM, ItemSpan, among, hide, select_records
 from pdctl.recording.source import Source
@@ -264,6 +264,12 @@ class Stream:
         rows["index"] = np.arange(n, dtype=np.uint32)
         rows[batch["index"]] = batch
         return rows
+
+
+def foreign(items: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which items are of a request that was decided on while its slot held the room of another one."""
+    found: NDArray[np.bool_] = (items["flags"] & f.ITEM_FOUND_KNOWN != 0) & (items["found"] != 0)
+    return found & (items["found"] != items["room"]) & np.isin(items["action"], (Action.COMMITTED, Action.ABORTED))
 
 
 def _rebuilt(

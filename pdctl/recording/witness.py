@@ -61,17 +61,16 @@ def witness(recording: Recording) -> Witness:
         return Witness(None, "its recording has stopped", took_in)
     if recording.source.size < offset + capacity * f.EVENT_SIZE:
         return Witness(None, "its recording is cut off", took_in)
-    kept = events(recording.source, offset, capacity, _oldest)
+    kept = events(recording.source, offset, capacity, oldest)
     if len(kept) and kept["seq"].min() > 1:
         return Witness(int(kept["mono_ns"].min()), "what was before is overwritten", took_in)
     return Witness(recording.start_mono_ns, "it begins there", took_in)
 
 
-def _oldest(table: NDArray[Any]) -> NDArray[np.bool_]:
+def oldest(table: NDArray[Any]) -> NDArray[np.bool_]:
     """Return which records are the oldest of a part of the ring: of the very oldest, one may be being overwritten."""
     numbers = table["seq"]
-    there = numbers > 0
+    there: NDArray[np.bool_] = numbers > 0
     if not there.any():
         return there
-    oldest: NDArray[np.bool_] = there & (numbers <= numbers[there].min() + np.uint64(_BEING_WRITTEN))
-    return oldest
+    return there & (numbers <= numbers[there].min() + np.uint64(_BEING_WRITTEN))

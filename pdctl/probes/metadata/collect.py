@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pdctl.probes.metadata.history import history
+from pdctl.probes.metadata.history import MAX_RUNS, history
 from pdctl.probes.metadata.model import History, RankRows
 from pdctl.probes.metadata.slots import odd
 from pdctl.protocol.metadata import Metadata
+from pdctl.protocol.model import EventKind
 from pdctl.protocol.rank import FoundRank
 
 if TYPE_CHECKING:
@@ -27,24 +28,45 @@ def collect(
     """
     answers = view.metadata(slots=slots, rooms=rooms, every=every, sums=sums)
     later = view.again()  # recordings are read after the rows: what has been decided by then is in them
-    rows = []
-    for answer in answers:
-        past, why = _history(answer.rank, later)
-        rows.append(
-            RankRows(
-                identity=answer.rank.identity,
-                state=answer.rank.state,
-                silence="" if answer.body is not None else answer.reason or answer.rank.state,
-                body=answer.body,
-                history=past,
-                history_off=why,
-            )
+    rows = [
+        RankRows(
+            identity=answer.rank.identity,
+            state=answer.rank.state,
+            silence="" if answer.body is not None else answer.reason or answer.rank.state,
+            body=answer.body,
         )
+        for answer in answers
+    ]
+    doubted = every or bool(slots or rooms) or any(odd(one) for one in rows)
+    pasts = _histories((*view.ranks, *view.others), later, quick=not doubted)
     rows = _confirmed(view, rows)
-    for rank in view.others:
-        past, why = _history(rank, later)
-        rows.append(RankRows(rank.identity, rank.state, "not asked", history=past, history_off=why))
-    return rows
+    rows += [RankRows(rank.identity, rank.state, "not asked") for rank in view.others]
+    return [replace(one, history=past, history_off=why) for one, (past, why) in zip(rows, pasts, strict=True)]
+
+
+def _histories(ranks: Sequence[FoundRank], view: View, *, quick: bool) -> list[tuple[History | None, str]]:
+    """Return what recordings tell of these ranks.
+
+    quick: no slot needs an explanation. Then of recordings on other hosts only what is wrong is read, and the whole of them
+    only if anything is.
+    """
+    quiet = _quiet([rank for rank in ranks if view.is_far(rank)], view) if quick else {}
+    found = {id(rank): _history(rank, view) for rank in ranks if id(rank) not in quiet}
+    pasts = [*quiet.values(), *(past for past, _ in found.values() if past is not None)]
+    if any(past.mismatches or past.wrong_kv for past in pasts):
+        found.update((id(rank), _history(rank, view)) for rank in ranks if id(rank) in quiet)
+        quiet = {}
+    return [(quiet[id(rank)], "") if id(rank) in quiet else found[id(rank)] for rank in ranks]
+
+
+def _quiet(ranks: Sequence[FoundRank], view: View) -> dict[int, History]:
+    """Return what is wrong by the recordings of these ranks, without what else they tell, by the id of the rank."""
+    from pdctl.recording.excerpt import Wanted  # loads numpy
+
+    wanted = Wanted(newest=1, foreign=MAX_RUNS, kinds=[int(EventKind.FAILURE)])
+    answers = view.excerpts([(rank, wanted) for rank in ranks])
+    pasts = {id(answer.rank): history(answer.body.recording) for answer in answers if answer.body is not None}
+    return {rank: replace(past, whole=False) for rank, past in pasts.items()}
 
 
 def _confirmed(view: View, rows: list[RankRows]) -> list[RankRows]:

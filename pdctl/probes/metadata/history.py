@@ -9,8 +9,8 @@ import numpy as np
 from pdctl.probes.metadata.model import History, Mismatch, WrongKV
 from pdctl.protocol.model import UNKNOWN, Action, EventKind, KVPoll
 from pdctl.protocol.notes import WRONG_ELSEWHERE, WRONG_KV
-from pdctl.recording import format as f
 from pdctl.recording.requests import untrusted
+from pdctl.recording.streams import foreign
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -89,12 +89,7 @@ def _items(found: History, stream: Stream, to_wall: int) -> bool:
         ended = (action != Action.KEPT) & (action != UNKNOWN)
         found.ended.update(zip(room[ended].tolist(), when[row[ended]].tolist(), strict=True))
         if stream.queue == "decode.transfer":
-            wrong = (
-                (items["flags"] & f.ITEM_FOUND_KNOWN != 0)
-                & (items["found"] != 0)
-                & (items["found"] != room)
-                & np.isin(action, (Action.COMMITTED, Action.ABORTED))
-            )
+            wrong = foreign(items)
             columns = [items[name][wrong].tolist() for name in ("slot", "room", "found", "action")]
             columns.append(when[row[wrong]].tolist())
             found.mismatches += [Mismatch(*values) for values in zip(*columns, strict=True)]

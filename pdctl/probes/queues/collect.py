@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from pdctl.probes.processes import now_ns
 from pdctl.probes.queues.judge import unconfirmed
 from pdctl.probes.queues.model import RankView
 from pdctl.probes.standing import standing
 from pdctl.protocol.model import Status
-from pdctl.protocol.rank import Answer, FoundRank, Silence
+from pdctl.protocol.rank import FoundRank, Silence
 from pdctl.targets.silence import not_asked
 
 if TYPE_CHECKING:
@@ -76,8 +74,8 @@ def collect(view: View, *, sockets: bool = True, files: bool = True) -> list[Ran
                 snapshot=snapshots.get(id(rank)),
             )
         )
-    far = [n for n, rank in enumerate(view.ranks) if _far(rank) and views[n].status is not None]
-    excerpts, views = _first_parts(view, views, far) if far else ({}, views)
+    far = [n for n, rank in enumerate(view.ranks) if view.is_far(rank) and views[n].status is not None]
+    excerpts, views = _excerpts(view, views, far) if far else ({}, views)
     near = [n for n, one in enumerate(views) if n not in excerpts and not one.recording_off]
     views = _whole(view, views, near, files=files, sockets=sockets)
     if excerpts:
@@ -87,26 +85,19 @@ def collect(view: View, *, sockets: bool = True, files: bool = True) -> list[Ran
     ]
 
 
-def _far(rank: FoundRank) -> bool:
-    """Return whether a rank's recording is on another host."""
-    return rank.access is not None and bool(rank.recording_size)
+def _excerpts(view: View, views: list[RankView], far: Sequence[int]) -> tuple[dict[int, Excerpt], list[RankView]]:
+    """Return the excerpts of these ranks' recordings, and the views with the reasons why there are none.
 
-
-def _first_parts(view: View, views: list[RankView], far: Sequence[int]) -> tuple[dict[int, Excerpt], list[RankView]]:
-    """Return the beginnings of excerpts of these ranks' recordings, and the views, where it is known why there is none.
-
-    A rank whose gateway or agent does not know excerpts has neither: its whole recording is read.
+    A rank that has neither does not know excerpts: its whole recording is read.
     """
     from pdctl.probes.queues.excerpts import first_of
-    from pdctl.recording.excerpt import opened
 
     excerpts, views = {}, list(views)
-    for n, answer in _ask(view, {n: first_of(views[n]) for n in far}).items():
+    answers = view.excerpts([(view.ranks[n], first_of(views[n])) for n in far])
+    for n, answer in zip(far, answers, strict=True):
         if answer.body is not None:
-            excerpt = opened(answer.body, views[n].identity)
-            if excerpt is not None:
-                excerpts[n] = excerpt
-        elif answer.silence is not Silence.ERROR:
+            excerpts[n] = answer.body
+        elif answer.silence is not Silence.NONE:
             views[n] = replace(views[n], recording_off=answer.reason)
     return excerpts, views
 
@@ -115,17 +106,14 @@ def _excerpted(view: View, views: list[RankView], excerpts: dict[int, Excerpt]) 
     """Return the views with what is needed of these recordings, or with all where that can't be told."""
     from pdctl.probes.queues.excerpts import Reading
 
-    reading = Reading(views, excerpts, lambda wanted: {n: one.body for n, one in _ask(view, wanted).items()})
+    def ask(wanted: Mapping[int, Wanted]) -> dict[int, Part | None]:
+        answers = view.parts([(view.ranks[n], one) for n, one in wanted.items()])
+        return {n: answer.body for n, answer in zip(wanted, answers, strict=True)}
+
+    reading = Reading(views, excerpts, ask)
     reading.read()
     found = [replace(one, recording=None) if n in reading.whole else one for n, one in enumerate(reading.views)]
     return _whole(view, found, sorted(reading.whole.intersection(excerpts)), files=True, sockets=True)
-
-
-def _ask(view: View, wanted: Mapping[int, Wanted]) -> dict[int, Answer[Part]]:
-    from pdctl.recording.excerpt import OP, Part
-
-    questions = [(view.ranks[n], msgspec.to_builtins(one)) for n, one in wanted.items()]
-    return dict(zip(wanted, view.client.ask_each(questions, OP, Part), strict=True))
 
 
 def _whole(view: View, views: list[RankView], those: Sequence[int], *, files: bool, sockets: bool) -> list[RankView]:

@@ -27,6 +27,7 @@ from pdctl.protocol.model import (
 )
 from pdctl.protocol.rank import Answer, FoundRank
 from pdctl.protocol.requests import Rooms, RoomTable
+from pdctl.recording.excerpt import MAX_ROOMS, Wanted
 from pdctl.recording.format import kept_text
 from pdctl.recording.requests import alive_ns, changed_since, doubts, moments, rooms_of, seen_until_ns
 from pdctl.recording.witness import INPUT_QUEUE, SAME_S, witness
@@ -46,6 +47,7 @@ def collect(view: View, *, pause_s: float) -> list[RankLooks]:
     now = view.again()
     second = now.rooms()
     missing = _missing(view.ranks, [answer.body for answer in second])
+    recordings = _recordings(now, missing)
     looks = []
     for rank, before, after in zip(view.ranks, first, second, strict=True):
         look = RankLooks(
@@ -60,7 +62,7 @@ def collect(view: View, *, pause_s: float) -> list[RankLooks]:
         )
         rooms = missing.get(rank.identity.role, frozenset())
         if rooms and now.has_recording(rank):
-            answer = now.recording(rank)
+            answer = recordings(rank)
             if answer.body is None:
                 look = replace(look, recorded=False, whole_why=f"its recording can't be read: {answer.reason}")
             else:
@@ -70,8 +72,21 @@ def collect(view: View, *, pause_s: float) -> list[RankLooks]:
         looks.append(look)
     if _open(looks, missing) or any(map(_unturned, looks)):
         looks = [replace(look, turn=turn) for look, turn in zip(looks, now.turns(), strict=True)]
-    looks = _with_since(looks, missing, lambda n: now.recording(now.ranks[n]).body)
+    looks = _with_since(looks, missing, lambda n: recordings(now.ranks[n]).body)
     return _with_earlier(looks, lambda n, rooms: now.events(now.ranks[n], rooms, _COMINGS)[0])
+
+
+def _recordings(view: View, missing: dict[str, frozenset[int]]) -> Callable[[FoundRank], Answer[Recording]]:
+    """Return what gives the recording of a rank; of those on other hosts it has what they tell of missing rooms."""
+    rooms = sorted(frozenset().union(*missing.values()))
+    far = [rank for rank in view.ranks if view.is_far(rank)] if rooms else []
+    found: dict[int, Answer[Recording]] = {}
+    if far and len(rooms) <= MAX_ROOMS:
+        wanted = Wanted(newest=1, rooms=rooms, seen=True, oldest=True)
+        for answer in view.excerpts([(rank, wanted) for rank in far]):
+            if answer.body is not None:
+                found[id(answer.rank)] = Answer(answer.rank, answer.body.recording)
+    return lambda rank: found.get(id(rank)) or view.recording(rank)
 
 
 def _outside(view: View, missing: dict[str, frozenset[int]]) -> list[FoundRank]:

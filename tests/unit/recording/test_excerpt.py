@@ -8,10 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pdctl.probes.metadata.history import MAX_RUNS, history
+from pdctl.probes.stuck.collect import last_words
+from pdctl.protocol.model import EventKind
 from pdctl.recording import format as f
 from pdctl.recording.digest import Digests
 from pdctl.recording.excerpt import Answerer, Excerpt, Wanted, answer, digests_of
 from pdctl.recording.reader import BadRecording, read
+from pdctl.recording.requests import last_sign_ns
+from pdctl.recording.witness import witness
 from tests.unit.agent.test_tap_recording import Engine, Request
 
 
@@ -151,3 +156,33 @@ def test_an_answer_that_is_no_part_of_a_recording_is_refused(engine: Engine, tmp
             Excerpt(bad, "x")
     with pytest.raises(BadRecording):
         excerpt.add(type(answer(recording, Wanted()))(packed=b"garbage"))
+
+
+def test_an_excerpt_tells_of_rooms_and_of_how_far_back_what_the_whole_does(engine: Engine, tmp_path: Path) -> None:
+    draw = random.Random(6)
+    for number in range(3):
+        turns(engine, 60, draw)
+        for request in engine.queue:
+            engine.writer.event(EventKind.ENQUEUE, queue=4, room=request.room, text=f"r{number}")
+            engine.writer.event(EventKind.FAILURE, room=request.room, text="it failed")
+    whole = read(tmp_path / "x.pdrec")
+    [stream] = whole.streams
+    rooms = [request.room for request in engine.queue] + [item.room for item in stream.items(stream.run(20)) or ()]
+    wanted = Wanted(newest=1, rooms=rooms, seen=True, oldest=True)
+    [short] = [Excerpt(answer(whole, wanted, whole.source.read(0, f.RINGS_OFFSET)), "x").recording]
+    assert last_words(short, rooms, 10**18) == last_words(whole, rooms, 10**18) != {}
+    assert witness(short) == witness(whole)
+    assert last_sign_ns(short) == last_sign_ns(whole)
+
+
+def test_an_excerpt_tells_of_slots_that_held_another_room(engine: Engine, tmp_path: Path) -> None:
+    draw = random.Random(7)
+    for number in range(40):
+        engine.view.slots[1] = 99 if number % 10 == 3 else 0
+        turns(engine, 5, draw)
+        engine.turn([4] * len(engine.queue), [4] * len(engine.queue), set())
+    whole = read(tmp_path / "x.pdrec")
+    wanted = Wanted(newest=1, foreign=MAX_RUNS, kinds=[int(EventKind.FAILURE)])
+    short = Excerpt(answer(whole, wanted, whole.source.read(0, f.RINGS_OFFSET)), "x").recording
+    assert len(short.streams[0]) < len(whole.streams[0])
+    assert history(short).mismatches == history(whole).mismatches != []
