@@ -73,4 +73,5 @@ def oldest(table: NDArray[Any]) -> NDArray[np.bool_]:
     there: NDArray[np.bool_] = numbers > 0
     if not there.any():
         return there
-    return there & (numbers <= numbers[there].min() + np.uint64(_BEING_WRITTEN))
+    there &= numbers <= numbers[there].min() + np.uint64(_BEING_WRITTEN)
+    return there
