@@ -4,9 +4,11 @@ BIN := .venv/bin
 # Tests that share a host or a pair of servers stay in one worker; what takes longest comes first.
 BESIDE ?= -n 2 --dist loadscope --no-loadscope-reorder
 GPU_PYTHON ?= $(PYTHON)
+RUNS ?= 1000
+MINUTES ?= 60
 ENGINE_VERSIONS ?= 0.5.12.post1 0.5.13.post1 0.5.10.post1 0.5.23
 
-.PHONY: help setup demo engine-news test test-engine test-long test-upstream engine check format docs bench fuzz gpu clean
+.PHONY: help setup demo engine-news test test-engine test-long test-upstream engine check format docs bench score fuzz gpu clean
 
 help:
 	@echo 'make demo         a cluster without the fix, a hang, its diagnosis, and the same with the fix'
@@ -17,6 +19,7 @@ help:
 	@echo 'make engine-news  the newest SGLang: which seams changed, the model-free harness and one pair on it'
 	@echo 'make check        lint, format, types, layering, documentation in step'
 	@echo 'make bench        what the agent and the recorder cost'
+	@echo 'make score        known harm to labs: what pdctl tells, misses and makes up (RUNS=1000 MINUTES=60)'
 	@echo 'make fuzz         everything that is read from files and sockets, fuzzed for 10 minutes each'
 	@echo 'make gpu          everything that needs a card, in one go (GPU_PYTHON=..., with torch; installs nothing)'
 	@echo 'make format docs  bring format and generated documentation in step'
@@ -71,6 +74,10 @@ docs: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks
+
+score: setup
+	$(BIN)/python -m benchmarks.score --out build/score --runs $(RUNS) --minutes $(MINUTES)
+	$(BIN)/python -m benchmarks.score --out build/score --report
 
 fuzz: setup
 	@test -d .fuzz/atheris || $(PYTHON) -m pip install --quiet --target .fuzz atheris

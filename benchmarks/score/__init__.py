@@ -1,0 +1,1 @@
+"""Holds what pdctl finds on labs against what was done to them."""
