@@ -504,7 +504,6 @@ def _(stage: Stage) -> Truth:  # noqa: ARG001
     "the sides have different settings",
     "setting",
     lambda n: plain(n, "--prefill-set", "kv_cache_dtype=fp8_e5m2"),
-    again=True,
 )
 def _(stage: Stage) -> Truth:  # noqa: ARG001
     return Truth(("PD135",))
