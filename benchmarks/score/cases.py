@@ -256,6 +256,36 @@ def _(stage: Stage) -> Truth:
     return Truth(("PD152",), stage.room, (second,), ("PD116", "PD143", "PD141"))
 
 
+def aborts(stage: Stage) -> Truth:
+    """Have clients abort until the stages stand, which may never come: nobody chooses the moment."""
+    stage.send(requests=0, concurrency=16, prompt_tokens=40, new_tokens=20, abort_after_s=0.1)
+    stage.acts("stages that stand", lambda: stands(stage), 90)
+    return Truth(("PD115",), also=(*HANGS, "PD116", "PD143"), limit_s=30.0)
+
+
+def stands(stage: Stage) -> bool:
+    """Return whether the loop of a rank has not turned for 4 s, by its recording's own count."""
+    before = turns(stage)
+    time.sleep(4.0)
+    return any(old == new for old, new in zip(before, turns(stage), strict=True))
+
+
+def turns(stage: Stage) -> list[int]:
+    """Return how many turns each rank has begun."""
+    ranks = [one.label for one in stage.lab.processes if one.label.startswith(("prefill ", "decode "))]
+    return [stage.lab.recording(label).ticks for label in ranks]
+
+
+@case("aborts under load part the stages of prefill", "abort", stages)
+def _(stage: Stage) -> Truth:
+    return aborts(stage)
+
+
+@case("aborts under load part the stages of both sides", "abort", two)
+def _(stage: Stage) -> Truth:
+    return aborts(stage)
+
+
 # ---- a request waits -------------------------------------------------------------------------------------------------
 
 STUCK = ("stuck", "--stuck-after", "3s")
