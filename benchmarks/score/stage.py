@@ -131,7 +131,7 @@ class Stage:
         while not look():
             if time.monotonic() > end:
                 raise NotFiredError(what)
-            time.sleep(0.05)
+            time.sleep(0.2)
         self.fired_at = time.monotonic()
 
     def fired(self, fault: str, least: int = 1) -> None:
