@@ -27,6 +27,8 @@ from tests.support.labs import Labs
 
 PATIENT = ("--rank-timeout", "30s", "--timeout", "120s")
 EVERY_S = 0.5
+AGAIN_S = 10.0
+"""How long a finding that lacks the room or a rank is asked for again."""
 LOOKS = 2
 """Looks at a twin."""
 
@@ -101,6 +103,9 @@ def told(stage: Stage, truth: Truth, row: dict[str, Any], ask: Any) -> None:
         document = ask(truth, *truth.ask)
         finding = of.right(truth, document)
         whole = finding is not None and all(value is not False for value in of.names(finding, truth).values())
+        if finding is not None:
+            row["seconds"] = row["seconds"] or round(time.monotonic() - stage.fired_at, 2)
+            end = min(end, time.monotonic() + AGAIN_S)  # it may say more once it has seen more
         if whole or time.monotonic() > end:
             break
         time.sleep(EVERY_S)
@@ -109,7 +114,7 @@ def told(stage: Stage, truth: Truth, row: dict[str, Any], ask: Any) -> None:
     if finding is None:
         row["others"] = [f"{one['code']} {one['summary']}" for one in document["findings"]]
         return
-    row |= {"code": finding["code"], "seconds": round(time.monotonic() - stage.fired_at, 2), **of.names(finding, truth)}
+    row |= {"code": finding["code"], **of.names(finding, truth)}
     if not whole:
         row["said"] = finding["summary"]
     if truth.parts:

@@ -415,16 +415,14 @@ def _(stage: Stage) -> Truth:
     return Truth(("PD106", "PD122", "PD142", "PD141"), stage.room, also=("PD106", "PD122", "PD142", "PD141"))
 
 
-@case("the query is forced on one side", "setting", lambda n: dp2(n, "--force-query", "decode"), again=True)
+@case("the query is forced on one side", "setting", lambda n: dp2(n, "--force-query", "decode"))
 def _(stage: Stage) -> Truth:
     stage.one(prefill_dp=0)
     stage.waits("decode.pending")
     return Truth(("PD123",), also=("PD122",))
 
 
-@case(
-    "forced, and never registered", "setting", lambda n: dp2(n, *QUERY, "--without", "register-every-room"), again=True
-)
+@case("forced, and never registered", "setting", lambda n: dp2(n, *QUERY, "--without", "register-every-room"))
 def _(stage: Stage) -> Truth:
     stage.one(prefill_dp=0)
     stage.waits("decode.pending")

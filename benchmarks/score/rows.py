@@ -34,18 +34,18 @@ def names(finding: dict[str, Any], truth: Truth) -> dict[str, bool | None]:
     text = " ".join((finding["summary"], *finding["evidence"]))
     return {
         "room": truth.room in finding["rooms"] or str(truth.room) in text if truth.room else None,
-        "rank": all(rank in finding["ranks"] or _short(rank, text) for rank in truth.ranks) if truth.ranks else None,
+        "rank": all(_names(finding, rank, text) for rank in truth.ranks) if truth.ranks else None,
     }
 
 
-def _short(rank: str, text: str) -> bool:
-    """Return whether a text names a rank, whole or by its place as ``tp1``."""
-    role, *_, pp, tp = rank.split()
-    return (
-        rank in text
-        or (role in text and tp in text.replace(",", " ").replace(":", " ").split())
-        or f"{pp} {tp}" in text
-    )
+def _names(finding: dict[str, Any], rank: str, text: str) -> bool:
+    """Return whether a finding names a rank: whole, or by its place among the ranks of the group that it is about."""
+    if rank in finding["ranks"] or rank in text:
+        return True
+    role, dp, pp, tp = rank.split()
+    words = [role, dp] if any(place.startswith("pp") for place in finding["ranks"]) else [role, dp, pp]
+    of_group = finding["group"].split()[: len(words)] == words
+    return of_group and not {tp, pp, f"{pp} {tp}"}.isdisjoint(finding["ranks"])
 
 
 def totals(rows: Iterable[Row]) -> dict[str, Any]:

@@ -51,17 +51,21 @@ def test_what_is_not_true_and_follows_from_nothing_true_is_false() -> None:
 
 
 @pytest.mark.parametrize(
-    ("summary", "rank"),
+    ("summary", "group", "ranks", "rank"),
     [
-        ("room 7: decode dp0 pp0 tp1 kept it", True),
-        ("room 7: tp1 kept it in decode", True),
-        ("room 7: tp11 kept it in decode", False),
-        ("room 7", False),
+        ("room 7: decode dp0 pp0 tp1 kept it", "", (), True),
+        ("room 7", "decode dp0 pp0 · attention-TP group of 2", ("tp1",), True),
+        ("room 7", "decode dp0 · stages", ("pp0 tp1",), True),
+        ("room 7", "decode dp0 pp0", ("tp0", "tp11"), False),
+        ("room 7", "prefill dp0 pp0", ("tp1",), False),
+        ("room 7", "decode dp0 pp1", ("tp1",), False),
+        ("room 7: tp1", "", (), False),
     ],
 )
-def test_a_rank_is_named_whole_or_by_its_place(summary: str, rank: bool) -> None:
-    assert rows.names(found("PD101", summary=summary), TRUTH) == {"room": True, "rank": rank}
-    assert rows.names(found("PD101", summary=summary), Truth(("PD101",))) == {"room": None, "rank": None}
+def test_a_rank_is_named_whole_or_by_its_place(summary: str, group: str, ranks: tuple[str, ...], rank: bool) -> None:
+    one = {**found("PD101", summary=summary), "group": group, "ranks": ranks}
+    assert rows.names(one, TRUTH) == {"room": True, "rank": rank}
+    assert rows.names(one, Truth(("PD101",))) == {"room": None, "rank": None}
 
 
 def test_what_did_not_happen_counts_for_nothing() -> None:
