@@ -49,6 +49,7 @@ COMMANDS = {
     "demo": ("demo", "Learn", "Show a hang, its diagnosis, and the engine's fix."),
     "lab": ("lab", "Learn", "Run an embedded cluster of real processes."),
     "replay": ("replay", "Learn", "Execute recorded rounds again, with and without the gate."),
+    "bisect": ("bisect", "Learn", "Find the engine version on which a recorded finding is gone."),
     "explore": ("explore", "Learn", "Search for event orders in which ranks diverge."),
 }
 """Commands that are no probes, in the order of the help: module in ``pdctl.commands``, section of the help, summary.

@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 
 def emit(plans: Sequence[Plan], path: Path, out: Output) -> int:
     """Write the test of the transfer queue's rounds to ``path``. Raises PdctlError where there is none, or no file."""
+    write_new(path, text_of(plans).encode())
+    out.note(f"{path}: run it with pytest where SGLang is installed")
+    return int(Exit.CLEAN)
+
+
+def text_of(plans: Sequence[Plan]) -> str:
+    """Return the test of the transfer queue's rounds. Raises PdctlError where there is none."""
     from pdctl.replay.emit import NothingToShow, source
     from pdctl.replay.plan import HAS_ROWS
 
@@ -27,9 +34,6 @@ def emit(plans: Sequence[Plan], path: Path, out: Output) -> int:
             Exit.USAGE,
         )
     try:
-        text = source(chosen)
+        return source(chosen)
     except NothingToShow as error:
         raise PdctlError(str(error), "There is nothing to reproduce.", Exit.PARTIAL) from None
-    write_new(path, text.encode())
-    out.note(f"{path}: run it with pytest where SGLang is installed")
-    return int(Exit.CLEAN)

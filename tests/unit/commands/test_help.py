@@ -13,7 +13,7 @@ from pdctl.probes.registry import GROUPS, abouts
 
 REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "commands.md"
 GROUP_COMMANDS = (*GROUPS, "drill", "context", "keys", "lab")
-LINES = 56
+LINES = 57
 """What one screen has."""
 
 
