@@ -35,7 +35,7 @@ def _cut(line: str) -> str:
 def _lines(case: Case) -> Iterator[str]:
     made = case.manifest
     at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(min(made.started_wall_ns // 10**9, 253402300799)))
-    ranks = f"{len(made.ranks)} rank{'s'[: len(made.ranks) != 1]}"
+    ranks = f"{len(case.ranks)} rank{'s'[: len(case.ranks) != 1]}"
     yield ", ".join(
         (case.name, at, ranks, *case.versions[:3], "names hashed" if made.redacted else "names as they are")
     )

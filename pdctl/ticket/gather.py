@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 from pdctl.probes.check.model import CheckDocument
 from pdctl.probes.config.model import ConfigDocument
 from pdctl.probes.queues.model import WELL, QueuesDocument, RankView
+from pdctl.probes.ranks.judge import RanksDocument
+from pdctl.probes.ranks.probe import PROBE as RANKS
 from pdctl.probes.run import look
 from pdctl.probes.stacks.model import StacksDocument
 from pdctl.probes.story.model import RoomStory, StoryDocument
@@ -43,16 +45,21 @@ def gather(path: Path, *, timeout_s: float) -> Case:
     What a bundle was told by live ranks goes before what its recordings show. Raises PdctlError (UNREACHABLE) for a file that
     can't be read or has neither recordings nor a check.
     """
+    if path.is_dir():
+        raise PdctlError(f"{path} is a directory", "pdctl bundle --from DIR makes a file of what is in it.")
     manifest = read_manifest(path)
     documents = read_documents(path) if manifest.collectors else {}
     check = _decoded(documents, "check", CheckDocument)
     found = load_source(path, timeout_s=timeout_s)
     if not found.ranks and check is None:
         raise PdctlError(f"{path} has no recordings", "Give a file that pdctl bundle or pdctl record made.")
-    live = check is not None and any(one.state == "live" for one in manifest.ranks)
+    live = check is not None and not check.not_recorded
+    ranks = _decoded(documents, "ranks", RanksDocument)
     with Client(timeout_s=timeout_s, spent_s=found.took_s) as client:
         view = View.open(found, client, recorded=True)
         queues = _queues(view)
+        if ranks is None and view.ranks:
+            ranks = look(RANKS, view, RANKS.options())
         if check is None:
             progress.doing("check")
             check = _check(view)
@@ -64,6 +71,7 @@ def gather(path: Path, *, timeout_s: float) -> Case:
         manifest=manifest,
         check=check,
         live=live,
+        ranks=ranks.ranks if ranks is not None else (),
         groups=queues.groups,
         heats=heats,
         more_heats=more,

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pdctl.probes.check.model import CheckDocument
     from pdctl.probes.config.model import ConfigDocument
     from pdctl.probes.queues.model import GroupReport
+    from pdctl.probes.ranks.judge import RankRow
     from pdctl.probes.stacks.model import StacksDocument
     from pdctl.probes.story.model import RoomStory
     from pdctl.replay.heat import Heat
@@ -23,7 +24,8 @@ _ORDER = (Level.ERROR, Level.WARNING, Level.INFO)
 class Case:
     """All that is known of a bundle or a trace. name: of the file. check: what was found; live: it is of ranks that were asked.
 
-    heats: maps of rounds × ranks; more_heats: how many more there are. stacks, config: of a bundle, None without them.
+    ranks: who was there, as a bundle was told or recordings show. heats: maps of rounds × ranks; more_heats: how many more
+    there are. stacks, config: of a bundle, None without them.
     unseen: what was not seen, a line each.
     """
 
@@ -31,6 +33,7 @@ class Case:
     manifest: Manifest
     check: CheckDocument
     live: bool
+    ranks: tuple[RankRow, ...] = ()
     groups: tuple[GroupReport, ...] = ()
     heats: tuple[Heat, ...] = ()
     more_heats: int = 0
@@ -52,7 +55,7 @@ class Case:
     @property
     def versions(self) -> tuple[str, ...]:
         """The engines and their versions."""
-        found = (f"{one.identity.engine} {one.identity.engine_version}" for one in self.manifest.ranks)
+        found = (f"{one.engine} {one.engine_version}" for one in self.ranks)
         return tuple(dict.fromkeys(found))
 
     @property

@@ -64,7 +64,7 @@ def _head(case: Case) -> str:
     at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(min(made.started_wall_ns // 10**9, 253402300799)))
     names = "names hashed" if made.redacted else "names as they are"
     of = "asked while they ran" if case.live else "judged by recordings"
-    many = f"{len(made.ranks)} rank{'s'[: len(made.ranks) != 1]}, {of}"
+    many = f"{len(case.ranks)} rank{'s'[: len(case.ranks) != 1]}, {of}"
     facts = [f"made {at}", many, ", ".join(case.versions[:4]), names, f"pdctl {made.pdctl_version}"]
     lines = [f'<p class="facts">{" · ".join(m(fact) for fact in facts if fact)}</p>']
     lines.append(f'<div class="verdict {level}"><h1>{m(words)}</h1>')
@@ -196,13 +196,14 @@ def _settings(case: Case) -> Iterator[str]:
 
 
 def _ranks(case: Case) -> Iterator[str]:
-    rows = []
-    for one in case.manifest.ranks[:MOST]:
-        who = one.identity
-        rows.append((one.rank, one.state, one.kept, f"{who.engine} {who.engine_version}", who.host, who.pid or ""))
+    kept = {(one.rank, one.identity.pid): one.kept for one in case.manifest.ranks}
+    rows = [
+        (one.rank, one.state, kept.get((one.rank, one.pid), "none"), one.host, one.pid or "", one.where or one.reason)
+        for one in case.ranks[:MOST]
+    ]
     if rows:
-        yield _table(("rank", "state", "recording", "engine", "host", "pid"), rows)
-        yield from _left(len(case.manifest.ranks) - MOST, "ranks")
+        yield _table(("rank", "state", "recording", "host", "pid", "main thread"), rows)
+        yield from _left(len(case.ranks) - MOST, "ranks")
 
 
 def _unseen(case: Case) -> Iterator[str]:

@@ -12,6 +12,7 @@ from pdctl.report.escaping import markup as m
 MARKS = {HELD: "‖", PARTS: "✕", OTHER: "≠", NEVER: "…"}
 """What a cell has besides its colour."""
 MOST_ROWS = 24
+_NARROW = 8
 _CHAR, _ROW, _HEAD = 6.4, 22, 20
 
 
@@ -48,7 +49,8 @@ def heat_map(heat: Heat) -> str:
     cell = max(24.0, 10 + _CHAR * max((len(word) for row in words for word in row), default=1))
     left = 12 + _CHAR * max(len(name) for name, _ in rows)
     right = left + cell * len(heat.ordinals)
-    width, height = right + left, _HEAD + _ROW * len(rows) + 4
+    twice = len(heat.ordinals) > _NARROW
+    width, height = right + (left if twice else 4), _HEAD + _ROW * len(rows) + 4
     where = f"the ranks part at round {heat.parted}" if heat.parted >= 0 else "in step"
     out = [_open(width, height, f"{heat.title}, {heat.queue}: {where}")]
     every = max(1, round(_CHAR * (len(str(heat.ordinals[-1])) + 2) / cell + 0.5)) if heat.ordinals else 1
@@ -59,7 +61,8 @@ def heat_map(heat: Heat) -> str:
     for y, (name, cells) in enumerate(rows):
         top = _HEAD + y * _ROW
         out.append(f'<text x="{left - 8:.1f}" y="{top + 15}" text-anchor="end">{m(name)}</text>')
-        out.append(f'<text x="{right + 7:.1f}" y="{top + 15}">{m(name)}</text>')  # a narrow page shows this end
+        if twice:  # a narrow page shows this end
+            out.append(f'<text x="{right + 7:.1f}" y="{top + 15}">{m(name)}</text>')
         for x, one in enumerate(cells):
             if one.state != NONE:
                 place = f'x="{left + cell * x:.1f}" y="{top}" width="{cell - 1:.1f}" height="{_ROW - 1}"'

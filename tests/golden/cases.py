@@ -130,6 +130,8 @@ _SELECTED = _many(
 
 _WITHOUT_RANKS = [
     Case("offline/story", ("story 1862075447030261960 --from s1.pdtrace",), ALL),
+    Case("offline/bundle-planned", ("bundle --dry-run --from s1.pdtrace --output ticket.zip",)),
+    Case("offline/report-markdown", ("report real.pdtrace --markdown",)),
     Case("offline/explain", ("explain PD101",), ALL),
     Case("offline/explain-all", ("explain",), ALL),
     Case("offline/drill-list", ("drill list",), ALL),
@@ -310,6 +312,23 @@ _USAGE = [
             "record out.pdtrace --for 1s --from s1.pdtrace",
             "record out.pdtrace --max-size x",
             "record out.pdtrace --keep-names --salt words --from s1.pdtrace",
+        ),
+    ),
+    Case(
+        "usage/bundle",
+        (
+            "bundle --from nosuch.zip",
+            "bundle --from s1.pdtrace --output s1.pdtrace",
+            "bundle --from s1.pdtrace --format nosuch",
+        ),
+    ),
+    Case(
+        "usage/report",
+        (
+            "report",
+            "report nosuch.zip",
+            "report s1.pdtrace --output s1.pdtrace",
+            "report router.log --markdown",
         ),
     ),
     Case(

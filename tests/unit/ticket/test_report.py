@@ -11,7 +11,9 @@ import pytest
 
 from pdctl.probes.check.model import CheckDocument, StageRow
 from pdctl.probes.queues.model import GroupReport
+from pdctl.probes.ranks.judge import RankRow
 from pdctl.probes.story.model import Entry, RoomStory, Stay
+from pdctl.protocol.errors import PdctlError
 from pdctl.replay.heat import PARTS, STEP, Cell, Heat
 from pdctl.report.findings import Finding, Level, finding
 from pdctl.ticket.brief import MOST_LINES, brief
@@ -20,6 +22,7 @@ from pdctl.ticket.model import Case
 from pdctl.ticket.page import page
 from pdctl.ticket.pictures import folded, heat_map
 from pdctl.trace.manifest import Collector, TraceRank, new
+from pdctl.trace.writer import write_trace
 from tests.support.identities import identity
 
 C1 = Path(__file__).resolve().parents[2] / "data" / "sglang-0.5.12.post1-c1.pdtrace"
@@ -84,12 +87,18 @@ def evil(text: str) -> Case:
         room=7, rids=(text,), started=text, span_s=1.0, entries=(entry,), stays=(Stay(text, text, 0.0, None, text),),
         ranks=(), gaps=(text,), notes=(text,),
     )  # fmt: skip
+    who = RankRow(
+        rank=text, state=text, reason=text, role=text, dp=0, pp=0, cp=0, tp=0, host=text, pid=1, engine=text,
+        engine_version=text, pdctl_version=text, cluster=text, service=text, instance=text, started_wall_ns=0,
+        where=text,
+    )  # fmt: skip
     rank = TraceRank(rank=text, state=text, kept=text, identity=msgspec.structs.replace(identity(), host=text))
     row = Collector(name=text, command=text, status=text, reason=text)
     return case(
         name=text,
         manifest=msgspec.structs.replace(new(text), ranks=(rank,), collectors=(row,)),
         check=check,
+        ranks=(who,),
         groups=(GroupReport(title=text, ranks=(text,), verdict=text, said=text),),
         heats=(heat,),
         stories=(story,),
@@ -140,6 +149,23 @@ def test_a_recorded_hang_is_told_from_its_trace_alone() -> None:
     assert len(told) <= MOST_LINES
     assert told[0] == "**pdctl: error PD101.** Something is wrong."
     assert any("DIVERGED" in line for line in told)
+
+
+def test_a_bundle_without_recordings_is_told_by_what_its_commands_said(tmp_path: Path) -> None:
+    check = CheckDocument(level="error", failed=True, stages=(), findings=(finding("PD113", "it has ended"),))
+    row = Collector(name="check", command="pdctl check", status="kept", member="documents/check.json")
+    lost = Collector(name="trace", command="pdctl record", status="missing", reason="no rank has a recording")
+    made = msgspec.structs.replace(new("took"), collectors=(row, lost))
+    file = tmp_path / "b.zip"
+    write_trace(file, [], made, documents={row.member: msgspec.json.encode(check)})
+    found = gather(file, timeout_s=60)
+    assert found.live
+    assert found.worst is not None
+    assert found.worst.code == "PD113"
+    assert "trace: missing: no rank has a recording" in parsed(page(found)).text
+    write_trace(file, [], made, documents={row.member: b'{"schema":"pdctl.check","level":7}'}, force=True)
+    with pytest.raises(PdctlError, match="has no recordings"):
+        gather(file, timeout_s=60)
 
 
 def test_nothing_found_is_not_well_where_not_all_was_seen() -> None:
