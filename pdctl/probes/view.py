@@ -327,7 +327,7 @@ class View:
     @staticmethod
     def has_recording(rank: FoundRank) -> bool:
         """Return whether there is a recording of the rank, in a file or behind its socket."""
-        return rank.recording is not None or bool(rank.live and rank.recording_size)
+        return rank.recording is not None or rank.carries_recording
 
     def recording(self, rank: FoundRank, *, sockets: bool = True, files: bool = True) -> Answer[Recording]:
         """Return a rank's recording, or why it can't be read.

@@ -102,6 +102,11 @@ class FoundRank:
         """Whether its process runs and can be asked, by its agent or from outside."""
         return self.state in ("live", "outside")
 
+    @property
+    def carries_recording(self) -> bool:
+        """Whether its recording can be asked for: of its agent while it lives, of its far side also when it has ended."""
+        return bool(self.recording_size and (self.live or self.via))
+
     def up_s(self, mono_ns: int = 0) -> float | None:
         """Return how many seconds ago its process began. None: unknown, as where its agent came later.
 

@@ -39,7 +39,7 @@ class Copy:
 def copies(found: Found, client: Client, *, through_socket: bool = False) -> Iterator[Copy]:
     """Yield a copy of every rank's recording, one after the other, in ``found``'s order. Never raises for a rank's fault."""
     for rank in found.ranks:
-        if rank.recording is None and not ((rank.live or rank.via) and rank.recording_size):
+        if rank.recording is None and not rank.carries_recording:
             yield Copy(rank, None, reason=why_none(rank))
         else:
             yield _copy(rank, client, through_socket=through_socket)

@@ -33,7 +33,7 @@ class Recordings:
         if through_socket:
             return self._fetch(rank)
         answer = recording_file(rank)
-        if answer.silence is Silence.NOT_AUTHORISED and (rank.live or rank.via):
+        if answer.silence is Silence.NOT_AUTHORISED and rank.carries_recording:
             return self._fetch(rank)
         return answer
 
@@ -44,7 +44,7 @@ class Recordings:
         """
         if not through_socket:
             answer = _file_bytes(rank)
-            if answer.silence is not Silence.NOT_AUTHORISED or not (rank.live or rank.via):
+            if answer.silence is not Silence.NOT_AUTHORISED or not rank.carries_recording:
                 return answer, "file"
         return self._whole(rank), "socket"
 
