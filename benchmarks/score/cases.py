@@ -330,6 +330,12 @@ def _(stage: Stage) -> Truth:
     return Truth(("PD142", "PD141"), stage.room, (decode(tp),), ("PD141", "PD142"), STUCK)
 
 
+@case("a poll that says Failed, and prefill is not told", "flip-poll", plain, again=True)
+def _(stage: Stage) -> Truth:
+    held(stage, "--flip-poll", "Failed")
+    return Truth(("PD142",), stage.room, ("prefill dp0 pp0 tp0",))
+
+
 @case("a request that reaches decode only", "lost request", plain, again=True)
 def _(stage: Stage) -> Truth:
     stage.one(to="decode")
@@ -608,14 +614,6 @@ def _(stage: Stage) -> Truth:
 @case("an abort on one rank, and all ranks fail it", "abort", plain, again=True, twin=True)
 def _(stage: Stage) -> Truth:
     fault = stage.inject("--abort", *aimed(stage.pick()), "--room", stage.room)
-    stage.one()
-    stage.fired(fault)
-    return Truth()
-
-
-@case("a poll that says Failed, and all ranks fail it", "flip-poll", plain, again=True, twin=True)
-def _(stage: Stage) -> Truth:
-    fault = stage.inject("--flip-poll", "Failed", *aimed(stage.pick()), "--room", stage.room)
     stage.one()
     stage.fired(fault)
     return Truth()

@@ -90,6 +90,8 @@ class Stage:
         self.random = random.Random(seed)
         self.room = 0
         self.loads: list[Sent] = []
+        self.rids: list[str] = []
+        """Of requests that are aborted on both sides at the end: one side may have ended its half."""
         self.faulty = False
         self.stopped = ""
         """Label of a rank that this run has stopped."""
@@ -110,7 +112,9 @@ class Stage:
 
     def one(self, **how: Any) -> Sent:
         """Send the request of this run."""
-        return self.send(**{"requests": 1, "room": self.room, **how})
+        room = how.get("room", self.room)
+        self.rids.append(f"r{room:x}")
+        return self.send(**{"requests": 1, "room": room, "rids": (self.rids[-1],), **how})
 
     def inject(self, *words: object, ranks: int = 1) -> str:
         """Place a fault as a user does. Returns its id. Raises NotFiredError where it is refused."""
@@ -178,3 +182,6 @@ class Stage:
         for load in self.loads:
             load.end()
         self.loads.clear()
+        if self.rids:
+            self.labs.cli("lab", "abort", *dict.fromkeys(self.rids), code=None)
+            self.rids.clear()

@@ -17,6 +17,8 @@ from pdctl.protocol.requests import Lookup, RoomTable
 _SURELY = 2
 """Attempts without an answer, from which on a server that accepts connections is more than slow."""
 _AFTER_NS = 2_000_000_000
+_ASKED_S = 15.0
+"""How long ago a server was asked last by a rank that still needs it: as long as 15 attempts of the engine take."""
 
 
 _WITHOUT = "{service} runs without its bootstrap server: restart it as a whole."
@@ -33,6 +35,13 @@ class _Address:
     failed: dict[int, str] = field(default_factory=dict)
 
     @property
+    def needed(self) -> bool:
+        """Whether a request waits for it, was failed for it, or may: counts stay where a client aborts who asked."""
+        asked = [found.last_s for found in self.lookups if found.attempts]
+        asked += [-1.0 if found.last_s is None else found.last_s for found in self.misses]
+        return bool(self.waiting or self.failed) or any(last_s <= _ASKED_S for last_s in asked)
+
+    @property
     def near_the_end(self) -> bool:
         """Whether decode has failed requests, or will soon: no server that starts takes it so long to know its ranks."""
         return bool(self.failed) or any(0 < found.most < 2 * found.attempts for found in self.lookups)
@@ -42,7 +51,7 @@ def suspects_of_lookups(look: Look) -> Iterator[Suspect]:
     """Yield the bootstrap servers that decode needs and that do not answer; none where others were asked instead."""
     if look.instead:
         return
-    needed = _addresses(look)
+    needed = {key: one for key, one in _addresses(look).items() if one.needed}
     for (cluster, network, address), one in needed.items():
         server = look.servers.get((network, address))
         prefill = [v for v in look.views if (v.identity.cluster, v.identity.role) == (cluster, "prefill")]
@@ -52,8 +61,6 @@ def suspects_of_lookups(look: Look) -> Iterator[Suspect]:
         if server is not None and (server.usable or not (server.silence or forgot or one.near_the_end)):
             continue
         fault = server.fault if server is not None else Fault.OTHER
-        if not (one.waiting or attempts or one.failed or times):
-            continue  # nobody needs it now
         if not (fault in (Fault.REFUSES, Fault.UNREACHABLE) and network) and max(attempts, times) < _SURELY:
             continue  # it may be slow, or is only out of reach from here
         yield _suspect(cluster, address, one, server, fault, prefill, forgot=forgot)

@@ -347,6 +347,20 @@ def test_after_decode_gave_up_its_recording_tells() -> None:
     )
 
 
+@pytest.mark.parametrize(("ago", "found"), [(2.0, ["PD145"]), (40.0, [])])
+def test_what_a_client_aborted_needs_no_bootstrap_server(ago: float, found: list[str]) -> None:
+    """The count of attempts stays as it is when nobody asks any more, in the rank and in its recording."""
+    elsewhere = f"{HOST}:1"
+    tries = {elsewhere: Lookup(attempts=4, most=15, every_s=1.0, last_s=ago)}
+    asked = (event(EventKind.LOOKUP, ago + 4, 1, elsewhere, room=0), event(EventKind.LOOKUP, ago, 5, elsewhere, room=0))
+    away = ServerView(elsewhere, NET, silence="connection refused", fault=Fault.REFUSES)
+    for more in ({"lookups": tries}, {"events": asked}):
+        views = prefill(), decode(0, peers=(), **more)  # type: ignore[arg-type]
+        assert codes(judge(Look(views, {(NET, elsewhere): away, (NET, ADDRESS): server()}))) == found
+    at_prefill = decode(0, peers=(), lookups={ADDRESS: Lookup(attempts=4, most=15, every_s=1.0, last_s=40.0)})
+    assert "No request waits for it now" in twice(prefill(), at_prefill, at=silent()).findings[0].summary
+
+
 def test_requests_that_lost_their_prefill_server_are_told_with_its_bootstrap_server() -> None:
     lost = event(EventKind.FAILURE, 5.0, text=f"Lost connection with prefill instance (bootstrap_addr: {ADDRESS})"[:72])
     asks = decode(0, entry("decode.pending", 9), peers=(), lookups=TRYING, failures=(lost,))
