@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
+from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -20,8 +21,9 @@ from pdctl.protocol import structs
 from pdctl.protocol.model import EventKind, Identity, KVPoll
 from pdctl.recording import format as f
 from pdctl.recording.digest import SIZE, Digests, whole
-from pdctl.recording.reader import BadRecording, Recording, read_from
-from pdctl.recording.rings import ROUND, Ring, among, events, possible_rounds, record_sums, select_records
+from pdctl.recording.header import BadRecording, parse_header
+from pdctl.recording.reader import Recording, read_from
+from pdctl.recording.rings import ROUND, Ring, among, events, later_rounds, possible_rounds, record_sums, select_records
 from pdctl.recording.source import FileSource, Held
 from pdctl.recording.streams import Stream, foreign
 from pdctl.recording.tail import Tail
@@ -97,13 +99,14 @@ class Answerer:
 
     def __init__(self, path: Path, pid: int, proc_start: int) -> None:
         self._tail = _Kept(path, pid, proc_start)
-        self._digests: dict[int, Digests] = {}
+        self._known: Known | None = None
 
     def answer(self, wanted: Wanted) -> Part:
         """Return what is wanted of the recording as it is now. Raises OSError, BadRecording as :meth:`Tail.read` does."""
         self._tail.forget = wanted.newest > 0
-        recording = self._tail.read()
-        return answer(recording, wanted, self._tail.head, self._digests)
+        if self._known is None or self._tail.grew():
+            self._known = Known(self._tail.read(), self._known)
+        return answer(self._known, wanted, self._tail.head)
 
 
 class _Kept(Tail):
@@ -118,6 +121,18 @@ class _Kept(Tail):
     def head(self) -> bytes:
         """The bytes up to the rings that the last recording was read from."""
         return self._heard.head
+
+    def grew(self) -> bool:
+        """Return whether a recording that is read now would be another one, but for its events."""
+        last, head = self._heard.head, self._heard.read(0, f.HEADER_SIZE)
+        head += self._heard.read(f.LIVE_OFFSET, f.RINGS_OFFSET - f.LIVE_OFFSET)
+        if head != last or self._runs is None:
+            return True
+        offset, capacity = parse_header(head).rings[:2]
+        if len(self._runs) > self._most(capacity):
+            return True
+        more = later_rounds(self._heard, offset, capacity, int(self._runs["seq"][-1]), 1) if len(self._runs) else None
+        return more is None or bool(len(more.table) or more.torn or more.untrue)
 
     def _most(self, capacity: int) -> int:
         return capacity if self.forget else 2 * capacity
@@ -139,37 +154,52 @@ class _Heard(FileSource):
         return data
 
 
-def answer(recording: Recording, wanted: Wanted, head: bytes = b"", known: dict[int, Digests] | None = None) -> Part:
-    """Return what is wanted of ``recording``. head: its bytes up to the rings. known: digests of it, kept from call to call."""
-    if recording.problems or not all(whole(stream.table) for stream in recording.streams):
-        return Part("; ".join(recording.problems)[:500] or "rounds are missing in it")
-    streams = {stream.number: stream for stream in recording.streams}
-    digests = {}
-    for number, cuts in wanted.cuts.items():
-        found = None
-        if number in streams and len(cuts) > 2:
-            found = _digests(streams[number], {} if known is None else known, cuts).of(cuts[0], cuts[1:])
-        digests[number] = b"".join(found or ())
+class Known:
+    """A recording, and what several answers of it need. before: the same of an earlier moment."""
+
+    def __init__(self, recording: Recording, before: Known | None = None) -> None:
+        self.recording = recording
+        self.streams = {stream.number: stream for stream in recording.streams}
+        gaps = not all(whole(stream.table) for stream in recording.streams)
+        self.odd = "; ".join(recording.problems)[:500] or ("rounds are missing in it" if gaps else "")
+        self._digests = dict(before._digests) if before is not None else {}
+        self._full: dict[int, NDArray[np.int64]] = {}
+
+    def digests(self, number: int, cuts: Sequence[int]) -> bytes:
+        """Return the digests that a part has of a stream."""
+        stream, old = self.streams.get(number), self._digests.get(number)
+        if stream is None or len(cuts) < 3:
+            return b""
+        if old is None or old.first > min(cuts) or old.last < max(cuts):  # of the last round the outcome may be new
+            old = self._digests[number] = Digests(stream.table)
+        return b"".join(old.of(cuts[0], cuts[1:]) or ())
+
+    def full(self, number: int) -> NDArray[np.int64]:
+        """Return the rows of the runs of a stream that have their whole list themselves."""
+        if number not in self._full:
+            self._full[number] = np.flatnonzero(self.streams[number].table["flags"] >> 4 & f.FLAG_FULL)
+        return self._full[number]
+
+
+def answer(known: Known, wanted: Wanted, head: bytes = b"") -> Part:
+    """Return what is wanted of a recording. head: its bytes up to the rings."""
+    if known.odd:
+        return Part(known.odd)
     try:
-        body = _body(recording, streams, wanted, head)
+        body = _body(known, wanted, head)
     except _TooMuchError:
         return Part(TOO_MUCH)
+    digests = {number: known.digests(number, cuts) for number, cuts in wanted.cuts.items()}
     packed = zlib.compress(msgspec.msgpack.encode(body), 1) if body is not None else b""
     return Part(digests=digests, packed=packed)
-
-
-def _digests(stream: Stream, known: dict[int, Digests], cuts: Sequence[int]) -> Digests:
-    old = known.get(stream.number)
-    if old is None or old.first > min(cuts) or old.last < max(cuts):  # of the last round the outcome may be new
-        old = known[stream.number] = Digests(stream.table)
-    return old
 
 
 class _TooMuchError(Exception):
     pass
 
 
-def _body(recording: Recording, streams: dict[int, Stream], wanted: Wanted, head: bytes) -> Body | None:
+def _body(known: Known, wanted: Wanted, head: bytes) -> Body | None:
+    recording, streams = known.recording, known.streams
     rows, listed = {}, {}
     tails = {}
     for number, stream in streams.items():
@@ -185,7 +215,7 @@ def _body(recording: Recording, streams: dict[int, Stream], wanted: Wanted, head
         if wanted.foreign and stream.queue == GATED:
             changes = stream.changes(wanted.foreign)
             lists += np.unique(changes.row[foreign(changes.items)]).tolist()
-        chains = _chains(stream, [n for n in lists if n >= 0])
+        chains = _chains(known.full(number), [n for n in lists if n >= 0])
         seen = {n for n, _ in stream.sightings(wanted.rooms)} if wanted.seen else set()
         listed[number] = np.array(sorted(seen.union(chains)), np.int64)
         rows[number] = np.union1d(listed[number], np.array([n for n in asked if n >= 0], np.int64))
@@ -193,8 +223,10 @@ def _body(recording: Recording, streams: dict[int, Stream], wanted: Wanted, head
         raise _TooMuchError
     found = [select_records(stream.table, rows[number]) for number, stream in streams.items() if len(rows[number])]
     pieces: list[tuple[int, bytes]] = []
-    if wanted.newest or wanted.rooms or wanted.kinds or wanted.oldest:
+    if wanted.rooms or wanted.kinds or wanted.oldest:
         pieces += _events(recording, wanted)
+    elif wanted.newest:
+        pieces += _newest_event(recording) or _events(recording, wanted)
     left = MAX_ITEM_BYTES
     for number, stream in streams.items():
         for at, data in _items(recording, select_records(stream.table, listed[number])):
@@ -234,9 +266,8 @@ def _gated(stream: Stream, index: int) -> set[int]:
     return set(rows["room"][(rows["local"] == KVPoll.SUCCESS) & (rows["gated"] == KVPoll.TRANSFERRING)].tolist())
 
 
-def _chains(stream: Stream, indices: Collection[int]) -> list[int]:
-    """Return the rows of these runs and of those that their lists build on."""
-    full = np.flatnonzero(stream.table["flags"] >> 4 & f.FLAG_FULL)
+def _chains(full: NDArray[np.int64], indices: Collection[int]) -> list[int]:
+    """Return the rows of these runs and of those that their lists build on. full: rows of runs with their whole list."""
     found: set[int] = set()
     for index in indices:
         if index in found:
@@ -266,6 +297,28 @@ def _items(recording: Recording, runs: NDArray[Any]) -> Iterable[tuple[int, byte
             at, length = offset + place * f.ITEM_SIZE, count * f.ITEM_SIZE
             yield at, recording.source.read(at, length)
             begin += count
+
+
+def _newest_event(recording: Recording) -> list[tuple[int, bytes]]:
+    """Return the newest event, found by halves, since their numbers rise up to it; nothing where it is not sound."""
+    _, _, _, _, offset, capacity = recording.rings
+
+    def record(place: int) -> bytes:
+        return recording.source.read(offset + place * f.EVENT_SIZE, f.EVENT_SIZE)
+
+    def number(data: bytes) -> int:
+        return int.from_bytes(data[:8], "little")
+
+    begin = number(record(0))
+    low, high = 0, capacity  # the newest is from low on, before high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if number(record(middle)) == begin + middle else (low, middle)
+    data = record(low)
+    sound = len(data) == f.EVENT_SIZE and begin > 0 and (begin - 1) % capacity == 0
+    if not sound or crc32(data[: f.EVENT.size]) != int.from_bytes(data[f.EVENT_CRC_OFFSET :], "little"):
+        return []
+    return [(offset + low * f.EVENT_SIZE, data)]
 
 
 def _events(recording: Recording, wanted: Wanted) -> list[tuple[int, bytes]]:
@@ -415,5 +468,5 @@ def digests_of(part: Part, number: int, count: int) -> list[bytes] | None:
 
 __all__ = [
     "MAX_CUTS", "OP",
-    "Answerer", "Excerpt", "Part", "Wanted", "answer", "digests_of", "opened",
+    "Answerer", "Excerpt", "Known", "Part", "Wanted", "answer", "digests_of", "opened",
 ]  # fmt: skip

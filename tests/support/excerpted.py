@@ -12,7 +12,7 @@ from pdctl.probes.queues import judge as judges
 from pdctl.probes.queues.excerpts import Reading, first_of
 from pdctl.probes.queues.model import QueuesDocument, RankView
 from pdctl.recording import format as f
-from pdctl.recording.excerpt import Part, Wanted, answer, opened
+from pdctl.recording.excerpt import Known, Part, Wanted, answer, opened
 from pdctl.recording.reader import Recording
 
 
@@ -29,7 +29,7 @@ def excerpted(views: Sequence[RankView], far: Sequence[int] | None = None) -> tu
             recording = views[n].recording
             assert recording is not None
             asked = msgspec.convert(msgspec.msgpack.decode(msgspec.msgpack.encode(msgspec.to_builtins(one))), Wanted)
-            data = msgspec.msgpack.encode(answer(recording, asked, _head(recording)))
+            data = msgspec.msgpack.encode(answer(Known(recording), asked, _head(recording)))
             sent[n] += len(data)
             parts[n] = msgspec.msgpack.decode(data, type=Part)
         return parts

@@ -13,7 +13,7 @@ from pdctl.probes.stuck.collect import last_words
 from pdctl.protocol.model import EventKind
 from pdctl.recording import format as f
 from pdctl.recording.digest import Digests
-from pdctl.recording.excerpt import Answerer, Excerpt, Wanted, answer, digests_of
+from pdctl.recording.excerpt import Answerer, Excerpt, Known, Wanted, answer, digests_of
 from pdctl.recording.reader import BadRecording, read
 from pdctl.recording.requests import last_sign_ns
 from pdctl.recording.witness import witness
@@ -137,7 +137,7 @@ def test_a_torn_record_is_said_and_the_whole_has_to_be_read(engine: Engine, tmp_
     data[f.RINGS_OFFSET + 10 * f.ROUND_SIZE + 40] ^= 1
     (tmp_path / "y.pdrec").write_bytes(data)
     recording = read(tmp_path / "y.pdrec")
-    part = answer(recording, Wanted(newest=1))
+    part = answer(Known(recording), Wanted(newest=1))
     assert "torn" in part.whole
     assert not part.packed
 
@@ -146,16 +146,16 @@ def test_an_answer_that_is_no_part_of_a_recording_is_refused(engine: Engine, tmp
     turns(engine, 50, random.Random(4))
     recording = read(tmp_path / "x.pdrec")
     head = recording.source.read(0, f.RINGS_OFFSET)
-    excerpt = Excerpt(answer(recording, Wanted(newest=1), head), "x")
+    excerpt = Excerpt(answer(Known(recording), Wanted(newest=1), head), "x")
     for bad in (
-        answer(recording, Wanted(newest=1)),  # without its header
-        answer(recording, Wanted(rounds={0: [3]})),
-        type(answer(recording, Wanted()))(packed=b"garbage"),
+        answer(Known(recording), Wanted(newest=1)),  # without its header
+        answer(Known(recording), Wanted(rounds={0: [3]})),
+        type(answer(Known(recording), Wanted()))(packed=b"garbage"),
     ):
         with pytest.raises(BadRecording):
             Excerpt(bad, "x")
     with pytest.raises(BadRecording):
-        excerpt.add(type(answer(recording, Wanted()))(packed=b"garbage"))
+        excerpt.add(type(answer(Known(recording), Wanted()))(packed=b"garbage"))
 
 
 def test_an_excerpt_tells_of_rooms_and_of_how_far_back_what_the_whole_does(engine: Engine, tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_an_excerpt_tells_of_rooms_and_of_how_far_back_what_the_whole_does(engin
     [stream] = whole.streams
     rooms = [request.room for request in engine.queue] + [item.room for item in stream.items(stream.run(20)) or ()]
     wanted = Wanted(newest=1, rooms=rooms, seen=True, oldest=True)
-    [short] = [Excerpt(answer(whole, wanted, whole.source.read(0, f.RINGS_OFFSET)), "x").recording]
+    [short] = [Excerpt(answer(Known(whole), wanted, whole.source.read(0, f.RINGS_OFFSET)), "x").recording]
     assert last_words(short, rooms, 10**18) == last_words(whole, rooms, 10**18) != {}
     assert witness(short) == witness(whole)
     assert last_sign_ns(short) == last_sign_ns(whole)
@@ -183,6 +183,6 @@ def test_an_excerpt_tells_of_slots_that_held_another_room(engine: Engine, tmp_pa
         engine.turn([4] * len(engine.queue), [4] * len(engine.queue), set())
     whole = read(tmp_path / "x.pdrec")
     wanted = Wanted(newest=1, foreign=MAX_RUNS, kinds=[int(EventKind.FAILURE)])
-    short = Excerpt(answer(whole, wanted, whole.source.read(0, f.RINGS_OFFSET)), "x").recording
+    short = Excerpt(answer(Known(whole), wanted, whole.source.read(0, f.RINGS_OFFSET)), "x").recording
     assert len(short.streams[0]) < len(whole.streams[0])
     assert history(short).mismatches == history(whole).mismatches != []
