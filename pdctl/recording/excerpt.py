@@ -162,7 +162,7 @@ class Known:
         self.streams = {stream.number: stream for stream in recording.streams}
         gaps = not all(whole(stream.table) for stream in recording.streams)
         self.odd = "; ".join(recording.problems)[:500] or ("rounds are missing in it" if gaps else "")
-        self._digests = dict(before._digests) if before is not None else {}
+        self._digests: dict[int, Digests] = dict(before._digests) if before is not None else {}
         self._full: dict[int, NDArray[np.int64]] = {}
 
     def digests(self, number: int, cuts: Sequence[int]) -> bytes:
