@@ -10,13 +10,22 @@ _INTERRUPTED = 130
 
 def main() -> None:
     """Run ``pdctl``; exits the process."""
+    _begin("main")
+
+
+def kubectl() -> None:
+    """Run ``kubectl pdctl``; exits the process."""
+    _begin("kubectl")
+
+
+def _begin(name: str) -> None:
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # not where the caller ignores it
         signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
     from pdctl import cli
 
     signal.signal(signal.SIGINT, before)
-    cli.main()
+    getattr(cli, name)()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 import sys
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -121,6 +122,10 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return name, command and the arguments that are left; from here on it may say what it is doing."""
         name, command, rest = super().resolve_command(ctx, args)
+        if isinstance(ctx.obj, Reach) and ctx.obj.pods is not None:
+            from pdctl.commands.plugin import refuse  # only where there is one
+
+            refuse(str(name))
         sub = rest[:1] if hasattr(command, "commands") else []
         progress.begin("" if name in OWN_LINE else " ".join([str(name), *sub]))
         return name, command, with_times(command, rest)
@@ -246,9 +251,13 @@ def _options(
     for name, words in (("--endpoint", endpoint), ("--store", store), ("--hosts", hosts)):
         if not all(word.strip() for word in words or ()):  # an unset variable: not this host's ranks instead
             raise typer.BadParameter("it is empty", param_hint=name)
+    pods = ctx.obj.pods if isinstance(ctx.obj, Reach) else None
+    if pods is not None and (endpoint or store or hosts):
+        raise typer.BadParameter("kubectl pdctl looks into pods only", param_hint="--endpoint, --store, --hosts")
     ctx.obj = Reach(
-        context, tuple(endpoint or ()), tuple(store or ()), server_key, key, hosts=tuple(hosts or ()), via=via
-    )
+        context, tuple(endpoint or ()), tuple(store or ()), server_key, key,
+        hosts=tuple(hosts or ()), via=via, pods=pods,
+    )  # fmt: skip
 
 
 def collect_garbage_seldom() -> None:
@@ -261,10 +270,19 @@ def collect_garbage_seldom() -> None:
 
 def main() -> None:
     """Run ``pdctl`` as the console script does; exits the process."""
+    _main(_run)
+
+
+def kubectl() -> None:
+    """Run ``kubectl pdctl``, which kubectl finds as ``kubectl-pdctl``; exits the process."""
+    _main(_run_on_pods)
+
+
+def _main(run: Callable[[], int]) -> None:
     collect_garbage_seldom()
     settle_streams()
     try:
-        code = _run()
+        code = run()
     except Exception:  # noqa: BLE001  # as PDCTL_DEBUG asks for
         from traceback import format_exc
 
@@ -273,10 +291,24 @@ def main() -> None:
     sys.exit(_flushed(code))
 
 
-def _run() -> int:
+def _run_on_pods() -> int:
+    from pdctl.commands.plugin import HELP, split_arguments
+
+    words = sys.argv[1:]
+    if not words or words[0] in ("-h", "--help", "help"):
+        Output().lines(HELP)
+    try:
+        pods, words = split_arguments(words)
+    except PdctlError as error:
+        Output().error(error.message, error.next_step)
+        return int(error.code)
+    return _run(words, Reach(pods=pods))
+
+
+def _run(words: Sequence[str] | None = None, reach: Reach | None = None) -> int:
     """Run the command and return its exit code. What is wrong with it is said through :class:`Output`, not by Typer."""
     try:
-        return int(app(standalone_mode=False) or 0)
+        return int(app(words, standalone_mode=False, obj=reach) or 0)
     except PdctlError as error:  # of an option that is looked at before there is a command
         if os.environ.get("PDCTL_DEBUG"):
             raise

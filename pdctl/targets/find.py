@@ -141,6 +141,8 @@ def discover(
     where = "no agent of this rank registered here"
     if elsewhere:
         where = "it is at none of the endpoints that answered, nor in the store"
+        if places.pods is not None:
+            where = "it is in none of the pods that answered"
         quiet = [rank.endpoint for rank in chosen if rank.identity.tp < 0 and rank.endpoint.startswith("tcp://")]
         if quiet:
             where += f"; {', '.join(quiet[:4])}{' …' if len(quiet) > 4 else ''} did not answer"
@@ -221,6 +223,10 @@ def _outside(chosen: Sequence[Candidate], ranks: Sequence[FoundRank], timeout_s:
 def _away(places: Places, timeout_s: float, rank_timeout_s: float, problems: list[str]) -> list[FoundRank]:
     """Return the ranks on other hosts."""
     found: list[FoundRank] = []
+    if places.pods is not None:
+        from pdctl.targets.sources import kubernetes
+
+        found += kubernetes.find(places, places.pods, timeout_s, rank_timeout_s, problems)
     if places.endpoints or places.stores:
         from pdctl.targets.sources import endpoints  # only where something is remote
 

@@ -10,10 +10,14 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pdctl.protocol import keys, paths
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.targets import hostlist
+
+if TYPE_CHECKING:
+    from pdctl.targets.pods import PodQuery
 
 MAX_ENDPOINTS = 8192
 _ADDRESS = re.compile(r"(tcp://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>\d{1,5})", re.ASCII)
@@ -56,7 +60,7 @@ class Places:
 
     endpoints: ``tcp://HOST:PORT``. server_key: the only key to accept of agents elsewhere, "" for any that a store names.
     key: the name of this user's key pair in ``keys_dir``, "" for the only one. cache: the file of endpoints that answered.
-    hosts: those whose own pdctl is asked, by the command ``via``; () for the default one.
+    hosts: those whose own pdctl is asked, by the command ``via``; () for the default one. pods: those that kubectl leads to.
     keys_dir, cache: None where this user has no home. containers: whether those of this host are searched.
     """
 
@@ -74,16 +78,22 @@ class Places:
     cache: Path | None = None
     outside: OutsideSetting = OutsideSetting()
     containers: bool = True
+    pods: PodQuery | None = None
 
     @property
     def elsewhere(self) -> tuple[str, ...]:
-        """The endpoints, stores and hosts, in words."""
+        """The endpoints, stores, hosts and pods, in words."""
         hosts = (hostlist.fold(self.hosts),) if self.hosts else ()
-        return (*self.endpoints, *(f"store {store}" for store in self.stores), *hosts)
+        pods = (str(self.pods),) if self.pods is not None else ()
+        return (*self.endpoints, *(f"store {store}" for store in self.stores), *hosts, *pods)
 
     def here(self) -> Places:
-        """Return the places on this host: no endpoint, no store, no other host."""
-        return replace(self, endpoints=(), stores=(), hosts=())
+        """Return the places on this host: no endpoint, no store, no other host, no pod."""
+        return replace(self, endpoints=(), stores=(), hosts=(), pods=None)
+
+    def only_pods(self, pods: PodQuery) -> Places:
+        """Return the same keys for these pods, and no other place."""
+        return replace(self.here(), pods=pods, run_dir_named=False, record_dir_named=False)
 
     def named(self, folder: Path) -> bool:
         """Return whether the user named ``folder``. Any other is a default, which another user could have made first."""
@@ -96,15 +106,18 @@ class Places:
         return keys.load_own(self.keys_dir, self.key)
 
 
-def parse_places(env: Mapping[str, str]) -> Places:
-    """Return what the variables of ``env`` say. Raises PdctlError (USAGE) for one with an invalid value."""
+def parse_places(env: Mapping[str, str], *, pods: bool = False) -> Places:
+    """Return what the variables of ``env`` say. Raises PdctlError (USAGE) for one with an invalid value.
+
+    pods: ranks in pods are looked for, and a server key is theirs.
+    """
     outside, containers = (
         parse_outside(env.get("PDCTL_OUTSIDE", "")),
         _parse_containers(env.get("PDCTL_CONTAINERS", "")),
     )
     endpoints = parse_endpoints(env.get("PDCTL_ENDPOINT", ""))
     stores = parse_stores(env.get("PDCTL_STORE", ""), env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", ""))
-    server_key = env.get("PDCTL_SERVER_KEY", "") if endpoints or stores else ""
+    server_key = env.get("PDCTL_SERVER_KEY", "") if endpoints or stores or pods else ""
     return Places(
         run_dirs=tuple(paths.run_dirs(env)),
         record_dir=paths.record_dir(env),

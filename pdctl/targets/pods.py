@@ -6,7 +6,6 @@ What ``kubectl get pods -o json`` prints is untrusted: names go into command lin
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -298,16 +297,17 @@ def parse_ports(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ports))
 
 
-def why_not(pod: Pod, code: int | None, said: Sequence[str], *, image: str = "") -> str:
-    """Return why pdctl could not run in a pod, and what to do about it.
+def why_not(pod: Pod, code: int | None, said: str, *, right: str = "", image: str = "") -> str:
+    """Return why a kubectl failed, and what to do about it.
 
-    code: what kubectl exited with, None where it was ended at the deadline. said: the last lines of its standard error.
+    code: what it exited with, None where it was ended at the deadline. said: the end of its standard error. right: what it
+    had to create, image: of the ephemeral container in which pdctl was to run.
     """
-    last = next((line for line in reversed(_telling(said)) if line), "")
-    lower = " ".join(said).lower()
+    lines = [line.strip()[:300] for line in said.splitlines() if line.strip()]
+    telling = [line for line in lines if not line.startswith("command terminated with exit code")]
+    last, lower = (telling or lines or [""])[-1], said.lower()
     if "forbidden" in lower:
-        right = "patch pods/ephemeralcontainers and create pods/attach" if image else "create pods/exec"
-        return f"forbidden: {last}; ask for the right to {right}, or try --port-forward"
+        return f"forbidden: {last}" + (f"; ask for the right to create {right}" if right else "")
     if "unauthorized" in lower or "must be logged in" in lower:
         return f"not authorised: {last}; log in to the cluster again"
     if code is None:
@@ -315,15 +315,8 @@ def why_not(pod: Pod, code: int | None, said: Sequence[str], *, image: str = "")
     if "executable file not found" in lower or "no such file or directory" in lower or code in (126, 127):
         there = f"image {image}" if image else f"container {pod.container}"
         return f"no pdctl in {there}; --debug-image runs one beside it, docs/kubernetes.md puts one into it"
-    if "container not found" in lower or "not found" in lower:
+    if pod.name and "not found" in lower:
         return f"it is gone since kubectl listed it: {last}"
-    if "unable to connect to the server" in lower or "connection refused" in lower:
+    if "unable to connect to the server" in lower or "refused" in lower:
         return f"the cluster is not reached: {last}"
     return f"kubectl ended with code {code}: {last or 'it has said nothing'}"
-
-
-def _telling(said: Iterable[str]) -> list[str]:
-    """Return the lines that tell a cause: kubectl ends with one that has the exit code only."""
-    lines = [line.strip()[:300] for line in said]
-    telling = [line for line in lines if line and not line.startswith("command terminated with exit code")]
-    return telling or lines

@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pdctl.targets.places import Places
+    from pdctl.targets.pods import PodQuery
 
 
 @dataclass(frozen=True)
 class Reach:
-    """The options of the same names, as they were given; "", () or None for one that was not."""
+    """The options of the same names, as they were given; "", () or None for one that was not.
+
+    pods: those that ``kubectl pdctl`` looks into.
+    """
 
     context: str = ""
     endpoints: tuple[str, ...] = ()
@@ -28,6 +32,7 @@ class Reach:
     record_dir: Path | None = None
     hosts: tuple[str, ...] = ()
     via: str = ""
+    pods: PodQuery | None = None
 
     def at(self, run_dir: Path | None, record_dir: Path | None) -> Reach:
         """Return the same with these directories."""
@@ -61,7 +66,8 @@ class Reach:
         """Return where ranks are looked for. Raises PdctlError (USAGE) for an invalid value, or a context that is not saved."""
         from pdctl.targets.places import parse_places
 
-        return parse_places(self.environment(environ))
+        found = parse_places(self.environment(environ), pods=self.pods is not None)
+        return found if self.pods is None else found.only_pods(self.pods)
 
     def forbid_faults(self, environ: Mapping[str, str] = os.environ) -> None:
         """Return where the chosen context allows faults. Raises PdctlError (REFUSED) where it says ``inject = "never"``."""

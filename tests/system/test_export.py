@@ -103,7 +103,8 @@ def promtool(*words: object, given: str = "") -> None:
 
 def liveness(port: int) -> int:
     """Run the probe of the example of a sidecar, as a kubelet does, and return its exit code."""
-    engine, _ = yaml.safe_load((DEPLOY / "export-sidecar.yaml").read_text())["spec"]["containers"]
+    sidecar = yaml.safe_load((DEPLOY / "kubernetes" / "export" / "sidecar.yaml").read_text())
+    engine, _ = sidecar["spec"]["template"]["spec"]["containers"]
     words = engine["livenessProbe"]["exec"]["command"]
     assert "127.0.0.1:9477" in words[-1]
     return subprocess.run([*words[:-1], words[-1].replace("9477", str(port))], check=False).returncode

@@ -196,13 +196,7 @@ def test_what_can_not_be_meant_is_refused(labs: Labs, options: tuple[str, ...], 
     assert said in done.stderr
 
 
-def test_files_of_a_unit_and_of_a_sidecar_have_commands_that_exist() -> None:
-    import yaml
-
+def test_the_file_of_a_unit_has_a_command_that_exists() -> None:
     root = Path(__file__).parents[2] / "deploy"
     [line] = [one for one in (root / "watch.service").read_text().splitlines() if one.startswith("ExecStart=")]
     assert line.split()[1:] == ["watch", "-o", "jsonl", "--on-finding", "record=/var/lib/pdctl-watch"]
-    pod = yaml.safe_load((root / "watch-sidecar.yaml").read_text())
-    [sidecar] = [one for one in pod["spec"]["containers"] if one["name"] == "watch"]
-    assert sidecar["command"][:2] == ["pdctl", "watch"]
-    assert {one["name"] for one in sidecar["volumeMounts"]} <= {one["name"] for one in pod["spec"]["volumes"]}

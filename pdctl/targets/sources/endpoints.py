@@ -70,6 +70,15 @@ def find(places: Places, timeout_s: float, rank_timeout_s: float, problems: list
     return endpoint_cache.apply_identities(places, found)
 
 
+def identified(endpoints: Sequence[str], places: Places, timeout_s: float) -> list[FoundRank]:
+    """Return the ranks at addresses that lead there for now, each asked who it is; none of them is remembered."""
+    own = places.own_keys() if places.server_key and endpoints else None
+    how = Access(places.server_key, own.public, own.secret) if own is not None else Access()
+    return _asked(
+        [unknown_rank(where, how) for where in endpoints], [float("inf")] * len(endpoints), timeout_s, len(endpoints)
+    )
+
+
 def _asked(ranks: Sequence[FoundRank], ages: Sequence[float], timeout_s: float, unnamed: int) -> list[FoundRank]:
     """Return the ranks with the identities that they report. ages: of their heartbeats in a store when that was read,
     seconds. unnamed: number of ranks at the start known by address only."""

@@ -49,7 +49,7 @@ class TinyAdapter:
             engine_version="1",
             pdctl_version="",
             role=os.environ.get("TINY_ROLE", "decode"),
-            host="localhost",
+            host=os.environ.get("TINY_HOST", "localhost"),
             pid=0,
             proc_start=0,
             started_wall_ns=int(os.environ.get("TINY_STARTED", "0")),

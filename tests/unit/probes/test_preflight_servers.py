@@ -21,7 +21,7 @@ from pdctl.probes.preflight.servers import collect
 from tests.support.patience import patience
 from tests.support.sglang_http import bootstrap, engine, pair, serving
 
-MANIFEST = Path(__file__).parents[3] / "deploy" / "preflight.yaml"
+MANIFEST = Path(__file__).parents[3] / "deploy" / "kubernetes" / "preflight.yaml"
 
 
 def look(prefill: str, decode: str, at: tuple[str, int] | None = None, limit_s: float = 20.0) -> PreflightDocument:
