@@ -27,7 +27,8 @@ class Pods:
         self.bin, self.image = folder / "bin", folder / "image"
         self._world = folder / "kubectl.json"
         self._pods: dict[str, dict[str, Any]] = {}
-        self._listed: list[dict[str, Any]] = []
+        self.listed: list[dict[str, Any]] = []
+        """What ``get pods`` lists."""
         self._processes: dict[str, subprocess.Popen[str]] = {}
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PDCTL_", "TORCH_FR", "XDG_", "KUBE"))}
         self.env = {
@@ -62,7 +63,7 @@ class Pods:
         container = {"name": "engine", "command": ["python3", "-m", "sglang.launch_server"], "env": []}
         container["env"] = [{"name": key, "value": value} for key, value in env.items() if key == "PDCTL_LISTEN"]
         status = {"name": "engine", "state": state or {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
-        self._listed.append(
+        self.listed.append(
             {
                 "metadata": {"name": name, "namespace": NAMESPACE, "labels": labels},
                 "spec": {"containers": [container]},
@@ -84,6 +85,10 @@ class Pods:
                 cwd=ROOT, env={**self.env, **own}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             )  # fmt: skip
 
+    def forbids(self, name: str) -> bool:
+        """Return whether nobody may run a thing in a pod."""
+        return bool(self._pods[name]["forbidden"])
+
     def ready(self) -> None:
         """Wait for all ranks, and tell kubectl of the pods."""
         for name, process in self._processes.items():
@@ -91,12 +96,12 @@ class Pods:
             assert process.stdout.readline().startswith("ready"), name
             [first] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
             self._pods[name]["pid"] = int(first)
-        self._world.write_text(json.dumps({"namespace": NAMESPACE, "pods": self._pods, "list": self._listed}))
+        self._world.write_text(json.dumps({"namespace": NAMESPACE, "pods": self._pods, "list": self.listed}))
 
-    def kubectl(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-        """Run ``kubectl pdctl``."""
+    def kubectl(self, *words: str, real: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+        """Run ``kubectl pdctl``. real: by this kubectl, which has to come first on PATH."""
         return subprocess.run(
-            [str(self.bin / "kubectl"), "pdctl", *words],
+            [real or str(self.bin / "kubectl"), "pdctl", *words],
             cwd=ROOT, env={**self.env, **env}, capture_output=True, text=True, timeout=patience(120), check=False,
         )  # fmt: skip
 

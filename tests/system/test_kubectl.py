@@ -6,12 +6,14 @@ Kubernetes is a stand-in: ``kubectl`` does what it is told in real namespaces. W
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.api_server import ApiServer
 from tests.support.curve import Keyring
 from tests.support.hosts import Hosts, why_not
 from tests.support.patience import patience
@@ -100,3 +102,35 @@ def test_two_sides_in_twelve_pods_are_one_cluster(pods: Pods, ring: Keyring) -> 
     wrong = pods.kubectl("attach", *ON)
     assert wrong.returncode == 2
     assert "kubectl exec -it POD" in wrong.stderr
+
+
+REAL = shutil.which("kubectl")
+
+
+@pytest.mark.skipif(REAL is None, reason="no kubectl here")
+def test_the_real_kubectl_finds_the_plug_in_and_carries_the_bridge(tmp_path: Path) -> None:
+    assert REAL is not None
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    labels = {"llm-d.ai/role": "decode"}
+    with Hosts(0) as hosts, Pods(tmp_path, hosts) as pods:
+        pods.begin("decode-0", labels, "--count", 3)
+        pods.begin("decode-1", labels, "--count", 1, image=False)
+        pods.begin("decode-2", labels, "--count", 1, forbidden=True)
+        pods.ready()
+        with ApiServer(pods, tmp_path) as server:
+            path = f"{Path(REAL).parent}:{pods.bin}:{pods.env['PATH']}"
+            where = ("--kubeconfig", str(server.kubeconfig), *ON)
+            rows = shown(pods.kubectl("ranks", *where, "-o", "json", *patient(), real=REAL, PATH=path), 3)["ranks"]
+            said = {row["host"] or row["rank"]: row["reason"] or row["state"] for row in rows}
+            assert said.keys() == {"decode-0", "pod/decode-1", "pod/decode-2"}
+            assert said["decode-0"] == "live"
+            assert "no pdctl in container engine" in said["pod/decode-1"]
+            assert "forbidden: Error from server (Forbidden)" in said["pod/decode-2"]
+            # Its whole recording comes through.
+            file = tmp_path / "pods.pdtrace"
+            kept = pods.kubectl("record", str(file), *where, "-o", "json", *patient(), real=REAL, PATH=path)
+            ranks = {one["identity"]["host"]: one for one in shown(kept, 3)["trace"]["ranks"]}
+            assert ranks["decode-0"]["kept"] == "whole"
+            assert file.stat().st_size > 0

@@ -35,14 +35,14 @@ def find(
 ) -> list[FoundRank]:
     """Return the ranks in the pods that were asked for, and a row for each pod that gives none, with the reason.
 
-    Listing the pods gets a quarter of ``timeout_s``, reaching them another. Raises PdctlError (UNREACHABLE) where there is no
+    Half of ``timeout_s`` is for that, at most a quarter for the list. Raises PdctlError (UNREACHABLE) where there is no
     kubectl, or no pod.
     """
+    until = time.monotonic() + timeout_s / 2
     there = list_pods(query, timeout_s / 4)
     problems += there.problems
     reached = [pod for pod in there.pods if not pod.off]
     rows = [silent_row(pod, pod.off) for pod in there.pods if pod.off]
-    until = time.monotonic() + timeout_s / 4
     if query.ports is not None:
         return rows + _forwarded(reached, places, query, until, min(rank_timeout_s, timeout_s / 4))
     fars = [_far(pod, query) for pod in reached]
