@@ -17,6 +17,8 @@ MAX_STDERR = 4096
 """Bytes of a child's standard error that are kept: its last ones."""
 MAX_WORDS = 300
 """Characters of its last line that are passed on."""
+_EXIT_CODE = "command terminated with exit code"
+"""With this kubectl ends, whatever its command has said before."""
 _EOF_S = 0.3
 _TERM_S = 0.2
 
@@ -68,10 +70,11 @@ class Child:
 
     @property
     def last_words(self) -> str:
-        """The last line of its standard error, "" without one."""
+        """The last line of its standard error that tells a cause, "" without one."""
         self._drain()
-        lines = self._stderr.decode(errors="replace").strip().splitlines()
-        return lines[-1].strip()[-MAX_WORDS:] if lines else ""
+        lines = [line.strip() for line in self._stderr.decode(errors="replace").splitlines() if line.strip()]
+        telling = [line for line in lines if not line.startswith(_EXIT_CODE)]
+        return (telling or lines or [""])[-1][-MAX_WORDS:]
 
     def send(self, data: bytes) -> None:
         """Send ``data``, now or when it can be taken. Raises ConnectionError if nobody reads it."""

@@ -261,7 +261,7 @@ def _off(item: _Item, name: str) -> str:
     if state is not None and state.running is not None:
         return ""
     waiting = (state.waiting or state.terminated) if state is not None else None
-    said = [waiting.reason, waiting.message] if waiting is not None else []
+    said: list[str | None] = [waiting.reason, waiting.message] if waiting is not None else []
     if waiting is None:
         said = [one.message for one in status.conditions or () if one.status == "False" and one.message][:1]
     why = ": ".join(text for text in said if text)
@@ -300,23 +300,21 @@ def parse_ports(text: str) -> tuple[int, ...]:
 def why_not(pod: Pod, code: int | None, said: str, *, right: str = "", image: str = "") -> str:
     """Return why a kubectl failed, and what to do about it.
 
-    code: what it exited with, None where it was ended at the deadline. said: the end of its standard error. right: what it
-    had to create, image: of the ephemeral container in which pdctl was to run.
+    code: what it exited with, None where it was ended at the deadline. said: the last line of its standard error. right: what
+    it had to create, image: of the ephemeral container in which pdctl was to run.
     """
-    lines = [line.strip()[:300] for line in said.splitlines() if line.strip()]
-    telling = [line for line in lines if not line.startswith("command terminated with exit code")]
-    last, lower = (telling or lines or [""])[-1], said.lower()
+    lower = said.lower()
     if "forbidden" in lower:
-        return f"forbidden: {last}" + (f"; ask for the right to create {right}" if right else "")
+        return f"forbidden: {said}" + (f"; ask for the right to create {right}" if right else "")
     if "unauthorized" in lower or "must be logged in" in lower:
-        return f"not authorised: {last}; log in to the cluster again"
+        return f"not authorised: {said}; log in to the cluster again"
     if code is None:
-        return f"no answer in time: {last or 'kubectl has said nothing'}; give it more --timeout"
+        return f"no answer in time: {said or 'kubectl has said nothing'}; give it more --timeout"
     if "executable file not found" in lower or "no such file or directory" in lower or code in (126, 127):
         there = f"image {image}" if image else f"container {pod.container}"
         return f"no pdctl in {there}; --debug-image runs one beside it, docs/kubernetes.md puts one into it"
     if pod.name and "not found" in lower:
-        return f"it is gone since kubectl listed it: {last}"
+        return f"it is gone since kubectl listed it: {said}"
     if "unable to connect to the server" in lower or "refused" in lower:
-        return f"the cluster is not reached: {last}"
-    return f"kubectl ended with code {code}: {last or 'it has said nothing'}"
+        return f"the cluster is not reached: {said}"
+    return f"kubectl ended with code {code}: {said or 'it has said nothing'}"

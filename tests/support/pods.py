@@ -22,7 +22,7 @@ _UNSHARE = ("unshare", "--pid", "--mount", "--uts", "--fork", "--kill-child", "-
 class Pods:
     """Pods of one namespace. hosts: network namespaces that some of them are in, else each has one of its own."""
 
-    def __init__(self, folder: Path, hosts: Hosts) -> None:
+    def __init__(self, folder: Path, hosts: Hosts | None = None) -> None:
         self.hosts = hosts
         self.bin, self.image = folder / "bin", folder / "image"
         self._world = folder / "kubectl.json"
@@ -78,7 +78,10 @@ class Pods:
                 f"mkdir -p -m 0700 {run} && mount -t tmpfs -o mode=0700 tmpfs {run} && mount -t tmpfs tmpfs /dev/shm && "
                 f'hostname {name} && ip link set lo up && exec "$@"'
             )
-            box = (*self.hosts.inside(host), *_UNSHARE) if host else (*_UNSHARE, "--net")
+            box: tuple[str, ...] = (*_UNSHARE, "--net")
+            if host:
+                assert self.hosts is not None
+                box = (*self.hosts.inside(host), *_UNSHARE)
             tiny = [sys.executable, "-m", "tests.system.targets.tiny", *map(str, args)]
             self._processes[name] = subprocess.Popen(
                 [*box, "sh", "-c", script, "sh", *tiny],

@@ -33,7 +33,7 @@ def pods(tmp_path: Path, ring: Keyring) -> Iterator[Pods]:
     reason = why_not()
     if reason:
         pytest.skip(reason)
-    with Hosts(3) as hosts, Pods(tmp_path, hosts) as made:
+    with Hosts(3, delay_ms=0, loss=0) as hosts, Pods(tmp_path, hosts) as made:
         for n in range(6):
             listens = {"PDCTL_LISTEN": "tcp://127.0.0.1:7311-7313", **ring.env} if n < 2 else {}
             role = {"TINY_ROLE": "prefill", "TINY_SERVICE": f"prefill-{n}", "TINY_WORLD": f"prefill-{n}"}
@@ -114,7 +114,7 @@ def test_the_real_kubectl_finds_the_plug_in_and_carries_the_bridge(tmp_path: Pat
     if reason:
         pytest.skip(reason)
     labels = {"llm-d.ai/role": "decode"}
-    with Hosts(0) as hosts, Pods(tmp_path, hosts) as pods:
+    with Pods(tmp_path) as pods:
         pods.begin("decode-0", labels, "--count", 3)
         pods.begin("decode-1", labels, "--count", 1, image=False)
         pods.begin("decode-2", labels, "--count", 1, forbidden=True)

@@ -17,14 +17,19 @@ _SSH_FAILED = 255
 def find(places: Places, timeout_s: float, rank_timeout_s: float, problems: list[str]) -> list[FoundRank]:
     """Return the ranks of the hosts of ``places``, and one row for each host that gives none. They get half of the time."""
     within_s = timeout_s / 2
-    settings = Settings(
+    settings = settings_of(places, within_s, rank_timeout_s)
+    return bridges.open_all(fars(places, within_s), time.monotonic() + within_s, problems, settings)
+
+
+def settings_of(places: Places, within_s: float, rank_timeout_s: float) -> Settings:
+    """Return how far sides look for their ranks, in less than ``within_s``."""
+    return Settings(
         run_dir=str(places.run_dirs[0]) if places.run_dir_named else "",
         record_dir=str(places.record_dir) if places.record_dir_named else "",
         outside=_outside(places.outside),
         timeout_s=max(1.0, within_s - 1.0),
         rank_timeout_s=min(rank_timeout_s, within_s / 2),
     )
-    return bridges.open_all(fars(places, within_s), time.monotonic() + within_s, problems, settings)
 
 
 def fars(places: Places, within_s: float) -> list[bridges.Far]:

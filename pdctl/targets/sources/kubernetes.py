@@ -13,13 +13,13 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 
-from pdctl.protocol.errors import PdctlError
+from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.rank import Access, FoundRank, Silence
-from pdctl.targets import registration
-from pdctl.targets.bridges import BRIDGE, Far, Settings, open_all
+from pdctl.targets import bridges, registration
 from pdctl.targets.children import Child
 from pdctl.targets.places import Places
 from pdctl.targets.pods import Pod, PodQuery, Pods, select_pods, why_not
+from pdctl.targets.sources.hosts import settings_of
 
 MAX_LIST = 64 << 20
 """Bytes of a list of pods."""
@@ -45,11 +45,11 @@ def find(
     rows = [silent_row(pod, pod.off) for pod in there.pods if pod.off]
     if query.ports is not None:
         return rows + _forwarded(reached, places, query, until, min(rank_timeout_s, timeout_s / 4))
-    fars = [_far(pod, query) for pod in reached]
-    return rows + open_all(fars, until, problems, Settings(rank_timeout_s=rank_timeout_s))
+    settings = settings_of(places, until - time.monotonic(), rank_timeout_s)
+    return rows + bridges.open_all([_far(pod, query) for pod in reached], until, problems, settings)
 
 
-def _far(pod: Pod, query: PodQuery) -> Far:
+def _far(pod: Pod, query: PodQuery) -> bridges.Far:
     """Return the pdctl that runs in a pod: in the container that serves, or in an ephemeral one that sees its processes."""
     if query.image:
         run: tuple[str, ...] = (
@@ -60,9 +60,11 @@ def _far(pod: Pod, query: PodQuery) -> Far:
         run, right = ("exec", "--stdin", f"--container={pod.container}", pod.name), "pods/exec"
 
     def explain(code: int | None, said: str) -> str:
+        if code == Exit.USAGE:  # of an older pdctl there
+            return bridges.explain(code, said)
         return why_not(pod, code, said, right=right, image=query.image)
 
-    return Far(f"pod/{pod.name}", (*kubectl(query), *run, "--", *BRIDGE), explain)
+    return bridges.Far(f"pod/{pod.name}", (*kubectl(query), *run, "--", *bridges.BRIDGE), explain)
 
 
 def list_pods(query: PodQuery, timeout_s: float) -> Pods:
