@@ -6,6 +6,7 @@ What ``kubectl get pods -o json`` prints is untrusted: names go into command lin
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -261,7 +262,7 @@ def _off(item: _Item, name: str) -> str:
     if state is not None and state.running is not None:
         return ""
     waiting = (state.waiting or state.terminated) if state is not None else None
-    said: list[str | None] = [waiting.reason, waiting.message] if waiting is not None else []
+    said: Sequence[str | None] = [waiting.reason, waiting.message] if waiting is not None else []
     if waiting is None:
         said = [one.message for one in status.conditions or () if one.status == "False" and one.message][:1]
     why = ": ".join(text for text in said if text)

@@ -85,6 +85,10 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refused(403, "Forbidden", why)
         return self._exec(name, parse_qs(url.query)["command"])
 
+    def do_POST(self) -> None:
+        """Refuse SPDY, which kubectl tries where WebSocket is refused, in the same words."""
+        self.do_GET()
+
     def _json(self, document: dict[str, Any], code: int = 200) -> None:
         body = json.dumps(document).encode()
         self.send_response(code)
