@@ -272,6 +272,7 @@ def _slots_held(ones: Sequence[Waiting], space: SideSpace | None) -> str:
 
 def _evidence(ones: Sequence[Waiting], space: SideSpace | None) -> tuple[str, ...]:
     lines = [f"room {one.room}: {one.peer}" for one in ones[:5]]
+    lines += [_apart(one) for one in ones[:5] if len({place.state for place in _polled(one)}) > 1]
     held = [one.room for one in ones if any(place.slot >= 0 for place in one.ranks)]
     if held and space is not None and space.slots > 0:
         lines.append(f"{len(held)} of {space.slots} metadata slots are held this way ({some_rooms(held)})")
@@ -279,6 +280,12 @@ def _evidence(ones: Sequence[Waiting], space: SideSpace | None) -> tuple[str, ..
     if kv > 0:
         lines.append(f"they hold {kv} KV tokens on each rank")
     return tuple(lines)
+
+
+def _apart(request: Waiting) -> str:
+    """Return what each rank has heard of a request, where that is not the same."""
+    heard = "; ".join(f"{place.state} on {names(place.ranks)}" for place in _polled(request))
+    return f"room {request.room}: {heard}"
 
 
 __all__ = ["judge", "unfinished"]

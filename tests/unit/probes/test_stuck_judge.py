@@ -84,6 +84,18 @@ def test_the_other_side_has_ended_it_and_this_one_has_not_heard(what: str) -> No
     assert (request.cover, request.limit_s, request.left_s) == (WAITING, 300.0, 240.0)
 
 
+def test_which_rank_has_not_heard_is_said_where_another_has() -> None:
+    prefill = replace(look("prefill"), last={7: Last("Success", 41.0, True)})
+    here = look("decode", entry("decode.transfer", state=KVPoll.SUCCESS))
+    [found] = result(prefill, here, look("decode", entry("decode.transfer"), tp=1)).findings
+    assert found.code == "PD142"
+    assert "room 7: Success on tp0; WaitingForInput on tp1" in found.evidence
+    [alike] = result(
+        prefill, look("decode", entry("decode.transfer")), look("decode", entry("decode.transfer"), tp=1)
+    ).findings
+    assert not any(" on tp" in line for line in alike.evidence)
+
+
 def test_a_message_on_its_way_is_no_finding() -> None:
     prefill = replace(look("prefill"), last=DONE)
     moved = look("decode", entry("decode.transfer"), before=(entry("decode.prealloc", slot=-1),))
