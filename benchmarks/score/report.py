@@ -26,7 +26,7 @@ def lines(rows: list[of.Row]) -> list[str]:
     precise = f"precision {_share(total['precision'])}, runs with a false finding {total['false']}"
     text = [
         f"{made}; {total['looks']} looks; load {_some(total['load'])}",
-        f"{recall}, {precise}; not everything judged in {total['not judged']}",
+        f"{recall}, {precise}; twins of which not everything could be judged {total['not judged']}",
         f"of what was told: {known}; seconds {_some(total['seconds'])} (median, 90 %, most)",
         "",
         "| Case | Kind | Runs | Discarded | Told | Room | Rank | Round | False | Seconds (median, 90 %, most) |",

@@ -70,7 +70,7 @@ def totals(rows: Iterable[Row]) -> dict[str, Any]:
         "precision": len(told) / (len(told) + len(alarms)) if told or alarms else None,
         "false": len(alarms),
         "looks": sum(row["looks"] for row in acted),
-        "not judged": sum(bool(row["partial"]) for row in acted),
+        "not judged": sum(bool(row["partial"]) for row in acted if row["twin"]),
         **{key: share(key) for key in ("room", "rank", "round")},
         "seconds": spread(row["seconds"] for row in told),
         "load": spread(row["load"] for row in acted),
