@@ -146,7 +146,7 @@ def _shared(probe: AnyProbe) -> list[inspect.Parameter]:
         ("output", OutputOption, Format.TABLE, True),
         ("findings", FindingsOption, False, True),
         ("every_start", AllStartsOption, False, probe.starts),
-        ("source", FromOption, None, probe.offline),
+        ("source", FromOption, None, probe.offline or bool(probe.bundled)),
         ("every_s", WatchOption, None, probe.repeats),
         ("run_dir", RunDirOption, None, True),
         ("record_dir", RecordDirOption, None, True),

@@ -80,6 +80,7 @@ class Probe(Generic[O, E, D]):
 
     name: of the stage in ``check``. about: what is so where all is well. cost: what asking does to the ranks.
     offline: recordings alone can answer it (``--from``). untold: what of it they do not tell, "" nothing.
+    bundled: what a bundle calls its document, which is then shown as live ranks told it; "" where recordings tell as much.
     live_stage: not well enough for ``check``, which needs live ranks.
     selects: ranks can be chosen (``--rank``). starts: ranks of earlier starts can be asked for (``--all``).
     examples: two command lines that its help ends with.
@@ -93,6 +94,7 @@ class Probe(Generic[O, E, D]):
     examples: ClassVar[tuple[str, str]]
     offline: ClassVar[bool] = False
     untold: ClassVar[str] = ""
+    bundled: ClassVar[str] = ""
     live_stage: ClassVar[bool] = False
     selects: ClassVar[bool] = False
     starts: ClassVar[bool] = False
@@ -127,6 +129,10 @@ class Probe(Generic[O, E, D]):
 
     def refuse(self, options: O, *, timeout_s: float, recorded: bool) -> None:
         """Raise WrongOptionError, or PdctlError (USAGE), for options that do not fit together; before anybody is asked."""
+
+    def document(self) -> type[D]:
+        """Return the type of its document, where a bundle has that."""
+        raise NotImplementedError
 
     def asks(self, options: O) -> bool:
         """Return whether ranks are asked: where they are not, none has to be read from outside in its agent's place."""

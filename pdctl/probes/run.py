@@ -77,6 +77,12 @@ def _run(probe: AnyProbe, options: Any, asked: Asked, out: Output) -> Exit:
     if asked.only_findings and out.format not in (Format.JSONL, Format.CSV):
         raise WrongOptionError("for -o jsonl and -o csv; the other formats have them", "--findings")
     probe.refuse(options, timeout_s=asked.timeout_s, recorded=asked.source is not None)
+    if asked.source is not None and probe.bundled:
+        kept = bundled(probe, options, asked, asked.source)
+        if kept is not None:
+            return show(
+                probe, kept, options, out, seen=True, asked=asked, notes=("as it was when the bundle was made",)
+            )
     found, others = choose(find(asked, out), asked.selection)
     from pdctl.probes.view import View  # loads what asks: not before there is somebody
     from pdctl.targets.client import Client
@@ -99,6 +105,32 @@ def _run(probe: AnyProbe, options: Any, asked: Asked, out: Output) -> Exit:
         asked=asked,
         notes=(left_out,) if left_out else (),
     )
+
+
+def bundled(probe: AnyProbe, options: Any, asked: Asked, source: Path) -> Document | None:
+    """Return what the bundle ``source`` has of a probe; None where its recordings are to be looked at.
+
+    Raises PdctlError (USAGE) where it has none and recordings do not tell it, or where less is asked for than the whole.
+    """
+    from pdctl.protocol import structs
+    from pdctl.trace.reader import read_documents
+
+    raw = (b"" if source.is_dir() else read_documents(source).get(probe.bundled)) or b""
+    whole = options == probe.options() and not asked.selection.given and not asked.every_start
+    if raw and whole:
+        try:
+            found: Document = structs.from_json(raw, probe.document())
+        except (ValueError, RecursionError):
+            raw = b""
+        else:
+            return found
+    if probe.offline:
+        return None
+    if raw:
+        said = "a bundle has that as a whole"
+        raise PdctlError(said, "Leave out --rank and the command's own options.", Exit.USAGE)
+    said = f"{source} does not tell of that: recordings have nothing of it"
+    raise PdctlError(said, "Give a file that pdctl bundle made, or ask live ranks, without --from.", Exit.USAGE)
 
 
 def show(

@@ -25,8 +25,15 @@ class Config(Probe["NoOptions", "list[RankSettings]", "ConfigDocument"]):
     about = "both sides agree on what they must agree on"
     cost = "two questions to each rank"
     examples = ("pdctl dump config", "pdctl dump config -o wide")
+    bundled = "config"
     selects = True
     options = NoOptions
+
+    def document(self) -> type[ConfigDocument]:
+        """Return its type."""
+        from pdctl.probes.config.model import ConfigDocument
+
+        return ConfigDocument
 
     def collect(self, view: View, options: NoOptions) -> list[RankSettings]:
         """Return the settings of every rank."""

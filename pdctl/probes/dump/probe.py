@@ -37,8 +37,15 @@ class Queues(Probe["QueuesOptions", "list[Answer[Rooms]]", "QueuesDump"]):
     about = "every request of every queue"
     cost = "one question to each rank"
     examples = ("pdctl dump queues", "pdctl dump queues --rank prefill -o jsonl")
+    bundled = "queues"
     selects = True
     options = QueuesOptions
+
+    def document(self) -> type[QueuesDump]:
+        """Return its type."""
+        from pdctl.probes.dump.model import QueuesDump
+
+        return QueuesDump
 
     def collect(self, view: View, options: QueuesOptions) -> list[Answer[Rooms]]:
         """Return the requests of every rank."""

@@ -50,10 +50,17 @@ class Stacks(Probe["StacksOptions", "list[RankLooks]", "StacksDocument"]):
     cost = "several stacks of each rank"
     examples = ("pdctl stacks", "pdctl stacks --rank decode:tp1 --samples 5")
     offline = True
+    bundled = "stacks"
     live_stage = True
     selects = True
     starts = True
     options = StacksOptions
+
+    def document(self) -> type[StacksDocument]:
+        """Return its type."""
+        from pdctl.probes.stacks.model import StacksDocument
+
+        return StacksDocument
 
     def refuse(self, options: StacksOptions, *, timeout_s: float, recorded: bool) -> None:
         """Refuse looks that take too long."""

@@ -59,7 +59,7 @@ def test_its_help_says_what_it_does_and_what_it_exits_with(entry: Entry) -> None
     assert " ".join(doc.partition("\n\n")[0].split()) in " ".join(text.split())
     for option in ("--output", "--run-dir", "--record-dir", "--timeout", "--rank-timeout"):
         assert option in text
-    there = {"--from": probe.offline, "--rank ": probe.selects, "--all ": probe.starts}
+    there = {"--from": probe.offline or bool(probe.bundled), "--rank ": probe.selects, "--all ": probe.starts}
     assert {option: option in text for option in there} == there
 
 
