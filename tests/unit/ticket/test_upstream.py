@@ -41,14 +41,13 @@ def test_names_and_markup_of_others_do_not_come_through() -> None:
     case = hang()
     rank = case.manifest.ranks[0]
     evil = msgspec.structs.replace(rank.identity, host="gpu-secret-17", engine="sg](http://x)<b>", engine_version="9")
-    manifest = msgspec.structs.replace(case.manifest, ranks=(msgspec.structs.replace(rank, identity=evil),))
     [worst, *_] = case.findings
     worst = msgspec.structs.replace(
         worst, summary="on gpu-secret-17 at 10.9.8.7\n```\n<script>", evidence=("````", "\x1b[2J")
     )
     check = msgspec.structs.replace(case.check, findings=(worst,))
     made = Reproduced(queue="decode.transfer", rounds=((1, Side("tp0", ("```x",)), Side("tp1", ())),))
-    text = upstream(replace(case, manifest=manifest, check=check), made, None, SALT)
+    text = upstream(replace(case, ranks=(evil,), check=check), made, None, SALT)
     assert "gpu-secret-17" not in text
     assert "10.9.8.7" not in text
     assert "\x1b" not in text
