@@ -25,7 +25,11 @@ def upstream(case: Case, made: Reproduced, bisected: BisectDocument | None, salt
 
     salt: in hexadecimal, for the hashes of names; a secret, else a name that is guessed can be found.
     """
-    hider = Hider(salt, [one.host for one in case.ranks], [rid for story in case.stories for rid in story.rids])
+    hider = Hider(
+        salt,
+        [*(one.host for one in case.ranks), *(one.identity.host for one in case.manifest.ranks)],
+        [rid for story in case.stories for rid in story.rids],
+    )
     parts = list(_parts(case, made, bisected, hider))
     test = _test(made)
     room = MOST_CHARS - sum(map(len, parts))
@@ -74,7 +78,8 @@ def _parts(case: Case, made: Reproduced, bisected: BisectDocument | None, hider:
 def _environment(case: Case) -> Iterator[str]:
     yield from case.versions
     shapes = {}
-    for i in case.ranks:
+    for one in case.manifest.ranks:
+        i = one.identity
         shapes[i.role] = f"{i.role}: tp {i.tp_size}, dp {i.dp_size}, pp {i.pp_size}, cp {i.cp_size}"
     yield from shapes.values()
     for server in case.config.servers if case.config is not None else ():

@@ -39,8 +39,7 @@ def test_the_recorded_hang_is_told_whole() -> None:
 
 def test_names_and_markup_of_others_do_not_come_through() -> None:
     case = hang()
-    rank = case.manifest.ranks[0]
-    evil = msgspec.structs.replace(rank.identity, host="gpu-secret-17", engine="sg](http://x)<b>", engine_version="9")
+    evil = msgspec.structs.replace(case.ranks[0], host="gpu-secret-17", engine="sg](http://x)<b>", engine_version="9")
     [worst, *_] = case.findings
     worst = msgspec.structs.replace(
         worst, summary="on gpu-secret-17 at 10.9.8.7\n```\n<script>", evidence=("````", "\x1b[2J")
