@@ -8,7 +8,7 @@ RUNS ?= 1000
 MINUTES ?= 60
 ENGINE_VERSIONS ?= 0.5.12.post1 0.5.13.post1 0.5.10.post1 0.5.23
 
-.PHONY: help setup demo engine-news test test-engine test-long test-upstream engine check format docs bench score fuzz gpu clean
+.PHONY: help setup demo engine-news test test-engine test-long test-upstream engine check format docs site bench score fuzz gpu clean
 
 help:
 	@echo 'make demo         a cluster without the fix, a hang, its diagnosis, and the same with the fix'
@@ -18,6 +18,7 @@ help:
 	@echo 'make test-upstream FOLDER=...  tests of SGLang itself, with and without the hooks of pdctl'
 	@echo 'make engine-news  the newest SGLang: which seams changed, the model-free harness and one pair on it'
 	@echo 'make check        lint, format, types, layering, documentation in step'
+	@echo 'make site         the documentation with search, to read without a network, in site/'
 	@echo 'make bench        what the agent and the recorder cost'
 	@echo 'make score        known harm to labs: what pdctl tells, misses and makes up (RUNS=1000 MINUTES=60)'
 	@echo 'make fuzz         everything that is read from files and sockets, fuzzed for 10 minutes each'
@@ -72,6 +73,9 @@ docs: setup
 	$(BIN)/python -m tools.gen_schemas
 	$(BIN)/python -m tools.gen_notebooks
 
+site: setup
+	@$(BIN)/python -m tools.build_site
+
 bench: setup
 	$(BIN)/python -m benchmarks
 
@@ -87,4 +91,4 @@ gpu:
 	$(GPU_PYTHON) -m tests.gpu --rows docs/track-record.md
 
 clean:
-	rm -rf .venv .fuzz .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv .fuzz .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site

@@ -27,9 +27,9 @@ def copy_project(target: Path, replacing: Mapping[str, str]) -> Path:
     """What a build of pdctl needs, in `target`, with texts of pyproject.toml replaced. Each text must be there."""
     target.mkdir()
     shutil.copytree(ROOT / "pdctl", target / "pdctl", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("LICENSE", "README.md"):
-        if (ROOT / name).exists():
-            shutil.copy(ROOT / name, target)
+    for name in ("LICENSE", "README.md", "docs/commands.md", "tools/man_pages.py"):
+        (target / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, target / name)
     text = (ROOT / "pyproject.toml").read_text()
     for old, new in replacing.items():
         assert text.count(old) == 1, f"{old!r} should be in pyproject.toml once"
