@@ -23,7 +23,10 @@ class Place(NamedTuple):
 AXES = ("dp", "pp", "cp", "tp")
 _TERM = re.compile(r"(?P<name>.*?)(?P<axes>(?:(?:^| )(?:dp|pp|cp|tp)[0-9][0-9,-]*)*)", re.ASCII | re.DOTALL)
 _LABEL = re.compile(r"(?:prefill|decode) dp[0-9]{1,9} pp[0-9]{1,9}(?: cp[0-9]{1,9})? tp[0-9]{1,9}", re.ASCII)
-_TAIL = re.compile(r"(?P<place>.*?)(?P<of> of .+)?(?: \(DP[0-9]+(?: PP[0-9]+)? TP[0-9]+\))?", re.ASCII | re.DOTALL)
+_TAIL = re.compile(
+    r"(?P<place>.*?)(?P<of> of .+| [^ ]+[@:][^ ]*(?: #[0-9]+)?| #[0-9]+)?(?: \(DP[0-9]+(?: PP[0-9]+)? TP[0-9]+\))?",
+    re.ASCII | re.DOTALL,
+)
 """A place with what may follow it: its server, and what the engine's log calls it."""
 MOST_PLACES = 1 << 17
 """Places that a text may stand for: a server may have any name."""
@@ -120,8 +123,8 @@ def _term(text: str) -> re.Match[str]:
 def join(texts: Iterable[str]) -> str:
     """Return places, folded or not, as one text: ``decode dp0`` and ``decode dp1`` as ``decode dp0,1``.
 
-    Those that name the same axes and the same server (``… of SERVER``) become one. What the engine's log calls them is left
-    out. Others are named as they are.
+    Those that name the same axes and the same server (``… of SERVER``, ``… HOST:PORT #1``) become one. What the engine's log
+    calls them is left out. Others are named as they are.
     """
     alike: dict[tuple[str, tuple[str, ...]], set[Place]] = {}
     others: list[str] = []

@@ -88,6 +88,10 @@ def judge(views: Sequence[RankSettings]) -> ConfigDocument:
     )
 
 
+_MAKE_LENGTHS = frozenset({"page_size", "kv_cache_dtype", "num_hidden_layers"})
+"""Settings that the lengths of KV items follow from."""
+
+
 def _servers(views: Sequence[RankSettings]) -> list[_Server]:
     servers: dict[tuple[str, str], _Server] = {}
     for view in views:
@@ -178,7 +182,10 @@ def _mismatches(prefill: _Server, decode: _Server) -> Iterable[tuple[str, str]]:
 
 
 def _between(prefill: _Server, decode: _Server) -> Iterable[Finding]:
-    for name, why in _mismatches(prefill, decode):
+    found = dict(_mismatches(prefill, decode))
+    for name, why in found.items():
+        if name == "kv_item_lens" and not _MAKE_LENGTHS.isdisjoint(found):
+            continue  # that follows, and the settings tell of it
         yield finding(
             "PD135",
             f"{name} is {prefill.one(name)} on {prefill.name} and {decode.one(name)} on {decode.name}: {why}",

@@ -22,6 +22,7 @@ from pdctl.probes.leaks.model import (
 from pdctl.probes.queues.formatting import rooms as listed
 from pdctl.protocol.durations import seconds
 from pdctl.report.findings import Finding, finding
+from pdctl.targets import nodeset
 
 SHOWN = 20
 """Rooms of a table that are named; the others are counted."""
@@ -146,7 +147,7 @@ def _orphans(view: RankWatch, views: Sequence[RankWatch]) -> tuple[list[Orphan],
         if other.identity.instance == i.instance and (other.identity.dp, other.identity.pp) == (i.dp, 0)
     ]
     if not first or any(_unjudged(other) for other in first):
-        names = ", ".join(other.identity.label for other in first if _unjudged(other)) or "its first stage"
+        names = nodeset.listed([other.identity.label for other in first if _unjudged(other)]) or "its first stage"
         return (
             [],
             f"{len(stayed)} failed requests wait in its bootstrap queue; {names} can't be asked whether it has them",

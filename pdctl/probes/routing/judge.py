@@ -237,15 +237,13 @@ def _verdict(facts: RoomFacts, sure: Sequence[Suspect], look: Look, doubted: boo
     if facts.decode and not any(waits(entry) or entry.dp >= 0 for d in facts.decode for entry in d.entries):
         queues = dict.fromkeys(entry.queue for d in facts.decode for entry in d.entries)
         return "DONE", f"past routing: {', '.join(queues)} on decode"
-    silent = {v.identity.role for v in look.views if v.identity.cluster == facts.cluster and v.rooms is None}
-    answering = {v.identity.role for v in look.views if v.identity.cluster == facts.cluster and v.rooms is not None}
     if doubted:
         return "WAITS", "its beliefs differ, not for long enough to tell that from skew"
     for role, have in (("prefill", facts.prefill), ("decode", facts.decode)):
         if not have:
-            if role not in answering:
+            if (facts.cluster, role) not in look.answering:
                 return "UNKNOWN", f"no {role} rank answers"
-            some = f", and some {role} ranks do not answer" if role in silent else ""
+            some = f", and some {role} ranks do not answer" if (facts.cluster, role) in look.silent else ""
             return "UNKNOWN" if some else "WAITS", f"no {role} rank has it{some}"
     left = [d for d in facts.decode if d.dp is None]
     if left:

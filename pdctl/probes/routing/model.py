@@ -142,6 +142,16 @@ class Look:
     instead: tuple[str, ...] = ()
     taken_s: float = 0.0
 
+    @cached_property
+    def answering(self) -> frozenset[tuple[str, str]]:
+        """Cluster and role of ranks that answer."""
+        return frozenset((v.identity.cluster, v.identity.role) for v in self.views if v.rooms is not None)
+
+    @cached_property
+    def silent(self) -> frozenset[tuple[str, str]]:
+        """Cluster and role of ranks that do not."""
+        return frozenset((v.identity.cluster, v.identity.role) for v in self.views if v.rooms is None)
+
     def server(self, view: RankView, address: str) -> ServerView | None:
         """Return what the bootstrap server said that this rank calls ``address``, None when it was not asked."""
         if self.instead:

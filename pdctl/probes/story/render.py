@@ -9,6 +9,7 @@ from rich.text import Text
 
 from pdctl.probes.story.perfetto import uncertainty
 from pdctl.report import drawing
+from pdctl.targets.nodeset import listed
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -62,12 +63,12 @@ def _clocks(story: RoomStory) -> Table:
     grid = drawing.grid(False, True, width=9)
     lines = []
     for clock in dict.fromkeys((line.clock, line.uncertainty_s) for line in saw):
-        who = ", ".join(line.rank for line in saw if (line.clock, line.uncertainty_s) == clock)
+        who = listed([line.rank for line in saw if (line.clock, line.uncertainty_s) == clock])
         why, within = clock
         lines.append(why if not within and len({line.clock for line in saw}) == 1 else f"{who}: {_sure(within, why)}")
     others = [line for line in story.ranks if not line.saw and not line.elsewhere and not line.why_not]
     if others:
-        lines.append(f"never on {', '.join(line.rank for line in others)}, as far as recordings go")
+        lines.append(f"never on {listed([line.rank for line in others])}, as far as recordings go")
     lines += [f"{log.name}: {log.clock or 'no line that names it'}" for log in story.logs]
     for n, text in enumerate(lines):
         grid.add_row("" if n else "clocks", text)

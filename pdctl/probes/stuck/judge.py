@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from pdctl.probes.queues.formatting import names
@@ -11,7 +11,7 @@ from pdctl.probes.queues.formatting import rooms as some_rooms
 from pdctl.probes.stuck import STUCK_S, UNHEARD_S, advice, place
 from pdctl.probes.stuck.advice import BEHIND, FIRST, NOT_TOLD, Advice
 from pdctl.probes.stuck.model import Place, RankLooks, SideSpace, StuckDocument, Waiting
-from pdctl.probes.stuck.peer import ABSENT, ENDED, GONE, LATER, NEVER, UNREAD
+from pdctl.probes.stuck.peer import ABSENT, ENDED, GONE, LATER, NEVER, UNREAD, Peers
 from pdctl.probes.stuck.released import released
 from pdctl.probes.stuck.shared import shared_findings
 from pdctl.probes.stuck.sides import (
@@ -36,7 +36,7 @@ def judge(
     older_s: younger requests are counted and not listed. stuck_s: from which age a wait that nothing ends is a finding.
     """
     sides = sides_of(looks)
-    peers: dict[tuple[str, str], list[Side]] = defaultdict(list)
+    peers: dict[tuple[str, str], Peers] = defaultdict(Peers)
     for side in sides:
         peers[side.key].append(side)
     space = [(side, found) for side in sides for found in [space_of(side)] if found is not None]
@@ -103,7 +103,7 @@ def _turns(look: RankLooks) -> bool:
 def _findings(
     requests: Sequence[tuple[Side, Waiting]],
     space: Sequence[tuple[Side, SideSpace]],
-    peers: dict[tuple[str, str], list[Side]],
+    peers: Mapping[tuple[str, str], Sequence[Side]],
     pause_s: float,
     stuck_s: float,
 ) -> Iterator[Finding]:
@@ -137,7 +137,7 @@ def _findings(
         yield _finding(group, list(ones.values()), list(sides[group].values()), of, peers)
 
 
-def _advice(code: str, request: Waiting, side: Side, peers: dict[tuple[str, str], list[Side]]) -> Advice:
+def _advice(code: str, request: Waiting, side: Side, peers: Mapping[tuple[str, str], Sequence[Side]]) -> Advice:
     if side.looks[0].identity.pp > 0:
         kept = advice.orphan(request, side, _first_stage(side, peers))
         if kept.kind:
@@ -152,16 +152,16 @@ def _advice(code: str, request: Waiting, side: Side, peers: dict[tuple[str, str]
     return Advice()
 
 
-def _failed_there(request: Waiting, peers: dict[tuple[str, str], list[Side]]) -> bool:
+def _failed_there(request: Waiting, peers: Mapping[tuple[str, str], Sequence[Side]]) -> bool:
     last = advice.ended_as(request, _other(request, peers)) if request.peer_is == ENDED else None
     return last is not None and last.what != SUCCESS
 
 
-def _first_stage(side: Side, peers: dict[tuple[str, str], list[Side]]) -> list[Side]:
+def _first_stage(side: Side, peers: Mapping[tuple[str, str], Sequence[Side]]) -> list[Side]:
     return [one for one in peers[side.key] if one.unit == side.unit and one.looks[0].identity.pp == 0]
 
 
-def _other(request: Waiting, peers: dict[tuple[str, str], list[Side]]) -> list[Side]:
+def _other(request: Waiting, peers: Mapping[tuple[str, str], Sequence[Side]]) -> Sequence[Side]:
     return peers[(request.cluster, OTHER.get(request.role, ""))]
 
 
@@ -170,7 +170,7 @@ def _finding(
     ones: Sequence[Waiting],
     sides: Sequence[Side],
     space: SideSpace | None,
-    peers: dict[tuple[str, str], list[Side]],
+    peers: Mapping[tuple[str, str], Sequence[Side]],
 ) -> Finding:
     """Return what is found of these requests. sides: that have them, the stages of one server."""
     side, oldest = group.side, max(ones, key=lambda one: one.age_s)
@@ -204,7 +204,7 @@ def _waits_for(ones: Sequence[Waiting], other: Sequence[Side]) -> Iterable[str]:
         yield side.unit
 
 
-def _code(request: Waiting, pause_s: float, stuck_s: float, peers: dict[tuple[str, str], list[Side]]) -> str:
+def _code(request: Waiting, pause_s: float, stuck_s: float, peers: Mapping[tuple[str, str], Sequence[Side]]) -> str:
     if request.progress in ("new", "moving", "unknown") or request.queue in HEARD:
         return ""
     ended_s = request.peer_ended_s

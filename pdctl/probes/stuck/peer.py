@@ -7,6 +7,7 @@ to have had it only where its recordings tell of all that came since then.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import msgspec
 
@@ -40,7 +41,49 @@ class Peer(msgspec.Struct, frozen=True, gc=False):
     without_s: float = 0.0
 
 
-def peer_of(room: int, side: Side, other: Sequence[Side], since_s: float = -1.0) -> Peer:
+class Peers(list[Side]):
+    """The groups of the other role in a cluster. What they say of rooms is looked up once, since rooms are many."""
+
+    @cached_property
+    def having(self) -> dict[int, list[Side]]:
+        """Room → groups that have it."""
+        found: dict[int, list[Side]] = {}
+        for peer in self:
+            for room in peer.rooms:
+                found.setdefault(room, []).append(peer)
+        return found
+
+    @cached_property
+    def last(self) -> dict[int, list[tuple[Side, RankLooks, Last]]]:
+        """Room → what recordings say of it last."""
+        found: dict[int, list[tuple[Side, RankLooks, Last]]] = {}
+        for peer in self:
+            for look in peer.looks:
+                for room, last in look.last.items():
+                    found.setdefault(room, []).append((peer, look, last))
+        return found
+
+    @cached_property
+    def rooms_before(self) -> frozenset[int]:
+        """Rooms that any rank had at the first look."""
+        return frozenset().union(*(peer.rooms_before for peer in self))
+
+    @cached_property
+    def silent(self) -> RankLooks | None:
+        """The first rank that does not answer."""
+        return next((look for peer in self for look in peer.looks if look.silence), None)
+
+    @cached_property
+    def takers(self) -> list[tuple[list[RankLooks], RankLooks, float | None]]:
+        """The ranks that take in the same requests, with the one of them that did so last, and how long ago that was."""
+        found = []
+        for looks in takers((look for peer in self for look in peer.looks), lambda look: look.identity):
+            look, took_in_s = min(((each, _took_in_s(each)) for each in looks), key=lambda one: _late(one[1]))
+            found.append((looks, look, took_in_s))
+        return found
+
+
+def peer_of(room: int, side: Side, other: Peers, since_s: float = -1.0) -> Peer:
     """Return what the other side says of a room.
 
     since_s: how long this side has had the request, -1.0 unknown. What ended before that was another one with this room.
@@ -49,17 +92,16 @@ def peer_of(room: int, side: Side, other: Sequence[Side], since_s: float = -1.0)
         return Peer("no room: a request without disaggregation", NOBODY)
     if not other:
         return Peer(f"no {OTHER[side.role]} rank in sight", NOBODY)
-    said = [peer.words(peer.rooms[room]) for peer in other if room in peer.rooms]
+    said = [peer.words(peer.rooms[room]) for peer in other.having.get(room, ())]
     if said:
         return Peer("; ".join(said), HERE)
-    last = [(peer, look, look.last[room]) for peer in other for look in peer.looks if room in look.last]
+    last = other.last.get(room, [])
     came = [one for one in last if one[2].came]
     this = [one for one in came if since_s < 0 or one[2].age_s - side.unseen_s <= since_s + SAME_S]
     if this:
         return _seen(room, side, this)
-    silent = [look for peer in other for look in peer.looks if look.silence]
-    if silent:
-        return Peer(f"not known: {silent[0].identity.label}: {silent[0].silence}", SILENT)
+    if other.silent is not None:
+        return Peer(f"not known: {other.silent.identity.label}: {other.silent.silence}", SILENT)
     return _without(room, side, other, since_s, last)
 
 
@@ -86,17 +128,14 @@ def _seen(room: int, side: Side, this: Sequence[tuple[Side, RankLooks, Last]]) -
     return Peer(f"{where} has it no more; last seen {ago} ago: {one.what}", GONE, without_s=one.age_s - took_in_s)
 
 
-def _without(
-    room: int, side: Side, other: Sequence[Side], since_s: float, last: Sequence[tuple[Side, RankLooks, Last]]
-) -> Peer:
+def _without(room: int, side: Side, other: Peers, since_s: float, last: Sequence[tuple[Side, RankLooks, Last]]) -> Peer:
     """Return what can be said of a request that no rank of the other side has, or is known to have had."""
     role = OTHER[side.role]
     came_s = since_s + side.unseen_s  # to the end of the recordings, as the other side's times are
-    before = any(room in peer.rooms_before for peer in other)
+    before = room in other.rooms_before
     without_s, partly = float("inf"), ""
     began: dict[str, float] = {}
-    for looks in takers((look for peer in other for look in peer.looks), lambda look: look.identity):
-        look, took_in_s = min(((each, _took_in_s(each)) for each in looks), key=lambda one: _late(one[1]))
+    for looks, look, took_in_s in other.takers:
         if took_in_s is None or took_in_s > came_s - SAME_S or before:
             return Peer(f"not known: {_busy(look, look.identity.label)}", UNREAD)
         without_s = min(without_s, came_s - took_in_s)

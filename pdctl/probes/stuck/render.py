@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pdctl.probes.stuck.model import StuckDocument, Waiting
 
 SHOWN, _OF_MANY = 40, 5
-"""Rooms that are shown one by one, and how many of more than those: the ones that stand still first."""
+"""Rooms that are shown one by one, and how many of more than those: only ones that stand still."""
 _PREFIX = "SGLANG_DISAGGREGATION_"
 _UNTIL = {"decode.retracted": "until there is space again", "waiting": "until there is a place in a batch"}
 """What ends the wait of requests that wait for nothing from the other side."""
@@ -36,11 +36,12 @@ def render(document: StuckDocument, *, wide: bool) -> Iterable[RenderableType]:
         rooms.setdefault((request.cluster, request.room), []).append(request)
     each = list(rooms.values())
     if len(each) > SHOWN and not wide:
-        each = sorted(each, key=_moves)[:_OF_MANY]
+        each = [requests for requests in each if not _moves(requests)][:_OF_MANY]
     for requests in each:
         yield from _room(requests)
     if len(rooms) > len(each):
-        yield drawing.dim(f"… and {len(rooms) - len(each)} more rooms (-o wide or json shows all). All of them:")
+        more = f"… and {len(rooms) - len(each)} more rooms" if each else f"{len(rooms)} rooms, and none stands still"
+        yield drawing.dim(f"{more} (-o wide or json shows all). All of them:")
         yield _all(document.requests)
     if document.hidden:
         yield drawing.dim(f"({document.hidden} younger requests not shown)")

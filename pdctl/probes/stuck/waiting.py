@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from pdctl.probes.covers import Covers, Ends, attempts
 from pdctl.probes.stuck.advice import BEHIND, FIRST, NOT_TOLD
 from pdctl.probes.stuck.model import Place, SideSpace, Waiting
-from pdctl.probes.stuck.peer import HERE, Peer, peer_of
+from pdctl.probes.stuck.peer import HERE, Peer, Peers, peer_of
 from pdctl.probes.stuck.sides import QUEUE_ORDER, Key, Seen, Side, holds
 from pdctl.protocol.model import UNKNOWN, poll_name
 from pdctl.protocol.requests import RoomEntry
 
 
-def waiting_of(side: Side, other: Sequence[Side], pause_s: float, full: SideSpace | None) -> list[Waiting]:
+def waiting_of(side: Side, other: Peers, pause_s: float, full: SideSpace | None) -> list[Waiting]:
     """Return a side's requests. This runs ten thousand times in a second at most: what many share is looked up once."""
     answer = side.first_answer
     if answer is None:

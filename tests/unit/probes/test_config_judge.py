@@ -59,6 +59,19 @@ def test_what_can_not_work_is_named_with_what_the_engine_does(name: str) -> None
     assert setting.text
 
 
+@pytest.mark.parametrize("cause", ["page_size", "kv_cache_dtype", "num_hidden_layers"])
+def test_lengths_that_follow_from_another_setting_are_no_finding_of_their_own(cause: str) -> None:
+    document = judge([rank("prefill"), rank("decode", {cause: "other", "kv_item_lens": "4 × 128"})])
+    assert [found.summary.partition(" ")[0] for found in document.findings] == [cause]
+    assert {s.name for s in document.settings if s.verdict == "mismatch"} == {cause, "kv_item_lens"}
+
+
+def test_a_setting_that_differs_among_many_ranks_names_them_folded() -> None:
+    odd = {"kv_cache_dtype": "fp8"}
+    document = judge([rank("decode", odd if tp == 3 else {}, tp=tp, tp_size=16) for tp in range(16)])
+    assert "auto: decode dp0 pp0 tp0-2,4-15; fp8: decode dp0 pp0 tp3" in document.findings[0].summary
+
+
 def test_a_host_pool_may_have_other_pages() -> None:
     sparse = {"page_size": "64", "enable_hisparse": "True"}
     assert not judge([rank("prefill", {"page_size": "1"}), rank("decode", sparse)]).findings

@@ -88,6 +88,9 @@ def test_places_are_joined_as_far_as_they_name_the_same_axes_and_the_same_server
     assert join(["decode dp0 pp0 tp0", "decode dp0 pp0 tp1", "tcp://a:1"]) == "decode dp0 pp0 tp0,1; tcp://a:1"
     assert join(["dp0 tp0 of a", "dp0 tp1 of a", "dp0 tp0 of b"]) == "dp0 tp0,1 of a; dp0 tp0 of b"
     assert join(f"dp{n} tp0 (DP{n} TP{2 * n})" for n in range(4)) == "dp0-3 tp0"
+    assert join(f"decode tp{n} d@10.0.0.{n % 2}:1 #1" for n in range(4)) == (
+        "decode tp0,2 d@10.0.0.0:1 #1; decode tp1,3 d@10.0.0.1:1 #1"
+    )
     assert listed(["tp0", "tp2"]) == "tp0, tp2"
     assert listed([f"tp{n}" for n in range(5)]) == "tp0-4"
 
