@@ -67,6 +67,8 @@ def results(quick: bool) -> Iterator[dict[str, Any]]:
     yield from run(python, "agent", *(("--runs", "2", "--seconds", "5") if quick else ()))
     yield from run(python, "judges", *(("--requests", "1000", "--times", "2") if quick else ()))
     yield from run(python, "fan_out", *(("--ranks", "64", "--times", "2") if quick else ()))
+    whole = ("--sizes", "16", "--times", "1") if quick else ("--times", "2")
+    yield from run(python, "fan_out", "--whole", *whole)
     yield from run(python, "load_trace", "--runs", "3" if quick else "15")
     yield from run(python, "read_recording", "--runs", "3" if quick else "15")
     yield from run(python, "watch", *(("--ranks", "4", "--runs", "3") if quick else ()))
@@ -123,6 +125,11 @@ def rows(result: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield f"{what}, decoding, CPU", f"{result['decode_ms']} ms", ""
         yield f"{what}, judging, CPU", f"{result['judge_ms']} ms", "≤ 150 ms"
         yield f"{what}, RSS added", f"{result['rss_added_mib']} MiB", "≤ 300 MiB"
+    elif name == "fan_out_whole":
+        what = f"{result['command']} of {result['ranks']} ranks over TCP, {result['case']}, {result['way']}"
+        yield f"{what}: wall", f"{result['wall_s']} s", ""
+        yield f"{what}: client", f"{result['cpu_s']} s of CPU, {result['peak_mib']} MiB", "≤ 200 MiB"
+        yield f"{what}: on the wire", f"{result['wire_kib_a_rank']} KiB a rank", "≤ 8 KiB, diverged ≤ 512"
     elif name == "load_trace":
         yield "load_trace: full recording of 16 MiB", _quartiles(result["wall_s"], "s"), "≤ 0.3 s"
         yield "load_trace: to its bytes and checksums alone, CPU", _quartiles(result["cpu_ratio"], "×"), ""

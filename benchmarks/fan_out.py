@@ -1,10 +1,11 @@
 """One question to many ranks at once: what it takes with 512 real agents, each in a process and on a socket of its own.
 
     python -m benchmarks.fan_out [--ranks 512] [--requests 100] [--times 5]
+    python -m benchmarks.fan_out --whole [--sizes 16,64,256,512] [--times 3]
 
 A line of JSON for each number of ranks and each question: wall milliseconds and milliseconds of CPU of the client until every
 rank has answered, how many did, and what a rank costs. The agents are idle, on the machine of the client: its share of the
-time is an upper bound.
+time is an upper bound. ``--whole``: whole commands over TCP, with full recordings (:mod:`benchmarks.fan_out_whole`).
 """
 
 from __future__ import annotations
@@ -77,7 +78,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, default=512)
     parser.add_argument("--requests", type=int, default=100)
     parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--whole", action="store_true", help="whole commands: they need 16 MiB of disk a rank")
+    parser.add_argument("--sizes", default="16,64,256,512", help="numbers of ranks for --whole")
     options = parser.parse_args(arguments)
+    if options.whole:
+        from benchmarks import fan_out_whole
+
+        fan_out_whole.main([int(size) for size in options.sizes.split(",")], options.times)
+        return 0
     with tempfile.TemporaryDirectory(prefix="pdf-") as name:
         os.environ.update(PDCTL_RUN_DIR=f"{name}/run", PDCTL_RECORD="off")
         engine = scheduler(options.requests)

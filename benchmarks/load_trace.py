@@ -32,19 +32,24 @@ ITEMS = 8
 """Requests that a run says something of: as many as it takes for rounds and items to fill their rings together."""
 
 
-def full(path: Path, size: int = f.DEFAULT_SIZE) -> None:
-    """Write a recording whose three rings are full: every run has changed items, every 64th the whole list."""
+def full(path: Path, size: int = f.DEFAULT_SIZE, odd: int = -1) -> None:
+    """Write a recording whose three rings are full: every run has changed items, every 64th the whole list.
+
+    odd: the run in which another request comes than in a recording without one; it leaves ITEMS runs later.
+    """
     writer = RecordingWriter.create(path, identity(), size=size)
     _, rounds, _, _, _, events = f.layout(size)
     pack = f.ITEM.pack
     for number in range(rounds + 100):
         room = ROOM + number
-        data = b"".join(pack(room + n, room + n, n, n, 4, 4, 4, int(n == 0), 1) for n in range(ITEMS))
+        rooms = [(room + n) ^ ((1 << 61) if number + n == odd + ITEMS - 1 else 0) for n in range(ITEMS)]
+        data = b"".join(pack(r, r, n, n, 4, 4, 4, int(n == 0), 1) for n, r in enumerate(rooms))
         start = writer.items(data)
         when = number * 100_000
         flags = 3 | (f.FLAG_FULL << 4 if number % 64 == 0 else 0)
         head = (0, 4, 0, flags, 1, when, when + 50_000)
-        tail = f.ROUND_TAIL.pack(ITEMS, ITEMS - 1, number, number, when, room, room, start, ITEMS, crc32(data))
+        values = sum(rooms) % (1 << 64), sum(rooms[1:]) % (1 << 64)
+        tail = f.ROUND_TAIL.pack(ITEMS, ITEMS - 1, number, number, when, *values, start, ITEMS, crc32(data))
         writer.close_run(head, tail)
     for number in range(events + 100):
         text = f"request-{number:08d}"
