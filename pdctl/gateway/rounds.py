@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pdctl.recording.excerpt import Answerer
 
 OP = "rounds"
+MAX_SIZE = 48 << 20
+"""Bytes of a recording whose rounds the gateway has room for; a larger one is read whole."""
 
 
 class Rounds:
@@ -39,6 +41,8 @@ class Rounds:
         wanted = structs.convert(request.args, Wanted)
         try:
             if self._answerer is None:
+                if Path(self._path).stat().st_size > MAX_SIZE:
+                    return None
                 self._answerer = Answerer(Path(self._path), self._pid, self._proc_start)
             part = self._answerer.answer(wanted)
         except (OSError, ValueError, MemoryError):

@@ -335,17 +335,32 @@ class View:
         sockets: through its socket where its file can't be read. files: False for its socket only. A file is read once,
         with as many others as MOST_KEPT.
         """
-        key = (id(rank), sockets, files)
-        answer = self._recordings.get(key)
+        [answer] = self.recordings([rank], sockets=sockets, files=files)
+        return answer
+
+    def recordings(
+        self, ranks: Sequence[FoundRank], *, sockets: bool = True, files: bool = True
+    ) -> list[Answer[Recording]]:
+        """Return what :meth:`recording` does of each of these ranks, fetched from many at the same time."""
+        known = {id(rank): self._known_recording(rank, sockets=sockets, files=files) for rank in ranks}
+        new = [rank for rank in ranks if known[id(rank)] is None]
+        if sockets:
+            read = self.client.recordings.read(new, through_socket=not files)
+        else:
+            read = [recording_file(rank) for rank in new]
+        self._note(*read)
+        for answer in read:
+            known[id(answer.rank)] = answer
+            if len(self._recordings) < MOST_KEPT:
+                self._recordings[id(answer.rank), sockets, files] = answer
+        return [one for rank in ranks if (one := known[id(rank)]) is not None]
+
+    def _known_recording(self, rank: FoundRank, *, sockets: bool, files: bool) -> Answer[Recording] | None:
+        answer = self._recordings.get((id(rank), sockets, files))
         if answer is None and files:
             other = self._recordings.get((id(rank), not sockets, True))
             of_file = other is not None and other.body is not None and other.body.path == str(rank.recording)
             answer = other if of_file else None
-        if answer is None:
-            answer = self.client.recordings.read(rank, through_socket=not files) if sockets else recording_file(rank)
-            self._note(answer)
-            if len(self._recordings) < MOST_KEPT:
-                self._recordings[key] = answer
         return answer
 
     @staticmethod

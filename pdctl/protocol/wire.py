@@ -24,7 +24,8 @@ NOT_AUTHORISED = "not authorised: "
 class Request(msgspec.Struct):
     """One question to an agent.
 
-    ``op``: ``hello status queues rooms settings metadata recording flight_recorder faults inject renew heal``.
+    ``op``: ``hello status queues rooms settings metadata recording flight_recorder faults inject renew heal``. A
+    gateway itself answers ``rounds`` (:mod:`pdctl.recording.excerpt`), where it can read its rank's recording.
     """
 
     op: str

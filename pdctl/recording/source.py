@@ -6,7 +6,7 @@ import errno
 import os
 import tempfile
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -126,7 +126,7 @@ _ZEROS = bytes(_PAGE)
 
 
 class Spool:
-    """An unnamed file for recordings that agents send, one after the other. Pages of zeros become holes.
+    """An unnamed file for recordings that agents send. Pages of zeros become holes.
 
     So the recordings take no memory, one descriptor, and only the disk space of their content. The file disappears
     after its last reader.
@@ -136,22 +136,34 @@ class Spool:
         self._file: IO[bytes] | None = None
         self._end = 0
 
-    def keep(self, parts: Iterable[bytes]) -> Source:
-        """Return the source made of these parts. Raises OSError if the disk is full."""
+    def room(self, limit: int) -> Room:
+        """Return a place for a recording of ``limit`` bytes at most. Raises OSError where there is none."""
         if self._file is None:
             self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # as long as it is read from
-        base, size = self._end, 0
-        try:
-            for part in parts:
-                self._put(memoryview(part), base + size)
-                size += len(part)
-        finally:
-            self._end = -(-(base + size) // _PAGE) * _PAGE
-            os.ftruncate(self._file.fileno(), self._end)
-        return OpenSource(self._file, size, base)
+        base = self._end
+        self._end += -(-limit // _PAGE) * _PAGE
+        os.ftruncate(self._file.fileno(), self._end)
+        return Room(self._file, base, limit)
+
+
+class Room:
+    """A place for one recording, whose parts come one after the other. size: bytes of those that have come."""
+
+    def __init__(self, file: IO[bytes], base: int, limit: int) -> None:
+        self._file, self._base, self._limit = file, base, limit
+        self.size = 0
+
+    def add(self, part: bytes) -> None:
+        """Keep the next part, as far as there is room. Raises OSError if the disk is full."""
+        kept = memoryview(part)[: self._limit - self.size]
+        self._put(kept, self._base + self.size)
+        self.size += len(kept)
+
+    def source(self) -> Source:
+        """Return what has come."""
+        return OpenSource(self._file, self.size, self._base)
 
     def _put(self, part: memoryview, at: int) -> None:
-        assert self._file is not None
         for begin in range(0, len(part), _PAGE):
             page = part[begin : begin + _PAGE]
             while page and page != _ZEROS[: len(page)]:

@@ -76,7 +76,7 @@ class Client:
         self._spent_s = spent_s
         self.deadline = Deadline(timeout_s - spent_s)
         self._given_up: dict[str, Answer[Any]] | None = None
-        self.recordings = Recordings(self.ask)
+        self.recordings = Recordings(self.ask_each)
 
     @property
     def rank_timeout_s(self) -> float:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pdctl.protocol.rank import Answer
 from pdctl.recording import format as f
 from pdctl.recording.header import parse_header
 from pdctl.recording.source import Source
@@ -15,6 +16,7 @@ from pdctl.trace.manifest import MISSING, PARTIAL, WHOLE, Gap, TraceRank
 from pdctl.trace.redact import Names, Redacted
 from pdctl.trace.writer import Member
 
+AT_ONCE = 4
 _AGAIN_S = (0.002, 0.02, 0.1)
 """Pauses before a live file with torn records is copied again."""
 
@@ -37,12 +39,20 @@ class Copy:
 
 
 def copies(found: Found, client: Client, *, through_socket: bool = False) -> Iterator[Copy]:
-    """Yield a copy of every rank's recording, one after the other, in ``found``'s order. Never raises for a rank's fault."""
-    for rank in found.ranks:
-        if rank.recording is None and not rank.carries_recording:
-            yield Copy(rank, None, reason=why_none(rank))
-        else:
-            yield _copy(rank, client, through_socket=through_socket)
+    """Yield a copy of every rank's recording, in ``found``'s order. Never raises for a rank's fault.
+
+    Those that have to be fetched are, AT_ONCE at the same time, which share the deadline.
+    """
+    for begin in range(0, len(found.ranks), AT_ONCE):
+        ranks = found.ranks[begin : begin + AT_ONCE]
+        client.restart()
+        far = [rank for rank in ranks if rank.carries_recording and (through_socket or rank.access is not None)]
+        fetched = {id(answer.rank): answer for answer in client.recordings.whole(far)}
+        for rank in ranks:
+            if rank.recording is None and not rank.carries_recording:
+                yield Copy(rank, None, reason=why_none(rank))
+            else:
+                yield _copy(rank, client, fetched.get(id(rank)), through_socket=through_socket)
 
 
 def why_none(rank: FoundRank) -> str:
@@ -50,13 +60,17 @@ def why_none(rank: FoundRank) -> str:
     return rank.recording_off or rank.endpoint_off or "it has no recording"
 
 
-def _copy(rank: FoundRank, client: Client, *, through_socket: bool) -> Copy:
+def _copy(rank: FoundRank, client: Client, fetched: Answer[Source] | None, *, through_socket: bool) -> Copy:
+    """Return a copy of a rank's recording. fetched: what came through its socket, None if that was not asked yet."""
     from pdctl.recording.reader import BadRecording, read_from  # loads numpy: only where there is something to read
 
-    client.restart()
     had: Copy | None = None
     for pause_s in (*_AGAIN_S, None):
-        answer, through = client.recordings.copy(rank, through_socket=through_socket)
+        if fetched is None:
+            client.restart()
+            answer, through = client.recordings.copy(rank, through_socket=through_socket)
+        else:
+            answer, through, fetched = fetched, "socket", None
         if answer.body is None:
             return had or Copy(rank, None, through, answer.reason)
         wall, mono = (time.time_ns(), time.monotonic_ns()) if rank.state != "recorded" else (0, rank.seen_ns)

@@ -3,39 +3,47 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pdctl.protocol.rank import Answer, FoundRank, Silence
 
 if TYPE_CHECKING:
     from pdctl.recording.reader import Recording
-    from pdctl.recording.source import Source, Spool
+    from pdctl.recording.source import Room, Source, Spool
 
 CHUNK = 512 * 1024
+MOST_AT_ONCE = 16
+"""Ranks whose recordings are fetched at the same time, a chunk of each."""
 MAX_RECORDING = 1 << 30
 """Bytes of a recording that is fetched through a socket, and of all that one client fetches."""
 
 
 class Recordings:
-    """The recordings of ranks that one client may ask. ask: :meth:`pdctl.targets.client.Client.ask`."""
+    """The recordings of ranks that one client may ask. ask_each: :meth:`pdctl.targets.client.Client.ask_each`."""
 
-    def __init__(self, ask: Callable[[list[FoundRank], str, type[bytes], dict[str, Any]], list[Answer[bytes]]]) -> None:
-        self._ask = ask
+    def __init__(
+        self, ask_each: Callable[[Sequence[tuple[FoundRank, dict[str, Any]]], str, type[bytes]], list[Answer[bytes]]]
+    ) -> None:
+        self._ask_each = ask_each
         self._taken = 0
         self._spool: Spool | None = None
 
-    def read(self, rank: FoundRank, *, through_socket: bool = False) -> Answer[Recording]:
-        """Return the rank's recording, from its file where that can be read, else through its socket.
+    def read(self, ranks: Sequence[FoundRank], *, through_socket: bool = False) -> list[Answer[Recording]]:
+        """Return the ranks' recordings, from their files where these can be read, else through their sockets.
 
-        through_socket: do not try the file.
+        through_socket: do not try the files.
         """
-        if through_socket:
-            return self._fetch(rank)
-        answer = recording_file(rank)
-        if answer.silence is Silence.NOT_AUTHORISED and rank.carries_recording:
-            return self._fetch(rank)
-        return answer
+        answers: dict[int, Answer[Recording]] = {}
+        fetched = []
+        for rank in ranks:
+            answer = None if through_socket else recording_file(rank)
+            if answer is None or (answer.silence is Silence.NOT_AUTHORISED and rank.carries_recording):
+                fetched.append(rank)
+            else:
+                answers[id(rank)] = answer
+        answers.update((id(one.rank), _parsed(one)) for one in self.whole(fetched))
+        return [answers[id(rank)] for rank in ranks]
 
     def copy(self, rank: FoundRank, *, through_socket: bool = False) -> tuple[Answer[Source], str]:
         """Return a copy of the rank's recording, and ``file`` or ``socket``, selected as in :meth:`read`.
@@ -46,7 +54,8 @@ class Recordings:
             answer = _file_bytes(rank)
             if answer.silence is not Silence.NOT_AUTHORISED or not rank.carries_recording:
                 return answer, "file"
-        return self._whole(rank), "socket"
+        [answer] = self.whole([rank])
+        return answer, "socket"
 
     def part(self, rank: FoundRank, offset: int, length: int) -> Answer[bytes]:
         """Return ``length`` bytes of the rank's recording from ``offset`` on through its socket, fewer where it ends."""
@@ -64,7 +73,7 @@ class Recordings:
         end = offset + length
         while offset < end:
             args = {"offset": offset, "length": min(CHUNK, end - offset)}
-            [part] = self._ask([rank], "recording", bytes, args)
+            [part] = self._ask_each([(rank, args)], "recording", bytes)
             if part.body is not None and not part.body:
                 return
             yield part
@@ -72,50 +81,87 @@ class Recordings:
                 return
             offset += len(part.body)
 
-    def _whole(self, rank: FoundRank) -> Answer[Source]:
-        """Return the rank's recording through its socket, if its stated size fits the limit.
+    def whole(self, ranks: Sequence[FoundRank]) -> list[Answer[Source]]:
+        """Return the recordings of ranks through their sockets, of MOST_AT_ONCE at the same time.
 
-        It is kept on disk, because the agent chooses its size.
+        They are kept on disk, because agents choose their size. Each is taken from the start to the end.
         """
+        batches = (ranks[at : at + MOST_AT_ONCE] for at in range(0, len(ranks), MOST_AT_ONCE))
+        return [answer for batch in batches for answer in self._batch(batch)]
+
+    def _batch(self, ranks: Sequence[FoundRank]) -> list[Answer[Source]]:
+        answers: dict[int, Answer[Source]] = {}
+        rooms: dict[int, Room] = {}
+        for rank in ranks:
+            room = self._room(rank)
+            if isinstance(room, Answer):
+                answers[id(rank)] = room
+            else:
+                rooms[id(rank)] = room
+        while rooms:
+            asked = [
+                (
+                    rank,
+                    {"offset": rooms[id(rank)].size, "length": min(CHUNK, rank.recording_size - rooms[id(rank)].size)},
+                )
+                for rank in ranks
+                if id(rank) in rooms
+            ]
+            for part in self._ask_each(asked, "recording", bytes):
+                rank = part.rank
+                answer = self._took(part, rooms[id(rank)])
+                if answer is not None:
+                    answers[id(rank)] = answer
+                    self._taken -= rank.recording_size - rooms.pop(id(rank)).size
+        return [answers[id(rank)] for rank in ranks]
+
+    def _took(self, part: Answer[bytes], room: Room) -> Answer[Source] | None:
+        """Keep the next part of a rank's recording. Return the recording if that was the last, or why there is none."""
+        rank = part.rank
+        if part.body is None:
+            return Answer(rank, None, part.silence, part.reason, part.next_step, part.code)
+        try:
+            room.add(part.body)
+        except OSError as error:
+            return _no_room(rank, error)
+        ended = not part.body or room.size >= rank.recording_size
+        return Answer(rank, room.source()) if ended else None
+
+    def _room(self, rank: FoundRank) -> Room | Answer[Source]:
+        """Return a place for the rank's recording, or why it is not fetched. Its stated size counts as taken."""
         size = rank.recording_size
         if size > MAX_RECORDING:
             return Answer(rank, None, Silence.GARBAGE, _too_long(size))
         if self._taken + size > MAX_RECORDING:
             held = f"its recording of {size >> 20} MiB is not fetched: {self._taken >> 20} MiB were already, of "
             return Answer(rank, None, Silence.ERROR, f"{held}{MAX_RECORDING >> 20} MiB that are at most")
-        failed: list[Answer[bytes]] = []
-
-        def bodies() -> Iterator[bytes]:
-            for part in self._parts(rank, 0, size):
-                if part.body is None:
-                    failed.append(part)
-                    return
-                self._taken += len(part.body)
-                yield part.body
-
         if self._spool is None:
             from pdctl.recording.source import Spool  # only where there is something to keep
 
             self._spool = Spool()
         try:
-            source = self._spool.keep(bodies())
+            room = self._spool.room(size)
         except OSError as error:
-            why = f"its recording can't be kept in {tempfile.gettempdir()}: {error.strerror or error}"
-            return Answer(rank, None, Silence.ERROR, why, "Set TMPDIR to a directory with room.")
-        for part in failed:
-            return Answer(rank, None, part.silence, part.reason, part.next_step, part.code)
-        return Answer(rank, source)
+            return _no_room(rank, error)
+        self._taken += size
+        return room
 
-    def _fetch(self, rank: FoundRank) -> Answer[Recording]:
-        answer = self._whole(rank)
-        if answer.body is None:
-            return Answer(rank, None, answer.silence, answer.reason, answer.next_step, answer.code)
-        from pdctl.recording.reader import BadRecording, read_from  # loads numpy: only where there is something to read
 
-        try:
-            return Answer(rank, read_from(answer.body, f"{rank.identity.label} (through its socket)"))
-        except BadRecording as error:
-            return Answer(rank, None, Silence.GARBAGE, f"its recording can't be read: {error}")
+def _no_room(rank: FoundRank, error: OSError) -> Answer[Source]:
+    why = f"its recording can't be kept in {tempfile.gettempdir()}: {error.strerror or error}"
+    return Answer(rank, None, Silence.ERROR, why, "Set TMPDIR to a directory with room.")
+
+
+def _parsed(answer: Answer[Source]) -> Answer[Recording]:
+    rank = answer.rank
+    if answer.body is None:
+        return Answer(rank, None, answer.silence, answer.reason, answer.next_step, answer.code)
+    from pdctl.recording.reader import BadRecording, read_from  # loads numpy: only where there is something to read
+
+    try:
+        return Answer(rank, read_from(answer.body, f"{rank.identity.label} (through its socket)"))
+    except BadRecording as error:
+        return Answer(rank, None, Silence.GARBAGE, f"its recording can't be read: {error}")
 
 
 def _too_long(size: int) -> str:

@@ -267,12 +267,12 @@ def test_a_recording_comes_through_the_socket_as_well(ranks: TinyRanks) -> None:
     ranks.group(2, "collective")
     [rank, _] = discover(parse_places(ranks.env)).ranks
     with Client() as client:
-        by_file = client.recordings.read(rank).body
+        by_file = client.recordings.read([rank])[0].body
         while not (by_file and by_file.streams):  # a rank is ready before its first round is written
             time.sleep(0.05)
-            by_file = client.recordings.read(rank).body
-        by_socket = client.recordings.read(rank, through_socket=True).body
-        nothing = client.recordings.read(dataclasses.replace(rank, recording=None, recording_off="off here"))
+            by_file = client.recordings.read([rank])[0].body
+        by_socket = client.recordings.read([rank], through_socket=True)[0].body
+        [nothing] = client.recordings.read([dataclasses.replace(rank, recording=None, recording_off="off here")])
     assert by_socket is not None
     assert by_socket.identity == by_file.identity == rank.identity
     assert [stream.queue for stream in by_socket.streams] == [stream.queue for stream in by_file.streams]

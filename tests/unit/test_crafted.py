@@ -159,7 +159,11 @@ def test_a_sparse_file_is_read_without_its_holes(pair: dict[str, bytearray], tmp
 def test_recordings_that_are_spooled_are_each_as_they_were_sent(pair: dict[str, bytearray]) -> None:
     sent = [bytes(pair["4001-1.pdrec"]), b"\1" * 10_001, bytes(1 << 20), b"", bytes(pair["4002-1.pdrec"])]
     spool = Spool()
-    kept = [spool.keep(data[at : at + 70_001] for at in range(0, len(data), 70_001)) for data in sent]
+    rooms = [spool.room(len(data)) for data in sent]
+    for at in range(0, max(map(len, sent)), 70_001):  # they come at the same time
+        for room, data in zip(rooms, sent, strict=True):
+            room.add(data[at : at + 70_001])
+    kept = [room.source() for room in rooms]
     for data, source in zip(sent, kept, strict=True):
         assert source.size == len(data)
         assert source.read(0, len(data)) == data

@@ -119,9 +119,15 @@ def _excerpted(view: View, views: list[RankView], excerpts: dict[int, Excerpt]) 
 def _whole(view: View, views: list[RankView], those: Sequence[int], *, files: bool, sockets: bool) -> list[RankView]:
     """Return the views with the whole recordings of those with these numbers, or why there are none."""
     views = list(views)
+    there = [n for n in those if view.has_recording(view.ranks[n])]
+    answers = view.recordings([view.ranks[n] for n in there], sockets=sockets, files=files or not sockets)
+    read = dict(zip(there, answers, strict=True))
     for n in those:
-        recording, problem = _recording(view.ranks[n], view, files=files, sockets=sockets)
-        views[n] = replace(views[n], recording=recording, recording_off=problem)
+        if n in read:
+            problem = "" if read[n].body is not None else read[n].reason
+            views[n] = replace(views[n], recording=read[n].body, recording_off=problem)
+        else:
+            views[n] = replace(views[n], recording_off=view.ranks[n].recording_off or "no recording")
     return views
 
 
@@ -152,13 +158,6 @@ def _silence(rank: FoundRank, reason: str, *, sockets: bool) -> str:
         return "" if rank.recording is not None else "no recording"
     why = not_asked(rank)
     return reason or (why[1] or rank.state if why is not None and not rank.live else "")
-
-
-def _recording(rank: FoundRank, view: View, *, files: bool, sockets: bool) -> tuple[Recording | None, str]:
-    if not view.has_recording(rank):
-        return None, rank.recording_off or "no recording"
-    answer = view.recording(rank, sockets=sockets, files=files or not sockets)
-    return answer.body, "" if answer.body is not None else answer.reason
 
 
 def _now(rank: FoundRank, status: Status | None, recording: Recording | None) -> int | None:

@@ -46,7 +46,7 @@ def first_of(view: RankView) -> Wanted:
 @dataclass
 class _Compared:
     """One queue of a group. streams: of the views with these numbers. first, last: the rounds that all have, of which those
-    before ``last`` are compared by digests; there is a difference in lo..hi, where lo < hi.
+    before ``last`` are compared by digests; there is a difference in lo..hi, where lo < hi. at: the first round that differs.
     """
 
     queue: str
@@ -56,6 +56,7 @@ class _Compared:
     last: int = -1
     lo: int = 0
     hi: int = 0
+    at: int | None = None
     cuts: list[int] = field(default_factory=list)
 
     @property
@@ -95,6 +96,9 @@ class Reading:
         self._bisect([job for job in jobs if job.lo < job.hi])
         self._lists([job for job in jobs if not self.whole.intersection(job.members)])
         self._rooms(jobs)
+        for members in numbers.values():  # what is read whole goes further than what was proven of the others
+            if self.whole.intersection(members):
+                self.whole.update(members)
 
     def _recording(self, n: int) -> Recording | None:
         return self._excerpts[n].recording if n in self._excerpts else self.views[n].recording
@@ -211,15 +215,12 @@ class Reading:
     def _lists(self, jobs: Sequence[_Compared]) -> None:
         """Read the runs, with their lists, of the first round that differs."""
         self._asked([job for job in jobs if job.found], lambda job, _: {"lists": [job.lo]})
-        at: dict[int, int] = {}
         for job in jobs:
-            ordinal = self._difference(job)
-            if ordinal is not None:
-                at[id(job)] = ordinal
-            if job.found and ordinal != job.lo:
+            job.at = self._difference(job)
+            if job.found and job.at != job.lo:
                 self.whole.update(job.members)
-        later = [job for job in jobs if id(job) in at and not job.found]
-        self._asked(later, lambda job, _: {"lists": [at[id(job)]]})
+        later = [job for job in jobs if job.at is not None and not job.found]
+        self._asked(later, lambda job, _: {"lists": [job.at or 0]})
 
     def _difference(self, job: _Compared) -> int | None:
         recordings = [self._recording(n) for n in job.members]
@@ -230,12 +231,8 @@ class Reading:
     def _rooms(self, jobs: Sequence[_Compared]) -> None:
         """Read the events of the rooms that differ, and of prefill's writes for those that are held for long."""
         self._refresh()
-        parted = {
-            n
-            for job in jobs
-            for n in job.members
-            if not self.whole.intersection(job.members) and self._difference(job) is not None
-        }
+        sound = [job for job in jobs if job.at is not None and not self.whole.intersection(job.members)]
+        parted = {n for job in sound for n in job.members}
         rooms: dict[int, set[int]] = {}
         if parted:
             split = judge([view for n, view in enumerate(self.views) if n in parted], holds=False)

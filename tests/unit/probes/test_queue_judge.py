@@ -24,7 +24,7 @@ from pdctl.recording import format as f
 from pdctl.recording.reader import parse
 from pdctl.recording.writer import RecordingWriter
 from pdctl.report.findings import Level
-from tests.support.excerpted import judge
+from tests.support.excerpted import excerpted, judge
 
 FAILED, WAITING, TRANSFERRING, SUCCESS = 0, 2, 3, 4
 
@@ -528,3 +528,26 @@ def test_rounds_of_a_rank_whose_hooks_failed_are_not_compared(ranks: Callable[..
     assert not document.findings
     assert any("hooks failed at collective" in problem for problem in document.problems)
     assert document.partial
+
+
+def test_of_ranks_that_agree_little_is_read_and_what_is_odd_is_read_whole(ranks: Callable[..., list[Rank]]) -> None:
+    a, b = ranks(2)
+    a.arrive(1, 2, 3)
+    b.arrive(1, 2, 3)
+    for number in range(300):
+        polls = {1: 3, 2: 3, 3: TRANSFERRING if number % 2 else WAITING}
+        turn([a, b], [polls, polls])
+    views = [a.view(), b.view()]
+    short, sent = excerpted(views)
+    assert all(0 < size < 4000 for size in sent)
+    runs = [len(one.recording.streams[0]) for one in short if one.recording is not None]
+    assert max(runs) < 70  # those that the newest list is built on
+    recording = b.view().recording
+    assert recording is not None
+    data = bytearray(recording.source.read(0, recording.source.size))
+    data[f.RINGS_OFFSET + 10 * f.ROUND_SIZE + 40] ^= 1
+    torn = replace(views[1], recording=parse(bytes(data)))
+    short, sent = excerpted([views[0], torn])
+    assert short[1] == torn
+    assert sent[1] == 0
+    judge([views[0], torn])

@@ -106,7 +106,7 @@ def test_a_pause_that_does_not_fit_is_refused(command: str, tmp_path: Path) -> N
 
 def test_a_recording_that_is_said_to_be_huge_is_not_fetched(deaf: Deaf) -> None:
     with Client(timeout_s=60, rank_timeout_s=60) as client:
-        answer = client.recordings.read(replace(deaf.rank, recording_size=1 << 60), through_socket=True)
+        [answer] = client.recordings.read([replace(deaf.rank, recording_size=1 << 60)], through_socket=True)
     assert answer.silence is Silence.GARBAGE
     assert "at most 1 GiB" in answer.reason
     assert deaf.asked() == 0
