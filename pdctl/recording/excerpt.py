@@ -102,19 +102,22 @@ class Answerer:
         self._known: Known | None = None
 
     def answer(self, wanted: Wanted) -> Part:
-        """Return what is wanted of the recording as it is now. Raises OSError, BadRecording as :meth:`Tail.read` does."""
-        self._tail.forget = wanted.newest > 0
-        if self._known is None or self._tail.grew():
-            self._known = Known(self._tail.read(), self._known)
+        """Return what is wanted. Raises OSError, BadRecording as :meth:`Tail.read` does.
+
+        A first question is answered from the recording as it is now. Later ones, without ``newest``, are answered from the same
+        runs.
+        """
+        if self._known is None or (wanted.newest and self._tail.grew()):
+            recording = self._tail.read()
+            self._known = Known(recording, self._known, self._tail.overwritten(recording))
         return answer(self._known, wanted, self._tail.head)
 
 
 class _Kept(Tail):
-    """A tail of all runs in the file. It keeps those that are overwritten, until the next client begins. head: as last read."""
+    """A tail of all runs in the file, and of some that are overwritten: a client may still ask for them."""
 
     def __init__(self, path: Path, pid: int, proc_start: int) -> None:
         super().__init__(path, pid, proc_start)
-        self.forget = True
         self._source = self._heard = _Heard(path)
 
     @property
@@ -129,13 +132,16 @@ class _Kept(Tail):
         if head != last or self._runs is None:
             return True
         offset, capacity = parse_header(head).rings[:2]
-        if len(self._runs) > self._most(capacity):
-            return True
         more = later_rounds(self._heard, offset, capacity, int(self._runs["seq"][-1]), 1) if len(self._runs) else None
         return more is None or bool(len(more.table) or more.torn or more.untrue)
 
+    def overwritten(self, recording: Recording) -> int:
+        """Return the number of the newest run that was overwritten when ``recording`` was read."""
+        newest = int(self._runs["seq"][-1]) if self._runs is not None and len(self._runs) else 0
+        return max(0, newest - recording.rings[1])
+
     def _most(self, capacity: int) -> int:
-        return capacity if self.forget else 2 * capacity
+        return capacity + capacity // 8
 
 
 class _Heard(FileSource):
@@ -155,15 +161,23 @@ class _Heard(FileSource):
 
 
 class Known:
-    """A recording, and what several answers of it need. before: the same of an earlier moment."""
+    """A recording, and what several answers of it need.
 
-    def __init__(self, recording: Recording, before: Known | None = None) -> None:
+    before: the same of an earlier moment. overwritten: the number of the newest run that is not in the file any more.
+    """
+
+    def __init__(self, recording: Recording, before: Known | None = None, overwritten: int = 0) -> None:
         self.recording = recording
         self.streams = {stream.number: stream for stream in recording.streams}
         gaps = not all(whole(stream.table) for stream in recording.streams)
         self.odd = "; ".join(recording.problems)[:500] or ("rounds are missing in it" if gaps else "")
         self._digests: dict[int, Digests] = dict(before._digests) if before is not None else {}
         self._full: dict[int, NDArray[np.int64]] = {}
+        self._overwritten = overwritten
+
+    def oldest(self, stream: Stream) -> int:
+        """Return the row of the oldest run of a stream that is in the file."""
+        return int(np.count_nonzero(stream.table["seq"][:-1] <= self._overwritten))
 
     def digests(self, number: int, cuts: Sequence[int]) -> bytes:
         """Return the digests that a part has of a stream."""
@@ -210,7 +224,7 @@ def _body(known: Known, wanted: Wanted, head: bytes) -> Body | None:
             gated = wanted.held[0] and stream.queue == GATED
             tail = max(0, size - max(wanted.newest, _held(stream, *wanted.held) if gated else 0))
             tails[number] = int(stream.table["ordinal"][tail])
-            asked.append(0)
+            asked.append(known.oldest(stream))
             lists += range(tail, size)
         if wanted.foreign and stream.queue == GATED:
             changes = stream.changes(wanted.foreign)
