@@ -200,7 +200,7 @@ def select_pods(listed: bytes, query: PodQuery) -> Pods:
     found.sort(key=lambda pod: ({"prefill": 0, "decode": 1}.get(pod.side, 2), pod.name))
     if len(found) > MAX_PODS:
         problems.append(
-            f"{len(found)} pods are there; {MAX_PODS} are looked into: -l selects some, docs/scale.md has ways for more"
+            f"{len(found)} pods are there; {MAX_PODS} are looked into: -l selects some, docs/kubernetes.md has ways for more"
         )
     return Pods(tuple(found[:MAX_PODS]), tuple(problems), ended)
 

@@ -1,6 +1,7 @@
-"""As much of a Kubernetes API server as the real ``kubectl`` asks for ``get pods`` and ``exec`` (WebSocket, v5.channel.k8s.io).
+"""As much of a Kubernetes API server as the real ``kubectl`` asks for ``get pods``, ``exec`` and ``debug``.
 
-``exec`` runs in the namespaces of :class:`tests.support.pods.Pods`, by the stand-in kubectl.
+Streams are WebSockets (v5.channel.k8s.io). Programs run in the namespaces of :class:`tests.support.pods.Pods`, by the stand-in
+kubectl.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class ApiServer:
     """Serves the pods on loopback until the ``with`` block ends. kubeconfig: the file that leads kubectl here."""
 
     def __init__(self, pods: Pods, folder: Path) -> None:
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (_Handler,), {"pods": pods}))
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (_Handler,), {"pods": pods, "started": {}}))
         self._server.daemon_threads = True
         self.kubeconfig = folder / "kubeconfig"
         cluster = {"server": f"http://127.0.0.1:{self._server.server_port}"}
@@ -55,6 +56,8 @@ class ApiServer:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     pods: Pods
+    started: dict[str, subprocess.Popen[bytes]]
+    """Ephemeral containers that run, by name."""
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         pass
@@ -70,7 +73,12 @@ class _Handler(BaseHTTPRequestHandler):
             pod = {"name": "pods", "singularName": "pod", "namespaced": True, "kind": "Pod", "verbs": ["get", "list"]}
             return self._json({"kind": "APIResourceList", "groupVersion": "v1", "resources": [pod]})
         if url.path == base:
-            items = [{"apiVersion": "v1", "kind": "Pod", **one} for one in self.pods.listed]
+            query = parse_qs(url.query)
+            if "watch" in query:
+                return self._nothing_happens()
+            wanted = query.get("fieldSelector", [""])[0].removeprefix("metadata.name=")
+            listed = [one for one in self.pods.listed if wanted in ("", one["metadata"]["name"])]
+            items = [{"apiVersion": "v1", "kind": "Pod", **one} for one in listed]
             return self._json(
                 {"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": items}
             )
@@ -83,7 +91,30 @@ class _Handler(BaseHTTPRequestHandler):
         if self.pods.forbids(name):
             why = f'pods "{name}" is forbidden: User "eve" cannot create resource "pods/exec" in the namespace "{NAMESPACE}"'
             return self._refused(403, "Forbidden", why)
-        return self._exec(name, parse_qs(url.query)["command"])
+        query = parse_qs(url.query)
+        beside = self.started.get(query["container"][0])
+        return self._stream(beside or self._start(name, "exec", query["command"]))
+
+    def do_PATCH(self) -> None:
+        """Start an ephemeral container."""
+        name = urlsplit(self.path).path.split("/")[-2]
+        [pod] = [one for one in self.pods.listed if one["metadata"]["name"] == name]
+        [new] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["spec"]["ephemeralContainers"]
+        assert new["targetContainerName"] == "engine"
+        assert new["stdin"]
+        self.started[new["name"]] = self._start(name, "debug", [f"--image={new['image']}", "--", *new["command"]])
+        running = {"name": new["name"], "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
+        pod["spec"].setdefault("ephemeralContainers", []).append(new)
+        pod["status"].setdefault("ephemeralContainerStatuses", []).append(running)
+        self._json({"apiVersion": "v1", "kind": "Pod", **pod})
+
+    def _nothing_happens(self) -> None:
+        self.close_connection = True
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.flush()
+        self.rfile.read(1)
 
     def do_POST(self) -> None:
         """Refuse SPDY, which kubectl tries where WebSocket is refused, in the same words."""
@@ -110,7 +141,14 @@ class _Handler(BaseHTTPRequestHandler):
             code,
         )
 
-    def _exec(self, name: str, command: list[str]) -> None:
+    def _start(self, name: str, verb: str, words: list[str]) -> subprocess.Popen[bytes]:
+        rest = words if "--" in words else ["--", *words]
+        run = [str(self.pods.bin / "kubectl"), f"--namespace={NAMESPACE}", verb, "--stdin", name, *rest]
+        return subprocess.Popen(
+            run, env=self.pods.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+        )
+
+    def _stream(self, process: subprocess.Popen[bytes]) -> None:
         self.close_connection = True
         key = self.headers["Sec-WebSocket-Key"]
         accept = base64.b64encode(hashlib.sha1(f"{key}{_GUID}".encode()).digest()).decode()
@@ -120,10 +158,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Sec-WebSocket-Protocol", _PROTOCOL)
         self.end_headers()
         self.wfile.flush()
-        run = [str(self.pods.bin / "kubectl"), f"--namespace={NAMESPACE}", "exec", "--stdin", name, "--", *command]
-        process = subprocess.Popen(
-            run, env=self.pods.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
-        )
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None

@@ -15,6 +15,8 @@ from tests.support.patience import patience
 from tests.support.tiny_ranks import ROOT
 
 NAMESPACE = "prod"
+TOOLS = "pdctl-tools"
+"""An image that has pdctl and no engine."""
 _KUBECTL = Path(__file__).with_name("stand_in_kubectl.py")
 _UNSHARE = ("unshare", "--pid", "--mount", "--uts", "--fork", "--kill-child", "--mount-proc")
 
@@ -99,7 +101,8 @@ class Pods:
             assert process.stdout.readline().startswith("ready"), name
             [first] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
             self._pods[name]["pid"] = int(first)
-        self._world.write_text(json.dumps({"namespace": NAMESPACE, "pods": self._pods, "list": self.listed}))
+        world = {"namespace": NAMESPACE, "pods": self._pods, "images": {TOOLS: str(self.image)}, "list": self.listed}
+        self._world.write_text(json.dumps(world))
 
     def kubectl(self, *words: str, real: str = "", **env: str) -> subprocess.CompletedProcess[str]:
         """Run ``kubectl pdctl``. real: by this kubectl, which has to come first on PATH."""

@@ -1,8 +1,8 @@
 """A stand-in for ``kubectl``: does what it is told in the namespaces of pods that :mod:`tests.support.pods` has made.
 
 It is copied to a file called ``kubectl`` and run with the standard library alone. KUBECTL_STAND_IN names a JSON file: pods by
-name, each with pid (of its first process, 0: none runs), path (of the programs of its image) and forbidden; and ``list``, what
-``get pods`` prints. Its words are those of kubectl 1.32.
+name, each with pid (of its first process, 0: none runs), path (of the programs of its image) and forbidden; ``images``
+by name, and ``list``, what ``get pods`` prints. Its words are those of kubectl 1.32.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main(words: list[str]) -> None:
     if verb == "port-forward":
         return forward(pod, [int(one[1:]) for one in names if one.startswith(":")])
     assert given["stdin"] == "", given
-    run(pod, command, beside=verb == "debug", image=given.get("image", ""))
+    run(pod, command, tools=world["images"][given["image"]] if verb == "debug" else "")
     return None
 
 
@@ -68,11 +68,11 @@ def listed(world: dict[str, Any], given: dict[str, str]) -> None:
     print(json.dumps({"apiVersion": "v1", "kind": "List", "items": chosen}))
 
 
-def run(pod: dict[str, Any], command: list[str], *, beside: bool, image: str) -> None:
-    """Become the command in a pod. beside: in a container of its own, which shares the pod's processes only."""
+def run(pod: dict[str, Any], command: list[str], *, tools: str) -> None:
+    """Become the command in a pod. tools: the programs of a container of its own, which shares the pod's processes only."""
     inside = ["nsenter", f"--target={pod['pid']}", "--pid", "--net", "--uts"]
-    path, env = (f"{image}:/usr/bin:/bin", {}) if beside else (f"{pod['path']}:/usr/bin:/bin", pod["env"])
-    inside += ["unshare", "--mount", "--mount-proc"] if beside else ["--mount"]
+    path, env = (f"{tools}:/usr/bin:/bin", {}) if tools else (f"{pod['path']}:/usr/bin:/bin", pod["env"])
+    inside += ["unshare", "--mount", "--mount-proc"] if tools else ["--mount"]
     found = [Path(folder, command[0]) for folder in path.split(":") if Path(folder, command[0]).exists()]
     if not found:
         fail(

@@ -17,7 +17,7 @@ from tests.support.api_server import ApiServer
 from tests.support.curve import Keyring
 from tests.support.hosts import Hosts, why_not
 from tests.support.patience import patience
-from tests.support.pods import NAMESPACE, Pods
+from tests.support.pods import NAMESPACE, TOOLS, Pods
 from tests.support.tiny_ranks import patient
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600, method="signal")]
@@ -80,7 +80,7 @@ def test_two_sides_in_twelve_pods_are_one_cluster(pods: Pods, ring: Keyring) -> 
     assert {row["host"] for row in some} == {"prefill-0", "prefill-1"}
 
     # By an ephemeral container that shares the pod's processes, where the image has no pdctl.
-    beside = pods.kubectl("ranks", f"--debug-image={pods.image}", "-l", "app=decode", *ON, "-o", "json", *patient())
+    beside = pods.kubectl("ranks", f"--debug-image={TOOLS}", "-l", "app=decode", *ON, "-o", "json", *patient())
     rows = shown(beside, 3)["ranks"]
     assert SHUT["no-agent"] in {row["host"] for row in rows if row["state"] == "live"}
     assert "patch pods/ephemeralcontainers" in "".join(row["reason"] for row in rows)
@@ -128,6 +128,10 @@ def test_the_real_kubectl_finds_the_plug_in_and_carries_the_bridge(tmp_path: Pat
             assert said["decode-0"] == "live"
             assert "no pdctl in container engine" in said["pod/decode-1"]
             assert "forbidden: Error from server (Forbidden)" in said["pod/decode-2"]
+            # An ephemeral container, to which kubectl attaches once it runs.
+            beside = ("ranks", f"--debug-image={TOOLS}", *where, "-o", "json", *patient())
+            rows = shown(pods.kubectl(*beside, real=REAL, PATH=path), 3)["ranks"]
+            assert {row["host"] for row in rows if row["state"] == "live"} >= {"decode-0", "decode-1"}
             # Its whole recording comes through.
             file = tmp_path / "pods.pdtrace"
             kept = pods.kubectl("record", str(file), *where, "-o", "json", *patient(), real=REAL, PATH=path)

@@ -46,10 +46,10 @@ def find(
     if query.ports is not None:
         return rows + _forwarded(reached, places, query, until, min(rank_timeout_s, timeout_s / 4))
     settings = settings_of(places, until - time.monotonic(), rank_timeout_s)
-    return rows + bridges.open_all([_far(pod, query) for pod in reached], until, problems, settings)
+    return rows + bridges.open_all([far_of(pod, query) for pod in reached], until, problems, settings)
 
 
-def _far(pod: Pod, query: PodQuery) -> bridges.Far:
+def far_of(pod: Pod, query: PodQuery) -> bridges.Far:
     """Return the pdctl that runs in a pod: in the container that serves, or in an ephemeral one that sees its processes."""
     if query.image:
         run: tuple[str, ...] = (
@@ -161,7 +161,7 @@ def _forwarded(
             rows.append(silent_row(pod, one.why(pod, "pods/portforward")))
             one.child.close()
     ranks = endpoints.identified([*leading], places, rank_timeout_s)
-    return rows + _answering([(rank, leading[rank.endpoint]) for rank in ranks])
+    return rows + answering([(rank, leading[rank.endpoint]) for rank in ranks])
 
 
 def _forward(pod: Pod, query: PodQuery, ports: Sequence[int]) -> _Kubectl:
@@ -177,7 +177,7 @@ def _forwards_all(one: _Kubectl) -> bool:
     return len(_FORWARDS.findall(one.out)) >= one.ports
 
 
-def _answering(ranks: Sequence[tuple[FoundRank, Pod]]) -> list[FoundRank]:
+def answering(ranks: Sequence[tuple[FoundRank, Pod]]) -> list[FoundRank]:
     """Return the ranks that answered or do not let this user in, and one row for each pod without any.
 
     More ports are forwarded than agents listen: one at which nobody is, is no silent rank. A rank that should be there is
