@@ -177,6 +177,19 @@ def test_a_pattern_that_means_no_rank_is_wrong_usage_and_names_those_there_are(e
     assert (code, "is neither a role" in said) == (2, True)
 
 
+@pytest.mark.parametrize("entry", [e for e in PROBES if e.load().selects and e.load().offline], ids=lambda e: e.command)
+def test_role_server_and_group_choose_in_every_command_and_say_what_there_is(entry: Entry) -> None:
+    words = (*words_of(entry), "--from", str(TRACE))
+    for given in (("--role", "decode"), ("--server", "decode"), ("--group", "decode:tp1", "--role", "decode")):
+        code, _, said = invoke(*words, *given)
+        assert code in (0, 1, 3, 4), said
+    for option, there in (("--role", "decode; prefill"), ("--server", "decode@"), ("--group", "decode dp0 tp0,1")):
+        code, text, said = invoke(*words, option, "router" if option != "--group" else "decode:tp7")
+        assert (code, text) == (2, "")
+        assert f"no {option[2:]} matches" in said
+        assert there in said
+
+
 def test_a_rank_is_chosen_by_its_label_as_every_command_prints_it() -> None:
     unknown = identity(tp=-1, service="tcp://10.0.0.7:7000")
     ranks = tuple(FoundRank(one, "live") for one in (identity(tp=0), identity(tp=1), unknown))
