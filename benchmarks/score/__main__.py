@@ -16,6 +16,7 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,8 @@ def make(stage: Stage, run: Run) -> dict[str, Any]:
     def ask(truth: Truth, *words: str) -> dict[str, Any]:
         document = look(labs, *words, patient=not truth.silent)
         row["looks"] += 1
+        if truth.codes and stage.ended():  # ranks that part may end, too: Gloo aborts on a message of another size
+            truth = replace(truth, also=(*truth.also, "PD113", "PD112"))
         row["false"] += [one for one in of.false(truth, document) if one not in row["false"]]
         row["partial"] += document.get("problems", []) if document.get("partial") else []
         return document

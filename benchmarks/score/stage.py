@@ -171,6 +171,10 @@ class Stage:
                 rounds += [run.ordinal for run in stream.runs for item in stream.items(run) or [] if let_go(item)]
         return min(rounds, default=-1)
 
+    def ended(self) -> bool:
+        """Return whether a process of the lab has ended, by /proc."""
+        return not all(one.alive for one in self.lab.processes)
+
     def end(self) -> None:
         """End loads and faults of this run."""
         if self.stopped:
