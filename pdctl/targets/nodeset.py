@@ -134,9 +134,11 @@ def join(texts: Iterable[str]) -> str:
         try:
             found = unfold(match["place"])
         except ValueError:
+            found = set()
+        if found:
+            alike.setdefault((match["of"] or "", axes_of(match["place"])), set()).update(found)
+        else:
             others.append(text)
-            continue
-        alike.setdefault((match["of"] or "", axes_of(match["place"])), set()).update(found)
     return "; ".join([*(f"{fold(places, axes)}{of}" for (of, axes), places in alike.items()), *others])
 
 

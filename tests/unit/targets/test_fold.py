@@ -98,6 +98,7 @@ def test_places_are_joined_as_far_as_they_name_the_same_axes_and_the_same_server
 def test_a_name_that_would_unfold_to_billions_of_places_is_taken_as_it_is() -> None:
     hostile = "decode tp0-99999999999"
     assert join([hostile, "decode tp1", "decode tp2"]) == f"decode tp1,2; {hostile}"
+    assert join(["x tp3-1", "decode tp1"]) == "decode tp1; x tp3-1"
     with pytest.raises(ValueError, match="more than"):
         unfold("decode dp0-99999 tp0-99999")
 
