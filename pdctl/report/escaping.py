@@ -91,7 +91,7 @@ def markup(text: object, *, most: int = MOST_SHOWN) -> str:
 def fenced(lines: Iterable[str]) -> str:
     """Return lines as a block of code in Markdown, that nothing in them ends, each as :func:`escape`."""
     text = "\n".join(escape(line) for line in lines)
-    fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", text)), 3)
+    fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
     return f"{fence}text\n{text}\n{fence}\n"
 
 
