@@ -18,4 +18,6 @@ def command(ctx: typer.Context) -> None:
     from pdctl.targets.bridge_far import serve_stdio
 
     reach = reach_of(ctx)
-    serve_stdio({k: v for k, v in os.environ.items() if k not in _ELSEWHERE}, reach.forbid_faults)
+    # What leads to other hosts again is taken from its own command line only: a variable that all hosts have would have no end.
+    here = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
+    serve_stdio(reach.over(here), reach.forbid_faults)

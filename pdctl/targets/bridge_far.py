@@ -19,11 +19,13 @@ from typing import Any
 import msgspec
 
 import pdctl
+from pdctl.gateway.rounds import OP, Rounds
 from pdctl.protocol import structs, wire
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.files import open_regular
 from pdctl.protocol.rank import Answer, FoundRank, Silence
 from pdctl.protocol.stream import PART, Reader, framed
+from pdctl.targets import bridges
 from pdctl.targets.bridge_frames import LIST, MAGIC, MAX_ASK, STATES, Ask, FarRank, Listing, Settings, Told
 from pdctl.targets.client import Client
 from pdctl.targets.find import Found, discover
@@ -59,6 +61,7 @@ class Side:
         self._began = False
         self._ranks: dict[str, FoundRank] = {}
         self._queues: dict[str, queue.Queue[Ask]] = {}
+        self._rounds: dict[str, Rounds] = {}
 
     def serve(self) -> None:
         """Answer until the client's end of the bridge is gone, or asks nothing any more."""
@@ -101,6 +104,8 @@ class Side:
         except PdctlError as error:
             self._tell(Told(ask.channel, b"", Silence.ERROR.value, f"{error.message}; {error.next_step}"))
             return
+        if any(rank.via for rank in found.ranks):
+            bridges.relay()
         self._ranks = {process_key(rank.identity): rank for rank in found.ranks if rank.state in STATES}
         self._tell(Told(ask.channel, wire.encode(_listing(found, self._ranks))))
 
@@ -124,10 +129,20 @@ class Side:
         if request.op == "recording" and rank.recording is not None:
             part = _of_file(rank.recording, request.args)
             return Told(ask.channel, wire.encode(wire.Reply(id=request.id, body=msgspec.Raw(wire.encode(part)))))
+        if request.op == OP and (reply := self._of_rounds(ask.key, rank).answer(request)) is not None:
+            return Told(ask.channel, reply)
         wait_s = min(ask.wait_s, MAX_WAIT_S)
         with Client(timeout_s=wait_s, rank_timeout_s=wait_s) as client:
             [answer] = client.ask([rank], request.op, msgspec.Raw, request.args)
         return _told(ask, request, answer)
+
+    def _of_rounds(self, key: str, rank: FoundRank) -> Rounds:
+        """Return what follows this rank's recording, as its gateway does for clients over TCP."""
+        known = self._rounds.get(key)
+        if known is None:
+            one, path = rank.identity, rank.recording
+            known = self._rounds[key] = Rounds(str(path) if path is not None else "", one.pid, one.proc_start)
+        return known
 
     def _tell(self, told: Told) -> None:
         data = framed(wire.encode(told))
@@ -174,7 +189,7 @@ def _places(environ: Mapping[str, str], settings: Settings) -> Places:
         "PDCTL_RECORD_DIR": settings.record_dir,
         "PDCTL_OUTSIDE": settings.outside,
     }
-    return parse_places({**environ, **{name: value for name, value in asked.items() if value}}).here()
+    return parse_places({**environ, **{name: value for name, value in asked.items() if value}})
 
 
 def _listing(found: Found, ranks: Mapping[str, FoundRank]) -> Listing:

@@ -8,11 +8,14 @@ and again, and ends with this process. What it sends is untrusted: bounded, and 
 from __future__ import annotations
 
 import contextlib
+import functools
 import select
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
@@ -50,6 +53,8 @@ _SOONER = 0.85
 """Part of the time for an answer after which the far side gives up: its reason has to arrive in time."""
 _NOT_FOUND, _CANT_RUN, _USAGE = 127, 126, 2
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Explain = Callable[["int | None", str], str]
 
 
@@ -77,11 +82,23 @@ class Far:
     explain: Explain = explain
 
 
+def _alone(method: Callable[Concatenate[Bridge, P], T]) -> Callable[Concatenate[Bridge, P], T]:
+    """Return a method that one thread at a time is in."""
+
+    @functools.wraps(method)
+    def locked(self: Bridge, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self.lock:
+            return method(self, *args, **kwargs)
+
+    return locked
+
+
 class Bridge:
-    """The child process of a far side, and who waits for which of its answers."""
+    """The child process of a far side, and who waits for which of its answers. Any thread may use it."""
 
     def __init__(self, far: Far) -> None:
         self.far = far
+        self.lock = threading.RLock()
         self.settings = Settings()
         self.late = False
         """Whether it was waited for in vain before."""
@@ -117,12 +134,14 @@ class Bridge:
         """Bytes of a frame that is not whole."""
         return self._reader.held
 
+    @_alone
     def ask_listing(self) -> None:
         """Ask for the ranks, starting the child where there is none. Raises OSError if it can't be started."""
         if not self.alive or self.child.exit_code is not None:
             self._start()
         self._list()
 
+    @_alone
     def listing(self) -> Listing | None:
         """Return the ranks there, None while they are not known. Raises OSError with the reason why there are none."""
         if self._listing is None:
@@ -138,6 +157,7 @@ class Bridge:
             self.close()
             raise Answered(Silence.GARBAGE, f"its list of ranks can't be read: {error}"[:300]) from None
 
+    @_alone
     def open(self) -> int:
         """Return a new channel. Raises OSError if the child has ended and can't be started."""
         if not self.alive or self.child.exit_code is not None:
@@ -147,6 +167,7 @@ class Bridge:
         self._waiting[self._channel], self._open[self._channel] = deque(), 0
         return self._channel
 
+    @_alone
     def ask(self, channel: int, key: str, payload: bytes, wait_s: float) -> None:
         """Ask a rank. Raises OSError if the child has ended."""
         if channel not in self._open:
@@ -154,6 +175,7 @@ class Bridge:
         self._open[channel] += 1
         self._send(Ask(channel, QUESTION, key, wait_s, payload))
 
+    @_alone
     def answer(self, channel: int) -> Told | None:
         """Return an answer on this channel, None while there is none. Raises OSError if none can come."""
         if not self._waiting.get(channel):
@@ -163,6 +185,7 @@ class Bridge:
             raise ConnectionResetError("its bridge has ended")
         return answers.popleft() if answers else None
 
+    @_alone
     def forget(self, channel: int) -> None:
         """Drop the answers that still come on this channel."""
         self._waiting.pop(channel, None)
@@ -180,6 +203,7 @@ class Bridge:
         printed = (self._preamble or b"").decode(errors="replace").strip().splitlines()
         return self.far.explain(code, self.child.last_words or (printed[-1].strip()[:200] if printed else ""))
 
+    @_alone
     def pump(self) -> None:
         """Send and receive what can be, and hand it out. Raises OSError once it has ended, or sends what can't be read."""
         try:
@@ -207,6 +231,7 @@ class Bridge:
             self.close()
             raise ConnectionResetError(f"its bridge ended: {why}")
 
+    @_alone
     def close(self) -> None:
         """End the child."""
         if self._child is not None:
@@ -295,8 +320,8 @@ class BridgeLine:
 
     @property
     def poll_on(self) -> object:
-        """The descriptor to watch, the same for all ranks of a far side."""
-        return self._bridge.child.fileno() if self._bridge.alive else None
+        """The descriptor to watch, the same for all ranks of a far side. None where other threads read from it, too."""
+        return self._bridge.child.fileno() if self._bridge.alive and not _relays else None
 
     @property
     def held(self) -> int:
@@ -309,6 +334,12 @@ class BridgeLine:
 
 
 _pool: dict[str, Bridge] = {}
+_relays: list[bool] = []
+
+
+def relay() -> None:
+    """From now on several threads of this process ask ranks over one bridge."""
+    _relays[:] = [True]
 
 
 def line(rank: FoundRank) -> BridgeLine:
