@@ -8,7 +8,7 @@ RUNS ?= 1000
 MINUTES ?= 60
 ENGINE_VERSIONS ?= 0.5.12.post1 0.5.13.post1 0.5.10.post1 0.5.23
 
-.PHONY: help setup demo engine-news test test-engine test-long test-upstream engine check format docs site bench score fuzz gpu clean
+.PHONY: help setup demo engine-news test test-engine test-long test-upstream engine check format docs site release bench score fuzz gpu clean
 
 help:
 	@echo 'make demo         a cluster without the fix, a hang, its diagnosis, and the same with the fix'
@@ -19,6 +19,7 @@ help:
 	@echo 'make engine-news  the newest SGLang: which seams changed, the model-free harness and one pair on it'
 	@echo 'make check        lint, format, types, layering, documentation in step'
 	@echo 'make site         the documentation with search, to read without a network, in site/'
+	@echo 'make release      wheel, sdist, SBOM, notes and checksums in dist/; tries the wheel on each Python that is here'
 	@echo 'make bench        what the agent and the recorder cost'
 	@echo 'make score        known harm to labs: what pdctl tells, misses and makes up (RUNS=1000 MINUTES=60)'
 	@echo 'make fuzz         everything that is read from files and sockets, fuzzed for 10 minutes each'
@@ -75,6 +76,9 @@ docs: setup
 
 site: setup
 	@$(BIN)/python -m tools.build_site
+
+release: setup
+	@$(BIN)/python -m tools.release
 
 bench: setup
 	$(BIN)/python -m benchmarks

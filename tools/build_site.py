@@ -28,7 +28,7 @@ MOVED = {
     "CHANGELOG.md": "changelog.md",
 }
 #: Loaded from another host by Zensical's offline search; PARTS has what is put in its place.
-SHIM = "https://unpkg.com/iframe-worker/shim"
+SHIM = re.compile(r"https:[^\"\s>]*/iframe-worker/shim\b")
 #: What a browser loads by itself from another host.
 LOADED = re.compile(r"<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)=\"?https?:[^\">]*")
 
@@ -95,7 +95,8 @@ def navigation(index: Path, root: Path = ROOT) -> list[dict[str, Any]]:
             index_of = f"{folder}/" if folder and name in {"README.md", "index.md"} else None
             below = sorted(one for one in pages_by_place if index_of and one.startswith(index_of) and one != place)
             label = found["text"].replace("`", "")
-            items.append({label: [place, *below]} if below else {label: place})
+            short = [{Path(one).stem: one} if folder == "findings" else one for one in below]
+            items.append({label: [place, *short]} if below else {label: place})
             named |= {place, *below}
         sections.append({title: items})
     rest = sorted(set(pages_by_place) - named)
@@ -150,7 +151,7 @@ def localized(html: Path) -> None:
     """Make the site whole without a network: its own worker in the place of another host's. Raises SetupError."""
     for page in html.rglob("*.html"):
         worker = os.path.relpath(html / "worker.js", page.parent)
-        text = page.read_text().replace(SHIM, worker)
+        text = SHIM.sub(worker, page.read_text())
         if found := LOADED.search(re.sub(r"<link\b[^>]*rel=\"?(?:canonical|prev|next)[^>]*>", "", text)):
             raise SetupError(f"{page.relative_to(html)} loads from another host: {found[0]}")
         page.write_text(text)
