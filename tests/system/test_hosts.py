@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.patience import until
+from tests.support.patience import patience, until
 from tests.support.tiny_ranks import ROOT, TinyRanks, free_port, patient, stop
 
 pytestmark = pytest.mark.system
@@ -108,7 +108,7 @@ def test_each_host_that_gives_no_ranks_is_a_row_with_the_reason(cluster: Cluster
 def test_a_host_that_hangs_holds_up_no_other_and_nothing_stays_behind(cluster: Cluster) -> None:
     started = cluster.folder / "started"
     started.unlink(missing_ok=True)
-    rows = cluster.rows("hangs,gpu[1-2]", "--timeout", "20", "--rank-timeout", "5")
+    rows = cluster.rows("hangs,gpu[1-2]", "--timeout", f"{patience(12):.0f}", "--rank-timeout", "5")
     assert rows["hangs"]["state"] == "silent"
     assert "no answer of ssh in time" in rows["hangs"]["reason"]
     assert [rows[f"decode dp0 pp0 tp{n}"]["state"] for n in (0, 1)] == ["live", "live"]
