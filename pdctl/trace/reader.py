@@ -108,6 +108,7 @@ def read_documents(path: Path) -> dict[str, bytes]:
     return found
 
 
+_GIVE = "Give a trace that pdctl record made, or a directory."
 _held = ExitStack()
 _traces: dict[tuple[str, int, int], Trace] = {}
 atexit.register(_held.close)
@@ -122,7 +123,7 @@ def open_cached(path: Path, *, timeout_s: float | None = None, spent_s: float = 
         found = path.stat()
     except (OSError, ValueError) as error:
         said = error.strerror if isinstance(error, OSError) else str(error)
-        raise _bad(f"{shown(path)}: {said}", "Give a trace that pdctl record made, or a directory.") from None
+        raise _bad(f"{shown(path)}: {said}", _GIVE) from None
     key = (os.fspath(path.absolute()), found.st_ino, found.st_mtime_ns)
     if key not in _traces:
         _traces[key] = _held.enter_context(open_trace(path, timeout_s=timeout_s, spent_s=spent_s))
@@ -161,6 +162,8 @@ def _archive(path: Path) -> Iterator[tuple[zipfile.ZipFile, str]]:
         if error.errno == errno.EINVAL:
             said = f"{shown(path)} {error.strerror}"
             raise _bad(said, "Give a trace that pdctl record made, or a directory of recordings.") from None
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
+            raise _bad(f"{shown(path)}: {error.strerror}", _GIVE) from None
         raise _bad(f"{shown(path)} can't be read: {error.strerror or error}", "Is it yours to read?") from None
     try:
         with _Reader(io.FileIO(fd)) as file:
