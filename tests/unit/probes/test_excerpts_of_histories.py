@@ -19,6 +19,7 @@ from pdctl.recording import format as f
 from pdctl.recording.excerpt import Answerer, Known, Wanted, answer
 from pdctl.recording.reader import BadRecording, parse
 from pdctl.recording.writer import process_start
+from tests.support.crafted import places, seal
 from tests.support.excerpted import judge
 from tests.unit.probes.test_queue_judge import FAILED, SUCCESS, TRANSFERRING, WAITING, Rank, turn
 
@@ -127,7 +128,22 @@ class History:
     def files(self) -> list[bytes]:
         """Return what is read of each rank: now, or at an earlier moment, and some of it damaged."""
         found = [self.read_early.get(n) or rank.path.read_bytes() for n, rank in enumerate(self.group)]
-        return [self._damaged(data) if self.chance.random() < 0.15 else data for data in found]
+        if self.chance.random() < 0.4:
+            n = self.chance.randrange(len(found))
+            found[n] = self._parted(found[n])
+        return [self._damaged(data) if self.chance.random() < 0.1 else data for data in found]
+
+    def _parted(self, data: bytes) -> bytes:
+        """Have a rank do something else in one run that has ended, or be a turn late from there on; all else as it was."""
+        changed = bytearray(data)
+        at = places(data, "rounds")
+        if at:
+            name, offset = self.chance.choice((("hash", 68), ("after", 76), ("turns", 52)))
+            first = self.chance.randrange(len(at))
+            for place in at[first:] if name == "turns" else at[first : first + 1]:
+                changed[place + offset] ^= 0x40
+                seal(changed, place)
+        return bytes(changed)
 
     def _damaged(self, data: bytes) -> bytes:
         changed = bytearray(data)
