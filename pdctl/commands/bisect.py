@@ -40,11 +40,11 @@ def command(
         ),
     ] = None,
     python: Annotated[
-        Path,
+        Optional[Path],  # noqa: UP045
         typer.Option(
             "--python", metavar="PATH", help="Python of an environment that SGLang runs in. Default: pdctl's."
         ),
-    ] = Path(sys.executable),
+    ] = None,
     keep: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option("--keep", parser=target_place, metavar="DIR", help="Keep the wheels installed in DIR."),
@@ -74,7 +74,7 @@ def command(
         out = Output(output)
         test = Path(folder) / "test_ranks.py"
         test.write_text(text_of(plans_of(trace, Asked())[0]))
-        interpreter = wheels.engine_python(python)
+        interpreter = wheels.engine_python(python or Path(sys.executable))
         seen = []
         for name in ordered(engine):
             progress.doing(f"running SGLang {name}")
