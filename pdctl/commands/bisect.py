@@ -42,7 +42,7 @@ def command(
     python: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
-            "--python", metavar="PATH", help="Python of an environment that SGLang runs in. Default: pdctl's."
+            "--python", metavar="PATH", help="Python of an environment in which some SGLang runs. Default: pdctl's."
         ),
     ] = None,
     keep: Annotated[
@@ -56,10 +56,10 @@ def command(
 ) -> int:
     """Run a recorded finding as a test on several versions of SGLang, and name the first on which the ranks stay in step.
 
-    The test is that of replay --emit-test. It needs no GPU, no model and no server. A version is laid over the
-    environment of --python, which stays as it is; what was downloaded is said.
+    The test is that of replay --emit-test. It needs no GPU, no model and no server. Each version comes first on
+    the path of --python, whose environment does not change. The output names what was downloaded.
 
-    Exit code: 0 every version was judged, 3 some could not be.
+    Exit code: 0 every version was judged, whatever the tests say, 3 some could not be judged.
     """
     from pdctl.commands.replay_emit import text_of
     from pdctl.commands.replay_rounds import Asked, plans_of

@@ -68,7 +68,7 @@ def command(
             show_default="pdctl-TIME.zip",
         ),
     ] = None,
-    form: Annotated[Format, typer.Option("--format", help="Format of what is said of it.")] = Format.TABLE,
+    form: Annotated[Format, typer.Option("--format", help="Format of the list of parts.")] = Format.TABLE,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE where it exists.")] = False,
     names: Annotated[
         bool, typer.Option("--names", help="Keep host names, addresses, request ids and paths. Default: hash them.")
@@ -93,10 +93,11 @@ def command(
     """Take all that pdctl can see into one file for a ticket: recordings, findings, stories, stacks, settings.
 
     The file is a ZIP file and a trace: every command with --from reads it, and pdctl report makes a page of it. Its
-    manifest.json says of each part how it was had, or why not. Ctrl-C keeps what there is by then. The same name has the same
-    hash everywhere in one bundle. Of logs it leaves out what requests say, and keys; read them before you send them.
+    manifest.json tells how each part was made, or why it is missing. Ctrl-C keeps what there is by then. A name has the same
+    hash everywhere in one bundle. Lines of logs with the text of requests, and API keys, are left out. Read the logs before
+    you send the file.
 
-    Exit code: 0 all was taken, 3 a part could not be had, or not whole, 4 there is no rank.
+    Exit code: 0 all was taken, 3 a part is missing or not whole, 4 there is no rank.
     """
     at = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     path = file or Path(f"pdctl-{at}.zip")

@@ -139,7 +139,7 @@ GroupOption = Annotated[
         "--group",
         metavar="PATTERN",
         autocompletion=values("group"),
-        help="Only the groups of these ranks (decode:dp3), or of this title, whole; repeatable.",
+        help="Only whole groups: those of these ranks (decode:dp3), or with this title; repeatable.",
     ),
 ]
 ServerOption = Annotated[

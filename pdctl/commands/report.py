@@ -51,7 +51,7 @@ def command(
     bisected: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
-            "--bisect", metavar="JSON", help="With --upstream: what pdctl bisect -o json wrote of the same FILE."
+            "--bisect", metavar="JSON", help="With --upstream: the output of pdctl bisect -o json on the same FILE."
         ),
     ] = None,
     timeout: TimeoutOption = _REPORT_S,
@@ -60,7 +60,7 @@ def command(
 
     The page is one file. It needs no network and no script, and prints well. Names in it are those of the file.
 
-    Exit code: 0 it is written, whatever it says, 4 FILE can't be read.
+    Exit code: 0 the page is written, whatever it says, 4 FILE can't be read.
     """
     if (markdown and upstream) or (bisected is not None and not upstream):
         which = (
