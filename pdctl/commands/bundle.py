@@ -102,6 +102,7 @@ def command(
     at = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     path = file or Path(f"pdctl-{at}.zip")
     check_target(path, force=force)
+    reach_of(ctx).for_commands()
     found = find(
         run_dir, record_dir, source, reach=reach_of(ctx), every_start=every_start, timeout=timeout,
         rank_timeout=rank_timeout,
@@ -150,7 +151,7 @@ def _reached(reach: Reach, found: Found) -> tuple[dict[str, str], tuple[str, ...
     from pdctl.targets.resolve import host_of
 
     places = reach.places()
-    env = reach.environment()
+    env = reach.for_commands()
     if places.hosts:
         env["PDCTL_HOSTS"] = " ".join(places.hosts)  # a file of them is named from where this command runs
     away = [*places.endpoints, *(rank.endpoint for rank in found.ranks if rank.endpoint.startswith("tcp://"))]

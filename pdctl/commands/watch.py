@@ -137,7 +137,7 @@ def _actions(
     if on_finding:
         if not on_finding.startswith(_RECORD):
             raise typer.BadParameter("write record=DIR", param_hint="--on-finding")
-        found.append(Evidence(place(on_finding.removeprefix(_RECORD)), reach.environment(), say))
+        found.append(Evidence(place(on_finding.removeprefix(_RECORD)), reach.for_commands(), say))
     if execute:
         try:
             words = shlex.split(execute)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pdctl.protocol.errors import Exit, PdctlError
+
 if TYPE_CHECKING:
     from pdctl.targets.places import Places
     from pdctl.targets.pods import PodQuery
@@ -44,7 +46,7 @@ class Reach:
             "PDCTL_CONTEXT": self.context,
             "PDCTL_ENDPOINT": " ".join(self.endpoints),
             "PDCTL_STORE": " ".join(self.stores),
-            "PDCTL_HOSTS": " ".join(self.hosts),
+            "PDCTL_HOSTS": " ".join(map(_absolute_file, self.hosts)),
             "PDCTL_VIA": self.via,
             "PDCTL_SERVER_KEY": self.server_key,
             "PDCTL_KEY": self.key,
@@ -62,6 +64,19 @@ class Reach:
 
         return environment(self.over(environ))
 
+    def for_commands(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+        """Return :meth:`environment` for commands that are started to look at the same ranks.
+
+        Raises PdctlError (USAGE) for pods: such a command would look at this host.
+        """
+        if self.pods is not None:
+            raise PdctlError(
+                "this takes commands of its own, which do not reach pods from here",
+                "kubectl pdctl record FILE.pdtrace, then pdctl bundle --from FILE.pdtrace; or run it in the pod.",
+                Exit.USAGE,
+            )
+        return self.environment(environ)
+
     def places(self, environ: Mapping[str, str] = os.environ) -> Places:
         """Return where ranks are looked for. Raises PdctlError (USAGE) for an invalid value, or a context that is not saved."""
         from pdctl.targets.places import parse_places
@@ -74,6 +89,11 @@ class Reach:
         from pdctl.targets.contexts import forbid_faults
 
         forbid_faults(self.over(environ))
+
+
+def _absolute_file(hosts: str) -> str:
+    """Return ``@FILE`` with its whole path: a command that is started may be in another folder."""
+    return f"@{Path(hosts[1:]).absolute()}" if hosts.startswith("@") and len(hosts) > 1 else hosts
 
 
 def _absolute(path: Path | None) -> str:

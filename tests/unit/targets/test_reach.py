@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from pdctl.cli import app
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.targets import contexts
+from pdctl.targets.pods import PodQuery
 from pdctl.targets.reach import Reach
 
 
@@ -27,6 +28,15 @@ def test_what_is_given_wins_over_the_environment_and_that_over_the_context(tmp_p
         reach.forbid_faults(home)
     assert refused.value.code is Exit.REFUSED
     Reach().forbid_faults(home)
+
+
+def test_commands_that_are_started_look_at_the_same_ranks_or_are_not_started() -> None:
+    env = Reach(hosts=("gpu1", "@racks"), run_dir=Path("run")).for_commands({})
+    assert env["PDCTL_HOSTS"] == f"gpu1 @{Path.cwd() / 'racks'}"
+    assert env["PDCTL_RUN_DIR"] == str(Path.cwd() / "run")
+    with pytest.raises(PdctlError, match="do not reach pods") as refused:
+        Reach(pods=PodQuery(namespace="prod")).for_commands({})
+    assert refused.value.code is Exit.USAGE
 
 
 def test_options_before_the_command_reach_it_and_change_no_environment(tmp_path: Path) -> None:
