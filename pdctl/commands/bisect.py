@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "pdctl bisect incident.pdtrace --engine 0.5.12.post1 --engine 0.5.13.post1",
-    "pdctl bisect incident.pdtrace --engine ~/sglang/python --python /opt/sglang/bin/python",
+    "pdctl bisect incident.pdtrace --engine ~/sglang/python --python bin/python",
 )
 
 

@@ -38,6 +38,8 @@ PARSED = {
     "pdctl top --plain --every 5s": "it lasts; test_repeated_looks.py reads what it prints",
     "pdctl export": "it lasts; test_export.py scrapes it",
     "pdctl export --textfile /var/lib/prometheus/node-exporter/pdctl.prom": "it lasts, and this directory is node-exporter's",
+    "pdctl bisect incident.pdtrace --engine 0.5.12.post1 --engine 0.5.13.post1": "it downloads; test_bisect.py runs stand-ins",
+    "pdctl bisect incident.pdtrace --engine ~/sglang/python --python bin/python": "no SGLang is beside the tests",
     "pdctl demo": "it starts labs of its own; test_lab_demo.py runs it",
     "pdctl demo --timeout 3m": "it starts labs of its own; test_lab_demo.py runs it",
     "pdctl lab up": "the shared lab is up already, with --owner",
@@ -135,6 +137,8 @@ def test_what_asks_ranks_runs_on_a_lab(labs: Labs, monkeypatch: pytest.MonkeyPat
     for name, value in labs.env.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
+    for name in ("prefill.log", "decode.log"):
+        Path(name).write_text("The server is fired up and ready to roll!\n")
     lab = labs.up()
     lab.load(requests=4, room=4711)
     for line in (*LIVE, LAST):
