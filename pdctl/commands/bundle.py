@@ -155,7 +155,12 @@ def _reached(reach: Reach, found: Found) -> tuple[dict[str, str], tuple[str, ...
     if places.hosts:
         env["PDCTL_HOSTS"] = " ".join(places.hosts)  # a file of them is named from where this command runs
     away = [*places.endpoints, *(rank.endpoint for rank in found.ranks if rank.endpoint.startswith("tcp://"))]
-    named = (*places.hosts, *map(host_of, away), *(rank.identity.host for rank in found.ranks))
+    named = (
+        *places.hosts,
+        *(host.rpartition("@")[2] for host in places.hosts),
+        *map(host_of, away),
+        *(rank.identity.host for rank in found.ranks),
+    )
     return env, tuple(dict.fromkeys(named))
 
 

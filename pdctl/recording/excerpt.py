@@ -35,6 +35,9 @@ GATED = "decode.transfer"
 MAX_BODY = 8 << 20
 """Bytes of the records in one answer, before they are compressed."""
 MAX_ROWS, MAX_EVENTS, MAX_ITEM_BYTES = 16384, 8192, 4 << 20
+MAX_PIECES = 4 * MAX_ROWS
+MAX_HELD = 4 * MAX_BODY
+"""Bytes that one recording's answers may have together; over it the recording is read whole."""
 MAX_CUTS, MAX_ROOMS = 64, 4096
 TOO_MUCH = "more is asked for than an excerpt may have"
 
@@ -87,7 +90,7 @@ class Body(msgspec.Struct, frozen=True):
     size: int = 0
     head: bytes = b""
     rows: bytes = b""
-    pieces: list[tuple[int, bytes]] = []
+    pieces: Annotated[list[tuple[int, bytes]], msgspec.Meta(max_length=MAX_PIECES)] = []
     tails: dict[int, int] = {}
 
 
@@ -374,6 +377,7 @@ class Excerpt:
         if not f.RINGS_OFFSET <= body.size <= f.MAX_SIZE or len(body.head) != f.RINGS_OFFSET:
             raise BadRecording("the answer has no header")
         self._body = body
+        self._taken = 0
         self._pieces = {0: body.head, **_checked(body.pieces, body.size)}
         self._rows = _rows(body.rows)
         self.recording = self._read()
@@ -384,6 +388,9 @@ class Excerpt:
         if not part.packed:
             return
         body = _unpacked(part)
+        self._taken += len(body.rows) + sum(len(data) for _, data in body.pieces)
+        if self._taken > MAX_HELD:
+            raise BadRecording("the answers are longer than they may be")
         self._pieces = {**_checked(body.pieces, self._body.size), **self._pieces}
         more = _rows(body.rows)
         ended = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -25,7 +26,7 @@ _MOST = 1 << 20
 """Bytes that are read of what a run or pip prints."""
 _RUN = f"""
 import json, pathlib, runpy, sys, unittest
-import importlib.metadata
+import importlib.metadata, importlib.util
 kind, text = "passed", ""
 try:
     runpy.run_path(sys.argv[1])["{TEST}"](pathlib.Path(sys.argv[2]))
@@ -39,7 +40,9 @@ try:
     found = importlib.metadata.version("sglang")
 except importlib.metadata.PackageNotFoundError:
     found = ""
-print(json.dumps({{"kind": kind, "text": text[:20000], "version": found}}))
+spec = importlib.util.find_spec("sglang")
+place = str(spec.origin or "") if spec is not None else ""
+print(json.dumps({{"kind": kind, "text": text[:20000], "version": found, "place": place}}))
 """
 
 
@@ -50,14 +53,15 @@ def is_version(text: str) -> bool:
 
 def engine_python(path: Path) -> str:
     """Return the interpreter at ``path``. Raises PdctlError (USAGE) if it does not start."""
+    named = str(path.absolute()) if os.sep in str(path) else shutil.which(path) or str(path)
     try:
-        done = subprocess.run([path, "-c", "print(1)"], capture_output=True, timeout=60, check=False)
+        done = subprocess.run([named, "-c", "print(1)"], capture_output=True, timeout=60, check=False, cwd="/")
         why = "" if done.stdout.strip() == b"1" else f"it exits with {done.returncode}"
     except (OSError, subprocess.TimeoutExpired) as error:
         why = str(getattr(error, "strerror", "") or "it does not answer")
     if why:
         raise PdctlError(f"{path} is no Python: {why}", "Name the Python of the engine: --python PATH.", Exit.USAGE)
-    return str(path)
+    return named
 
 
 def run(python: str, test: Path, engine: str, keep: Path | None, limit_s: float) -> Judged:
@@ -76,6 +80,8 @@ def run(python: str, test: Path, engine: str, keep: Path | None, limit_s: float)
                 return Judged(engine=engine, outcome=NOT_JUDGED, text=why, seconds=_since(began))
         said = _tested(python, test, where, Path(scratch) / "run", limit_s)
         found, text = outcome(said["kind"], said["text"])
+        if said["place"] and not Path(said["place"]).resolve().is_relative_to(where.resolve()):
+            found, text = NOT_JUDGED, f"SGLang was loaded from {said['place']} instead"
         if is_version(engine) and said["version"] not in ("", engine):
             found, text = NOT_JUDGED, f"SGLang {said['version']} was loaded instead"
         size = sum(file.stat().st_size for file in where.rglob("*") if file.is_file() and not file.is_symlink())
@@ -95,6 +101,7 @@ def _install(python: str, version: str, where: Path, limit_s: float) -> tuple[st
     part = where.with_name(where.name + ".part")
     report = where.with_name(where.name + ".json")
     where.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(part, ignore_errors=True)  # what a pip left that was ended
     command = [python, "-m", "pip", "install", "--no-deps", "--no-compile", "--disable-pip-version-check", "--quiet"]
     command += ["--target", str(part), "--report", str(report), f"sglang=={version}"]
     code, text = _bounded(command, dict(os.environ), limit_s)
@@ -114,23 +121,30 @@ def _install(python: str, version: str, where: Path, limit_s: float) -> tuple[st
 
 def _tested(python: str, test: Path, where: Path, folder: Path, limit_s: float) -> dict[str, str]:
     folder.mkdir()
-    path = os.pathsep.join(filter(None, [str(where), os.environ.get("PYTHONPATH", "")]))
+    inherited = [os.path.abspath(one) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]  # noqa: PTH100
+    path = os.pathsep.join([str(where), *inherited])
     outer = {name: value for name, value in os.environ.items() if not name.startswith("PDCTL_")}
     env = {**outer, "PYTHONPATH": path, "PDCTL_AGENT": "off", "PYTHONDONTWRITEBYTECODE": "1"}
     code, text = _bounded([python, "-c", _RUN, str(test), str(folder)], env, limit_s)
     try:
         said = json.loads(text.strip().rpartition("\n")[2])
-        return {name: str(said[name]) for name in ("kind", "text", "version")}
+        return {name: str(said[name]) for name in ("kind", "text", "version", "place")}
     except (ValueError, LookupError, TypeError):
         last = text.strip().rpartition("\n")[2]
-        return {"kind": "error", "text": last or f"it ended with {code} and said nothing", "version": ""}
+        return {"kind": "error", "text": last or f"it ended with {code} and said nothing", "version": "", "place": ""}
 
 
 def _bounded(command: Sequence[str], env: dict[str, str], limit_s: float) -> tuple[int, str]:
     """Run a command in a session of its own. Return its exit code (-1: over the limit) and the end of what it printed."""
     with tempfile.TemporaryFile() as out:
         process = subprocess.Popen(
-            command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd="/",
         )
         try:
             code = process.wait(limit_s)

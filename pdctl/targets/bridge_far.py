@@ -26,7 +26,7 @@ from pdctl.protocol.files import open_regular
 from pdctl.protocol.rank import Answer, FoundRank, Silence
 from pdctl.protocol.stream import PART, Reader, framed
 from pdctl.targets import bridges
-from pdctl.targets.bridge_frames import LIST, MAGIC, MAX_ASK, STATES, Ask, FarRank, Listing, Settings, Told
+from pdctl.targets.bridge_frames import LIST, MAGIC, MAX_ASK, MAX_RANKS, STATES, Ask, FarRank, Listing, Settings, Told
 from pdctl.targets.client import Client
 from pdctl.targets.find import Found, discover
 from pdctl.targets.places import Places, parse_places
@@ -35,8 +35,6 @@ from pdctl.targets.servers import process_key
 IDLE_S = 600.0
 MAX_WAITING = 64
 """Questions to one rank that wait for each other."""
-MAX_RANKS = 1024
-"""Ranks that are asked at the same time."""
 MAX_WAIT_S = 60.0
 MAX_PART = 1 << 20
 """Bytes of a recording in one answer."""

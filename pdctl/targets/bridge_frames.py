@@ -6,6 +6,8 @@ MAGIC: what a login or a wrapper prints before it is passed over, up to MAX_PREA
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from pdctl.protocol import wire
@@ -17,6 +19,8 @@ MAGIC = b"%s%d%%\n" % (MAGIC_STEM, VERSION)
 MAX_PREAMBLE = 64 << 10
 MAX_ASK = wire.MAX_REQUEST + (4 << 10)
 MAX_TOLD = wire.MAX_MESSAGE + (4 << 10)
+MAX_RANKS = 1024
+"""Ranks that a far side lists, and asks at the same time."""
 LIST, QUESTION = "list", "ask"
 STATES = ("live", "dead", "outside")
 
@@ -76,6 +80,6 @@ class Listing(msgspec.Struct, frozen=True):
 
     pdctl: str = ""
     host: str = ""
-    ranks: tuple[FarRank, ...] = ()
-    problems: tuple[str, ...] = ()
+    ranks: Annotated[tuple[FarRank, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
+    problems: Annotated[tuple[str, ...], msgspec.Meta(max_length=256)] = ()
     bare: int = 0

@@ -281,6 +281,8 @@ class Bridge:
 
     def _take(self, told: Told) -> None:
         if told.channel < 0:
+            if told.channel < -self._asked:
+                raise ValueError("an answer came that nobody waits for")
             if told.channel == -self._asked:
                 self._listing = told
             return
@@ -375,7 +377,7 @@ def open_all(
         left_s = until - time.monotonic()
         waits = bool(unstarted) or any(not one.late for one in starting.values())
         ready = poll.poll(max(0, int(left_s * 1000)) if waits else 0)
-        if not ready and (not waits or time.monotonic() >= until):
+        if time.monotonic() >= until or (not ready and not waits):
             break
         for fd, _ in ready:
             bridge = starting[fd]

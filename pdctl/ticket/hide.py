@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from pdctl.protocol.errors import PdctlError
-from pdctl.targets.hostlist import expand
 from pdctl.trace.redact import Names
 
 LEFT_OUT = "[left out]"
@@ -17,19 +15,25 @@ _ADDRESS_KEYS = frozenset({"tcp", "store", "endpoint", "bootstrap", "address"})
 _HASHED = re.compile(r"(?:host|rid|text|name)-[0-9a-f]{8,16}")
 _TOKEN = re.compile(r"[A-Za-z0-9_](?:[\w.-]*[A-Za-z0-9_])?")
 _RID = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
-_IP = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.]*\w)|\[[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*\]")
+_IP = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.]*\w)|\[[0-9A-Fa-f.]{0,4}:[0-9A-Fa-f:.]{1,44}\]")
 _URL = re.compile(r"(?<=://)[A-Za-z0-9_](?:[\w.-]*\w)?")
 _SERVER = re.compile(r"(?<=prefill@|[^\w]decode@)[A-Za-z0-9_](?:[\w.-]*\w)?|(?<=^decode@)[A-Za-z0-9_](?:[\w.-]*\w)?")
-_NODESET = re.compile(r"[A-Za-z0-9_][\w.-]*\[[0-9][0-9,-]*\][\w.-]*")
+_NODESET = re.compile(r"(?<![\w.-])[A-Za-z0-9_][\w.-]{0,252}\[[0-9][0-9,-]{0,400}\][\w.-]{0,252}")
 _QUOTED_RID = re.compile(r"""\brids?['"]?\s*[=:]\s*['"]([^'"\s]{1,200})['"]""")
 _SETTING = re.compile(
     r"""(?P<key>\b\w*(?:model_path|tokenizer_path|model_name|dist_init_addr|chat_template)['"]?\s*[=:]\s*)"""
     r"""(?P<value>'[^']*'|"[^"]*"|[^\s,)}]+)"""
 )
 _SECRET = re.compile(
-    r"""(?i)(?P<key>\b[\w-]*(?:api[_-]?key|password|passwd|secret|authorization|hf[_-]?token|access[_-]?token|bearer)['"]?"""
-    r"""\s*[=: ]\s*(?:bearer\s+)?)(?P<value>'[^']*'|"[^"]*"|[^\s,)}]+)"""
+    r"""(?i)(?P<key>(?<![\w-])[\w-]{0,80}?(?:api[_-]?keys?|access[_-]?key(?:[_-]?id)?|password|passwd|secret|authorization|cookie"""
+    r"""|hf[_-]?token|access[_-]?token|auth[_-]?token|hub[_-]?token|bearer|(?<![#\w-])token(?=['"\\]*\s*[=:]))['"\\]*(?:\s*[=:,]\s*|\s+)(?:b(?=['"]))?\\?"""
+    r"""(?:(?:bearer|basic|token|digest)\s+)?)"""
+    r"""(?P<value>\[[^\]]*\]|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\s,)}]+)"""
 )
+_USERINFO = re.compile(r"(?<=://)[^\s/@]{1,200}@")
+_KEYLIKE = re.compile(r"\b(?:hf_|sk-)[A-Za-z0-9_-]{8,}")
+_MOST_LINE = 16 << 10
+"""Characters of a line of a log that are kept."""
 _REQUEST = re.compile(
     r"\b(?:Receive|Finish): obj=|\binput_ids\b|\boutput_ids\b|\bprompt['\"]?\s*[=:]|\bmessages['\"]?\s*[=:]"
 )
@@ -103,10 +107,8 @@ class Hider:
 
     def _nodeset(self, found: re.Match[str]) -> str:
         """Return ``gpu[001-064]`` as one name, where it is of hosts that are known."""
-        try:
-            known = not self._hosts.isdisjoint(expand(found[0], "nodeset"))
-        except PdctlError:
-            return found[0]
+        head = found[0].partition("[")[0]
+        known = any(host.startswith(head) for host in self._hosts)
         return self.names.host(found[0]) if known else found[0]
 
     def log(self, lines: Iterable[str]) -> list[str]:
@@ -125,13 +127,15 @@ class Hider:
 
 def without_secrets(line: str) -> str:
     """Return a line of a log without keys and passwords, and nothing of a line that tells what a request says."""
+    line = line if len(line) <= _MOST_LINE else f"{line[:_MOST_LINE]}…"
     if _REQUEST.search(line):
         return f"{line[:40].partition('Receive')[0].partition('Finish')[0]}{LEFT_OUT[:-1]}: what a request says]"
-    return _SECRET.sub(_secret, line)
+    return _KEYLIKE.sub(LEFT_OUT, _SECRET.sub(_secret, _USERINFO.sub(f"{LEFT_OUT}@", line)))
 
 
 def _secret(found: re.Match[str]) -> str:
-    kept = found["value"].strip("'\"") in ("None", "null", "", "False", "True")
+    value = found["value"].strip("'\"")
+    kept = value in ("None", "null", "", "False", "True") or value.isdecimal()
     return found[0] if kept else f"{found['key']}{LEFT_OUT}"
 
 

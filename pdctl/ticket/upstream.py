@@ -6,6 +6,7 @@ It has no host, no request id and no path: they are replaced by hashes. Every te
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pdctl
 from pdctl.replay.bisect import BisectDocument
@@ -31,7 +32,8 @@ def upstream(case: Case, made: Reproduced, bisected: BisectDocument | None, salt
         [rid for story in case.stories for rid in story.rids],
     )
     parts = list(_parts(case, made, bisected, hider))
-    test = _test(made)
+    titled = made.test.replace(in_source(made.title), in_source(hider.text(made.title))) if made.title else made.test
+    test = _test(replace(made, test=titled))
     room = MOST_CHARS - sum(map(len, parts))
     parts.append(
         test if len(test) <= room else "The test is too long for here: `pdctl replay FILE --emit-test test.py`.\n"

@@ -154,7 +154,7 @@ def _forwarded(
     _follow([one for _, one in each], until, _forwards_all)
     leading: dict[str, Pod] = {}
     for pod, one in each:
-        there = _FORWARDS.findall(one.out)
+        there = [port for port in _FORWARDS.findall(one.out) if 0 < int(port) < 65536]
         if one.code is None and there:
             leading.update((f"tcp://127.0.0.1:{int(port)}", pod) for port in there)
         else:

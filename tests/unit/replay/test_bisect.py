@@ -71,6 +71,19 @@ def test_a_directory_is_laid_over_the_environment(tmp_path: Path) -> None:
     assert "sglang" in seen[2].text
 
 
+def test_a_package_in_the_current_directory_is_not_taken_for_the_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = tmp_path / "test_ranks.py"
+    test.write_text(f"import sglang\ndef {wheels.TEST}(folder):\n    assert sglang.mine\n")
+    for name in ("version", "here"):
+        package = tmp_path / name / "sglang"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text(f"mine = {name == 'version'}\n")
+    monkeypatch.chdir(tmp_path / "here")
+    assert wheels.run(sys.executable, test, str(tmp_path / "version"), None, 60).outcome == PASSES
+
+
 def test_a_version_that_can_not_be_installed_is_not_judged(tmp_path: Path) -> None:
     pip = tmp_path / "python"
     pip.write_text("#!/bin/sh\necho 'ERROR: No matching distribution found for sglang==9.9.9'\nexit 1\n")

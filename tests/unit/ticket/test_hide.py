@@ -67,3 +67,26 @@ def test_a_log_loses_the_ids_it_names_itself() -> None:
     rid = NAMES.rid("order-77")
     assert lines[:2] == [f"Abort request obj.rid='{rid}'", f"{rid} ended"]
     assert "llama" not in lines[2]
+
+
+@pytest.mark.parametrize(
+    ("line", "kept"),
+    [
+        ("Authorization: Basic dXNlcjpwYXNz", "Authorization: Basic [left out]"),
+        ("via http://user:pa55@proxy:3128", "via http://[left out]@proxy:3128"),
+        ("HUGGING_FACE_HUB_TOKEN=hf_abcdefghijk", "HUGGING_FACE_HUB_TOKEN=[left out]"),
+        ("AWS_SECRET_ACCESS_KEY=abc", "AWS_SECRET_ACCESS_KEY=[left out]"),
+        ("api_key=['sk-1', 'sk-2'] next", "api_key=[left out] next"),
+        (r"password: 'ab\'cd ef' next", "password: [left out] next"),
+        ("Decode batch, #token: 512, token usage: 0.06", "Decode batch, #token: 512, token usage: 0.06"),
+    ],
+)
+def test_a_secret_goes_whole_and_what_only_looks_like_one_stays(line: str, kept: str) -> None:
+    assert without_secrets(line) == kept
+
+
+@pytest.mark.parametrize("piece", ["a-", "a", ":", "_-", "a[1-4096] ", "["])
+def test_a_line_of_a_log_takes_time_by_its_length(piece: str) -> None:
+    line = without_secrets(piece * 200_000)
+    assert len(line) < 20_000
+    Hider("ab" * 16, ["gpu1"]).text(line)
