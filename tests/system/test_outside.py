@@ -227,7 +227,8 @@ def test_no_time_is_said_in_words_that_make_sense(parted: Ranks, time: str) -> N
     done = parted.pdctl("attach", *pids, "--timeout", time, "-o", "json")
     for row in json.loads(done.stdout)["processes"]:
         assert not re.search(r"-\d|\b0(\.0+)? ?m?s\b", row["reason"] + " ".join(row["lacks"])), row
-        assert time != "1ms" or "no time was left for it to be read (--timeout" in row["reason"]
+        # At which step the time is over depends on the machine: reading its memory, or py-spy.
+        assert time != "1ms" or "no time was left for" in row["reason"]
 
 
 def test_strangers_are_left_alone_where_a_run_directory_is_named(started: Ranks) -> None:
