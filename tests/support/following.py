@@ -14,6 +14,7 @@ def followed(process: subprocess.Popen[str]) -> None:
     status = Path(f"/proc/{process.pid}/status")
 
     def caught() -> bool:
+        assert process.poll() is None, f"it ended with {process.returncode}: {process.communicate()}"
         [mask] = [int(line.split()[1], 16) for line in status.read_text().splitlines() if line.startswith("SigCgt")]
         return bool(mask >> (signal.SIGTERM - 1) & 1)
 
