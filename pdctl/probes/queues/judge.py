@@ -123,8 +123,9 @@ def _group(
         findings += _waiting(group, stalled_s)
         if confirmed:
             findings += _by_snapshots(group)
-    leaders, stragglers = _ahead(group)
     verdict = _verdict(group, first, held, findings)
+    # At any look one rank of a group is a moment ahead of another: that tells nothing.
+    leaders, stragglers = _ahead(group) if verdict in ("DIVERGED", "WAITING") else ((), ())
     return GroupReport(
         title=group.title,
         ranks=tuple(group.place(n) for n in range(group.info.size)),

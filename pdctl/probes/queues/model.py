@@ -113,7 +113,7 @@ class GroupReport(msgspec.Struct, frozen=True, kw_only=True):
     round / queue / age_s: of the first round that differs; of stages, of the request with which they parted.
     compared: per queue, how many rounds were compared; of stages, how many requests.
     pairing: what the ranks' collectives of this group say, in words.
-    leaders and stragglers: ranks ahead and behind, when they differ.
+    leaders and stragglers: ranks ahead and behind, of a group that has DIVERGED or is WAITING.
     """
 
     title: str

@@ -347,7 +347,9 @@ def test_a_straggler_is_named_only_after_a_while(ranks: Callable[..., list[Rank]
         rank.arrive(1)
     assert turn(group)
     a.enter({}, gate=False)
-    assert not judged(group, stalled_s=10**9).findings
+    document = judged(group, stalled_s=10**9)
+    assert not document.findings
+    assert (document.groups[0].leaders, document.groups[0].stragglers) == ((), ())
     document = judged(group, stalled_s=5)
     [finding] = document.findings
     assert (finding.code, finding.ranks, finding.level) == ("PD110", ("tp1",), Level.WARNING)
