@@ -185,10 +185,12 @@ def selection(
     servers: Sequence[str] | None,
     roles: Sequence[str] | None,
 ) -> Selection:
-    """Return which ranks these options mean."""
-    from pdctl.targets.selectors import Selection
+    """Return which ranks these options mean. Raises PdctlError (USAGE) for what can mean none, whoever is there."""
+    from pdctl.targets.selectors import Selection, check
 
-    return Selection(*(tuple(texts or ()) for texts in (ranks, groups, servers, roles)))
+    found = Selection(*(tuple(texts or ()) for texts in (ranks, groups, servers, roles)))
+    check(found)
+    return found
 
 
 def reach_of(ctx: typer.Context, run_dir: Path | None = None, record_dir: Path | None = None) -> Reach:

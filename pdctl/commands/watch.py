@@ -112,10 +112,10 @@ def command(
     )
     with ExitStack() as held:
         over = held.enter_context(interruptible(signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
-        eye = held.enter_context(Eye(asked, every_s=every, check_s=check, asks=False, over=over))
         teller = Teller(out)
         held.callback(teller.close)
         actions = _actions(held, over, reach, teller.note, on_finding, execute, webhook)
+        eye = held.enter_context(Eye(asked, every_s=every, check_s=check, asks=False, over=over))
         show = json_line if output is Format.JSONL else line
         return int(watch(eye, teller, show, actions, over, for_s=lasting, until_finding=until_finding))
 

@@ -28,6 +28,9 @@ _RANGE = re.compile(r"([0-9]+)-([0-9]+)", re.ASCII)
 _ROLE = re.compile(r"[a-z*?\[\]!-]+", re.ASCII)
 _BETWEEN = re.compile(r":| +")
 ROLES = ("prefill", "decode")
+_ALL_ROLES = (*ROLES, "unified", "unknown")
+_LABEL = re.compile(r"pid [0-9]+|[a-z]+://\S+|(unified|unknown)( (dp|pp|cp|tp)-?[0-9]+)+", re.ASCII)
+"""Labels that are no patterns: of ranks whose role or place is unknown, or that have no side."""
 
 
 class Selector(msgspec.Struct, frozen=True):
@@ -118,6 +121,19 @@ class Selection(msgspec.Struct, frozen=True):
         return {option: texts for option, texts in options.items() if texts}
 
 
+def check(selection: Selection) -> None:
+    """Check what no rank can change. Raises PdctlError (USAGE) for a pattern that is none, and for what nothing ever fits."""
+    for text in (*selection.ranks, *selection.groups):
+        place = text.strip().partition(" · ")[0]
+        if not _LABEL.fullmatch(place):
+            _parsed(place)
+    for role in selection.roles:
+        if not any(fnmatchcase(one, role.strip()) for one in _ALL_ROLES):
+            raise PdctlError(f"no role matches {role!r}", f"Roles are: {'; '.join(sorted(ROLES))}.", Exit.USAGE)
+    if not all(map(str.strip, selection.servers)):
+        raise PdctlError("no server matches ''", "pdctl ranks names the servers there are.", Exit.USAGE)
+
+
 def select(selection: Selection, identities: Sequence[Identity]) -> list[int]:
     """Return the numbers of the identities that are meant, in their order.
 
@@ -139,13 +155,17 @@ def select(selection: Selection, identities: Sequence[Identity]) -> list[int]:
 
 def _of_ranks(text: str, identities: Sequence[Identity]) -> set[int]:
     found = {n for n, one in enumerate(identities) if one.label == text}
-    if found:
+    if found or _LABEL.fullmatch(text):
         return found
+    selector = _parsed(text)
+    return {n for n, one in enumerate(identities) if selector.matches(one)}
+
+
+def _parsed(text: str) -> Selector:
     try:
-        selector = parse(text)
+        return parse(text)
     except ValueError as error:
         raise PdctlError(str(error), code=Exit.USAGE) from None
-    return {n for n, one in enumerate(identities) if selector.matches(one)}
 
 
 def _of_groups(text: str, identities: Sequence[Identity]) -> set[int]:

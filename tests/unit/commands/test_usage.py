@@ -57,6 +57,48 @@ def test_help_of_a_command_is_its_help(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert texts[2] == texts[3]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--rank", "nonsense"),
+        ("--rank", "decode:tp1:tp2"),
+        ("--group", "nonsense"),
+        ("--role", "router"),
+        ("--server", ""),
+        ("--run-dir", ""),
+    ],
+)
+@pytest.mark.parametrize("command", ["watch", "top", "export", "check --watch"])
+def test_a_command_that_looks_again_and_again_has_its_options_checked_before_it_looks(
+    command: str, options: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def looks(*_: object, **__: object) -> None:
+        raise AssertionError("it looks")
+
+    monkeypatch.setattr("pdctl.watch.eye.Eye.__init__", looks)
+    monkeypatch.setattr("pdctl.probes.run.find", looks)
+    monkeypatch.setattr(sys, "argv", ["pdctl", *command.split(), *options])
+    assert cli._run() == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert 1 <= len(printed.err.splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    "wrong", [("--on-finding", "there"), ("--exec", '"'), ("--exec", " "), ("--webhook", "ftp://x")], ids=" ".join
+)
+def test_a_watch_has_what_it_shall_do_checked_before_it_looks(
+    wrong: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def looks(*_: object, **__: object) -> None:
+        raise AssertionError("it looks")
+
+    monkeypatch.setattr("pdctl.watch.eye.Eye.__init__", looks)
+    monkeypatch.setattr(sys, "argv", ["pdctl", "watch", *wrong])
+    assert cli._run() == 2
+    assert wrong[0] in capsys.readouterr().err
+
+
 INTERRUPTED = """
 import os, runpy, signal, sys
 class Hook:

@@ -12,7 +12,7 @@ from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.model import GroupInfo, Identity
 from pdctl.targets import nodeset
 from pdctl.targets.nodeset import server_names
-from pdctl.targets.selectors import Selection, Selector, parse
+from pdctl.targets.selectors import Selection, Selector, check, parse
 from pdctl.targets.selectors import select as select_ranks
 
 BASE = Identity(
@@ -168,6 +168,30 @@ def test_what_nothing_fits_is_wrong_usage_and_says_what_there_is(selection, said
     assert error.value.code is Exit.USAGE
     assert said in error.value.message
     assert there in error.value.next_step
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        Selection(ranks=("decode:tp1", "nonsense")),
+        Selection(ranks=("pid x",)),
+        Selection(groups=("decode:xp1 · attention-TP group of 2",)),
+        Selection(roles=("router",)),
+        Selection(servers=(" ",)),
+    ],
+)
+def test_what_can_never_mean_a_rank_is_wrong_usage_whoever_is_there(selection):
+    with pytest.raises(PdctlError) as error:
+        check(selection)
+    assert error.value.code is Exit.USAGE
+
+
+def test_what_may_mean_a_rank_that_comes_later_is_not_refused():
+    later = ("decode:tp99", "pid 7", "tcp://10.0.0.7:7000", "unified dp0 pp0 tp0", "unknown dp-1 pp0 tp3")
+    check(Selection(ranks=later, groups=("decode dp7 · attention-TP group of 2",), servers=("x[",), roles=("unif*",)))
+    for text in later:
+        with pytest.raises(PdctlError, match="no rank matches"):
+            select_ranks(Selection(ranks=(text,)), SERVERS)
 
 
 def test_a_server_whose_address_has_brackets_is_meant_as_it_is_written():
