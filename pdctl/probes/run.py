@@ -110,12 +110,15 @@ def _run(probe: AnyProbe, options: Any, asked: Asked, out: Output) -> Exit:
 def bundled(probe: AnyProbe, options: Any, asked: Asked, source: Path) -> Document | None:
     """Return what the bundle ``source`` has of a probe; None where its recordings are to be looked at.
 
-    Raises PdctlError (USAGE) where it has none and recordings do not tell it, or where less is asked for than the whole.
+    Raises PdctlError (USAGE) where it has none and recordings do not tell it, or where less is asked for than the whole, and
+    as :func:`pdctl.trace.reader.read_documents`.
     """
     from pdctl.protocol import structs
     from pdctl.trace.reader import read_documents
 
-    raw = (b"" if source.is_dir() else read_documents(source).get(probe.bundled)) or b""
+    name, raw = probe.bundled, b""
+    if not source.is_dir():
+        raw = read_documents(source, lambda one: one == name, timeout_s=asked.timeout_s).get(name, b"")
     whole = options == probe.options() and not asked.selection.given and not asked.every_start
     if raw and whole:
         try:

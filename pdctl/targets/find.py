@@ -163,12 +163,13 @@ def discover(
     )
 
 
-def load_source(source: Path, *, every_start: bool = False, timeout_s: float = 10.0) -> Found:
+def load_source(source: Path, *, every_start: bool = False, timeout_s: float = 10.0, spent_s: float = 0.0) -> Found:
     """Return the ranks of a trace, or of the traces and recordings in a directory. Every rank counts as dead.
 
-    every_start, timeout_s: as for :func:`discover`. Raises PdctlError (UNREACHABLE) for an unusable trace.
+    every_start, timeout_s: as for :func:`discover`. spent_s: the part of that time used before. Raises PdctlError
+    (UNREACHABLE) for an unusable trace.
     """
-    began = time.monotonic()
+    began = time.monotonic() - spent_s
     problems: list[str] = []
     ranks: dict[str, FoundRank] = {}
     if is_folder(source):
@@ -177,7 +178,7 @@ def load_source(source: Path, *, every_start: bool = False, timeout_s: float = 1
     else:
         from pdctl.trace.reader import open_cached  # loads what reads ZIP files
 
-        traces = [open_cached(source, timeout_s=timeout_s)]
+        traces = [open_cached(source, timeout_s=timeout_s, spent_s=time.monotonic() - began)]
     for trace in traces:
         _join(ranks, recordings.of_trace(trace, problems))
     chosen, earlier = (list(ranks.values()), 0) if every_start else servers.select_current(list(ranks.values()))

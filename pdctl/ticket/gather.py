@@ -49,10 +49,15 @@ def gather(path: Path, *, timeout_s: float) -> Case:
     """
     if path.is_dir():
         raise PdctlError(f"{path} is a directory", "pdctl bundle --from DIR makes a file of what is in it.")
+    began = time.monotonic()
     manifest = read_manifest(path)
-    documents = read_documents(path) if manifest.collectors else {}
+    documents = (
+        read_documents(path, _told, timeout_s=timeout_s, spent_s=time.monotonic() - began)
+        if manifest.collectors
+        else {}
+    )
     check = _decoded(documents, "check", CheckDocument)
-    found = load_source(path, timeout_s=timeout_s)
+    found = load_source(path, timeout_s=timeout_s, spent_s=time.monotonic() - began)
     if not found.ranks and check is None:
         raise PdctlError(f"{path} has no recordings", "Give a file that pdctl bundle or pdctl record made.")
     live = check is not None and not check.not_recorded
@@ -82,6 +87,11 @@ def gather(path: Path, *, timeout_s: float) -> Case:
         config=_decoded(documents, "config", ConfigDocument),
         unseen=_unseen(manifest, check, found, [*queues.problems, *untold, *_rest(rooms)]),
     )
+
+
+def _told(name: str) -> bool:
+    """Return whether a report has the document of the collector ``name``."""
+    return name in ("check", "ranks", "stacks", "config") or name.startswith("story-")
 
 
 def _decoded(documents: Mapping[str, bytes], name: str, kind: type[D]) -> D | None:

@@ -10,12 +10,13 @@ import atexit
 import errno
 import hashlib
 import io
+import math
 import os
 import re
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,26 +86,36 @@ def open_trace(path: Path, *, timeout_s: float | None = None, spent_s: float = 0
         yield Trace(path, msgspec.structs.replace(manifest, ranks=ranks), folder)
 
 
-def read_documents(path: Path) -> dict[str, bytes]:
-    """Return the documents of the bundle at ``path`` by the names of their collectors; nothing of a trace that is no bundle.
+def read_documents(
+    path: Path, wanted: Callable[[str], bool], *, timeout_s: float | None = None, spent_s: float = 0.0
+) -> dict[str, bytes]:
+    """Return the ``wanted`` documents of the bundle at ``path`` by the names of their collectors; nothing of a trace that is no
+    bundle.
 
-    A document that is damaged, too large or not there is left out. Raises as :func:`open_trace`.
+    A document that is damaged, too large or not there is left out. timeout_s, spent_s: as in :func:`open_trace`. Raises
+    PdctlError (UNREACHABLE) where that time is over before all are read, and as :func:`open_trace`.
     """
     found: dict[str, bytes] = {}
     left = MAX_DOCUMENTS
+    end = _end(timeout_s, spent_s)
     with _archive(path) as (archive, wrong):
         manifest = _manifest(path, archive, wrong=wrong)
         members = _members(path, archive, manifest)
         for one in manifest.collectors:
-            info = members.get(one.member)
-            if info is None or one.name in found or not _DOCUMENT.fullmatch(one.member):
+            if one.name in found or not wanted(one.name) or not _DOCUMENT.fullmatch(one.member):
                 continue
+            info = members.pop(one.member, None)  # a member is read once, whatever comes of it
+            cost = max(info.file_size, info.compress_size) if info is not None else 0
+            if info is None or cost > min(left, MAX_DOCUMENT):
+                continue
+            left -= cost
             try:
-                data = _whole(archive, info, min(left, MAX_DOCUMENT))
+                found[one.name] = _whole(archive, info, cost, end)
             except DAMAGE:
                 continue
-            found[one.name] = data
-            left -= len(data)
+            except TimeoutError:
+                said = f"{shown(path)}: its documents are not read: no time left of {timeout_s:g} s (--timeout)"
+                raise _bad(said, "Give it more --timeout.") from None
     return found
 
 
@@ -229,10 +240,18 @@ def _read_manifest(path: Path, archive: zipfile.ZipFile, infos: list[zipfile.Zip
         raise _bad(f"{path}: {MANIFEST} is damaged: {error}") from None
 
 
-def _whole(archive: zipfile.ZipFile, info: zipfile.ZipInfo, most: int) -> bytes:
+def _end(timeout_s: float | None, spent_s: float) -> float:
+    """Return when the time of a command is over, on the monotonic clock."""
+    return math.inf if timeout_s is None else time.monotonic() + timeout_s - spent_s
+
+
+def _whole(archive: zipfile.ZipFile, info: zipfile.ZipInfo, most: int, end: float = math.inf) -> bytes:
+    """Return the bytes of a member. Raises TimeoutError after ``end`` (:func:`_end`), and what DAMAGE has."""
     data = bytearray()
     with open_member(archive, info) as stream:
         while chunk := stream.read(_CHUNK):
+            if time.monotonic() > end:
+                raise TimeoutError
             data += chunk
             if len(data) > most:
                 raise zipfile.BadZipFile(f"it has more than {most} bytes")
@@ -279,7 +298,7 @@ class _Unpacking:
     ) -> None:
         self._archive, self._members, self._path, self._folder = archive, members, path, folder
         self._timeout_s, self._cut = timeout_s, cut
-        self._end = None if timeout_s is None else time.monotonic() + timeout_s - spent_s
+        self._end = _end(timeout_s, spent_s)
         self._room = FREE_BYTES + MAX_RATIO * path.stat().st_size
 
     def rank(self, rank: TraceRank) -> TraceRank:
@@ -316,7 +335,7 @@ class _Unpacking:
         fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             while chunk := stream.read(_CHUNK):
-                if self._end is not None and time.monotonic() > self._end:
+                if time.monotonic() > self._end:
                     return f"is not unpacked: no time left of {self._timeout_s:g} s (--timeout)"
                 sum_.update(chunk)
                 if chunk != _ZERO[: len(chunk)]:
