@@ -47,7 +47,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 class Recording:
     """A recording as read at one moment. problems: what could not be trusted, in words.
 
-    source, rings: its bytes, and (offset, capacity in records) of rounds, items and events in them.
+    source, rings: its bytes, and (offset, capacity in records) of rounds, items and events in them. told: reads its events.
     """
 
     path: str
@@ -64,6 +64,7 @@ class Recording:
     visits: dict[str, Visits]
     source: Source
     rings: tuple[int, int, int, int, int, int]
+    told: Callable[[Source, int, int], NDArray[Any]] = events
     _table: NDArray[Any] | None = None
     _events: list[Event] | None = None
 
@@ -85,7 +86,7 @@ class Recording:
         Use this to read all events: for a full ring of tens of thousands it is far cheaper than a list of :class:`Event`.
         """
         if self._table is None:
-            self._table = _of_known_kinds(events(self.source, *self.rings[4:]))
+            self._table = _of_known_kinds(self.told(self.source, *self.rings[4:]))
         return self._table
 
     def events(self) -> list[Event]:
@@ -165,8 +166,16 @@ def parse(data: bytes, name: str = "") -> Recording:
     return read_from(Source(data), name)
 
 
-def read_from(source: Source, name: str = "", ended: Callable[[Source, int, int], Ring] = rounds) -> Recording:
-    """Read the recording in ``source``; :func:`read` says what is raised. ended: reads its runs that ended."""
+def read_from(
+    source: Source,
+    name: str = "",
+    ended: Callable[[Source, int, int], Ring] = rounds,
+    told: Callable[[Source, int, int], NDArray[Any]] = events,
+) -> Recording:
+    """Read the recording in ``source``; :func:`read` says what is raised.
+
+    ended: reads its runs that ended. told: reads its events, once they are asked for.
+    """
     head = source.read(0, f.HEADER_SIZE)
     header = parse_header(head)
     if len(head) < f.HEADER_SIZE:
@@ -205,6 +214,7 @@ def read_from(source: Source, name: str = "", ended: Callable[[Source, int, int]
         visits=header.visits,
         source=source,
         rings=header.rings,
+        told=told,
     )
 
 

@@ -82,6 +82,22 @@ def events(source: Source, offset: int, capacity: int, wanted: Wanted | None = N
     return _ring(source, offset, capacity, EVENT, f.EVENT.size, possible_events, wanted).table
 
 
+def later_events(source: Source, offset: int, capacity: int, last: int, most: int) -> NDArray[Any] | None:
+    """Return those of the ``most`` events after number ``last`` that are there and sound, in a ring as :func:`events` reads it.
+
+    None: the writer is ahead by a whole ring, or what is there is damaged. Threads write events, so one may lack for a moment.
+    """
+    place = last % capacity
+    data = source.read(offset + place * f.EVENT_SIZE, min(most, capacity - place) * f.EVENT_SIZE)
+    table = np.frombuffer(data, EVENT, len(data) // f.EVENT_SIZE)
+    expected = np.arange(last + 1, last + 1 + len(table), dtype=np.uint64)
+    if (table["seq"] > expected).any():
+        return None
+    places = np.flatnonzero(table["seq"] == expected)
+    found = select_records(table, places[record_sums(data, places, f.EVENT_SIZE, f.EVENT.size) == table["crc"][places]])
+    return select_records(found, possible_events(found))
+
+
 def possible_rounds(table: NDArray[Any]) -> NDArray[np.bool_]:
     """Return which runs are possible: known codes, and numbers and times in range."""
     found: NDArray[np.bool_] = (table["queue"] < len(QUEUES)) & (table["stream"] < f.MAX_STREAMS)

@@ -103,14 +103,16 @@ def _side(queue: str, rank: str, view: RankView, room: int, action: str, item: I
 
 
 def _landed(view: RankView, room: int, slot: int) -> float | None:
-    for event in _events(view):
-        if event.kind is EventKind.LANDED and event.slot == slot and room in (event.room, event.b):
-            return event.a / 1e9
-    return None
+    if view.recording is None:
+        return None
+    table = view.recording.event_table()
+    meant = (table["kind"] == int(EventKind.LANDED)) & (table["slot"] == slot)
+    landed = table["a"][meant & ((table["room"] == room) | (table["b"] == room))]
+    return int(landed[0]) / 1e9 if len(landed) else None
 
 
-def _events(view: RankView) -> list[Event]:
-    return view.recording.events() if view.recording is not None else []
+def _enqueued(view: RankView, room: int) -> list[Event]:
+    return view.recording.events_told((EventKind.ENQUEUE,), (room,)) if view.recording is not None else []
 
 
 def where_now(view: RankView, room: int) -> str:
@@ -132,8 +134,8 @@ def _rid(views: list[RankView | None], room: int) -> str:
                 for entry in entries:
                     if entry.room == room and entry.rid:
                         return entry.rid
-        for event in _events(view):
-            if event.kind is EventKind.ENQUEUE and event.room == room and event.text:
+        for event in _enqueued(view, room):
+            if event.text:
                 return event.text
     return ""
 
@@ -244,7 +246,7 @@ def _is_pending(view: RankView, room: int) -> bool:
 
     A receiver that is enqueued on arrival (SGLang from 0.5.10.post1 on) enters decode.prealloc and decode.pending at once.
     """
-    entered = [e for e in _events(view) if e.room == room and e.kind is EventKind.ENQUEUE]
+    entered = _enqueued(view, room)
     was = {event.queue for event in entered if event.text == entered[-1].text}  # of the newest request with this room
     now = was
     if view.snapshot is not None:

@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pdctl.protocol.model import EventKind
 from pdctl.recording import format as f
+from pdctl.recording import rings
 from pdctl.recording import tail as tails
 from pdctl.recording.reader import BadRecording, read
 from pdctl.recording.tail import Tail
@@ -99,3 +101,56 @@ def test_a_recording_of_another_process_is_none(engine: Engine, tmp_path: Path) 
         Tail(tmp_path / "x.pdrec", 1, 2).read()
     with pytest.raises(FileNotFoundError):
         Tail(tmp_path / "y.pdrec", 1, 2)
+
+
+def tell(engine: Engine, many: int) -> None:
+    """Events come."""
+    for number in range(many):
+        engine.writer.event(int(EventKind.ENQUEUE), room=number + 1, text=f"r{number}")
+
+
+def told(tail: Tail, tmp_path: Path) -> None:
+    """The tail has the events that a whole reading has."""
+    assert np.array_equal(tail.read().event_table(), read(tmp_path / "x.pdrec").event_table())
+
+
+def test_events_are_those_of_a_whole_reading_over_many_rings(engine: Engine, tmp_path: Path) -> None:
+    turns(engine, 1, random.Random(4))
+    tail, capacity = opened(tmp_path), f.layout(f.MIN_SIZE)[5]
+    for many in (0, 1, 5, 63, 64, 65, capacity // 2, capacity - 1, capacity, 3 * capacity, 7):
+        tell(engine, many)
+        told(tail, tmp_path)
+
+
+def test_only_new_events_are_read_and_they_are_forgotten_once_nobody_asks(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns(engine, 1, random.Random(5))
+    tail = opened(tmp_path)
+    tell(engine, 100)
+    told(tail, tmp_path)
+    whole: list[int] = []
+    monkeypatch.setattr(tails, "events", lambda *place: whole.append(1) or rings.events(*place))
+    for many in (0, 3, 100):
+        tell(engine, many)
+        told(tail, tmp_path)
+    assert not whole
+    tail.read()  # and no event is asked for
+    told(tail, tmp_path)
+    assert whole == [1]
+
+
+def test_an_event_that_a_thread_writes_late_is_read(engine: Engine, tmp_path: Path) -> None:
+    turns(engine, 1, random.Random(6))
+    tell(engine, 20)
+    offset, path = f.layout(f.MIN_SIZE)[4], tmp_path / "x.pdrec"
+    tail = opened(tmp_path)
+    with path.open("r+b") as file:
+        late = os.pread(file.fileno(), f.EVENT_SIZE, offset + 9 * f.EVENT_SIZE)
+        os.pwrite(file.fileno(), bytes(f.EVENT_SIZE), offset + 9 * f.EVENT_SIZE)
+        told(tail, tmp_path)
+        tell(engine, 100)
+        told(tail, tmp_path)
+        os.pwrite(file.fileno(), late, offset + 9 * f.EVENT_SIZE)
+    assert 10 in tail.read().event_table()["seq"]
+    told(tail, tmp_path)
