@@ -6,7 +6,7 @@ thousands and every command that reads recordings reads one for each rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
@@ -121,6 +121,8 @@ def possible_events(table: NDArray[Any]) -> NDArray[np.bool_]:
 Wanted = Callable[[NDArray[Any]], NDArray[np.bool_]]
 _BLOCK = 8192
 """Records that are read at once: what is kept of a ring grows with what it holds, not with its size."""
+_NEAR = 128
+"""Records that are read though nobody asks for them, where that saves a read."""
 _PIECE = 1 << 20
 """Bytes of items that are read at once."""
 
@@ -136,9 +138,8 @@ def _ring(
 ) -> Ring:
     """Read a ring. Records begin with their number, from 1 on; 0 is an empty place."""
     size = dtype.itemsize
-    parts, torn, untrue, done = [], 0, 0, 0
-    for at, length in source.pieces(offset, capacity * size):
-        first, last = max(done, (at - offset) // size), -(-(at + length - offset) // size)
+    parts, torn, untrue = [], 0, 0
+    for first, last in _spans(source.pieces(offset, capacity * size), offset, size):
         for place in range(first, last, _BLOCK):
             data = source.read(offset + place * size, min(_BLOCK, last - place) * size)
             table = np.frombuffer(data, dtype, len(data) // size)
@@ -152,8 +153,19 @@ def _ring(
                 true = possible(found)
                 untrue += len(found) - int(np.count_nonzero(true))
                 parts.append(found if true.all() else select_records(found, true))
-        done = last
     return Ring(joined(parts, dtype), torn, untrue)
+
+
+def _spans(pieces: Iterable[tuple[int, int]], offset: int, size: int) -> list[tuple[int, int]]:
+    """Return (first, end) of the records in these pieces of a ring; empty places that are few are read with what is around."""
+    found: list[tuple[int, int]] = []
+    for at, length in pieces:
+        first, end = (at - offset) // size, -(-(at + length - offset) // size)
+        if found and first <= found[-1][1] + _NEAR:
+            found[-1] = found[-1][0], end
+        else:
+            found.append((first, end))
+    return found
 
 
 def joined(parts: list[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -286,10 +298,6 @@ class ItemSpan:
         if at + count > int(self._at[stretch + 1]):
             return b""
         return bytes(self.data[at * f.ITEM_SIZE : (at + count) * f.ITEM_SIZE])
-
-
-_NEAR = 128
-"""Items that are read though no run asks for them, where that saves a read."""
 
 
 def _stretches(starts: NDArray[np.int64], ends: NDArray[np.int64], capacity: int) -> list[tuple[int, int]]:

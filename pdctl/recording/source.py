@@ -46,13 +46,12 @@ class Held(Source):
     def read(self, offset: int, length: int) -> bytes:
         """Return the bytes at ``offset``, zeros for holes."""
         end = min(offset + length, self.size)
-        out, at = bytearray(), offset
-        for start, stop in self._within(offset, end):
-            part, begin = self._parts[start], self._starts[start]
-            out += bytes(max(0, begin - at))
-            out += part[max(at, begin) - begin : stop - begin]
-            at = offset + len(out)
-        return bytes(out) + bytes(max(0, end - at))
+        out = bytearray(max(0, end - offset))
+        for number, stop in self._within(offset, end):
+            begin = self._starts[number]
+            start = max(offset, begin)
+            out[start - offset : stop - offset] = self._parts[number][start - begin : stop - begin]
+        return bytes(out)
 
     def pieces(self, offset: int, length: int) -> list[tuple[int, int]]:
         """Return the pieces that are no holes."""

@@ -16,6 +16,7 @@ from pdctl.recording.digest import Digests
 from pdctl.recording.excerpt import Answerer, Excerpt, Known, Wanted, answer, digests_of
 from pdctl.recording.reader import BadRecording, read
 from pdctl.recording.requests import last_sign_ns
+from pdctl.recording.source import Source
 from pdctl.recording.witness import witness
 from tests.unit.agent.test_tap_recording import Engine, Request
 
@@ -186,3 +187,30 @@ def test_an_excerpt_tells_of_slots_that_held_another_room(engine: Engine, tmp_pa
     short = Excerpt(answer(Known(whole), wanted, whole.source.read(0, f.RINGS_OFFSET)), "x").recording
     assert len(short.streams[0]) < len(whole.streams[0])
     assert history(short).mismatches == history(whole).mismatches != []
+
+
+def test_events_that_lie_apart_are_read_together(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns(engine, 5, random.Random(13))
+    for number in range(400):
+        engine.writer.event(EventKind.FAILURE if number % 4 == 0 else EventKind.STATE, room=number, text="why")
+    whole = read(tmp_path / "x.pdrec")
+    wanted = Wanted(newest=1, kinds=[int(EventKind.FAILURE)])
+    short = Excerpt(answer(Known(whole), wanted, whole.source.read(0, f.RINGS_OFFSET)), "x").recording
+    reads: list[tuple[int, int]] = []
+    monkeypatch.setattr(short, "source", Noted(short.source, reads))
+    assert short.events_told([EventKind.FAILURE]) == whole.events_told([EventKind.FAILURE]) != []
+    assert len(reads) == 1, "one after the other would be a hundred"
+
+
+class Noted(Source):
+    """Another source; every read of it is noted in ``reads``."""
+
+    def __init__(self, source: Source, reads: list[tuple[int, int]]) -> None:
+        self.size, self.pieces = source.size, source.pieces  # type: ignore[method-assign]
+        self._source, self._reads = source, reads
+
+    def read(self, offset: int, length: int) -> bytes:
+        self._reads.append((offset, length))
+        return self._source.read(offset, length)
