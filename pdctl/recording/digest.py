@@ -49,9 +49,10 @@ class Digests:
             changed[1:] |= column[1:] != column[:-1]
         at = np.flatnonzero(changed)
         steps = self._turns[at] - self._turns[at - 1]
+        columns = (places[at].astype(np.uint64), *(column[at] for column in self._values), steps)
         self._sums = []
         for seed in _SEEDS:
-            mixed = _mixed(seed, places[at].astype(np.uint64), *(column[at] for column in self._values), steps)
+            mixed = _mixed(seed, *columns)
             sums = np.zeros(len(row) + 1, np.uint64)
             sums[at + 1] = mixed
             self._sums.append(np.cumsum(sums, dtype=np.uint64))
@@ -85,13 +86,14 @@ def whole(table: NDArray[Any]) -> bool:
 def _mixed(seed: int, *columns: _U64) -> _U64:
     """Return 64 bits for each row of these columns (splitmix64 of one after the other)."""
     state = np.full(len(columns[0]), seed, np.uint64)
+    moved = np.empty_like(state)
     for column in columns:
-        state = state + column
-        state ^= state >> np.uint64(30)
+        state += column
+        state ^= np.right_shift(state, np.uint64(30), out=moved)
         state *= np.uint64(0xBF58476D1CE4E5B9)
-        state ^= state >> np.uint64(27)
+        state ^= np.right_shift(state, np.uint64(27), out=moved)
         state *= np.uint64(0x94D049BB133111EB)
-        state ^= state >> np.uint64(31)
+        state ^= np.right_shift(state, np.uint64(31), out=moved)
     return state
 
 

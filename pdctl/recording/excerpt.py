@@ -23,9 +23,10 @@ from pdctl.recording import format as f
 from pdctl.recording.digest import SIZE, Digests, whole
 from pdctl.recording.header import BadRecording, parse_header
 from pdctl.recording.reader import Recording, read_from
-from pdctl.recording.rings import ROUND, Ring, among, events, later_rounds, possible_rounds, record_sums, select_records
+from pdctl.recording.rings import ROUND, Ring, among, events, later_rounds, possible_rounds, select_records
 from pdctl.recording.source import FileSource, Held
 from pdctl.recording.streams import Stream, foreign
+from pdctl.recording.sums import right_sums
 from pdctl.recording.tail import Tail
 from pdctl.recording.witness import oldest
 
@@ -259,9 +260,8 @@ def _body(known: Known, wanted: Wanted, head: bytes) -> Body | None:
 
 def _sealed(table: NDArray[Any]) -> NDArray[Any]:
     """Return the records as they are in the file: the run in the live cells is put together anew there."""
-    data = table.tobytes()
-    sums = record_sums(data, np.arange(len(table)), f.ROUND_SIZE, f.ROUND_BODY_SIZE)
-    return select_records(table, sums == table["crc"])
+    right = right_sums(table.tobytes(), np.arange(len(table)), table["crc"], f.ROUND_SIZE, f.ROUND_BODY_SIZE)
+    return select_records(table, right)
 
 
 def _held(stream: Stream, least: int, most: int) -> int:
@@ -464,7 +464,7 @@ def _rows(data: bytes) -> NDArray[Any]:
         raise BadRecording("the answer ends within a record")
     table = np.frombuffer(data, ROUND)
     places = np.arange(len(table))
-    if not (record_sums(data, places, f.ROUND_SIZE, f.ROUND_BODY_SIZE) == table["crc"]).all():
+    if not right_sums(data, places, table["crc"], f.ROUND_SIZE, f.ROUND_BODY_SIZE).all():
         raise BadRecording("the answer has a torn record")
     if not possible_rounds(table).all():
         raise BadRecording("the answer has a record that can't be true")

@@ -1,6 +1,6 @@
 """The rings of a recording as numpy tables of the records that can be trusted.
 
-A checksum is computed for each record; everything else is done for all of them together, since a full ring has tens of
+All is done for many records together, their checksums too (:mod:`pdctl.recording.sums`), since a full ring has tens of
 thousands and every command that reads recordings reads one for each rank.
 """
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pdctl.protocol.model import QUEUES, UNKNOWN, Phase
 from pdctl.recording import format as f
 from pdctl.recording.source import Source
+from pdctl.recording.sums import right_sums
 
 ITEM = np.dtype(f.ITEM_DTYPE)
 ROUND = np.dtype(f.ROUND_DTYPE)
@@ -35,11 +36,6 @@ def select_records(table: NDArray[Any], which: NDArray[Any]) -> NDArray[Any]:
     """Return ``table[which]`` of contiguous records: copied as bytes, at once, not field by field."""
     found: NDArray[Any] = table.view(f"V{table.dtype.itemsize}")[which].view(table.dtype)
     return found
-
-
-def record_sums(data: bytes, places: NDArray[np.int64], size: int, body: int) -> NDArray[np.uint32]:
-    """Return the CRC-32 of the first ``body`` bytes of the records of ``size`` bytes at these places."""
-    return np.array([crc32(data[at : at + body]) for at in (places * size).tolist()], np.uint32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +64,7 @@ def later_rounds(source: Source, offset: int, capacity: int, last: int, most: in
     if (table["seq"] > expected).any():
         return None
     places = np.flatnonzero(table["seq"] == expected)
-    whole = record_sums(data, places, f.ROUND_SIZE, f.ROUND_BODY_SIZE) == table["crc"][places]
+    whole = right_sums(data, places, table["crc"][places], f.ROUND_SIZE, f.ROUND_BODY_SIZE)
     found = select_records(table, places[whole])
     true = possible_rounds(found)
     return Ring(select_records(found, true), int(np.count_nonzero(~whole)), int(np.count_nonzero(~true)))
@@ -94,7 +90,8 @@ def later_events(source: Source, offset: int, capacity: int, last: int, most: in
     if (table["seq"] > expected).any():
         return None
     places = np.flatnonzero(table["seq"] == expected)
-    found = select_records(table, places[record_sums(data, places, f.EVENT_SIZE, f.EVENT.size) == table["crc"][places]])
+    right = right_sums(data, places, table["crc"][places], f.EVENT_SIZE, f.EVENT.size)
+    found = select_records(table, places[right])
     return select_records(found, possible_events(found))
 
 
@@ -146,10 +143,10 @@ def _ring(
             numbers = table["seq"]
             places = np.flatnonzero(numbers if wanted is None else (numbers > 0) & wanted(table))
             fits = (numbers[places] - np.uint64(1)) % np.uint64(capacity) == (places + place).astype(np.uint64)
-            good = places[(record_sums(data, places, size, body) == table["crc"][places]) & fits]
+            good = places[right_sums(data, places, table["crc"][places], size, body) & fits]
             torn += len(places) - len(good)
             if len(good):
-                found = select_records(table, good)
+                found = table if len(good) == len(table) else select_records(table, good)
                 true = possible(found)
                 untrue += len(found) - int(np.count_nonzero(true))
                 parts.append(found if true.all() else select_records(found, true))
@@ -177,7 +174,9 @@ def joined(parts: list[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
     found: NDArray[Any] = np.empty(len(numbers), bare)
     at = 0
     for part in _taken(parts):
-        found[places[at : at + len(part)]] = part.view(bare)
+        to = places[at : at + len(part)]
+        in_turn = len(to) > 0 and bool((to[1:] == to[:-1] + 1).all())  # as most are: no look at each
+        found[slice(to[0], to[0] + len(to)) if in_turn else to] = part.view(bare)
         at += len(part)
     return found.view(dtype)
 

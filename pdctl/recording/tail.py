@@ -75,7 +75,8 @@ class Tail:
 
     def _anew(self, source: Source, offset: int, capacity: int) -> Ring:
         ring = rounds(source, offset, capacity)
-        newest = ring.table[-self._most(capacity) :].copy()
+        most = self._most(capacity)
+        newest = ring.table if len(ring.table) <= most else ring.table[-most:].copy()  # not all of them, for a part
         self._runs = None if ring.torn else newest
         return Ring(newest, ring.torn, ring.untrue)
 

@@ -28,11 +28,11 @@ from pdctl.recording.rings import (
     joined,
     possible_events,
     possible_rounds,
-    record_sums,
     rounds,
     select_records,
 )
 from pdctl.recording.source import OpenSource, Source, check_dense
+from pdctl.recording.sums import right_sums
 from pdctl.trace.manifest import Gap
 
 MAX_GAPS = 64
@@ -186,9 +186,9 @@ class _Ring:
         new = [at for at in np.flatnonzero(wanted).tolist() if int(table["seq"][at]) not in self.ahead]
         places = np.array(new, np.int64)
         found = select_records(table, places)
-        sums = record_sums(table.tobytes(), places, self.dtype.itemsize, self.body)
+        right = right_sums(table.tobytes(), places, found["crc"], self.dtype.itemsize, self.body)
         possible = possible_events if self.dtype is EVENT else possible_rounds
-        return select_records(found, (found["crc"] == sums) & possible(found))
+        return select_records(found, right & possible(found))
 
     def copied(self) -> Iterator[NDArray[Any]]:
         """Yield all copied records in pieces, by number."""
