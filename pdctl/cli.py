@@ -45,7 +45,7 @@ COMMANDS = {
     "keys": ("keys", "Reach", "Manage the keys for ranks on other hosts."),
     "clean": ("clean", "Reach", "Remove the files of ranks that have ended."),
     "explain": ("explain", "Learn", "Explain a finding and name the next step."),
-    "self-test": ("self_test", "Learn", "Hold pdctl against the SGLang that is installed."),
+    "self-test": ("self_test", "Learn", "Find what pdctl hooks in the SGLang that is installed."),
     "schema": ("schema", "Learn", "Print the JSON Schema of a document."),
     "demo": ("demo", "Learn", "Show a hang, its diagnosis, and the engine's fix."),
     "lab": ("lab", "Learn", "Run an embedded cluster of real processes."),

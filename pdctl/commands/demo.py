@@ -126,7 +126,7 @@ def _without_gate(stage: Stage) -> None:
 
 
 def _with_gate(stage: Stage) -> None:
-    stage.say("2. The same with the gate (SGLang 0.5.13.post1 and newer).")
+    stage.say("2. The same with the gate (SGLang 0.5.13 and newer).")
     stage.run("lab", "up", "--name", NAME, *_MORTAL, why="a cluster that is ready")
     stage.run("inject", "--delay-metadata", DELAY, "--rank", RANK, "--detach", why="the same fault")
     load = stage.start("lab", "load", "--name", NAME, "--requests", "8", "--seconds", "30")
