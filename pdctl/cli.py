@@ -84,6 +84,14 @@ class Commands(TyperGroup):
             args = [*args[1:], "--help"]
         return super().parse_args(ctx, args)
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options; Typer's longest help is cut to one line: the help fits one screen."""
+        params = super().get_params(ctx)
+        for one in params:
+            if one.name == "show_completion":
+                one.help = "Show completion for the current shell."
+        return params
+
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         """Return the names of the commands that this installation has."""
         there = Path(commands.__file__).parent
@@ -233,10 +241,19 @@ def _options(
     ] = None,
     hosts: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option("--hosts", metavar="NODESET", help="Ask pdctl on these hosts [PDCTL_HOSTS]."),
+        typer.Option(
+            "--hosts",
+            metavar="NODESET|@FILE",
+            help="Ask pdctl on these hosts by ssh [PDCTL_HOSTS].",
+        ),
     ] = None,
     via: Annotated[
-        str, typer.Option("--via", metavar="COMMAND", help="How, if not ssh {host} pdctl [PDCTL_VIA].")
+        str,
+        typer.Option(
+            "--via",
+            metavar="COMMAND",
+            help="What runs pdctl on a host, if not ssh {host} pdctl: srun -w {host} pdctl [PDCTL_VIA].",
+        ),
     ] = "",
     server_key: Annotated[
         str, typer.Option("--server-key", metavar="KEY", help="Public key of those ranks [PDCTL_SERVER_KEY].")

@@ -59,7 +59,8 @@ def command(
     The test is that of replay --emit-test. It needs no GPU, no model and no server. Each version comes first on
     the path of --python, whose environment does not change. The output names what was downloaded.
 
-    Exit code: 0 every version was judged, whatever the tests say, 3 some could not be judged.
+    Exit code: 0 every version was judged, whatever the tests say, 2 no --engine, one that is none, or --python is no Python,
+    3 some could not be judged, or TRACE has nothing to reproduce, 4 TRACE can't be read.
     """
     from pdctl.commands.replay_emit import text_of
     from pdctl.commands.replay_rounds import Asked, plans_of

@@ -96,10 +96,17 @@ def add(
     ] = None,
     hosts: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option("--hosts", metavar="NODESET|@FILE", help="Hosts whose own pdctl is asked; repeatable."),
+        typer.Option(
+            "--hosts",
+            metavar="NODESET|@FILE",
+            help="Hosts whose own pdctl is asked, over ssh: gpu[001-064]; repeatable.",
+        ),
     ] = None,
     via: Annotated[
-        str, typer.Option("--via", metavar="COMMAND", help="How pdctl is run there: srun -w {host} pdctl.")
+        str,
+        typer.Option(
+            "--via", metavar="COMMAND", help="What runs pdctl there, if not ssh {host} pdctl: srun -w {host} pdctl."
+        ),
     ] = "",
     server_key: Annotated[str, typer.Option("--server-key", metavar="KEY", help="Public key of its ranks.")] = "",
     key: Annotated[str, typer.Option("--key", metavar="NAME", help="Client key of pdctl keys to use there.")] = "",

@@ -60,7 +60,8 @@ def command(
 
     The page is one file. It needs no network and no script, and prints well. Names in it are those of the file.
 
-    Exit code: 0 the page is written, whatever it says, 4 FILE can't be read.
+    Exit code: 0 the page is written, whatever it says, 2 wrong options, the file to write exists without --force or can't be
+    written, or --bisect is no output of pdctl bisect, 4 FILE can't be read.
     """
     if (markdown and upstream) or (bisected is not None and not upstream):
         which = (

@@ -21,8 +21,10 @@ from pdctl.probes.leaks.model import (
 )
 from pdctl.probes.queues.formatting import rooms as listed
 from pdctl.protocol.durations import seconds
+from pdctl.protocol.model import Identity
 from pdctl.report.findings import Finding, finding
 from pdctl.targets import nodeset
+from pdctl.targets.servers import told_apart
 
 SHOWN = 20
 """Rooms of a table that are named; the others are counted."""
@@ -31,6 +33,7 @@ SHOWN = 20
 def judge(views: Sequence[RankWatch], *, watch_s: float) -> LeaksDocument:
     """Return what these ranks hold without an owner."""
     ranks, slots, space, orphans, leftovers = [], [], [], [], []
+    of_slots, of_space, of_orphans, of_leftovers = [], [], [], []
     problems = []
     owned = _owned(views)
     unjudged = [_unjudged(view) for view in views]
@@ -39,7 +42,8 @@ def judge(views: Sequence[RankWatch], *, watch_s: float) -> LeaksDocument:
         for view, why in zip(views, unjudged, strict=True)
         if view.computing or (why and view.turned)
     }
-    for view, why in zip(views, unjudged, strict=True):
+    apart = told_apart([view.identity for view in views], [view.identity.label for view in views])
+    for view, why, server in zip(views, unjudged, apart, strict=True):
         if view.silence:
             problems.append(f"{view.identity.label}: {view.silence}")
         elif why and view.identity.instance not in computing:  # a long forward is no fault; its peers wait for it
@@ -51,30 +55,30 @@ def judge(views: Sequence[RankWatch], *, watch_s: float) -> LeaksDocument:
             problems.append(f"{view.identity.label}: {kept}")
         left = [] if why else _leftovers(view, owned[view.identity.cluster])
         last = view.looks[-1].space if view.looks else None
-        ranks.append(
-            RankLeaks(
-                rank=view.identity.label,
-                judged=not why,
-                why=why,
-                looks=len(view.looks),
-                slots=last.slots if last else -1,
-                slots_free=last.slots_free if last else -1,
-                slots_lost=len(lost),
-                kv_lost=sum(leak.tokens for leak in gone),
-                orphans=len(mine),
-                leftovers=sum(each.count for each in left),
-            )
+        row = RankLeaks(
+            rank=view.identity.label,
+            judged=not why,
+            why=why,
+            looks=len(view.looks),
+            slots=last.slots if last else -1,
+            slots_free=last.slots_free if last else -1,
+            slots_lost=len(lost),
+            kv_lost=sum(leak.tokens for leak in gone),
+            orphans=len(mine),
+            leftovers=sum(each.count for each in left),
+            service=view.identity.service,
+            instance=view.identity.instance,
+            server=server,
         )
+        ranks.append(row)
+        of_slots += [_slot_finding(lost, row.name, view)] if lost else []
+        of_space += [_space_finding(leak, row.name, view.identity) for leak in gone]
+        of_orphans += [_orphan_finding(orphan, row.name, view.identity) for orphan in mine]
+        of_leftovers += [_leftover_finding(left, row.name, view.identity, watch_s)] if left else []
         slots += lost
         space += gone
         orphans += mine
         leftovers += left
-    findings = [
-        *_slot_findings(slots, views),
-        *(_space_finding(leak) for leak in space),
-        *(_orphan_finding(orphan) for orphan in orphans),
-        *_leftover_findings(leftovers, watch_s),
-    ]
     return LeaksDocument(
         watch_s=watch_s,
         ranks=tuple(ranks),
@@ -82,7 +86,7 @@ def judge(views: Sequence[RankWatch], *, watch_s: float) -> LeaksDocument:
         space=tuple(space),
         orphans=tuple(orphans),
         leftovers=tuple(leftovers),
-        findings=tuple(findings),
+        findings=(*of_slots, *of_space, *of_orphans, *of_leftovers),
         partial=bool(problems),
         problems=tuple(problems),
     )
@@ -110,8 +114,9 @@ def _slots(view: RankWatch) -> list[SlotLeak]:
     same = set(view.looks[0].ownerless.items()).intersection(*(look.ownerless.items() for look in view.looks[1:]))
     rows = view.looks[-1].lost
     span = (view.looks[-1].mono_ns - view.looks[0].mono_ns) / 1e9
+    i = view.identity
     return [
-        SlotLeak(view.identity.label, slot, max(rows[slot].held_s, span), max(0, rows[slot].found))
+        SlotLeak(i.label, slot, max(rows[slot].held_s, span), max(0, rows[slot].found), i.service, i.instance)
         for slot in sorted(slot for slot, _ in same)
     ]
 
@@ -126,7 +131,11 @@ def _space(view: RankWatch) -> list[SpaceLeak]:
         lost.append(space.kv - space.kv_free - space.evictable - space.protected)
     least = min(lost)
     page = max(1, view.looks[-1].space.page_size)
-    return [SpaceLeak(view.identity.label, least, view.looks[-1].space.kv)] if least >= page else []
+    if least < page:
+        return []
+    return [
+        SpaceLeak(view.identity.label, least, view.looks[-1].space.kv, view.identity.service, view.identity.instance)
+    ]
 
 
 # ---- requests of a later pipeline stage ------------------------------------------------------------------------------
@@ -157,7 +166,7 @@ def _orphans(view: RankWatch, views: Sequence[RankWatch]) -> tuple[list[Orphan],
     for room in sorted(stayed - known):
         entry = failed[-1][room]
         age = entry.age_s if entry.age_s >= 0 else None
-        orphans.append(Orphan(i.label, room, entry.rid, age, view.failed.get(room)))
+        orphans.append(Orphan(i.label, room, entry.rid, age, view.failed.get(room), i.service, i.instance))
     return orphans, ""
 
 
@@ -204,84 +213,70 @@ def _leftovers(view: RankWatch, owned: set[int] | None) -> list[Leftover]:
         if left:
             new = len(left - set(view.looks[0].tables.get(table, ())))
             named = tuple(sorted(left)[:SHOWN])
-            found.append(Leftover(view.identity.label, table, len(left), new, named))
+            i = view.identity
+            found.append(Leftover(i.label, table, len(left), new, named, i.service, i.instance))
     return found
 
 
 # ---- findings --------------------------------------------------------------------------------------------------------
 
 
-def _slot_findings(slots: Sequence[SlotLeak], views: Sequence[RankWatch]) -> list[Finding]:
-    by_rank: dict[str, list[SlotLeak]] = defaultdict(list)
-    for leak in slots:
-        by_rank[leak.rank].append(leak)
-    out = []
-    for view in views:
-        lost = by_rank.pop(view.identity.label, [])
-        if not lost:
-            continue
-        space = view.looks[-1].space
-        turns = view.looks[-1].ticks - view.looks[0].ticks
-        many = "slots" if len(lost) > 1 else "slot"
-        named = ", ".join(str(leak.slot) for leak in lost[:5]) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
-        out.append(
-            finding(
-                "PD150",
-                f"{view.identity.label} has lost {many} {named}: taken {seconds(max(leak.held_s for leak in lost))} ago, and"
-                f" no request has {'them' if len(lost) > 1 else 'it'}; {space.slots_free} of {space.slots} are free",
-                rooms=tuple(leak.room for leak in lost[:SHOWN] if leak.room),
-                ranks=(view.identity.label,),
-                evidence=(
-                    *(f"slot {leak.slot}: room {leak.room or 'none'} is written in it" for leak in lost[:5]),
-                    f"the same at {len(view.looks)} looks, during which its loop turned {turns} times",
-                ),
-            )
-        )
-    return out
-
-
-def _space_finding(leak: SpaceLeak) -> Finding:
+def _slot_finding(lost: Sequence[SlotLeak], name: str, view: RankWatch) -> Finding:
+    space = view.looks[-1].space
+    turns = view.looks[-1].ticks - view.looks[0].ticks
+    many = "slots" if len(lost) > 1 else "slot"
+    named = ", ".join(str(leak.slot) for leak in lost[:5]) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
     return finding(
-        "PD151",
-        f"{leak.rank} has no request, and {leak.tokens} of its {leak.pool} KV tokens are neither free nor cached",
-        ranks=(leak.rank,),
-        evidence=("no request and the same space at every look",),
+        "PD150",
+        f"{name} has lost {many} {named}: taken {seconds(max(leak.held_s for leak in lost))} ago, and"
+        f" no request has {'them' if len(lost) > 1 else 'it'}; {space.slots_free} of {space.slots} are free",
+        rooms=tuple(leak.room for leak in lost[:SHOWN] if leak.room),
+        ranks=(view.identity.label,),
+        evidence=(
+            *(f"slot {leak.slot}: room {leak.room or 'none'} is written in it" for leak in lost[:5]),
+            f"the same at {len(view.looks)} looks, during which its loop turned {turns} times",
+        ),
+        units=(view.identity.unit,),
     )
 
 
-def _orphan_finding(orphan: Orphan) -> Finding:
+def _space_finding(leak: SpaceLeak, name: str, who: Identity) -> Finding:
+    return finding(
+        "PD151",
+        f"{name} has no request, and {leak.tokens} of its {leak.pool} KV tokens are neither free nor cached",
+        ranks=(who.label,),
+        evidence=("no request and the same space at every look",),
+        units=(who.unit,),
+    )
+
+
+def _orphan_finding(orphan: Orphan, name: str, who: Identity) -> Finding:
     failed = f", failed there {seconds(orphan.failed_s)} ago" if orphan.failed_s is not None else ", Failed there"
     age = f", {seconds(orphan.age_s)} old" if orphan.age_s is not None else ""
     return finding(
         "PD152",
-        f"room {orphan.room} (rid {orphan.rid}) is in {BOOTSTRAP} of {orphan.rank}{failed}{age}; the first stage has it no"
+        f"room {orphan.room} (rid {orphan.rid}) is in {BOOTSTRAP} of {name}{failed}{age}; the first stage has it no"
         " more, so it passes it on no more, and this stage looks only at what is passed on",
         rooms=(orphan.room,),
-        ranks=(orphan.rank,),
+        ranks=(who.label,),
         evidence=("Failed in the queue at every look", "in no queue of the first stage at any look"),
+        units=(who.unit,),
     )
 
 
-def _leftover_findings(leftovers: Sequence[Leftover], watch_s: float) -> list[Finding]:
-    by_rank: dict[str, list[Leftover]] = defaultdict(list)
-    for left in leftovers:
-        by_rank[left.rank].append(left)
-    out = []
-    for rank, tables in by_rank.items():
-        most = max(tables, key=lambda left: left.count)
-        named = listed(most.rooms) if most.count <= SHOWN else f"{most.count} rooms"
-        new = max(left.new for left in tables)
-        came = f", {new} of them new in {seconds(watch_s)}" if new else ""
-        out.append(
-            finding(
-                "PD153",
-                f"{rank} keeps {named} in {', '.join(left.table for left in tables)}{came}; no rank has a request for them",
-                rooms=tuple(dict.fromkeys(room for left in tables for room in left.rooms)),
-                ranks=(rank,),
-                evidence=(
-                    *(f"{left.count} in {left.table} at the last two looks" for left in tables),
-                    "in no queue of any rank at any look",
-                ),
-            )
-        )
-    return out
+def _leftover_finding(tables: Sequence[Leftover], name: str, who: Identity, watch_s: float) -> Finding:
+    most = max(tables, key=lambda left: left.count)
+    named = listed(most.rooms) if most.count <= SHOWN else f"{most.count} rooms"
+    new = max(left.new for left in tables)
+    came = f", {new} of them new in {seconds(watch_s)}" if new else ""
+    return finding(
+        "PD153",
+        f"{name} keeps {named} in {', '.join(left.table for left in tables)}{came}; no rank has a request for them",
+        rooms=tuple(dict.fromkeys(room for left in tables for room in left.rooms)),
+        ranks=(who.label,),
+        evidence=(
+            *(f"{left.count} in {left.table} at the last two looks" for left in tables),
+            "in no queue of any rank at any look",
+        ),
+        units=(who.unit,),
+    )

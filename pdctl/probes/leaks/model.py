@@ -78,12 +78,17 @@ class RankWatch:
 
 
 class SlotLeak(msgspec.Struct, frozen=True):
-    """A slot without an owner. held_s: since it was taken, at least as long as the watch; room: what is written in it."""
+    """A slot without an owner. held_s: since it was taken, at least as long as the watch; room: what is written in it.
+
+    service, instance: as of :class:`RankLeaks`, here and in the others.
+    """
 
     rank: str
     slot: int
     held_s: float
     room: int
+    service: str = ""
+    instance: str = ""
 
 
 class Orphan(msgspec.Struct, frozen=True):
@@ -94,6 +99,8 @@ class Orphan(msgspec.Struct, frozen=True):
     rid: str
     age_s: float | None
     failed_s: float | None
+    service: str = ""
+    instance: str = ""
 
 
 class SpaceLeak(msgspec.Struct, frozen=True):
@@ -102,6 +109,8 @@ class SpaceLeak(msgspec.Struct, frozen=True):
     rank: str
     tokens: int
     pool: int
+    service: str = ""
+    instance: str = ""
 
 
 class Leftover(msgspec.Struct, frozen=True):
@@ -112,10 +121,16 @@ class Leftover(msgspec.Struct, frozen=True):
     count: int
     new: int
     rooms: tuple[int, ...]
+    service: str = ""
+    instance: str = ""
 
 
 class RankLeaks(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank in the answer. judged: whether its slots and space could be judged, and if not, why."""
+    """One rank in the answer. judged: whether its slots and space could be judged, and if not, why.
+
+    service, instance: its server, and the start of it. server: what tells that from others that have a rank of this name, ""
+    where none has.
+    """
 
     rank: str
     judged: bool
@@ -127,6 +142,14 @@ class RankLeaks(msgspec.Struct, frozen=True, kw_only=True):
     kv_lost: int = 0
     orphans: int = 0
     leftovers: int = 0
+    service: str = ""
+    instance: str = ""
+    server: str = ""
+
+    @property
+    def name(self) -> str:
+        """The rank, with its server where several have one of this name."""
+        return f"{self.rank} of {self.server}" if self.server else self.rank
 
 
 class LeaksDocument(Document, frozen=True, kw_only=True, tag="pdctl.leaks"):

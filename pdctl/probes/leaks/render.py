@@ -26,12 +26,12 @@ def render(document: LeaksDocument, *, wide: bool) -> Iterable[RenderableType]:
         folded = drawing.alike(document.ranks, lambda row: (_counts(row), row.slots, row.why))
         folded.sort(key=lambda rows: 0 if any(_counts(rows[0])) else 1 if not rows[0].judged else 2)
         for rows in folded[: drawing.MANY]:
-            ranks = nodeset.join(row.rank for row in rows)
+            ranks = nodeset.join(row.name for row in rows)
             drawn.add_row("", ranks, str(len(rows)), *_cells(rows))
     else:
         drawn = drawing.table("  rank", *names)
         for row in document.ranks:
-            drawn.add_row(f"  {row.rank}", *_cells([row]))
+            drawn.add_row(f"  {row.name}", *_cells([row]))
         folded = []
     yield drawn
     if len(folded) > drawing.MANY:

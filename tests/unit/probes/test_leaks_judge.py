@@ -150,3 +150,26 @@ def test_a_room_that_any_rank_has_or_that_the_engine_keeps_for_a_while_is_not_le
     beats = {"addr_to_rooms_tracker": 15.0}
     assert not said(watch(*(look(n, tables=tracked, lingers=beats) for n in range(3)))).findings
     assert codes(said(watch(*(look(n, tables=tracked, lingers=beats) for n in range(0, 40, 10))))) == ["PD153"]
+
+
+def test_ranks_of_one_name_have_their_server_in_text_only_where_there_are_several() -> None:
+    def lost(slot: int) -> list[Look]:
+        return [look(n, rows=[taken(slot)], tables={"failed": [slot]}) for n in range(3)]
+
+    there = [{"instance": name, "service": f"decode@{name}:1"} for name in ("a", "b")]
+    document = said(*(watch(*lost(3 + n), **one) for n, one in enumerate(there)))
+    assert codes(document) == ["PD150", "PD150", "PD153", "PD153"]
+    label = identity().label
+    for number, one in enumerate(("decode@a:1", "decode@b:1")):
+        assert f"{label} of {one} has lost slot {3 + number}:" in document.findings[number].summary
+        assert f"{label} of {one} keeps room {3 + number}" in document.findings[2 + number].summary
+    assert len({found.units for found in document.findings}) == 2
+    for rows in (document.ranks, document.slots, document.leftovers):
+        assert [(row.rank, row.service, row.instance) for row in rows] == [
+            (label, "decode@a:1", "a"),
+            (label, "decode@b:1", "b"),
+        ]
+    assert [row.name for row in document.ranks] == [f"{label} of decode@a:1", f"{label} of decode@b:1"]
+    alone = said(watch(*lost(3), **there[0]))
+    assert [row.name for row in alone.ranks] == [label]
+    assert alone.ranks[0].service == "decode@a:1"
