@@ -14,7 +14,7 @@ import msgspec
 from pdctl.protocol import structs, wire
 
 if TYPE_CHECKING:
-    from pdctl.recording.excerpt import Answerer
+    from pdctl.recording.answers import Answerer
 
 OP = "rounds"
 MAX_SIZE = 48 << 20
@@ -34,7 +34,8 @@ class Rounds:
             return None
         os.environ["OPENBLAS_NUM_THREADS"] = "1"  # it takes memory for each thread that it may use
         try:
-            from pdctl.recording.excerpt import Answerer, Wanted
+            from pdctl.recording.answers import Answerer
+            from pdctl.recording.excerpt import Wanted
         except ImportError:
             self._path = ""
             return None

@@ -17,6 +17,8 @@ from pdctl.recording.source import Source
 
 MAX_REBUILT = 1 << 26
 """Requests in the lists that one list may be built on; a rank writes a whole list long before."""
+_LARGE = 1 << 15
+"""Requests of a run from which on its place is searched for holes first: some bytes could name a list of a GiB of zeros."""
 MAX_KEPT = 1 << 21
 """Requests in the lists that are kept for the next question, of 32 bytes each."""
 
@@ -162,10 +164,19 @@ class Stream:
         Between two items of a room nothing changed for it, unless its action is not KEPT or rounds between are lost.
         This is one search of the items, without rebuilding the list of every run. So it is cheap for few rooms.
         """
+        rows, items = self._sighted(rooms)
+        return [(row, _item(record, self.run(row))) for row, record in zip(rows.tolist(), items.tolist(), strict=True)]
+
+    def sighted(self, rooms: Collection[int]) -> NDArray[np.int64]:
+        """Return the rows of the runs with an item about one of ``rooms``, each once, oldest first."""
+        return np.unique(self._sighted(rooms)[0])
+
+    def _sighted(self, rooms: Collection[int]) -> tuple[NDArray[np.int64], NDArray[Any]]:
+        """Return the items about ``rooms``, and the row of each."""
         span = ItemSpan.read(self._source, self._items_offset, self._items_capacity, self.table)
         seen_at = np.flatnonzero(among(span.table["room"], rooms))
         if not len(seen_at):
-            return []
+            return np.zeros(0, np.int64), np.zeros(0, ITEM)
         numbers = span.numbers(seen_at)
         starts, counts = self.table["items_start"].astype(np.int64), self.table["items_count"].astype(np.int64)
         order = np.flatnonzero(counts > 0)
@@ -176,8 +187,7 @@ class Stream:
         runs = self.table[named]
         items, row = span.of(runs, span.sound(runs))
         mine = among(items["room"], rooms)
-        seen = zip(named[row[mine]].tolist(), items[mine].tolist(), strict=True)
-        return [(index, _item(record, self.run(index))) for index, record in seen]
+        return named[row[mine]], items[mine]
 
     def changes(self, least: int | None = None) -> Changes:
         """Return the changes of the newest ``least`` runs (default: all), and of the earlier runs that they build on.
@@ -237,12 +247,19 @@ class Stream:
             return np.zeros(0, ITEM) if int(row["items_crc"]) == 0 else None
         at = start % self._items_capacity
         head = min(count, self._items_capacity - at)
+        if count > _LARGE and self._written(at, head) + self._written(0, count - head) != count * f.ITEM_SIZE:
+            return None
         data = self._source.read(self._items_offset + at * f.ITEM_SIZE, head * f.ITEM_SIZE)
         if head < count:
             data += self._source.read(self._items_offset, (count - head) * f.ITEM_SIZE)
         if len(data) != count * f.ITEM_SIZE or crc32(data) != int(row["items_crc"]):
             return None
         return np.frombuffer(data, ITEM)
+
+    def _written(self, at: int, count: int) -> int:
+        """Return the bytes of ``count`` items from place ``at`` on that are no holes."""
+        pieces = self._source.pieces(self._items_offset + at * f.ITEM_SIZE, count * f.ITEM_SIZE)
+        return sum(length for _, length in pieces)
 
     def _step(self, index: int) -> NDArray[Any] | None:
         batch = self._batch(index)

@@ -12,7 +12,8 @@ from pdctl.probes.queues import judge as judges
 from pdctl.probes.queues.excerpts import Reading, first_of
 from pdctl.probes.queues.model import QueuesDocument, RankView
 from pdctl.recording import format as f
-from pdctl.recording.excerpt import Known, Part, Wanted, answer, opened
+from pdctl.recording.answers import Known, answer
+from pdctl.recording.excerpt import Part, Wanted, opened
 from pdctl.recording.reader import Recording
 
 

@@ -9,14 +9,15 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pdctl.agent.tap import QueueTap
 from pdctl.probes.queues.model import RankView
 from pdctl.protocol.model import EventKind
 from pdctl.recording import format as f
-from pdctl.recording.excerpt import Answerer, Known, Wanted, answer
+from pdctl.recording.answers import Answerer, Known, answer
+from pdctl.recording.excerpt import Wanted
 from pdctl.recording.reader import BadRecording, parse
 from pdctl.recording.writer import process_start
 from tests.support.crafted import places, seal
@@ -207,6 +208,7 @@ GIVEN = given(
 
 @settings(max_examples=60, deadline=None)
 @GIVEN
+@example(seed=6021, turns=181, size=SIZES[1])  # lists of two laps begin at one place of the ring
 def test_a_history_is_judged_alike(seed: int, turns: int, size: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     check_alike(seed, turns, size, tmp_path_factory.mktemp("h"))
 

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import random
+import zlib
 from pathlib import Path
+from zlib import crc32
 
+import msgspec
 import numpy as np
 import pytest
 
 from pdctl.probes.metadata.history import MAX_RUNS, history
 from pdctl.probes.stuck.collect import last_words
 from pdctl.protocol.model import EventKind
+from pdctl.recording import answers, streams
 from pdctl.recording import format as f
+from pdctl.recording.answers import Answerer, Known, answer
 from pdctl.recording.digest import Digests
-from pdctl.recording.excerpt import Answerer, Excerpt, Known, Wanted, answer, digests_of
+from pdctl.recording.excerpt import Body, Excerpt, Part, Wanted, digests_of
 from pdctl.recording.reader import BadRecording, read
 from pdctl.recording.requests import last_sign_ns
 from pdctl.recording.source import Source
 from pdctl.recording.witness import witness
+from tests.support import crafted
 from tests.unit.agent.test_tap_recording import Engine, Request
 
 
@@ -214,3 +220,98 @@ class Noted(Source):
     def read(self, offset: int, length: int) -> bytes:
         self._reads.append((offset, length))
         return self._source.read(offset, length)
+
+
+class _Counted:
+    """``range``, with the numbers that were taken of all of them counted."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def __call__(self, *bounds: int) -> range:
+        found = range(*bounds)
+        self.steps += len(found)
+        return found
+
+
+def test_lists_that_build_on_one_another_are_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = _Counted()
+    monkeypatch.setattr(answers, "range", counted, raising=False)
+    full = np.array([0], np.int64)  # one whole list, and 16,000 runs that build on it
+    every = range(answers.MAX_ROWS)
+    assert answers._chains(full, every) == list(every)
+    assert answers._chains(full, every[::-1]) == list(every)
+    assert counted.steps == 2 * len(every)
+    with pytest.raises(answers._TooMuchError):
+        answers._chains(full, [1 << 40])
+    assert counted.steps == 2 * len(every)
+
+
+def test_a_list_needs_the_runs_from_its_whole_list_on() -> None:
+    full = np.array([3, 7], np.int64)
+    assert answers._chains(full, [9, 1, 5, 4, 9]) == [1, 3, 4, 5, 7, 8, 9]
+
+
+def test_lists_that_begin_at_one_place_of_the_ring_are_both_kept(engine: Engine, tmp_path: Path) -> None:
+    turns(engine, 20, random.Random(8))
+    whole = read(tmp_path / "x.pdrec")
+    head = whole.source.read(0, f.RINGS_OFFSET)
+    at = whole.rings[2]
+    data = whole.source.read(at, 96)
+    for pieces in ([(at, data), (at, data[:32])], [(at, data[:32]), (at, data)]):
+        excerpt = Excerpt(_part(Body(size=whole.source.size, head=head, pieces=pieces)), "x")
+        assert excerpt.recording.source.read(at, 96) == data
+        excerpt.add(_part(Body(pieces=[(at, data[:64]), (at + 96, b"x")])))
+        assert excerpt.recording.source.read(at, 97) == data + b"x"
+
+
+def _part(body: Body) -> Part:
+    return Part(packed=zlib.compress(msgspec.msgpack.encode(body)))
+
+
+def test_an_answer_names_no_more_streams_than_there_can_be(engine: Engine, tmp_path: Path) -> None:
+    turns(engine, 5, random.Random(9))
+    whole = read(tmp_path / "x.pdrec")
+    head = whole.source.read(0, f.RINGS_OFFSET)
+    for tails in (dict.fromkeys(range(10_000), 0), {0: 1 << 63}):
+        with pytest.raises(BadRecording, match="can't be read"):
+            Excerpt(_part(Body(size=whole.source.size, head=head, tails=tails)), "x")
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(Part(digests=dict.fromkeys(range(300), b""))), type=Part)
+
+
+def test_a_list_of_holes_is_none(engine: Engine, tmp_path: Path) -> None:
+    """Some hundred bytes of an answer name a list as long as the ring of the largest recording, of zeros."""
+    turns(engine, 5, random.Random(10))
+    whole = read(tmp_path / "x.pdrec")
+    size = 1 << 26
+    head = bytearray(whole.source.read(0, f.RINGS_OFFSET))
+    crafted.set_size(head, size)
+    count = f.layout(size)[3]
+    row = whole.streams[0].table[:1].copy()
+    row["flags"] = int(row["flags"][0]) & 15 | f.FLAG_FULL << 4
+    row["n"] = row["items_count"] = count
+    row["items_start"], row["items_crc"] = 0, crc32(bytes(count * f.ITEM_SIZE))
+    row["crc"] = crc32(row.tobytes()[: f.ROUND_BODY_SIZE])
+    head[f.LIVE_OFFSET :] = bytes(f.RINGS_OFFSET - f.LIVE_OFFSET)
+    excerpt = Excerpt(_part(Body(size=size, head=bytes(head), rows=row.tobytes())), "x")
+    [stream] = excerpt.recording.streams
+    assert stream.run(0).items_count == count
+    assert stream.rows(0) is None
+    assert not stream.changes().known.any()  # as in all lists together
+
+
+def test_runs_that_tell_of_a_room_are_found_without_making_each_of_their_requests(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns(engine, 100, random.Random(11))
+    whole = read(tmp_path / "x.pdrec")
+    [stream] = whole.streams
+    rooms = [item.room for item in stream.items(stream.newest) or ()]
+    rows = sorted({row for row, _ in stream.sightings(rooms)})
+    assert len(rows) > 1
+    assert stream.sighted(rooms).tolist() == rows
+    monkeypatch.setattr(streams, "_item", lambda *_: pytest.fail("a request was made"))
+    part = answer(Known(whole), Wanted(newest=1, rooms=rooms, seen=True), whole.source.read(0, f.RINGS_OFFSET))
+    short = Excerpt(part, "x").recording.streams[0]
+    assert {int(one) for one in stream.table["ordinal"][rows]} <= {int(one) for one in short.table["ordinal"]}
