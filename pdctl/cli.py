@@ -86,7 +86,7 @@ class Commands(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the options; Typer's longest help is cut to one line: the help fits one screen."""
-        params = super().get_params(ctx)
+        params: list[Any] = super().get_params(ctx)
         for one in params:
             if one.name == "show_completion":
                 one.help = "Show completion for the current shell."

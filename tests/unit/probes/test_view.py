@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from pdctl.probes import view as module
+from pdctl.probes.asking import MOST_KEPT
 from pdctl.probes.check.probe import run
 from pdctl.probes.registry import stages
 from pdctl.probes.turns import LOST
-from pdctl.probes.view import MOST_KEPT, View
+from pdctl.probes.view import View
 from pdctl.protocol.model import Status
 from pdctl.protocol.rank import Access, Answer, FoundRank, Silence
 from pdctl.targets.client import Client
