@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "variables.md"
 
 
+@cache
 def read_by_the_code() -> set[str]:
     found: set[str] = set()
     for file in (ROOT / "pdctl").rglob("*.py"):
