@@ -50,7 +50,8 @@ class Tail:
         if runs is None or not len(runs):
             return self._anew(source, offset, capacity)
         parts, last = [runs], int(runs["seq"][-1])
-        while True:
+        end = last + capacity  # who writes as fast as this reads is not followed for ever
+        while last < end:
             more = later_rounds(source, offset, capacity, last, _BLOCK)
             if more is None or more.torn or more.untrue:
                 return self._anew(source, offset, capacity)

@@ -15,6 +15,7 @@ from pdctl.recording import format as f
 from pdctl.recording import rings
 from pdctl.recording import tail as tails
 from pdctl.recording.reader import BadRecording, read
+from pdctl.recording.source import Source
 from pdctl.recording.tail import Tail
 from tests.unit.agent.test_tap_recording import Engine, Request
 
@@ -154,3 +155,26 @@ def test_an_event_that_a_thread_writes_late_is_read(engine: Engine, tmp_path: Pa
         os.pwrite(file.fileno(), late, offset + 9 * f.EVENT_SIZE)
     assert 10 in tail.read().event_table()["seq"]
     told(tail, tmp_path)
+
+
+def test_a_rank_that_writes_as_fast_as_it_is_read_is_followed_for_one_lap(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns(engine, 5, random.Random(4))
+    tail = opened(tmp_path)
+    tail.read()
+    capacity = f.layout(f.MIN_SIZE)[1]
+    later, lasts = tails.later_rounds, []
+
+    def more(source: Source, offset: int, rounds_cap: int, last: int, most: int) -> rings.Ring | None:
+        lasts.append(last)
+        if len(lasts) > rounds_cap:
+            pytest.fail("it is followed for ever")
+        turns(engine, 1, random.Random(last))
+        return later(source, offset, rounds_cap, last, most)
+
+    monkeypatch.setattr(tails, "later_rounds", more)
+    tail.read()
+    assert lasts[-1] - lasts[0] < capacity
+    monkeypatch.undo()
+    same(tail, tmp_path)

@@ -164,7 +164,7 @@ def test_a_report_has_one_time_for_documents_and_recordings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, each_s: float
 ) -> None:
     file = tmp_path / "b.zip"
-    data = [bytes(one) for one in crafted.pair(tmp_path).values()]
+    data = [bytes(one) for one in crafted.pair(tmp_path).values()][:1]
     there = {"documents/check.json": b"{}"}
     write_trace(file, map(member_of, data), manifest(row(*there)), documents=there)
     clock, late, open_member = time.monotonic, [0.0], reader.open_member
