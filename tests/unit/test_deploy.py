@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -106,6 +107,19 @@ def test_the_agents_of_the_example_listen_where_its_service_and_kubectl_pdctl_lo
     }
     [found] = select_pods(json.dumps({"items": [pod]}).encode(), PodQuery()).pods
     assert (found.side, found.container, found.ports) == ("decode", "sglang", tuple(range(7311, 7319)))
+
+
+@pytest.mark.parametrize("file", ["README.md", "docs/install.md", "deploy/kubernetes/Dockerfile"])
+def test_what_installs_into_a_serving_image_lets_pip_hold_its_versions(file: str) -> None:
+    """The same two commands everywhere. What they do is in tests/system/test_install_moves_nothing.py, by the README's lines."""
+    text = (ROOT / file).read_text().replace("\\\n", " ").replace("python3 -m pip", "pip")
+    [held, *others] = re.findall(r"pip list [^\n&]*> (\S+)", text)
+    assert not others
+    assert f"pip list --format=freeze --exclude-editable --exclude pdctl > {held}" in text
+    serving = text.partition("FROM ${ENGINE}")[2].partition("\nFROM ")[0] or text[text.index("pip list ") :]
+    [install] = re.findall(r"pip install ([^\n&]*)", serving.partition("```")[0])
+    assert f"-c {held} " in install
+    assert serving.index("pip list ") < serving.index("pip install ")
 
 
 def test_kustomize_builds_the_example() -> None:
