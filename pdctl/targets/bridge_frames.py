@@ -21,6 +21,8 @@ MAX_ASK = wire.MAX_REQUEST + (4 << 10)
 MAX_TOLD = wire.MAX_MESSAGE + (4 << 10)
 MAX_RANKS = 1024
 """Ranks that a far side lists, and asks at the same time."""
+MAX_LISTING = 4 << 20
+"""Bytes of a list of ranks."""
 LIST, QUESTION = "list", "ask"
 STATES = ("live", "dead", "outside")
 

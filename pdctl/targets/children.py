@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import select
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Collection, Sequence
 
@@ -17,12 +20,20 @@ MAX_STDERR = 4096
 """Bytes of a child's standard error that are kept: its last ones."""
 MAX_WORDS = 300
 """Characters of its last line that are passed on."""
+MAX_UNSENT = 16 << 20
+"""Bytes that wait until a child takes them."""
+PARTS_A_TURN = 16
+"""Parts of a child's output, of PART bytes, that are read before others get their turn."""
 _EXIT_CODE = "command terminated with exit code"
 """With this kubectl ends, whatever its command has said before."""
 _EOF_S = 0.3
 _TERM_S = 0.2
+_CODE_S = 0.2
+"""How long the exit code of a child is waited for after the end of its output."""
 
-_running: dict[int, Child] = {}
+_running: set[Child] = set()
+_aside: dict[Child, float] = {}
+"""Children that were set aside, and when."""
 
 
 class Child:
@@ -33,6 +44,7 @@ class Child:
     """
 
     def __init__(self, argv: Sequence[str]) -> None:
+        self._poll = select.epoll()  # first: where no more files can be open, no process is left behind
         self._process = subprocess.Popen(
             list(argv),
             stdin=subprocess.PIPE,
@@ -46,7 +58,6 @@ class Child:
         self._in, self._out, self._err = (pipe.fileno() for pipe in pipes if pipe is not None)
         self._unsent = bytearray()
         self._stderr = b""
-        self._poll = select.epoll()
         for fd in (self._in, self._out, self._err):
             os.set_blocking(fd, False)
         self._watched = {self._out, self._err}
@@ -55,9 +66,8 @@ class Child:
         self.started_at = time.monotonic()
         self.ended = False
         """Whether its standard output has ended."""
-        if not _running:
-            atexit.register(_end_all)
-        _running[self._process.pid] = self
+        self._ended_at = 0.0
+        _running.add(self)
 
     def fileno(self) -> int:
         """The descriptor to poll."""
@@ -69,6 +79,11 @@ class Child:
         return self._process.poll()
 
     @property
+    def gone(self) -> bool:
+        """Whether its standard output has ended, and its exit status is known or was waited for in vain."""
+        return self.ended and (self.exit_code is not None or time.monotonic() - self._ended_at > _CODE_S)
+
+    @property
     def last_words(self) -> str:
         """The last line of its standard error that tells a cause, "" without one."""
         self._drain()
@@ -77,7 +92,12 @@ class Child:
         return (telling or lines or [""])[-1][-MAX_WORDS:]
 
     def send(self, data: bytes) -> None:
-        """Send ``data``, now or when it can be taken. Raises ConnectionError if nobody reads it."""
+        """Send ``data``, now or when it can be taken.
+
+        Raises ConnectionError if nobody reads any more, and another OSError if MAX_UNSENT bytes wait already.
+        """
+        if len(self._unsent) + len(data) > MAX_UNSENT:
+            raise OSError(f"it has not read the last {len(self._unsent) >> 10} KiB that it was sent")
         self._unsent += data
         self.flush()
 
@@ -103,7 +123,7 @@ class Child:
         except BlockingIOError:
             return b""
         if not data:
-            self.ended = True
+            self.ended, self._ended_at = True, time.monotonic()
             self._unwatch(self._out)
         return data
 
@@ -112,7 +132,9 @@ class Child:
         end([self])
 
     def _drain(self) -> None:
-        while self._err in self._watched:
+        for _ in range(PARTS_A_TURN):
+            if self._err not in self._watched:
+                return
             try:
                 data = os.read(self._err, PART)
             except BlockingIOError:
@@ -128,6 +150,8 @@ class Child:
 
     def _hang_up(self) -> None:
         self.ended = True
+        self._unwatch(self._in)
+        self._unsent.clear()
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
@@ -142,7 +166,8 @@ class Child:
             if pipe is not None:
                 pipe.close()
         self._poll.close()
-        _running.pop(self._process.pid, None)
+        self._watched.clear()
+        _running.discard(self)
 
 
 def end(children: Collection[Child]) -> None:
@@ -159,5 +184,68 @@ def end(children: Collection[Child]) -> None:
         child._forget()
 
 
+def set_aside(child: Child) -> None:
+    """Part with a child, and wait for nothing: its input ends, and it is told to end. :func:`end_aside` sees to the rest.
+
+    One that was set aside before, and has had the time to end, is killed.
+    """
+    now = time.monotonic()
+    for one, since in list(_aside.items()):
+        if now - since > _EOF_S + _TERM_S and _aside.pop(one, None) is not None:
+            one._kill(signal.SIGKILL)
+            one._forget()
+    child._hang_up()
+    child._kill(signal.SIGTERM)
+    _aside[child] = now
+
+
+def end_aside() -> None:
+    """End all children that were set aside, at the same time."""
+    children = list(_aside)
+    for child in children:
+        _aside.pop(child, None)
+    end(children)
+
+
 def _end_all() -> None:
-    end(list(_running.values()))
+    end(list(_running))
+
+
+atexit.register(_end_all)
+
+# ---- programs that read no standard input ----------------------------------------------------------------------------
+
+_SCRIPT = """
+import os, sys
+try:
+    import ctypes
+    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+except (ImportError, OSError, AttributeError):
+    pass
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+_ASK_S = 2.0
+
+
+def ends_with_this() -> tuple[str, ...]:
+    """Return what to put before a command line, so that its program ends with this process, however that ends.
+
+    The first word of the command line is a path. It is run by ``setpriv`` where that can do so, else by a line of Python.
+    """
+    found = _setpriv()
+    if not found and sys.executable:
+        return (sys.executable, "-ISc", _SCRIPT, str(os.getpid()))
+    return found
+
+
+@functools.cache
+def _setpriv() -> tuple[str, ...]:
+    """Return the start of a command line of ``setpriv``, () where there is none, or one that can't do it, as busybox's."""
+    found = shutil.which("setpriv")
+    command = (found or "", "--pdeathsig", "KILL")
+    try:
+        subprocess.run([*command, "true"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_ASK_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return command

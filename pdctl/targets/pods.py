@@ -19,6 +19,14 @@ MAX_PODS = 256
 """Pods that are looked into at a time: a kubectl each, of some 40 MiB."""
 MAX_PORTS = 64
 """Ports of one pod that are forwarded."""
+MAX_ITEMS = 16_384
+"""Pods of a list, whatever they run."""
+MAX_ITEM = 2 << 20
+"""Bytes of one pod: etcd keeps none of over 1.5 MiB."""
+MAX_VALUES = 2_000_000
+"""Values in a list. A small one takes up to 100 bytes of memory. Those that kubectl prints are 45 bytes apart and more."""
+MAX_PROBLEMS = 8
+"""Pods of a list that can't be used and are named."""
 _POD = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 _CONTAINER = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 _MARKS = (
@@ -162,32 +170,41 @@ class _Item(msgspec.Struct):
 
 
 class _Items(msgspec.Struct):
-    items: list[_Item] | None = None
+    items: list[msgspec.Raw] | None = None
 
 
 def select_pods(listed: bytes, query: PodQuery) -> Pods:
     """Return the pods that serve, from what ``kubectl get pods -o json`` printed.
 
     With a selector those are all; without one, those of known labels, and those whose command names a side. Raises PdctlError
-    (UNREACHABLE) where there is none, or the list is none.
+    (UNREACHABLE) where there is none, or the list is none, or it is over a limit. A pod over a limit is a problem.
     """
-    try:
-        items = structs.from_json(listed, _Items).items or []
-    except (ValueError, RecursionError) as error:
-        raise PdctlError(f"kubectl's list of pods can't be read: {error}"[:300], "kubectl get pods shows it.") from None
+    items = _items(listed)
     problems: list[str] = []
     found: list[Pod] = []
+    names: set[str] = set()
     ended = 0
-    for item in items:
+    for raw in items:
+        try:
+            item = _item(raw)
+        except (ValueError, RecursionError) as error:
+            problems.append(f"a pod of kubectl's list can't be read: {error}"[:300])
+            continue
         pod = _pod(item, query)
         if not query.selector and not _serves(item, pod):
             continue
         if not _POD.fullmatch(pod.name):
             problems.append(f"{pod.name[:80]!r} is no name of a pod")
+        elif pod.name in names:
+            problems.append(f"pod {pod.name} is in kubectl's list twice; the first was taken")
         elif item.status.phase in _ENDED or (item.metadata.deletionTimestamp and pod.off):
             ended += 1
         else:
+            names.add(pod.name)
             found.append(pod)
+    if len(problems) > MAX_PROBLEMS:
+        more = f"{len(problems) - MAX_PROBLEMS} more pods of kubectl's list can't be used"
+        problems[MAX_PROBLEMS:] = [f"{more}: kubectl get pods -o json shows them, -l leaves them out"]
     if not found:
         there = f"{len(items)} pods are there" if items else "it has no pod"
         more = f", {ended} of the deployment have ended" if ended else ""
@@ -196,6 +213,7 @@ def select_pods(listed: bytes, query: PodQuery) -> Pods:
             "Name another namespace with -n, or the pods' own labels with -l."
             if query.selector or not items
             else f"Known are the labels of {KNOWN}, and commands with --disaggregation-mode; -l names others.",
+            details=tuple(problems),
         )
     found.sort(key=lambda pod: ({"prefill": 0, "decode": 1}.get(pod.side, 2), pod.name))
     if len(found) > MAX_PODS:
@@ -203,6 +221,32 @@ def select_pods(listed: bytes, query: PodQuery) -> Pods:
             f"{len(found)} pods are there; {MAX_PODS} are looked into: -l selects some, docs/kubernetes.md has ways for more"
         )
     return Pods(tuple(found[:MAX_PODS]), tuple(problems), ended)
+
+
+def _items(listed: bytes) -> list[msgspec.Raw]:
+    """Return the pods of a list, none of which is read yet. Values are counted first: many small ones would fill memory."""
+    values = listed.count(b",") + listed.count(b"{") + listed.count(b"[")
+    if values > MAX_VALUES:
+        raise PdctlError(
+            f"kubectl's list of pods has over {MAX_VALUES:,} values",
+            "Select some with -l; kubectl get pods shows them.",
+        )
+    try:
+        items = structs.from_json(listed, _Items).items or []
+    except (ValueError, RecursionError) as error:
+        raise PdctlError(f"kubectl's list of pods can't be read: {error}"[:300], "kubectl get pods shows it.") from None
+    if len(items) > MAX_ITEMS:
+        raise PdctlError(
+            f"kubectl lists {len(items):,} pods; pdctl reads {MAX_ITEMS:,}", "Select those of the deployment with -l."
+        )
+    return items
+
+
+def _item(raw: msgspec.Raw) -> _Item:
+    size = len(memoryview(raw))
+    if size > MAX_ITEM:
+        raise ValueError(f"it has {size >> 10} KiB; {MAX_ITEM >> 10} KiB are allowed")
+    return structs.from_json(raw, _Item)
 
 
 def _pod(item: _Item, query: PodQuery) -> Pod:
@@ -251,7 +295,7 @@ def _serves(item: _Item, pod: Pod) -> bool:
 
 
 def _no_such(item: _Item, wanted: str) -> str:
-    there = ", ".join(one.name for one in item.spec.containers[:8])
+    there = ", ".join(one.name[:63] for one in item.spec.containers[:8])
     return f"it has no container {wanted}; it has {there}" if wanted else "it has no container"
 
 

@@ -111,7 +111,7 @@ def test_the_agents_of_the_example_listen_where_its_service_and_kubectl_pdctl_lo
 
 @pytest.mark.parametrize("file", ["README.md", "docs/install.md", "deploy/kubernetes/Dockerfile"])
 def test_what_installs_into_a_serving_image_lets_pip_hold_its_versions(file: str) -> None:
-    """The same two commands everywhere. What they do is in tests/system/test_install_moves_nothing.py, by the README's lines."""
+    """The same two commands everywhere. What the README's do is in tests/system/test_install_moves_nothing.py."""
     text = (ROOT / file).read_text().replace("\\\n", " ").replace("python3 -m pip", "pip")
     [held, *others] = re.findall(r"pip list [^\n&]*> (\S+)", text)
     assert not others

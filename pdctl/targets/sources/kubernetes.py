@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.rank import Access, FoundRank, Silence
 from pdctl.targets import bridges, registration
-from pdctl.targets.children import Child
+from pdctl.targets.children import PARTS_A_TURN, Child, end, ends_with_this, set_aside
 from pdctl.targets.places import Places
 from pdctl.targets.pods import Pod, PodQuery, Pods, select_pods, why_not
 from pdctl.targets.sources.hosts import settings_of
@@ -96,10 +96,19 @@ def silent_row(pod: Pod, why: str, silence: Silence = Silence.REFUSED) -> FoundR
 
 
 class _Kubectl:
-    """A kubectl that runs, and what it has printed: at most ``limit`` bytes, ``full`` where it had more."""
+    """A kubectl that runs, and what it has printed: at most ``limit`` bytes, ``full`` where it had more.
+
+    Raises PdctlError (UNREACHABLE) if it can't be started.
+    """
 
     def __init__(self, command: Sequence[str], limit: int) -> None:
-        self.child = Child(command)
+        try:
+            self.child = Child(command)
+        except OSError as error:
+            why = f"kubectl can't be run: {error.strerror}"
+            raise PdctlError(
+                why, "Is it a program, and may enough files be open (ulimit -n)? -l selects fewer pods."
+            ) from None
         self.out = bytearray()
         self.full = False
         self.ports = 0
@@ -111,8 +120,10 @@ class _Kubectl:
         return self.child.exit_code
 
     def take(self) -> None:
-        """Take what it has printed since."""
-        while not self.full and (data := self.child.receive()):
+        """Take a part of what it has printed since. What is over the limit is dropped: it would stop at a full pipe."""
+        for _ in range(PARTS_A_TURN):
+            if not (data := self.child.receive()):
+                return
             self.out += data[: self._limit + 1 - len(self.out)]
             self.full = len(self.out) > self._limit
 
@@ -153,20 +164,24 @@ def _forwarded(
     each = [(pod, _forward(pod, query, ports[pod.name])) for pod in pods if ports[pod.name]]
     _follow([one for _, one in each], until, _forwards_all)
     leading: dict[str, Pod] = {}
+    failed: list[Child] = []
     for pod, one in each:
         there = [port for port in _FORWARDS.findall(one.out) if 0 < int(port) < 65536]
         if one.code is None and there:
             leading.update((f"tcp://127.0.0.1:{int(port)}", pod) for port in there)
         else:
             rows.append(silent_row(pod, one.why(pod, "pods/portforward")))
-            one.child.close()
+            failed.append(one.child)
+    end(failed)
     ranks = endpoints.identified([*leading], places, rank_timeout_s)
     return rows + answering([(rank, leading[rank.endpoint]) for rank in ranks])
 
 
 def _forward(pod: Pod, query: PodQuery, ports: Sequence[int]) -> _Kubectl:
-    command = (*_ends_with_this(), *kubectl(query), "port-forward", f"pod/{pod.name}", *(f":{port}" for port in ports))
+    command = (*ends_with_this(), *kubectl(query), "port-forward", f"pod/{pod.name}", *(f":{port}" for port in ports))
     one = _FORWARDING.get(command)
+    if one is not None and one.child.ended:
+        set_aside(one.child)
     if one is None or one.child.ended:
         one = _FORWARDING[command] = _Kubectl(command, MAX_SAID)
         one.ports = len(ports)
@@ -193,9 +208,3 @@ def answering(ranks: Sequence[tuple[FoundRank, Pod]]) -> list[FoundRank]:
 
 def _somebody(rank: FoundRank) -> bool:
     return rank.silent is not Silence.NOT_AUTHORISED or rank.silent_why.startswith("not authorised: ")
-
-
-def _ends_with_this() -> tuple[str, ...]:
-    """Return what ends a program with this process, however that ends, where this host has it."""
-    found = shutil.which("setpriv")
-    return (found, "--pdeathsig", "KILL") if found else ()

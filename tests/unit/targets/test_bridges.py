@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import sys
 import time
 from pathlib import Path
@@ -9,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from pdctl.protocol.rank import FoundRank, Silence
-from pdctl.targets import bridges
+from pdctl.targets import bridges, children
 from pdctl.targets.bridge_frames import MAGIC, MAX_PREAMBLE
 from pdctl.targets.bridges import Far, open_all
+from pdctl.targets.children import Child
 from pdctl.targets.client import Client
 from pdctl.targets.sources import hosts
 from tests.support.patience import patience, until
@@ -42,6 +44,7 @@ def no_bridges() -> object:
     for bridge in bridges._pool.values():
         bridge.close()
     bridges._pool.clear()
+    children.end_aside()
 
 
 def far(text: str, name: str = "gpu1", explain: bridges.Explain = bridges.explain) -> Far:
@@ -68,6 +71,8 @@ def opened(*fars: Far, within_s: float = 30.0, problems: list[str] | None = None
         ("os.write(1, MAGIC + b'\\1\\0\\0\\0\\1')", Silence.GARBAGE, "can't be read"),
         ("tell(Told(ask().channel, b'no list'), MAGIC)", Silence.GARBAGE, "its list of ranks can't be read"),
         ("tell(Told(ask().channel, b'', 'error', '/run is not private'), MAGIC)", Silence.ERROR, "/run is not private"),
+        ("tell(Told(ask().channel, bytes(5 << 20)), MAGIC)", Silence.GARBAGE, "was announced"),
+        ("os.close(1); ask(); ask()", Silence.REFUSED, "no answer in time"),
         ("listing()", Silence.NO_AGENT, "no rank found there"),
         ("listing(bare=3)", Silence.NO_AGENT, "3 schedulers run there without pdctl's agent"),
     ],
@@ -144,6 +149,8 @@ def test_answers_come_in_any_order_and_silence_has_the_far_sides_reason() -> Non
         ("os.write(1, b'\\xff' * 64)", "what it sends can't be read"),
         ("tell(Told(one.channel, b'x' * (3 << 20)))", "bytes"),
         ("[tell(Told(one.channel, b'\\0')) for _ in range(3)]", "can't be read"),
+        ("tell(Told(-1))", "an answer came that nobody waits for"),
+        ("tell(Told(77)); tell(Told(77))", "an answer came that nobody waits for"),
     ],
 )
 def test_a_far_side_that_breaks_answers_with_a_reason(told: str, why: str) -> None:
@@ -152,6 +159,41 @@ def test_a_far_side_that_breaks_answers_with_a_reason(told: str, why: str) -> No
         [answer] = client.ask([rank], "status", str)
         assert answer.body is None
         assert why in answer.reason
+
+
+STAYS = "trap '' TERM; printf '\\n%%pdctl-bridge-1%%\\n\\377\\377\\377\\377'; sleep 600; sleep 600"
+
+
+def test_far_sides_that_send_garbage_and_stay_are_ended_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes half a second to end. Where one is closed, none of the others is still served."""
+    served: list[int] = []
+    forget = Child._forget
+
+    def forgotten(child: Child) -> None:
+        served.append(sum(not one.ended for one in children._running))
+        forget(child)
+
+    monkeypatch.setattr(Child, "_forget", forgotten)
+    rows = opened(*(Far(f"bad{n}", ("sh", "-c", STAYS)) for n in range(4)), far("listing(rank('0')); ask()", "good"))
+    assert [row.silent for row in rows] == [Silence.GARBAGE] * 4 + [Silence.NONE]
+    assert served == [1] * 4, "the good one"
+    assert len(children._running) == 1
+
+
+def test_one_that_ends_its_output_and_stays_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    bridge = bridges._bridge(Far("gpu1", ("sh", "-c", "exec >&-; sleep 600")))
+    bridge.ask_listing()
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("the others wait"))
+
+    def said() -> str:
+        try:
+            return str(bridge.listing() or "")
+        except bridges.Answered as error:
+            return str(error)
+
+    while not (why := said()):
+        select.select([bridge.child], [], [], 0.01)
+    assert "no answer in time" in why
 
 
 def test_one_that_has_ended_is_begun_anew_by_the_next_look(tmp_path: Path) -> None:

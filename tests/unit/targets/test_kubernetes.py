@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.rank import FoundRank, Silence
+from pdctl.targets import children
+from pdctl.targets.children import Child
 from pdctl.targets.places import parse_places
 from pdctl.targets.pods import Pod, PodQuery
 from pdctl.targets.registration import nameless
 from pdctl.targets.sources import kubernetes
+from tests.support.patience import until
 
 POD = Pod("decode-0", container="engine")
 
@@ -64,3 +69,47 @@ def test_a_port_at_which_nobody_listens_is_no_rank_where_another_answers() -> No
     found = kubernetes.answering(answers)
     assert [rank.identity.service for rank in found] == ["port 1", "port 3", "pod/decode-1"]
     assert found[2].silent_why.startswith("no agent answers at the forwarded ports: not authorised or not reachable")
+
+
+def program(file: Path, text: str) -> str:
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+    return str(file)
+
+
+def test_port_forwards_that_fail_are_ended_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = program(tmp_path / "kubectl", "trap '' TERM; echo failed >&2; sleep 600; sleep 600")
+    monkeypatch.setattr(kubernetes, "kubectl", lambda _: (path,))
+    monkeypatch.setattr(kubernetes, "_FORWARDING", {})
+    served: list[int] = []
+    forget = Child._forget
+
+    def forgotten(child: Child) -> None:
+        served.append(sum(not one.ended for one in children._running))
+        forget(child)
+
+    monkeypatch.setattr(Child, "_forget", forgotten)
+    pods = [Pod(f"decode-{n}", container="engine", ports=(7311,)) for n in range(3)]
+    rows = kubernetes._forwarded(pods, parse_places({}), PodQuery(ports=()), time.monotonic() + 0.2, 1.0)
+    assert len(rows) == 3
+    assert served == [0, 0, 0], "the others"
+
+
+def test_a_port_forward_is_not_stopped_by_what_it_prints_of_each_connection(tmp_path: Path) -> None:
+    lines = "yes 'Handling connection for 7311' | head -c 300000"
+    path = program(tmp_path / "kubectl", f"echo 'Forwarding from 127.0.0.1:4001 -> 7311'; {lines}; touch {tmp_path}/on")
+    one = kubernetes._Kubectl((path,), kubernetes.MAX_SAID)
+    until("it goes on", lambda: one.take() or (tmp_path / "on").exists())
+    assert one.full
+    assert len(one.out) == kubernetes.MAX_SAID + 1
+    assert kubernetes._FORWARDS.findall(one.out) == [b"4001"]
+    one.child.close()
+
+
+def test_a_kubectl_that_is_no_program_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "kubectl"
+    file.write_bytes(b"\x7fELF")
+    file.chmod(0o755)
+    monkeypatch.setattr(kubernetes, "kubectl", lambda _: (str(file),))
+    with pytest.raises(PdctlError, match="kubectl can't be run"):
+        kubernetes.list_pods(PodQuery(), 4.0)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from pdctl.protocol.errors import Exit, PdctlError
-from pdctl.targets.pods import MAX_PODS, Pod, PodQuery, parse_ports, select_pods, why_not
+from pdctl.targets import pods
+from pdctl.targets.pods import MAX_PODS, MAX_PROBLEMS, Pod, PodQuery, parse_ports, select_pods, why_not
 
 RBG = "rolebasedgroup.workloads.x-k8s.io"
 DYNAMO = "nvidia.com/dynamo"
@@ -125,6 +126,30 @@ def test_more_pods_than_one_client_looks_into_are_said() -> None:
     found = listed(*(pod(f"d{n}", {"llm-d.ai/role": "decode"}) for n in range(MAX_PODS + 1)))
     assert len(found.pods) == MAX_PODS
     assert "-l selects some" in found.problems[0]
+
+
+@pytest.mark.parametrize(("limit", "most"), [("MAX_VALUES", 50), ("MAX_ITEMS", 2)])
+def test_a_list_over_a_limit_is_not_read(monkeypatch: pytest.MonkeyPatch, limit: str, most: int) -> None:
+    monkeypatch.setattr(pods, limit, most)
+    labels = {"llm-d.ai/role": "decode"}
+    assert len(listed(pod("a", labels)).pods) == 1
+    with pytest.raises(PdctlError, match=r"over 50 values|3 pods; pdctl reads 2") as error:
+        listed(*(pod(f"a{n}", labels, before=[{"name": "b", "env": [{}] * 9}]) for n in range(3)))
+    assert "-l" in error.value.next_step
+
+
+def test_a_pod_that_is_too_large_or_none_hides_no_other() -> None:
+    labels = {"llm-d.ai/role": "decode"}
+    found = listed(pod("large", labels, "x" * pods.MAX_ITEM), {"metadata": 3}, pod("a", labels), pod("a", labels))
+    assert [one.name for one in found.pods] == ["a"]
+    assert ["allowed" in found.problems[0], "can't be read" in found.problems[1], "twice" in found.problems[2]] == [
+        True
+    ] * 3
+    many = listed(pod("a", labels), *[{}] * (MAX_PROBLEMS + 5))
+    assert len(many.problems) == MAX_PROBLEMS + 1
+    assert many.problems[-1].startswith("5 more pods")
+    other = listed(pod("a", labels, before=[{"name": "b" * 10_000}]), container="c").pods[0].off
+    assert len(other) < 200
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'{"items": 3}', b"No resources found"])

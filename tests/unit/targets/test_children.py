@@ -1,0 +1,94 @@
+"""Child processes of which each does what it should not: none holds up whoever talks to it, and none stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pdctl.targets import children
+from pdctl.targets.children import PARTS_A_TURN, Child
+from tests.support.patience import until
+from tests.support.tiny_ranks import ROOT
+
+
+@pytest.fixture(autouse=True)
+def no_children() -> Iterator[None]:
+    yield
+    children.end(list(children._running))
+
+
+def test_one_that_writes_errors_without_end_is_read_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = Child(("sleep", "600"))
+    reads: list[int] = []
+    read = os.read
+
+    def counted(fd: int, size: int) -> bytes:
+        reads.append(fd)
+        assert len(reads) <= 100, "it is read for ever"
+        return read(fd, size)
+
+    with Path("/dev/zero").open("rb") as endless:
+        os.dup2(endless.fileno(), child._err)
+    monkeypatch.setattr(children.os, "read", counted)
+    assert len(child.last_words) <= children.MAX_WORDS
+    assert len(reads) == PARTS_A_TURN
+
+
+def test_one_that_reads_nothing_fills_no_memory() -> None:
+    child = Child(("sleep", "600"))
+    for _ in range(children.MAX_UNSENT >> 20):
+        child.send(bytes(1 << 20))
+    with pytest.raises(OSError, match="has not read") as error:
+        child.send(bytes(1 << 20))
+    assert not isinstance(error.value, ConnectionError)
+    child.close()
+    child.flush()  # nothing is left to go into a file that has its number by now
+
+
+def test_one_that_was_set_aside_and_stays_is_killed_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "_EOF_S", 0.0)
+    monkeypatch.setattr(children, "_TERM_S", 0.0)
+    stays = Child(("sh", "-c", "trap '' TERM; echo ready; sleep 600; sleep 600"))
+    until("it ignores the signal", stays.receive)
+    children.set_aside(stays)
+    assert stays.exit_code is None
+    children.set_aside(Child(("sleep", "600")))
+    until("it has ended", lambda: stays.exit_code == -signal.SIGKILL)
+    children.end_aside()
+    assert not children._running
+
+
+PARENT = """
+import os, subprocess, sys, time
+from pdctl.targets.children import ends_with_this
+print(subprocess.Popen([*ends_with_this(), "/bin/sleep", "600"], stdin=subprocess.DEVNULL).pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("setpriv", ["this host's", "busybox's", "none"])
+def test_a_program_ends_with_this_process_by_whatever_setpriv_is_there(tmp_path: Path, setpriv: str) -> None:
+    path = os.environ["PATH"] if setpriv == "this host's" else str(tmp_path)
+    if setpriv == "busybox's":
+        file = tmp_path / "setpriv"
+        file.write_text("#!/bin/sh\necho \"setpriv: unrecognized option '--pdeathsig'\" >&2\nexit 1\n")
+        file.chmod(0o755)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT],
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert parent.stdout is not None
+        command = Path(f"/proc/{int(parent.stdout.readline())}/cmdline")
+        until("it runs", lambda: command.read_bytes().startswith(b"/bin/sleep"), 20.0)
+    finally:
+        parent.kill()
+        parent.communicate()
+    until("it has ended, too", lambda: not command.exists() or not command.read_bytes(), 20.0)
