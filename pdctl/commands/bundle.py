@@ -148,20 +148,13 @@ def command(
 
 def _reached(reach: Reach, found: Found) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the environment of the commands that look at these ranks, and the names of hosts that they may tell."""
-    from pdctl.targets.resolve import host_of
+    from pdctl.targets.names import site_names
 
     places = reach.places()
     env = reach.for_commands()
     if places.hosts:
         env["PDCTL_HOSTS"] = " ".join(places.hosts)  # a file of them is named from where this command runs
-    away = [*places.endpoints, *(rank.endpoint for rank in found.ranks if rank.endpoint.startswith("tcp://"))]
-    named = (
-        *places.hosts,
-        *(host.rpartition("@")[2] for host in places.hosts),
-        *map(host_of, away),
-        *(rank.identity.host for rank in found.ranks),
-    )
-    return env, tuple(dict.fromkeys(named))
+    return env, site_names(places, found)
 
 
 def draw(document: BundleDocument, console: Console) -> None:

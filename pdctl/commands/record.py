@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from pdctl.commands.record_trigger import Trigger
     from pdctl.targets.client import Client
     from pdctl.targets.find import Found
+    from pdctl.targets.places import Places
     from pdctl.trace.manifest import Divergence
     from pdctl.trace.redact import Names
     from pdctl.trace.writer import Member
@@ -157,7 +158,7 @@ def command(
         raise PdctlError(
             "no rank runs: there is nothing to follow", "Without --for and --trigger, what they left is recorded."
         )
-    names, salt = _names(found, words, keep=keep_names)
+    names, salt = _names(found, reach.places() if source is None else None, words, keep=keep_names)
     from pdctl.targets.client import Client
 
     seen: Divergence | None = None
@@ -190,7 +191,7 @@ def command(
     return int(Exit.PARTIAL if manifest.partial or (trigger and seen is None) else Exit.CLEAN)
 
 
-def _names(found: Found, words: str, *, keep: bool) -> tuple[Names | None, str]:
+def _names(found: Found, places: Places | None, words: str, *, keep: bool) -> tuple[Names | None, str]:
     """Return what takes names out, None to keep them, and its salt, "" where no name was taken out ever."""
     if len(found.salts) > 1:
         raise PdctlError("traces with different salts can't become one", "Record them with one --salt.", Exit.USAGE)
@@ -198,13 +199,12 @@ def _names(found: Found, words: str, *, keep: bool) -> tuple[Names | None, str]:
         return None, "".join(found.salts)
     import socket
 
-    from pdctl.targets.resolve import host_of
+    from pdctl.targets.names import site_names
     from pdctl.trace.manifest import new_salt
     from pdctl.trace.redact import Names
 
     salt = new_salt(words)
-    away = [host_of(rank.endpoint) for rank in found.ranks if rank.endpoint.startswith("tcp://")]
-    return Names(salt, [socket.gethostname(), *(rank.identity.host for rank in found.ranks), *away]), salt
+    return Names(salt, [socket.gethostname(), *site_names(places, found)]), salt
 
 
 def _copied(found: Found, client: Client, names: Names | None, *, sockets: bool) -> list[Member]:
@@ -254,7 +254,8 @@ def _written(
     problems = tuple(map(said, found.problems))
     made = manifest.new(stopped, started_wall_ns=started, seconds=took, problems=problems)
     if seen is not None and names is not None:
-        seen = msgspec.structs.replace(seen, group=names.server(names.words(seen.group)))
+        ranks = tuple(map(names.words, seen.ranks))
+        seen = msgspec.structs.replace(seen, group=names.server(names.words(seen.group)), ranks=ranks)
     made = msgspec.structs.replace(made, redacted=bool(salt), salt=salt, earlier=found.earlier, divergence=seen)
     if names is not None:
         clock = msgspec.structs.replace(made.clock, host=names.host(made.clock.host))

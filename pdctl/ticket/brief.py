@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pdctl.probes.queues.model import WELL
 from pdctl.report.escaping import escape, fenced
 from pdctl.report.output import sentence
+from pdctl.ticket.hide import Hider
 from pdctl.ticket.model import Case
 
 MOST_LINES = 40
@@ -22,6 +23,9 @@ def brief(case: Case) -> str:
     worst = case.worst
     code = f" {worst.code}" if worst is not None and _CODE.fullmatch(worst.code) else ""
     lines = list(_lines(case))
+    if case.manifest.redacted and case.manifest.salt:  # what a report says of a file is as the file is
+        hider = Hider(case.manifest.salt)
+        lines = list(map(hider.text, lines))
     most = MOST_LINES - 4
     if len(lines) > most:
         lines[most - 1 :] = [f"… and {len(lines) - most + 1} more lines: pdctl report makes a page of all"]

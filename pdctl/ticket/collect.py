@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -250,16 +250,25 @@ def _packed(path: Path, made: _Bundle, base: Manifest, members: Iterable[Member]
         said = hider.text(row.reason) if hider is not None else row.reason
         rows.append(msgspec.structs.replace(row, size=size, reason=said))
     manifest = msgspec.structs.replace(base, collectors=tuple(rows))
+    if hider is not None:
+        manifest = msgspec.structs.replace(manifest, problems=tuple(map(hider.text, base.problems)))
+        members = (_without_names(one, hider) for one in members)
     return write_trace(path, members, manifest, force=force, documents=documents)
 
 
 def _hider(made: _Bundle, base: Manifest) -> Hider:
     """Return what takes names out, with the salt of the trace, so that a name has one hash in the whole bundle."""
     hider = Hider(base.salt or new_salt(), [socket.gethostname(), *made.asked.hosts])
-    for name, file in made.made.items():
-        if name != TRACE:
-            hider.learn(_json(file))
+    hider.learn(*(_json(file) for name, file in made.made.items() if name != TRACE), msgspec.to_builtins(base))
+    hider.learn([row.reason for row in made.rows])
     return hider
+
+
+def _without_names(one: Member, hider: Hider) -> Member:
+    """Return a recording whose reasons tell no name that other parts of the bundle tell."""
+    rank = one.rank
+    said = msgspec.structs.replace(rank, reason=hider.text(rank.reason), problems=tuple(map(hider.text, rank.problems)))
+    return replace(one, rank=said)
 
 
 def _documents(made: _Bundle, hider: Hider | None) -> dict[str, bytes]:

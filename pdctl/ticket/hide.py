@@ -6,22 +6,23 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from pdctl.trace.hostforms import HASHED, host_of, may_be
+from pdctl.trace.hostnames import told
 from pdctl.trace.redact import Names
 
 LEFT_OUT = "[left out]"
 _HOST_KEYS = frozenset({"host"})
 _RID_KEYS = frozenset({"rid", "rids"})
 _ADDRESS_KEYS = frozenset({"tcp", "store", "endpoint", "bootstrap", "address"})
-_HASHED = re.compile(r"(?:host|rid|text|name)-[0-9a-f]{8,16}")
+_SERVER_KEYS = frozenset({"service", "instance", "world", "server"})
+_AT = re.compile(r"@(\[[^@\]/|]+\]|[^@:/|]+)")
 _TOKEN = re.compile(r"[A-Za-z0-9_](?:[\w.-]*[A-Za-z0-9_])?")
-_RID = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
-_IP = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.]*\w)|\[[0-9A-Fa-f.]{0,4}:[0-9A-Fa-f:.]{1,44}\]")
-_URL = re.compile(r"(?<=://)[A-Za-z0-9_](?:[\w.-]*\w)?")
-_SERVER = re.compile(r"(?<=prefill@|[^\w]decode@)[A-Za-z0-9_](?:[\w.-]*\w)?|(?<=^decode@)[A-Za-z0-9_](?:[\w.-]*\w)?")
-_NODESET = re.compile(r"(?<![\w.-])[A-Za-z0-9_][\w.-]{0,252}\[[0-9][0-9,-]{0,400}\][\w.-]{0,252}")
+_RID = re.compile(
+    r"(?<![0-9A-Za-z])(?:[0-9a-f]{32}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?![0-9A-Za-z])", re.IGNORECASE
+)
 _QUOTED_RID = re.compile(r"""\brids?['"]?\s*[=:]\s*['"]([^'"\s]{1,200})['"]""")
 _SETTING = re.compile(
-    r"""(?P<key>\b\w*(?:model_path|tokenizer_path|model_name|dist_init_addr|chat_template)['"]?\s*[=:]\s*)"""
+    r"""(?P<key>\b\w*(?:model_path|tokenizer_path|model_name|chat_template)['"]?\s*[=:]\s*)"""
     r"""(?P<value>'[^']*'|"[^"]*"|[^\s,)}]+)"""
 )
 _SECRET = re.compile(
@@ -51,27 +52,40 @@ class Hider:
 
     def _settle(self) -> None:
         self.names = Names(self.salt, self._hosts)
-        long = {rid for rid in self._rids if len(rid) > 3 and not rid.isdecimal() and not _HASHED.fullmatch(rid)}
+        long = {rid for rid in self._rids if len(rid) > 3 and not rid.isdecimal() and not HASHED.fullmatch(rid)}
         self._tokens = {rid for rid in long if _TOKEN.fullmatch(rid)}
         self._odd = sorted(long - self._tokens, key=len, reverse=True)[:_MOST_ODD]
 
-    def learn(self, document: Any) -> None:
-        """Take note of the hosts and request ids that a document names, so that other texts with them lose them, too."""
-        self._learn(document, "")
+    def learn(self, *documents: Any) -> None:
+        """Take note of the hosts and request ids that documents name, so that other texts with them lose them, too."""
+        for document in documents:
+            self._learn(document, "")
         self._settle()
 
     def _learn(self, value: Any, key: str) -> None:
         if isinstance(value, dict):
+            if value.get("role") == "unknown" and isinstance(value.get("service"), str):
+                self._add(host_of(value["service"].rpartition("@")[2].removeprefix("pod/")))
             for name, one in value.items():
+                self._learn(name, "")
                 self._learn(one, name)
-        elif isinstance(value, list):
+        elif isinstance(value, list | tuple):
             for one in value:
                 self._learn(one, key)
-        elif isinstance(value, str) and value and not _HASHED.fullmatch(value):
-            if key in _HOST_KEYS and value != "lab":
-                self._hosts.add(value)
-            elif key in _RID_KEYS:
+        elif isinstance(value, str) and value and not HASHED.fullmatch(value):
+            if key in _RID_KEYS:
                 self._rids.add(value)
+            elif key in _HOST_KEYS:
+                self._add(value)
+            elif key in _ADDRESS_KEYS and "/" not in value.replace("://", ""):
+                self._add(host_of(value))
+            else:
+                self._hosts.update(filter(may_be, _AT.findall(value)) if key in _SERVER_KEYS else ())
+                self._hosts |= told([value])
+
+    def _add(self, host: str) -> None:
+        if host and host != "lab":
+            self._hosts.add(host)
 
     def document(self, value: Any, key: str = "") -> Any:
         """Return a document, as JSON has it, without names."""
@@ -79,7 +93,7 @@ class Hider:
             return {self.text(name): self.document(one, name) for name, one in value.items()}
         if isinstance(value, list):
             return [self.document(one, key) for one in value]
-        if not isinstance(value, str) or not value or _HASHED.fullmatch(value):
+        if not isinstance(value, str) or not value or HASHED.fullmatch(value):
             return value
         if key in _RID_KEYS:
             return self.names.rid(value)
@@ -94,33 +108,21 @@ class Hider:
         for rid in self._odd:
             if rid in text:
                 text = text.replace(rid, self.names.rid(rid))
-        text = _URL.sub(self._host, text)
-        text = _SERVER.sub(self._host, text)
-        text = _NODESET.sub(self._nodeset, text)
-        text = _IP.sub(self._host, text)
         text = _RID.sub(lambda found: self.names.rid(found[0]), text)
         text = _TOKEN.sub(lambda found: self.names.rid(found[0]) if found[0] in self._tokens else found[0], text)
         return self.names.words(text)
-
-    def _host(self, found: re.Match[str]) -> str:
-        return found[0] if found[0] == "lab" or _HASHED.fullmatch(found[0]) else self.names.host(found[0])
-
-    def _nodeset(self, found: re.Match[str]) -> str:
-        """Return ``gpu[001-064]`` as one name, where it is of hosts that are known."""
-        head = found[0].partition("[")[0]
-        known = any(host.startswith(head) for host in self._hosts)
-        return self.names.host(found[0]) if known else found[0]
 
     def log(self, lines: Iterable[str]) -> list[str]:
         """Return the lines of an engine's or router's log without names."""
         lines = list(lines)
         self._rids.update(found for line in lines for found in _QUOTED_RID.findall(line))
+        self._hosts |= told(lines)
         self._settle()
         return [self.text(_SETTING.sub(self._setting, line)) for line in lines]
 
     def _setting(self, found: re.Match[str]) -> str:
         value = found["value"].strip("'\"")
-        if value in ("None", "null", "") or _HASHED.fullmatch(value):
+        if value in ("None", "null", "") or HASHED.fullmatch(value):
             return found[0]
         return f"{found['key']}'{self.names.host(value).replace('host-', 'name-', 1)}'"
 

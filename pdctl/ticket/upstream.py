@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import msgspec
+
 import pdctl
 from pdctl.replay.bisect import BisectDocument
 from pdctl.report.escaping import escape, fenced, in_source
@@ -31,6 +33,8 @@ def upstream(case: Case, made: Reproduced, bisected: BisectDocument | None, salt
         [*(one.host for one in case.ranks), *(one.identity.host for one in case.manifest.ranks)],
         [rid for story in case.stories for rid in story.rids],
     )
+    known = (case.check, case.manifest, case.ranks, case.groups, case.stories, case.config, case.unseen, bisected)
+    hider.learn(*map(msgspec.to_builtins, known), made.lacking)
     parts = list(_parts(case, made, bisected, hider))
     titled = made.test.replace(in_source(made.title), in_source(hider.text(made.title))) if made.title else made.test
     test = _test(replace(made, test=titled))

@@ -21,6 +21,8 @@ from pdctl.protocol.notes import ABORTED, EVERY_REQUEST, LOST, SCHEDULER_ENDED, 
 from pdctl.recording import format as f
 from pdctl.recording.header import parse_header
 from pdctl.recording.source import Source
+from pdctl.trace.hostforms import HASHED, canonical, host_of, is_address, is_local
+from pdctl.trace.hostnames import HostNames
 
 CONFLICT = "follow_bootstrap_room conflict"
 """How the reason of a FAILURE begins that verify-routing looks for (SGLang from 0.5.11 on)."""
@@ -33,8 +35,10 @@ _PLAIN = frozenset(
 _HEAD = re.compile(r"[a-z][a-z ()-]{0,40}: ")
 _RAISED = r"[A-Za-z_][\w.]{0,80}(?:(?: in [\w<>]{1,80})?, [\w.-]{1,80}:\d{1,7})?"
 _ENDED = re.compile(rf"{SCHEDULER_ENDED}: {_RAISED}|{THREAD_ENDED}: \w{{1,80}}(?:: {_RAISED})?")
-_SERVER = re.compile(r"@([^@:/|]+)(?=[:/|]|$)")
-_FOLDERS = re.compile(r"(?<![\w.])/(?:[^/\s:,;]+/)+")
+_SERVER = re.compile(
+    r"@(\[[^@\]/|]*\]|(?:[0-9A-Fa-f]{0,4}:){2,7}(?:[0-9.]{7,15}|[0-9A-Fa-f]{1,4})|[^@:/|]+)(?=[:/|]|$)"
+)
+_FOLDERS = re.compile(r"(?<![\w./])(?!(?<=:)//)/+(?:[^/\s:,;]+/)+")
 
 
 class Names:
@@ -42,13 +46,19 @@ class Names:
 
     def __init__(self, salt: str, hosts: Iterable[str] = ()) -> None:
         self._key = bytes.fromhex(salt)
-        known = sorted({host for host in hosts if host}, key=len, reverse=True)
-        words = "|".join(map(re.escape, known))
-        self._hosts = re.compile(rf"(?<![\w.-])(?:{words})(?![\w-])") if known else None
+        self.hosts = HostNames(hosts)
 
     def host(self, name: str) -> str:
-        """Return ``host-`` and 8 hexadecimal digits; "" stays."""
-        return self._hash("host", name, 4) if name else name
+        """Return ``host-`` and 8 hexadecimal digits, and 8 more for its domain; "" and names of every host itself stay.
+
+        Capitals, brackets and zones make no other name, nor does IPv4 that is mapped into IPv6.
+        """
+        if not name or is_local(name) or HASHED.fullmatch(name):
+            return name
+        plain = canonical(name)
+        label, dot, domain = (plain, "", "") if is_address(plain) else plain.partition(".")
+        own = self._hash("host", label or plain, 4)
+        return f"{own}.{self._hash('host', domain, 4).removeprefix('host-')}" if dot and domain and label else own
 
     def rid(self, rid: str) -> str:
         """Return ``rid-`` and 16 hexadecimal digits, of the part of a request id that recordings keep."""
@@ -57,20 +67,17 @@ class Names:
 
     def address(self, address: str) -> str:
         """Return ``host:port`` with the host replaced."""
-        scheme, colon, rest = address.rpartition("://")
-        host, found, port = rest.rpartition(":")
-        if not found or not port.strip("/").isdecimal():
-            host, found, port = rest, "", ""
-        return f"{scheme}{colon}{self.host(host)}{found}{port}"
+        host = host_of(address)
+        head, _, tail = address.rpartition(host) if host else (address, "", "")
+        return f"{head}{self.host(host)}{tail}"
 
     def server(self, name: str) -> str:
         """Return a name like ``decode@HOST:PORT/…`` with its host replaced."""
         return _SERVER.sub(lambda found: f"@{self.host(found[1])}", name)
 
     def words(self, text: str) -> str:
-        """Return a sentence of pdctl's with host names replaced, and files without the directories they are in."""
-        text = _FOLDERS.sub("", text)
-        return self._hosts.sub(lambda found: self.host(found[0]), text) if self._hosts else text
+        """Return a sentence with host names replaced, and files without the directories they are in."""
+        return self.hosts.replace(_FOLDERS.sub("", text), self.host)
 
     def identity(self, raw: bytes) -> bytes:
         """Return the JSON of an identity with its hosts replaced. Raises ValueError where it is none."""
@@ -113,12 +120,21 @@ class Names:
         if isinstance(found.get("host"), str):
             found["host"] = self.host(found["host"])
         own = found.get("engine") == "lab"
+        if found.get("role") == "unknown" and isinstance(found.get("service"), str):
+            found["service"] = self._reached(found["service"])
         for name in ("service", "instance", "world"):
             found[name] = self._named(found.get(name), own)
         for group in found.get("groups") or ():
             if isinstance(group, dict):
                 group["world"] = self._named(group.get("world"), own)
         return found
+
+    def _reached(self, name: str) -> str:
+        """Return how an unknown rank is reached (``tcp://HOST:PORT``, ``pod/NAME``, ``user@HOST``, ``pid 7``), nameless."""
+        if "://" in name or name.startswith("pid "):
+            return name  # the first is replaced as other services are
+        kind, slash, rest = name.rpartition("/")
+        return f"{kind}{slash}{self.host(rest.rpartition('@')[2])}"
 
     def _named(self, name: object, own: bool) -> object:
         # A lab's server is called decode@lab:NAME: that is no host.

@@ -90,3 +90,27 @@ def test_a_line_of_a_log_takes_time_by_its_length(piece: str) -> None:
     line = without_secrets(piece * 200_000)
     assert len(line) < 20_000
     Hider("ab" * 16, ["gpu1"]).text(line)
+
+
+def test_a_name_that_one_part_tells_goes_from_all() -> None:
+    hider = Hider(SALT)
+    documents = [
+        {"problems": ["ssh: connect to host gpu-9 port 22: refused", "describe pod llm-3 has more"]},
+        {"ranks": [{"role": "unknown", "service": "pod/quartz"}, {"role": "decode", "service": "decode@onyx:1"}]},
+        {"tcp": "tcp://[fd00::7]:7311", "store": "basalt:29400"},
+    ]
+    hider.learn(*documents)
+    said = hider.text("GPU-9 llm-3.serving quartz onyx basalt fd00::7 on decode")
+    hashes = [NAMES.host(name) for name in ("gpu-9", "llm-3.serving", "quartz", "onyx", "basalt", "fd00::7")]
+    assert said == f"{' '.join(hashes)} on decode"
+    assert not [
+        name
+        for name in ("gpu-9", "llm-3", "quartz", "onyx", "basalt", "fd00")
+        if name in str(hider.document(documents))
+    ]
+    assert Hider(SALT).log(["gpu-9 is gone", "connect to host gpu-9 port 22"])[0] == f"{hashes[0]} is gone"
+
+
+def test_a_commit_is_no_request() -> None:
+    commit = "242ebe9f3c0a1b2c3d4e5f60718293a4b5c6d7e8"
+    assert Hider(SALT).text(f"at {commit}") == f"at {commit}"

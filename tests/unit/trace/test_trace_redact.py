@@ -137,8 +137,34 @@ def test_an_event_that_was_being_written_is_blanked(tmp_path: Path) -> None:
 
 def test_reasons_lose_hosts_and_directories() -> None:
     names = Names(SALT, ["node17", "n", ""])
-    said = names.words("/home/alice/rec/1-2.pdrec: on node17: n, not node170 or my-node17")
-    assert said == f"1-2.pdrec: on {names.host('node17')}: {names.host('n')}, not node170 or my-node17"
+    said = names.words("/home/alice/rec/1-2.pdrec: on node17: n, not node170, in my-node17")
+    assert said == f"1-2.pdrec: on {names.host('node17')}: {names.host('n')}, not node170, in my-{names.host('node17')}"
+
+
+@pytest.mark.parametrize("service", ["tcp://alpha:7311", "tcp://[fd00::7]:7311", "pod/alpha", "bob@alpha", "alpha"])
+def test_a_rank_of_which_only_its_way_is_known_has_no_name(service: str) -> None:
+    unknown = msgspec.structs.replace(IDENTITY, role="unknown", host="", service=service, instance="", world="")
+    made = Names(SALT).who(unknown).service
+    assert not [name for name in ("alpha", "bob", "fd00") if name in made]
+    assert Names(SALT).host("[fd00::7]" if "fd00" in service else "alpha") in made
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("GPU-07", "gpu-07"), ("gpu-07.", "gpu-07"), ("[fd00::7]", "FD00:0::7"), ("::ffff:10.1.2.3", "10.1.2.3")],
+)
+def test_one_host_has_one_hash_however_it_is_written(one: str, other: str) -> None:
+    names = Names(SALT)
+    assert names.host(one) == names.host(other) != names.host("another")
+    assert names.host("gpu-07.cluster.example").startswith(f"{names.host('gpu-07')}.")
+    assert names.host("gpu-07.cluster.example") != names.host("gpu-07.other.example")
+    assert names.host(names.host(one)) == names.host(one)
+
+
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "[::1]", "0.0.0.0", "::ffff:127.0.0.1"])
+def test_every_hosts_own_name_stays(name: str) -> None:
+    assert Names(SALT).host(name) == name
+    assert Names(SALT).server(f"decode@{name}:30000/1.2") == f"decode@{name}:30000/1.2"
 
 
 @given(st.text(max_size=100), st.sampled_from([int(k) for k in EventKind]))
