@@ -56,6 +56,7 @@ _STRONG = (
     # settings and options
     (_KEY_WORDS.replace(" ", "|"), rf"{_KEY}\s{{0,4}}=\s{{0,4}}{_Q}{_URL}{_N}"),
     (_KEY_WORDS.replace(" ", "|"), rf"{_KEY}\s{{0,4}}:\s{{0,4}}{_QUOTE}{_URL}{_N}"),
+    (_KEY_WORDS.replace(" ", "|"), rf"{_KEY}\s{{0,4}}:\s{{0,4}}{_N}(?=:\d{{2,5}}(?!\d))"),
     ("--", rf"(?<![\w-])--(?:{_OPTIONS})[ =]{_Q}{_URL}{_N}"),
     # torch.distributed, NCCL, UCX, Mooncake, aiohttp
     ("]:", rf"\[{_N}\](?=:\d{{1,5}})"),
@@ -64,6 +65,10 @@ _STRONG = (
     ("[", rf"\[{_N}(?=:\d{{1,8}}:\d{{1,8}}(?::\d{{1,8}})?\])"),
     (":", rf"\b(?:{_BEFORE_PORT})(?: server)?:? {_Q}{_N}(?=:\d{{2,5}}(?!\d))"),
     # pdctl's own
+    ("segment |nic path |failed: ", rf"(?:segment|nic path|has failed:) {_N}(?=:\d{{2,5}}(?!\d))"),
+    ("<", rf"\b(?:to|from|with) {_N}(?=<\d{{1,5}}>)"),
+    ("connecting to", rf"\bconnecting to {_N}(?= (?:\[|port\b))"),
+    (" not responding", rf"\bserver {_N}(?= not responding)"),
     ("the name ", rf"\bthe name {_N}(?= (?:can't|is not))"),
     (" on ", rf"\b(?:pid \d{{1,10}}|socket is) on {_N}"),
     ("addresses of", rf"\baddresses of {_N}"),

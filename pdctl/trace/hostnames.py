@@ -69,12 +69,12 @@ class HostNames:
 
         Texts of one object are to come with one ``say``: words are remembered.
         """
-        text = self._told(text, say)
-        if "[" in text:
-            text = forms.NODESET.sub(lambda found: self._nodeset(found, say), text)
         if ":" in text:
             text = forms.MAC.sub(lambda found: say(found[0]), text)
             text = forms.IP6.sub(lambda found: _address(found, say), text)
+        text = self._told(text, say)
+        if "[" in text:
+            text = forms.NODESET.sub(lambda found: self._nodeset(found, say), text)
         text = forms.IP4.sub(lambda found: say(found[0]) if forms.may_be(found[0]) else found[0], text)
         return forms.TOKEN.sub(lambda found: self._token(found[0], say), text)
 

@@ -13,6 +13,13 @@ SALT = "00" * 16
 KNOWN = ["gpu-07", "Login1.hpc.example.org", "alpha"]
 
 GONE = [
+    ("ssh: connect to host fd00::5 port 22: No route to host", "fd00|::5"),
+    ("debug1: Connecting to bastion [10.0.0.1] port 22.", "bastion|10.0"),
+    ("Timeout, server bastion not responding.", "bastion"),
+    ("The connection to the C10d store has failed: trainer:29400", "trainer"),
+    ("NCCL WARN Net : Call to recv from trainer<47854> failed", "trainer"),
+    ("Mooncake: openSegment trainer:12001 failed, peer nic path trainer:15034@mlx5_1", "trainer"),
+    ("Lost connection with prefill instance (bootstrap_addr: trainer:8998), 3 requests affected", "trainer"),
     ("gpu-07.cluster.example.com refused", "gpu-07|cluster.example"),
     ("GPU-07: refused; Gpu-07.Cluster.Example.Com", "gpu-07|cluster"),
     ("login1 down, login2.hpc.example.org up", "login|hpc"),
