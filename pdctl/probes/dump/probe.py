@@ -81,7 +81,7 @@ class Queues(Probe["QueuesOptions", "list[Answer[Rooms]]", "QueuesDump"]):
     def notes(self, document: QueuesDump) -> Iterable[str]:
         """Yield that nothing is there, where that is so on every rank."""
         if document.ranks and not document.requests and not document.partial:
-            yield "no rank has a request: a gauge that shows some is stale"
+            yield "no rank has a request; if a gauge shows some, it is stale"
 
     def problems(self, document: QueuesDump) -> Sequence[str]:
         """Return which ranks are silent."""

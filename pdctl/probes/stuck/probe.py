@@ -114,7 +114,7 @@ class Stuck(Probe["StuckOptions", "list[RankLooks]", "StuckDocument"]):
         if not document.requests and not document.hidden:
             if all(one.kv < 0 and one.slots < 0 for one in document.space):  # as of recordings
                 return "no request waits for the other side"
-            return "no request waits: a gauge that shows some is stale"
+            return "no request waits; if a gauge shows some, it is stale"
         count = len({(one.cluster, one.room, one.rid) for one in document.requests})
         return f"{count} request{'s' if count != 1 else ''} wait{'s'[: count == 1]}, none is stuck"
 
