@@ -111,6 +111,10 @@ class Child:
                 self._poll.register(self._in, select.EPOLLOUT)
                 self._watched.add(self._in)
             return
+        except ConnectionError:  # a pipe that nobody reads is always ready
+            self._unsent.clear()
+            self._unwatch(self._in)
+            raise
         self._unwatch(self._in)
 
     def receive(self) -> bytes:

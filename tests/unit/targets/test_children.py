@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -49,6 +50,21 @@ def test_one_that_reads_nothing_fills_no_memory() -> None:
     assert not isinstance(error.value, ConnectionError)
     child.close()
     child.flush()  # nothing is left to go into a file that has its number by now
+
+
+def test_one_that_closes_its_input_and_stays_lets_who_waits_sleep() -> None:
+    child = Child(("sh", "-c", "exec sleep 600 <&-"))
+    child.send(bytes(1 << 20))
+
+    def refused() -> bool:
+        try:
+            child.flush()
+        except ConnectionError:
+            return True
+        return False
+
+    until("nobody reads its input", refused)
+    assert not select.select([child], [], [], 0)[0], "it is ready for ever"
 
 
 def test_one_that_was_set_aside_and_stays_is_killed_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
