@@ -251,7 +251,10 @@ def _items(recording: Recording, runs: NDArray[Any]) -> Iterable[tuple[int, byte
 
 
 def _newest_event(recording: Recording) -> list[tuple[int, bytes]]:
-    """Return the newest event, found by halves, since their numbers rise up to it; nothing where it is not sound."""
+    """Return the newest event, found by halves, since their numbers rise up to it; nothing where it is not sound.
+
+    A thread that is about to write one leaves a hole: what follows it tells that it is not the end.
+    """
     _, _, _, _, offset, capacity = recording.rings
 
     def record(place: int) -> bytes:
@@ -264,7 +267,8 @@ def _newest_event(recording: Recording) -> list[tuple[int, bytes]]:
     low, high = 0, capacity  # the newest is from low on, before high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if number(record(middle)) == begin + middle else (low, middle)
+        there = next((p for p in (middle, middle + 1) if p < high and number(record(p)) == begin + p), -1)
+        low, high = (low, middle) if there < 0 else (there, high)
     data = record(low)
     sound = len(data) == f.EVENT_SIZE and begin > 0 and (begin - 1) % capacity == 0
     if not sound or crc32(data[: f.EVENT.size]) != int.from_bytes(data[f.EVENT_CRC_OFFSET :], "little"):

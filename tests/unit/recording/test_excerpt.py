@@ -210,6 +210,21 @@ def test_events_that_lie_apart_are_read_together(
     assert len(reads) == 1, "one after the other would be a hundred"
 
 
+@pytest.mark.parametrize("hole", [2, 60, 89, 96, 99])
+def test_an_event_that_a_thread_is_about_to_write_hides_none_after_it(
+    engine: Engine, tmp_path: Path, hole: int
+) -> None:
+    for number in range(100):
+        engine.writer.event(EventKind.STATE, room=number)
+    data = bytearray((tmp_path / "x.pdrec").read_bytes())
+    offset = read(tmp_path / "x.pdrec").rings[4]
+    begin = offset + (hole - 1) * f.EVENT_SIZE
+    data[begin : begin + f.EVENT_SIZE] = bytes(f.EVENT_SIZE)
+    (tmp_path / "y.pdrec").write_bytes(data)
+    [(at, _)] = answers._newest_event(read(tmp_path / "y.pdrec"))
+    assert at == offset + 99 * f.EVENT_SIZE
+
+
 class Noted(Source):
     """Another source; every read of it is noted in ``reads``."""
 
