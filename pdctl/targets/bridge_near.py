@@ -121,10 +121,10 @@ class Bridge:
         """Whether it has begun long ago, and has not said a thing."""
         return self.alive and self._preamble is not None and time.monotonic() - self.child.started_at > SLOW_S
 
-    @property
-    def ending(self) -> bool:
-        """Whether its output has ended, and nothing tells when its exit code is known."""
-        return self._child is not None and self._child.ended
+    def fileno(self) -> int | None:
+        """Return the descriptor to poll, of this child; None where there is none, or its output has ended."""
+        child = self._child
+        return None if child is None or child.ended else child.fileno()
 
     @property
     def held(self) -> int:
@@ -209,7 +209,7 @@ class Bridge:
     def pump(self) -> None:
         """Send and receive what can be, and hand it out. Raises OSError once it has ended, or sends what can't be read.
 
-        One whose output has ended may have no exit code yet: :attr:`ending` until then, and nothing to poll.
+        One whose output has ended may have no exit code yet: until then there is nothing to poll (:meth:`fileno`).
         """
         try:
             self.child.flush()

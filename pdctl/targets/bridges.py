@@ -10,7 +10,7 @@ from __future__ import annotations
 import select
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pdctl.protocol.rank import Access, FoundRank, Silence
 from pdctl.targets.bridge_frames import STATES, FarRank, Listing, Settings
@@ -99,8 +99,7 @@ def open_all(
     settings = settings or Settings()
     results: dict[str, list[FoundRank]] = {}
     unstarted = deque(fars)
-    starting: dict[int, Bridge] = {}
-    poll = select.poll()
+    starting: dict[str, Bridge] = {}
     while unstarted or starting:
         while unstarted and len(starting) < at_once and time.monotonic() < until:
             far = unstarted.popleft()
@@ -111,29 +110,23 @@ def open_all(
             except OSError as error:
                 results[far.name] = [_unreached(far.name, error)]
                 continue
-            starting[bridge.child.fileno()] = bridge
-            poll.register(bridge.child.fileno(), select.POLLIN)
+            starting[far.name] = bridge
         left_s = until - time.monotonic()
         waits = bool(unstarted) or any(not one.late for one in starting.values())
-        ending = {fd for fd, one in starting.items() if one.ending}
-        left_s = min(left_s, _AGAIN_S) if ending else left_s
-        ready = {fd for fd, _ in poll.poll(max(0, int(left_s * 1000)) if waits or ending else 0)} | ending
-        for fd in ready:
+        for name in _ready(starting, left_s if waits else min(left_s, _AGAIN_S)):
             if time.monotonic() >= until:
                 break
-            bridge = starting.pop(fd)
-            poll.unregister(fd)
+            bridge = starting[name]
             try:
                 listing = bridge.listing()
             except OSError as error:
-                results[bridge.far.name] = [_unreached(bridge.far.name, error)]
+                results[name] = [_unreached(name, error)]
+                del starting[name]
                 continue
-            if listing is None:
-                starting[fd] = bridge
-                poll.register(fd, select.POLLIN)
-                continue
-            bridge.late = False
-            results[bridge.far.name] = _ranks(bridge.far.name, listing, problems)
+            if listing is not None:
+                bridge.late = False
+                results[name] = _ranks(name, listing, problems)
+                del starting[name]
         if time.monotonic() >= until or not waits:
             break
     for bridge in starting.values():
@@ -148,6 +141,26 @@ def open_all(
     found = [rank for far in fars for rank in results[far.name]]
     # Hosts may share a directory: the one that has the process knows, to the others it has ended.
     return sorted(found, key=lambda rank: rank.state == "dead")
+
+
+def _ready(starting: Mapping[str, Bridge], left_s: float) -> set[str]:
+    """Return which of these far sides have something to tell, waiting up to ``left_s`` for the first.
+
+    Another thread may start a child anew, and so with another descriptor: each time they are asked for it.
+    """
+    poll = select.poll()
+    names: dict[int, str] = {}
+    over: set[str] = set()
+    """Those whose output has ended: nothing tells when their exit codes are known."""
+    for name, one in starting.items():
+        fd = one.fileno()
+        if fd is None:
+            over.add(name)
+        else:
+            names[fd] = name
+            poll.register(fd, select.POLLIN)
+    left_s = min(left_s, _AGAIN_S) if over else left_s
+    return {names[fd] for fd, _ in poll.poll(max(0, int(left_s * 1000)))} | over
 
 
 def unreached(name: str, silence: Silence, why: str) -> FoundRank:
