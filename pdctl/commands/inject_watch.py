@@ -114,9 +114,10 @@ class Foreground:
         why, placed = "", False
         with _signals() as signals:
             try:
-                self._session.place()
+                counts = self._session.place()
                 placed = True
                 self._say_placed()
+                self._live.show(counts)
                 why = self._watch()
                 signals.deaf = True
             except Stopped:

@@ -122,7 +122,9 @@ class Fault:
         return min(self.expires, self.until, math.inf if self.lease_expires is None else self.lease_expires)
 
     def why_over(self, now: float) -> str:
-        """Return why it has ended by itself, once ``now`` has reached :attr:`ends`."""
+        """Return why it has ended by itself; "" before ``now`` has reached :attr:`ends`."""
+        if now < self.ends:
+            return ""
         if self.expires <= now:
             return "time is up"
         return "its duration is over" if self.until <= now else "lease lost"
@@ -180,12 +182,16 @@ class Fault:
         return bool(self.hits) and (self.rooms if self.of.way is Way.HOLDS else self.fired) >= self.hits
 
     def status(self, now: float, pending: int) -> FaultStatus:
-        """Return the status for clients. ``pending``: number of writes held back or under way."""
+        """Return the status for clients. ``pending``: number of writes held back or under way.
+
+        It acts no more from :attr:`ends` on, also before the keeper has ended it.
+        """
+        ended = self.ended or self.why_over(now)
         return FaultStatus(
             id=self.id, kind=self.kind, target=self.target, delay_s=self.delay_s,
-            left_s=0.0 if self.ended else max(0.0, self.ends - now), visits=self.visits, eligible=self.eligible,
+            left_s=0.0 if ended else self.ends - now, visits=self.visits, eligible=self.eligible,
             fired=self.fired, pending=pending, owner=self.owner, room=self.room, hits=self.hits, released=self.released,
-            dropped=self.dropped, failed=self.failed, last_room=self.last_room, ended=self.ended,
+            dropped=self.dropped, failed=self.failed, last_room=self.last_room, ended=ended,
             leased=self.lease_expires is not None, seed=self.seed, share=self.share, rid=self.rid, value=self.value,
             passed=self.passed, age_s=-1.0 if self.placed is None else max(0.0, now - self.placed),
         )  # fmt: skip

@@ -113,8 +113,10 @@ class Session:
         self.lost: tuple[str, ...] = ()
         """Ranks that have answered no beat for as long as the lease, so that it has run out there; as of the last beat."""
 
-    def place(self, *, detach: bool = False) -> None:
-        """Place the fault on every rank, or on none; ``detach``: without a lease, once it is everywhere.
+    def place(self, *, detach: bool = False) -> Counts:
+        """Place the fault on every rank, or on none. Return its counts as it was placed.
+
+        detach: without a lease, once it is everywhere.
 
         Raises PdctlError with what the rank says; FAULT_ACTIVE when taking it back from the others is not certain.
         """
@@ -128,7 +130,7 @@ class Session:
             renewed = self._client.ask(self.ranks, "renew", RenewBody, without)
             refused = [answer for answer in renewed if answer.body is None or not _in_place(answer.body)]
         if not refused:
-            return
+            return count([answer.body.fault for answer in answers if answer.body is not None])
         # A rank that refused because of who asks has not looked at the fault, and would not let it be healed either.
         barred = {id(a.rank) for a in answers if a.silence is Silence.NOT_AUTHORISED and a.code}
         healed = self.heal("not placed on every rank", [rank for rank in self.ranks if id(rank) not in barred])

@@ -204,5 +204,5 @@ WORLDS: Mapping[str, World] = {
 }
 
 LIVE = ("healthy", "waiting", "stopped", "hung", "dead", "outside")
-MOVING = ("healthy", "waiting", "stopped")
+MOVING = ("healthy", "waiting", "stopped", "hung")
 """Live worlds with ranks that go on."""

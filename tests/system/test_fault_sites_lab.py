@@ -149,7 +149,12 @@ def test_the_row_holds_another_room(single: Lab, kind: str, value: int) -> None:
         assert outcome.failed == 1
         assert "bootstrap_room mismatch" in next(iter(outcome.errors))
         assert fault.now().fired == 1
-        [found] = [i.found for i in single.items(TP0, "decode.transfer") if i.room == room and i.action != Action.KEPT]
+        [found] = until(  # the client is answered before the round is over
+            "the room's end",
+            lambda: [
+                i.found for i in single.items(TP0, "decode.transfer") if i.room == room and i.action != Action.KEPT
+            ],
+        )
         assert found not in (0, room)
         if kind == kinds.STALE_METADATA:
             assert found == (value or before)

@@ -450,6 +450,7 @@ def test_many_threads_hold_one_room_and_lose_nothing():
     threads = [threading.Thread(target=engine, args=(10_000 * n,)) for n in range(1, 5)]
     watcher = threading.Thread(target=look)
     watcher.start()
+    table.arm(fault("first", delay=0.0005))  # the threads may be done before this one has its next turn
     for thread in threads:
         thread.start()
     number = 0
