@@ -47,6 +47,7 @@ engine-news: engine
 test-long: ENGINE_VERSIONS := $(ENGINE_VERSIONS) 0.5.11 0.5.15 0.5.18 0.5.22
 test-long: engine
 	PDCTL_TEST_DRILLS=all $(BIN)/python -m pytest tests/system/test_drills.py
+	PDCTL_TEST_DRAWS=new $(BIN)/python -m pytest tests/unit
 	$(BIN)/python -m pytest tests/unit tests/system -m long
 	$(BIN)/python -m tests.engine.versions
 	$(BIN)/python -m pytest tests/engine -m long --ignore-glob '*/test_light*.py' --ignore tests/engine/test_heartbeats.py

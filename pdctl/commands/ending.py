@@ -1,4 +1,4 @@
-"""How a command that has made files ends when it is told to."""
+"""How a command ends when it is told to: one that looks again and again, and one that has made files."""
 
 from __future__ import annotations
 
@@ -23,6 +23,40 @@ def tidy_end() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class Pressed:
+    """Whether Ctrl-C was pressed.
+
+    Its KeyboardInterrupt may be lost: C code clears errors where numpy asks an object for an attribute, or a file is closed.
+    """
+
+    def __init__(self) -> None:
+        self._seen = False
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt if it was pressed."""
+        if self._seen:
+            raise KeyboardInterrupt
+
+    def hear(self, *_: object) -> None:
+        """Note it, and raise KeyboardInterrupt: the handler of its signal."""
+        self._seen = True
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def ctrl_c() -> Iterator[Pressed]:
+    """Yield whether Ctrl-C was pressed since, for the main thread. Where it is ignored or means something else, it stays so."""
+    pressed = Pressed()
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield pressed
+        return
+    signal.signal(signal.SIGINT, pressed.hear)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _end(number: int, _: FrameType | None) -> NoReturn:

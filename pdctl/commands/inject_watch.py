@@ -67,6 +67,11 @@ class _Signals:
             self.name = signal.Signals(number).name
             raise Stopped
 
+    def check(self) -> None:
+        """Raise Stopped after a signal, also where C code has cleared what it raised."""
+        if self.name:
+            raise Stopped
+
 
 @contextmanager
 def _signals() -> Iterator[_Signals]:
@@ -118,7 +123,7 @@ class Foreground:
                 placed = True
                 self._say_placed()
                 self._live.show(counts)
-                why = self._watch()
+                why = self._watch(signals)
                 signals.deaf = True
             except Stopped:
                 why = signals.name
@@ -144,9 +149,10 @@ class Foreground:
         where = f"{aimed} {args.target}" + (f", placed on {names}" if names != args.target else "")
         self._out.note(f"{args.id}: {fault}, {where}, for {durations.show(self._for_s)}; Ctrl-C heals")
 
-    def _watch(self) -> str:
+    def _watch(self, signals: _Signals) -> str:
         end = time.monotonic() + self._for_s
         while True:
+            signals.check()
             began = time.monotonic()
             counts = self._session.beat()
             self._live.show(counts)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
+from pdctl.commands.ending import ctrl_c
 from pdctl.commands.options import seconds
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Format
@@ -53,19 +54,21 @@ def watch(look: Callable[[Output], int], form: Format, every_s: float) -> int:
     out = RepeatedOutput(form, every_s)
     code: int | None = None
     try:
-        while True:
-            out.begin()
-            try:
-                code = look(out)
-            except PdctlError as error:
-                if out.gone or (code is None and error.code is Exit.USAGE):
-                    raise
-                out.error(error.message, error.next_step, error.details)
-                code = int(error.code)
-            out.end(code)
-            if out.gone:
-                return code
-            out.wait()
+        with ctrl_c() as pressed:
+            while True:
+                out.begin()
+                try:
+                    code = look(out)
+                except PdctlError as error:
+                    if out.gone or (code is None and error.code is Exit.USAGE):
+                        raise
+                    out.error(error.message, error.next_step, error.details)
+                    code = int(error.code)
+                out.end(code)
+                if out.gone:
+                    return code
+                pressed.check()
+                out.wait()
     except KeyboardInterrupt:
         if code is None:
             raise

@@ -204,7 +204,7 @@ def _held(stream: Stream, least: int, most: int) -> int:
     begin = max(0, len(stream) - least)
     changes = stream.changes(least)
     items = changes.items
-    held = (items["local"] == KVPoll.SUCCESS) & (items["gated"] == KVPoll.TRANSFERRING)
+    held = (items["local"] == int(KVPoll.SUCCESS)) & (items["gated"] == int(KVPoll.TRANSFERRING))
     if changes.known.all() and not held.any():
         return 0
     since, now = _gated(stream, begin), _gated(stream, len(stream) - 1)
@@ -215,7 +215,9 @@ def _gated(stream: Stream, index: int) -> set[int]:
     rows = stream.rows(index)
     if rows is None:
         return set()
-    return set(rows["room"][(rows["local"] == KVPoll.SUCCESS) & (rows["gated"] == KVPoll.TRANSFERRING)].tolist())
+    return set(
+        rows["room"][(rows["local"] == int(KVPoll.SUCCESS)) & (rows["gated"] == int(KVPoll.TRANSFERRING))].tolist()
+    )
 
 
 def _chains(full: NDArray[np.int64], indices: Collection[int]) -> list[int]:

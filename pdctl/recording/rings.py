@@ -99,7 +99,7 @@ def possible_rounds(table: NDArray[Any]) -> NDArray[np.bool_]:
     """Return which runs are possible: known codes, and numbers and times in range."""
     found: NDArray[np.bool_] = (table["queue"] < len(QUEUES)) & (table["stream"] < f.MAX_STREAMS)
     phase = table["flags"] & 15
-    found &= (phase >= Phase.ENTERED) & (phase <= Phase.APPLIED)
+    found &= (phase >= int(Phase.ENTERED)) & (phase <= int(Phase.APPLIED))
     found &= (table["repeat"] > 0) & (table["repeat"] < 1 << f.REPEAT_BITS)
     for name in ("seq", "ordinal", "visit", "items_start"):
         found &= table[name] < f.MAX_COUNT
@@ -329,7 +329,7 @@ def hide(found: NDArray[Any], runs: NDArray[Any], row: NDArray[np.int64]) -> Non
     phase = runs["flags"] & 15
     once = runs["repeat"] == 1
     for least, fields in ((Phase.REDUCED, ("reduced", "flags")), (Phase.APPLIED, ("action",))):
-        open_runs = np.flatnonzero(once & (phase < least))
+        open_runs = np.flatnonzero(once & (phase < int(least)))
         if len(open_runs):
             rows = np.isin(row, open_runs)
             for name in fields:

@@ -286,7 +286,7 @@ class Stream:
 def foreign(items: NDArray[Any]) -> NDArray[np.bool_]:
     """Return which items are of a request that was decided on while its slot held the room of another one."""
     found: NDArray[np.bool_] = (items["flags"] & f.ITEM_FOUND_KNOWN != 0) & (items["found"] != 0)
-    found &= (items["found"] != items["room"]) & np.isin(items["action"], (Action.COMMITTED, Action.ABORTED))
+    found &= (items["found"] != items["room"]) & np.isin(items["action"], (int(Action.COMMITTED), int(Action.ABORTED)))
     return found
 
 

@@ -264,7 +264,7 @@ def _rounds_frame(
         "visit": table["visit"].astype(np.int64),
         "phase": _category(phase - 1, PHASES, ordered=True),
         "n": table["n"].astype(np.int64),
-        "n_after": np.where(phase == Phase.APPLIED, table["n_after"].astype(np.int64), -1),
+        "n_after": np.where(phase == int(Phase.APPLIED), table["n_after"].astype(np.int64), -1),
         "hash": table["hash"].astype(np.uint64),
         "after_hash": table["after_hash"].astype(np.uint64),
         "full": (table["flags"] >> 4 & f.FLAG_FULL).astype(bool),

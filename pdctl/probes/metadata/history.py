@@ -41,20 +41,20 @@ def _events(found: History, events: NDArray[Any], to_wall: int) -> None:
     kind, room, slot, a = events["kind"], events["room"], events["slot"], events["a"]
     found.rooms.update(room.tolist())
     found.rooms.discard(0)
-    entered = (kind == EventKind.ENQUEUE) & (slot >= 0)
+    entered = (kind == int(EventKind.ENQUEUE)) & (slot >= 0)
     _owned(found, slot[entered], room[entered])
-    sent = (kind == EventKind.META_SENT) & (events["b"] == 0)
+    sent = (kind == int(EventKind.META_SENT)) & (events["b"] == 0)
     keys = zip(room[sent].tolist(), slot[sent].tolist(), a[sent].tolist(), strict=True)
     found.sent.update(zip(keys, when[sent].tolist(), strict=True))
-    landed = kind == EventKind.LANDED
+    landed = kind == int(EventKind.LANDED)
     where = zip(slot[landed].tolist(), room[landed].tolist(), strict=True)
     late = zip(when[landed].tolist(), (a[landed] / 1e9).tolist(), strict=True)
     found.landed.update(zip(where, late, strict=True))
-    ended = (kind == EventKind.STATE) & (a == KVPoll.FAILED) | (kind == EventKind.SLOT_FREE) & (room > 0)
+    ended = (kind == int(EventKind.STATE)) & (a == int(KVPoll.FAILED)) | (kind == int(EventKind.SLOT_FREE)) & (room > 0)
     found.ended.update(zip(room[ended].tolist(), when[ended].tolist(), strict=True))
-    for event in events[kind == EventKind.FAULT_FIRED]:
+    for event in events[kind == int(EventKind.FAULT_FIRED)]:
         found.faults[int(event["room"])] = bytes(event["text"]).decode("utf-8", "replace")
-    failed = kind == EventKind.FAILURE
+    failed = kind == int(EventKind.FAILURE)
     for of, when_s, reason in zip(
         room[failed].tolist(), when[failed].tolist(), events["text"][failed].tolist(), strict=True
     ):
@@ -86,7 +86,7 @@ def _items(found: History, stream: Stream, to_wall: int) -> bool:
         when = (np.where(table["t_done"] != 0, table["t_done"], table["t_enter"]) + to_wall) / 1e9
         owned = slot >= 0
         _owned(found, slot[owned], room[owned])
-        ended = (action != Action.KEPT) & (action != UNKNOWN)
+        ended = (action != int(Action.KEPT)) & (action != UNKNOWN)
         found.ended.update(zip(room[ended].tolist(), when[row[ended]].tolist(), strict=True))
         if stream.queue == "decode.transfer":
             wrong = foreign(items)

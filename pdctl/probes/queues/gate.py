@@ -44,7 +44,7 @@ def _of(rank: str, stream: Stream) -> list[Held]:
         rows = stream.rows(index)
         if rows is None:
             continue
-        mask = (rows["local"] == KVPoll.SUCCESS) & (rows["gated"] == KVPoll.TRANSFERRING)
+        mask = (rows["local"] == int(KVPoll.SUCCESS)) & (rows["gated"] == int(KVPoll.TRANSFERRING))
         if not mask.any():
             continue
         run = stream.run(index)
@@ -71,7 +71,9 @@ def _longer(stream: Stream, held: dict[int, list[int]]) -> None:
         rows = stream.rows(before) if open_holds else None
         if rows is None:
             return
-        there = set(rows["room"][(rows["local"] == KVPoll.SUCCESS) & (rows["gated"] == KVPoll.TRANSFERRING)].tolist())
+        there = set(
+            rows["room"][(rows["local"] == int(KVPoll.SUCCESS)) & (rows["gated"] == int(KVPoll.TRANSFERRING))].tolist()
+        )
         run = stream.run(before)
         for room in list(open_holds):
             if room not in there:

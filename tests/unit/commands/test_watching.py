@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,17 @@ def looks(*outcomes: Any) -> Callable[[Output], int]:
 
 def test_it_ends_with_the_last_looks_exit_code() -> None:
     assert watch(looks(0, 3, 1, KeyboardInterrupt()), Format.TABLE, 0.001) == 1
+
+
+def test_a_ctrl_c_that_a_library_swallows_ends_it_all_the_same() -> None:
+    def look(out: Output) -> int:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        return next(codes)
+
+    codes = iter((3,))
+    assert watch(look, Format.TABLE, 0.001) == 3
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_before_the_first_look_it_is_interrupted() -> None:
