@@ -31,7 +31,8 @@ WORKERS_A_CORE = 3
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 LONGEST_FIRST = (
-    "golden", "store", "tcp_hosts", "kubectl", "hosts", "bundle", "watch", "fault_survival", "runbooks", "replay", "inject", "dump", "lab", "diff_queues", "record_follow",
+    "golden", "store", "tcp_hosts", "kubectl", "hosts", "bundle", "watch",
+    "fault_survival", "runbooks", "replay", "inject", "dump", "lab", "diff_queues", "record_follow",
     "endpoints", "ranks", "fault_sites_lab", "verify_routing", "inject_agent", "tcp", "fault_bad_input",
     "light_client", "install_moves_nothing", "drills", "standing_in", "outside", "strangers", "stacks", "check", "explore",
     "record", "examples", "agent", "story", "peers", "edges", "stuck", "local_socket", "agents", "lab_switches",
