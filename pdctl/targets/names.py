@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from pdctl.targets.places import HOST, Places
-from pdctl.trace.hostforms import host_of
+from pdctl.trace.hostforms import HASHED, host_of
 from pdctl.trace.hostnames import told
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}", re.ASCII)
 
 
 def site_names(places: Places | None, found: Found) -> tuple[str, ...]:
-    """Return the names of hosts, pods and networks that the texts of a command may hold, each once.
+    """Return the names of hosts, pods and networks that the texts of a command may hold, each once; hashes are none.
 
     places: where it looked, None for recordings.
     """
@@ -37,7 +37,7 @@ def site_names(places: Places | None, found: Found) -> tuple[str, ...]:
         *(one.identity.service.removeprefix("pod/") for one in found.ranks if one.identity.service.startswith("pod/")),
         *told(texts),
     )
-    return tuple(dict.fromkeys(name for name in named if name))
+    return tuple(dict.fromkeys(name for name in named if name and not (found.salts and HASHED.fullmatch(name))))
 
 
 def _asked(places: Places) -> Iterator[str]:

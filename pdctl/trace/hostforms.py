@@ -21,9 +21,13 @@ _OWNERS = "pods?|nodes?|svc|service|deployment|statefulset|job|namespace|leaderw
 _OPTIONS = (
     r"hosts?|namespace|context|hostname|nodelist|master[-_]addr|(?:dist-|nccl-)?init-addr|(?:rdzv[-_])?endpoint|store"
 )
-_BEFORE_PORT = (
-    "to|from|with|at|on|of|by|via|server|segment|session|peer|worker|target|bootstrap|store|address|metadata|remote"
+_BEFORE_PORT = "server|segment|session|peer|worker|target|bootstrap|store|address|metadata|remote"
+_PREPOSITIONS = "to|from|with|at|on|of|by|via"
+_NO_COUNT = (
+    r"(?!(?:\w{0,30}_)?(?:step|timeout|time|limit|epoch|iter|iteration|line|row|column|layer|size|len|length|count|num|total"
+    "|max|min|offset|index|id|token|seq|request|req|room|rank|round|slot|page|block|batch|chunk|bytes?|level|version|pid|tid|seed)s?:)"
 )
+"""What stands here is no word that a number follows as a port follows a name: ``at step:1200``."""
 _AS_USER = r"(?:(?:invalid |authenticating )?user \S{1,64} )?"
 _KEY_WORDS = "host addr endpoint node namespace server_name"
 
@@ -63,7 +67,11 @@ _STRONG = (
     (" (", rf"\b(?:to|of|at|from|with) \(['\"]?{_N}['\"]?(?=, ?\d{{1,5}}\))"),
     ("nccl", rf"(?<!\S){_N}(?=:\d{{1,8}}:\d{{1,8}} \[\d{{1,4}}\] NCCL)"),
     ("[", rf"\[{_N}(?=:\d{{1,8}}:\d{{1,8}}(?::\d{{1,8}})?\])"),
-    (":", rf"\b(?:{_BEFORE_PORT})(?: server)?:? {_Q}{_N}(?=:\d{{2,5}}(?!\d))"),
+    (":", rf"\b(?:{_BEFORE_PORT})(?: server)?:? {_Q}{_NO_COUNT}{_N}(?=:\d{{2,5}}(?!\d))"),
+    (
+        ":",
+        rf"\b(?:{_PREPOSITIONS})(?: server)?:? {_Q}{_NO_COUNT}{_N}(?=:(?:\d{{4,5}}|443)(?!\d))",
+    ),
     # pdctl's own
     ("segment |nic path |failed: ", rf"(?:segment|nic path|has failed:) {_N}(?=:\d{{2,5}}(?!\d))"),
     ("<", rf"\b(?:to|from|with) {_N}(?=<\d{{1,5}}>)"),
@@ -84,8 +92,9 @@ _WEAK = (
     ("kubectl", rf"\bkubectl (?:exec|logs|attach|debug|port-forward) -c \S{{1,63}} {_N}"),
     (
         "kubectl",
-        rf"\bkubectl (?:exec|logs|attach|debug|port-forward)(?: -{{1,2}}[\w-]{{1,40}}(?:=\S{{0,200}})?){{0,12}} {_N}",
+        rf"\bkubectl (?:exec|logs|attach|debug|port-forward)(?: --?(?!-)[\w-]{{1,40}}(?:=\S{{0,200}})?){{0,12}} {_N}",
     ),
+    (":", rf"\b(?:{_PREPOSITIONS})(?: server)?:? {_Q}{_N}(?=:\d{{2,3}}(?!\d))"),
     (":", rf"(?<![\w.:/@\[-]){_N}(?=:\d{{4,5}}(?![\w.:]))"),
 )
 
@@ -103,11 +112,12 @@ NODESET = re.compile(r"(?<![\w.-])([A-Za-z0-9_][\w.-]{0,252})\[[0-9][0-9,-]{0,40
 OF_NODES = re.compile(r"(?:srun: error:|\b(?:hosts?|nodes?|nodelist)[ =:]{0,3})\s?\Z", re.IGNORECASE)
 IP4 = re.compile(r"(?<![0-9A-Za-z.])(?<!==)(?<![Vv]ersion )(?:\d{1,3}\.){3}\d{1,3}(?![0-9A-Za-z]|\.\d)", re.ASCII)
 IP6 = re.compile(
-    r"(?:(?<![\w:.])|(?<=[a-z]\d:)|(?<=[g-zG-Z_]:))(?P<open>\[)?"
+    r"(?:(?<![\w:.])|(?<=[a-z]\d:)|(?<=[g-zG-Z_]:))(?!(?:(?<=[\w)\]]\[)|(?<=[)\]])\[)\d{0,9}::\d{0,9}\])(?P<open>\[)?"
     r"(?P<ip>(?:[0-9A-Fa-f]{0,4}:){2,8}(?:(?:\d{1,3}\.){3}\d{1,3}|\d{5}|[0-9A-Fa-f]{1,4})?)"
     r"(?:%[\w.-]{1,32})?(?(open)\]|(?![\w:]))",
     re.ASCII,
 )
+"""An address, and no slice: ``ids[::2]``."""
 MAC = re.compile(r"(?<![\w:])(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}(?![\w:])", re.ASCII)
 TOKEN = re.compile(r"[A-Za-z0-9_](?:[\w.-]*[A-Za-z0-9_])?", re.ASCII)
 HASHED = re.compile(r"(?:host|rid|text|name)-[0-9a-f]{8,16}(?:\.[0-9a-f]{8})?")
@@ -118,6 +128,10 @@ FILE = re.compile(
 )
 _PLAIN = re.compile(r"v?\d[\d._T+-]*(?:Z|(?:post|rc|a|b|dev)\d+)?|0x[0-9a-f]+", re.IGNORECASE | re.ASCII)
 """A number, a version, a day."""
+_QUANTITY = re.compile(
+    r"\d[\d.]*[-_]?(?:[kmgtp]?i?b(?:it|yte)?s?|[kmgt]|[kmgt]?bps|[mun]?s|sec|min|[hdx]|[kmg]?hz)",
+    re.IGNORECASE | re.ASCII,
+)
 _HEX = re.compile(r"[0-9a-f]{7,64}", re.IGNORECASE)
 _METAVAR = re.compile(r"[A-Z][A-Z_]*")
 _PLACE = re.compile(
@@ -138,13 +152,14 @@ kr eu ru ch us
 _DOMAINS = frozenset(_ENDS.split())
 _ONE_DOT = frozenset(("com", "net", "org", "edu", "gov", "corp", "lan"))
 _PUBLIC = (
-    *("k8s.io", "kubernetes.io", "llm-d.ai", "nvidia.com", "github.com", "githubusercontent.com", "huggingface.co"),
-    *("pytorch.org", "python.org", "pypi.org", "sglang.ai", "cluster.local"),
+    *("k8s.io", "kubernetes.io", "llm-d.ai", "github.com", "githubusercontent.com", "huggingface.co", "pytorch.org"),
+    *("python.org", "pypi.org", "sglang.ai"),
 )
 """What is there for everybody names nobody."""
+_BELOW = tuple(f".{name}" for name in _PUBLIC)
 _NOT_NAMES = """
 localhost localhost.localdomain prefill decode lab sglang pdctl torch none null true false default kube-system env off
-unknown cluster.local svc.cluster.local
+unknown cluster.local svc.cluster.local nvidia.com
 """
 NEVER = frozenset(_NOT_NAMES.split())
 _WORDS = """
@@ -202,7 +217,7 @@ def is_local(name: str) -> bool:
 def is_distinct(name: str) -> bool:
     """Return whether a word is a name by its look: it has a digit or is of parts, and is no number, version, hash or rank."""
     return ("-" in name or any(map(str.isdigit, name))) and not any(
-        one.fullmatch(name) for one in (_PLACE, _PLAIN, _HEX)
+        one.fullmatch(name) for one in (_PLACE, _PLAIN, _QUANTITY, _HEX)
     )
 
 
@@ -230,7 +245,7 @@ def may_be(name: str) -> bool:
 
 def looks(name: str, before: str) -> bool:
     """Return whether a word that may be a name looks like one. before: the word before it."""
-    if not may_be(name) or "_" in name or _HEX.fullmatch(name):
+    if not may_be(name) or "_" in name or _HEX.fullmatch(name) or _QUANTITY.fullmatch(name):
         return False
     of_parts = "-" in name and before.lower().startswith(("pod", "namespace", "context", "node ", "kubectl"))
     return of_parts or any(map(str.isdigit, name))
@@ -258,4 +273,4 @@ def ends(name: str) -> Iterator[str]:
 
 
 def _public(low: str) -> bool:
-    return low.endswith(_PUBLIC) and not low.endswith((".svc.cluster.local", ".pod.cluster.local"))
+    return low in _PUBLIC or low.endswith(_BELOW)

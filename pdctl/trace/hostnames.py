@@ -14,7 +14,14 @@ from collections.abc import Callable, Iterable, Iterator
 from pdctl.trace import hostforms as forms
 
 _MOST_CACHED = 65_536
+_MOST_ODD = 1000
+_MOST_PARTS = 48
+"""Words of a name that is found inside a longer word, and what is between them."""
 _LONG = 300
+_END = "/"
+
+_Tree = dict[str, "_Tree"]
+"""Names by their parts; where one ends is ``_END``."""
 
 Say = Callable[[str], str]
 
@@ -31,26 +38,38 @@ class HostNames:
 
     def __init__(self, known: Iterable[str] = ()) -> None:
         self._whole: set[str] = set()
-        self._inside: set[str] = set()
+        self._inside: _Tree = {}
         self._domains: set[str] = set()
+        odd: set[str] = set()
         for name in {forms.canonical(one) for one in known}:
-            self._add(name)
+            self._add(name, odd)
         self._sorted = sorted(self._whole)
-        self._sizes = sorted({len(forms.parts(name)) for name in self._inside}, reverse=True)
+        self._odd: re.Pattern[str] | None = None
+        if odd:
+            first = "|".join(map(re.escape, sorted(odd, key=len, reverse=True)[:_MOST_ODD]))
+            self._odd = re.compile(rf"(?<![^\W_])(?:{first})(?![^\W_])", re.IGNORECASE)
         self._cache: dict[str, str] = {}
 
-    def _add(self, name: str) -> None:
-        if not name or name in forms.NEVER or forms.HASHED.fullmatch(name) or forms.is_local(name) or name.isdecimal():
+    def _add(self, name: str, odd: set[str]) -> None:
+        """Take note of a name. odd: names that are no words of ASCII, which are looked for as they are."""
+        if not name or name in forms.NEVER or forms.is_local(name) or name.isdecimal():
             return
-        self._whole.add(name)
+        names = [name]
         label, dot, _ = name.partition(".")
         if dot and not forms.is_address(name) and not forms.FILE.search(name):
-            if forms.is_distinct(label) or (len(label) > 5 and label not in forms.COMMON):
-                self._whole.add(label)
+            names += [label] * forms.is_distinct(label)
             self._domains.update(end for end in forms.ends(name) if end not in forms.NEVER)
-        self._inside.update(
-            one for one in (name, label) if len(one) > 3 and forms.is_distinct(one) and one in self._whole
-        )
+        for one in names:
+            if not forms.TOKEN.fullmatch(one) and not forms.is_address(one):
+                odd.update([one] * (len(one) > 1 and any(map(str.isalnum, one))))
+                continue
+            self._whole.add(one)
+            parts = forms.parts(one)
+            if len(one) > 3 and len(parts) <= _MOST_PARTS and forms.is_distinct(one):
+                node = self._inside
+                for part in parts:
+                    node = node.setdefault(part, {})
+                node[_END] = {}
 
     def found(self, text: str) -> Iterator[str]:
         """Yield the names that a text has by what stands before them, or by their form."""
@@ -69,6 +88,8 @@ class HostNames:
 
         Texts of one object are to come with one ``say``: words are remembered.
         """
+        if self._odd is not None:
+            text = self._odd.sub(lambda found: say(found[0]), text)
         if ":" in text:
             text = forms.MAC.sub(lambda found: say(found[0]), text)
             text = forms.IP6.sub(lambda found: _address(found, say), text)
@@ -126,16 +147,27 @@ class HostNames:
         parts = forms.parts(token)
         if len(parts) < 2 or not self._whole:
             return token
+        low = forms.parts(token.lower())
         made: list[str] = []
         at = 0
         while at < len(parts):
-            size = next((n for n in self._sizes if "".join(parts[at : at + n]).lower() in self._inside), 0)
+            size = self._size(low, at)
             dotted = parts[at - 1 : at] in ([], ["."]) and parts[at + 1 : at + 2] in ([], ["."])
-            if not size and dotted and parts[at].lower() in self._whole:
+            if not size and dotted and low[at] in self._whole:
                 size = 1
             made.append(say("".join(parts[at : at + size])) if size else parts[at])
             at += size or 1
         return "".join(made)
+
+    def _size(self, parts: list[str], at: int) -> int:
+        """Return how many parts from this one on are a known name, 0 for none."""
+        node, size = self._inside, 0
+        for number, part in enumerate(parts[at : at + _MOST_PARTS], start=1):
+            if part not in node:
+                break
+            node = node[part]
+            size = number if _END in node else size
+        return size
 
 
 def _said(found: re.Match[str], say: Say, *, meant: bool) -> str:

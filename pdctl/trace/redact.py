@@ -38,22 +38,37 @@ _ENDED = re.compile(rf"{SCHEDULER_ENDED}: {_RAISED}|{THREAD_ENDED}: \w{{1,80}}(?
 _SERVER = re.compile(
     r"@(\[[^@\]/|]*\]|(?:[0-9A-Fa-f]{0,4}:){2,7}(?:[0-9.]{7,15}|[0-9A-Fa-f]{1,4})|[^@:/|]+)(?=[:/|]|$)"
 )
-_FOLDERS = re.compile(r"(?<![\w./])(?!(?<=:)//)/+(?:[^/\s:,;]+/)+")
+_FOLDERS = re.compile(r"(?:\bfile:(?=//)|(?<=://)|(?<![\w./])(?!(?<=:)//))/+(?:[^/\s:,;]+/+)+")
 
 
 class Names:
-    """Replaces names by hashes made with ``salt`` (hexadecimal). hosts: names that free text may hold."""
+    """Replaces names by hashes made with ``salt`` (hexadecimal). hosts: names that free text may hold.
+
+    A host that looks like a hash is one where it is among ``hosts``, or of an identity; else it is taken for a hash, and stays.
+    """
 
     def __init__(self, salt: str, hosts: Iterable[str] = ()) -> None:
         self._key = bytes.fromhex(salt)
+        hosts = set(hosts)
+        self._real: set[str] = set()
+        self._note(hosts)
         self.hosts = HostNames(hosts)
+
+    def _note(self, hosts: Iterable[str]) -> None:
+        """Take note of hosts that look like hashes, with a domain or without."""
+        names = {part for host in map(canonical, hosts) for part in (host, host.partition(".")[0])}
+        self._real.update(filter(HASHED.fullmatch, names))
+
+    def is_hash(self, text: str) -> bool:
+        """Return whether a text is a hash, and not the name of a host that looks like one."""
+        return HASHED.fullmatch(text) is not None and canonical(text) not in self._real
 
     def host(self, name: str) -> str:
         """Return ``host-`` and 8 hexadecimal digits, and 8 more for its domain; "" and names of every host itself stay.
 
         Capitals, brackets and zones make no other name, nor does IPv4 that is mapped into IPv6.
         """
-        if not name or is_local(name) or HASHED.fullmatch(name):
+        if not name or is_local(name) or self.is_hash(name):
             return name
         plain = canonical(name)
         label, dot, domain = (plain, "", "") if is_address(plain) else plain.partition(".")
@@ -118,6 +133,7 @@ class Names:
 
     def _identity(self, found: dict[str, Any]) -> dict[str, Any]:
         if isinstance(found.get("host"), str):
+            self._note([found["host"]])
             found["host"] = self.host(found["host"])
         own = found.get("engine") == "lab"
         if found.get("role") == "unknown" and isinstance(found.get("service"), str):

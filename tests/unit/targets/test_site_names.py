@@ -43,5 +43,8 @@ def test_what_ranks_and_reasons_tell() -> None:
     )
     found = Found(ranks=ranks, problems=("store gpu-8:29400: no connection",))
     assert set(site_names(None, found)) == {f"gpu-{n}" for n in (1, 2, 3, 4, 6, 7, 8)} | {"llm-5"}
+    hashed = FoundRank(identity(host="host-10000001"), "live")
+    assert site_names(None, Found(ranks=(hashed,))) == ("host-10000001",)
+    assert site_names(None, Found(ranks=(hashed,), salts=("00",))) == ()
     pods = replace(places(), pods=PodQuery(namespace="serving", context="acme"))
     assert {"serving", "acme"} <= set(site_names(pods, found))

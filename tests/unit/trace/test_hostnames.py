@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 
+from pdctl.trace.hostforms import WEAK
 from pdctl.trace.hostnames import told
 from pdctl.trace.redact import Names
 
@@ -118,6 +119,11 @@ GONE = [
     ("x trainer.serving.svc", "trainer"),
     ("connect to host 3f2a9c1b7d4e port 22: Connection refused", "3f2a9c"),
     ("host='trainer', dist_init_addr='trainer:5000', nnodes=2", "trainer"),
+    ("router.acme.svc.prod-cluster.local:8000, decode-0.acme.svc.gpu-cluster.local", "acme|router|decode-0"),
+    ("gpu7.nvidia.com and n3.acmegithub.com", "gpu7|n3|acme"),
+    ("connected to trainer:29500, on gw1:80, with gate:443", "trainer|gw1|gate:"),
+    ("kubectl logs --tail=5 -f --since=1h my-pod-7", "my-pod-7"),
+    ("listening on [2001::5]:80", "2001"),
 ]
 """A line, and what may not be in it after, in any capitals."""
 
@@ -148,6 +154,10 @@ STAYS = [
     'File "scheduler.py", line 1234, in event_loop_overlap_disagg_decode',
     "store 127.0.0.1:29400: no connection; namespace is default",
     "kubectl's list of pods can't be read: x",
+    "context 128k, allocate host 64GB, server is 30s behind; node 1.5GiB, host: 64gb",
+    "failed at step:1200, with timeout:300, to max_steps:12000, of tokens:4096, on req:77; server timeout:3000 - x",
+    "kept = ids[::2] + rows[1::2] - self.f(x)[10::3]",
+    "allocatable nvidia.com/gpu: 8",
 ]
 
 
@@ -173,6 +183,24 @@ def test_a_name_that_one_line_tells_is_one_in_others() -> None:
     assert names.words("node9.cluster.example: gone, NODE9, node90") == (
         f"{names.host('node9.cluster.example')}: gone, {names.host('node9')}, node90"
     )
+
+
+def test_the_label_of_a_domain_is_a_name_only_by_its_look() -> None:
+    known = told(["GET http://metadata.google.internal/v1 failed; n7-b.example.org is gone"])
+    names = Names(SALT, [*known, "findings.example.com"])
+    assert names.words("Waiting for metadata of room 7; 2 findings") == "Waiting for metadata of room 7; 2 findings"
+    assert names.words("metadata.google.internal, findings.example.com, n7-b") == ", ".join(
+        map(names.host, ("metadata.google.internal", "findings.example.com", "n7-b"))
+    )
+
+
+def test_a_known_name_goes_whatever_its_letters() -> None:
+    names = Names(SALT, ["büro-pc7", "Øst-1.example.org", "-"])
+    said = names.words("connect to host BÜRO-PC7 port 22, log-büro-pc7.txt; bob@øst-1: x, øst-1.example.org, büro-pc70")
+    assert "bob" not in said
+    assert said.count(names.host("büro-pc7")) == 2
+    assert said.count(names.host("øst-1")) == 2
+    assert said.endswith("büro-pc70")
 
 
 @pytest.mark.parametrize("named", ["decode", "prefill", "localhost", "lab", "7", ""])
@@ -205,3 +233,15 @@ def test_a_text_takes_time_by_its_length(piece: str) -> None:
     names = Names(SALT, [f"gpu-{number:04}" for number in range(4096)])
     assert names.words(text) is not None
     told([text])
+
+
+def test_options_are_read_one_way() -> None:
+    text = f"kubectl logs{' --a' * 12};" * 500_000  # minutes, where each may be read two ways
+    assert [pattern.search(text) for words, pattern in WEAK if "kubectl" in words] == [None, None]
+
+
+def test_names_of_many_parts_cost_a_line_no_more() -> None:
+    names = Names(SALT, [f"{'b-' * parts}c1" for parts in range(1, 126)])  # tried one by one they take minutes
+    for line in ("a-" * 1_000_000, "b-" * 50_000):
+        assert names.words(line) == line
+    assert names.words("x-b-b-b-c1-y") == f"x-{names.host('b-b-b-c1')}-y"

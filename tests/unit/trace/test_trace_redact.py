@@ -141,6 +141,29 @@ def test_reasons_lose_hosts_and_directories() -> None:
     assert said == f"1-2.pdrec: on {names.host('node17')}: {names.host('n')}, not node170, in my-{names.host('node17')}"
 
 
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("open file:///home/alice/ckpt/x, file://localhost/home/bob/y", "open x, y"),
+        ("/home//alice/x and '//srv/alice//y'", "x and 'y'"),
+        ("hf3fs:////mnt/alice/.ckpt", "hf3fs://.ckpt"),
+        ("http://localhost:80/v1/models", "http://localhost:80/v1/models"),
+    ],
+)
+def test_directories_go_however_they_are_written(text: str, kept: str) -> None:
+    assert Names(SALT).words(text) == kept
+
+
+def test_a_host_that_looks_like_a_hash_is_hashed() -> None:
+    host = "host-10000001"
+    clean = Names(SALT).identity(who(host))
+    assert host.encode() not in clean
+    names = Names(SALT, [f"{host}.example.org"])
+    assert host not in names.words(f"{host}: no answer; decode@{host}:1 and {host}.example.org")
+    assert names.words(names.words(host)) == names.words(host)
+    assert names.host("host-deadbeef") == "host-deadbeef"
+
+
 @pytest.mark.parametrize("service", ["tcp://alpha:7311", "tcp://[fd00::7]:7311", "pod/alpha", "bob@alpha", "alpha"])
 def test_a_rank_of_which_only_its_way_is_known_has_no_name(service: str) -> None:
     unknown = msgspec.structs.replace(IDENTITY, role="unknown", host="", service=service, instance="", world="")
