@@ -17,7 +17,7 @@ from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.files import open_regular
 from pdctl.recording.source import FileSource
 from pdctl.report import escaping, progress
-from pdctl.ticket.hide import Hider, without_secrets
+from pdctl.ticket.hide import Hider, HidingError, field_names, without_secrets
 from pdctl.trace.folder import private_folder
 from pdctl.trace.manifest import Collector, Manifest, new, new_salt
 from pdctl.trace.reader import MAX_DOCUMENT, MAX_DOCUMENTS, open_trace
@@ -34,6 +34,7 @@ LOG_BYTES = 1 << 20
 MOST_LOGS = 32
 TRACE = "trace"
 NOT_RECORDED = "recordings do not tell of it"
+LATE = "names and keys could not be taken out of it in time (--timeout)"
 
 
 @dataclass(frozen=True)
@@ -82,13 +83,19 @@ class Asked:
 
 @dataclass
 class _Bundle:
-    """What there is so far."""
+    """What there is so far. logs: member → what it has, without keys."""
 
     asked: Asked
     folder: Path
     end: float
     rows: list[Collector] = field(default_factory=list)
     made: dict[str, Path] = field(default_factory=dict)
+    logs: dict[str, str] = field(default_factory=dict)
+
+    def hide_more(self) -> None:
+        """Raise HidingError where there is no time left to take names out."""
+        if time.monotonic() > self.end:
+            raise HidingError(LATE)
 
     def ending(self) -> str:
         """Return why no more is done, "" while there is time."""
@@ -212,6 +219,8 @@ def _json(file: Path) -> Any:
 
 def _written(path: Path, made: _Bundle, base: Manifest, *, force: bool) -> Manifest:
     """Put all that was made into one file."""
+    made.end = max(made.end, time.monotonic() + min(EACH_S, made.asked.timeout_s))
+    _logs(made)
     if TRACE not in made.made:
         return _packed(path, made, base, (), force=force)
     try:
@@ -257,11 +266,26 @@ def _packed(path: Path, made: _Bundle, base: Manifest, members: Iterable[Member]
 
 
 def _hider(made: _Bundle, base: Manifest) -> Hider:
-    """Return what takes names out, with the salt of the trace, so that a name has one hash in the whole bundle."""
-    hider = Hider(base.salt or new_salt(), [socket.gethostname(), *made.asked.hosts])
-    hider.learn(*(_json(file) for name, file in made.made.items() if name != TRACE), msgspec.to_builtins(base))
-    hider.learn([row.reason for row in made.rows])
+    """Return what takes names out, with the salt of the trace, so that a name has one hash in the whole bundle.
+
+    It knows all names before it takes out the first. A part that it could not learn from is not kept.
+    """
+    hider = Hider(base.salt or new_salt(), [socket.gethostname(), *made.asked.hosts], fields=field_names())
+    hider.learn(msgspec.to_builtins(base), [row.reason for row in made.rows])
+    hider.check = made.hide_more
+    for number, row in enumerate(made.rows):
+        if row.member:
+            try:
+                hider.learn(
+                    made.logs[row.member].split("\n") if row.member in made.logs else _json(made.made[row.name])
+                )
+            except HidingError as error:
+                made.rows[number] = _lost(row, error.message)
     return hider
+
+
+def _lost(row: Collector, why: str) -> Collector:
+    return msgspec.structs.replace(row, status=MISSING, reason=why, member="")
 
 
 def _without_names(one: Member, hider: Hider) -> Member:
@@ -278,33 +302,56 @@ def _documents(made: _Bundle, hider: Hider | None) -> dict[str, bytes]:
     for number, row in enumerate(made.rows):
         if not row.member:
             continue
-        document = _json(made.made[row.name])
-        if hider is not None:
-            document = hider.document(document)
-        data = f"{escaping.json_text(json.dumps(document, ensure_ascii=False, indent=1))}\n".encode("utf-8", "replace")
-        if document is None or len(data) > min(left, MAX_DOCUMENT):
-            why = "it can't be read" if document is None else f"it has {len(data)} bytes, too many for a bundle"
-            made.rows[number] = msgspec.structs.replace(row, status=MISSING, reason=why, member="")
+        try:
+            text = (
+                _log(made.logs[row.member], hider) if row.member in made.logs else _document(made.made[row.name], hider)
+            )
+        except HidingError as error:
+            made.rows[number] = _lost(row, error.message)
+            continue
+        data = text.encode("utf-8", "replace")
+        if len(data) > min(left, MAX_DOCUMENT):
+            made.rows[number] = _lost(row, f"it has {len(data)} bytes, too many for a bundle")
             continue
         found[row.member] = data
         left -= len(data)
+    return found
+
+
+def _document(file: Path, hider: Hider | None) -> str:
+    document = _json(file)
+    if document is None:
+        raise HidingError("it can't be read")
+    if hider is not None:
+        document = hider.document(document)
+    return f"{escaping.json_text(json.dumps(document, ensure_ascii=False, indent=1))}\n"
+
+
+def _log(text: str, hider: Hider | None) -> str:
+    lines = text.split("\n") if text else []
+    clean = hider.log(lines) if hider is not None else lines
+    return "".join(f"{escaping.escape(line, most=max(1, len(line)))}\n" for line in clean)
+
+
+def _logs(made: _Bundle) -> None:
+    """Read the ends of the logs, without keys and what requests say."""
     for number, path in enumerate(made.asked.logs[:MOST_LOGS], start=1):
         name = f"log-{number}"
         began = time.monotonic()
         try:
-            lines = tail(path)
+            clean = []
+            for line in tail(path):
+                made.hide_more()
+                clean.append(without_secrets(line))
         except OSError as error:
             made.row(name, (), MISSING, f"{path.name}: {error.strerror or error}")
             continue
-        clean = [without_secrets(line) for line in lines]
-        clean = hider.log(clean) if hider is not None else clean
-        data = "".join(f"{escaping.escape(line, most=max(1, len(line)))}\n" for line in clean).encode(
-            "utf-8", "replace"
-        )
+        except HidingError as error:
+            made.row(name, (), MISSING, error.message)
+            continue
         member = f"logs/{number}.log"
         made.row(name, (), KEPT, f"the end of {path.name}", round(time.monotonic() - began, 3), member)
-        found[member] = data
-    return found
+        made.logs[member] = "\n".join(clean)
 
 
 def tail(path: Path) -> list[str]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
+
+from pdctl.protocol.errors import PdctlError
 from pdctl.trace.hostforms import HASHED, host_of, may_be
 from pdctl.trace.hostnames import told
 from pdctl.trace.redact import Names
@@ -39,28 +42,54 @@ _REQUEST = re.compile(
     r"\b(?:Receive|Finish): obj=|\binput_ids\b|\boutput_ids\b|\bprompt['\"]?\s*[=:]|\bmessages['\"]?\s*[=:]"
 )
 _MOST_ODD = 200
+_MOST_HOSTS = 65_536
+
+
+class HidingError(PdctlError):
+    """Names can't be taken out of something, which therefore may not be kept."""
 
 
 class Hider:
-    """Replaces names by hashes, the same name by the same hash everywhere. hosts, rids: names that texts may hold."""
+    """Replaces names by hashes, the same name by the same hash everywhere. hosts, rids: names that texts may hold, no hashes.
 
-    def __init__(self, salt: str, hosts: Iterable[str] = (), rids: Iterable[str] = ()) -> None:
+    fields: keys of documents that are no names, whatever hosts are called. check: called before each text of a document and
+    each line of a log; what it raises ends that.
+    """
+
+    def __init__(
+        self, salt: str, hosts: Iterable[str] = (), rids: Iterable[str] = (), fields: Iterable[str] = ()
+    ) -> None:
         self.salt = salt
+        self.check: Callable[[], None] = lambda: None
+        self._fields = frozenset(fields)
         self._hosts = {host for host in hosts if host and host != "lab"}
         self._rids = set(rids)
-        self._settle()
+        self._names: Names | None = None
 
-    def _settle(self) -> None:
-        self.names = Names(self.salt, self._hosts)
+    @property
+    def names(self) -> Names:
+        """What replaces the names that are known by now."""
+        if self._names is None:
+            self._names = self._settled()
+        return self._names
+
+    def _settled(self) -> Names:
         long = {rid for rid in self._rids if len(rid) > 3 and not rid.isdecimal() and not HASHED.fullmatch(rid)}
         self._tokens = {rid for rid in long if _TOKEN.fullmatch(rid)}
         self._odd = sorted(long - self._tokens, key=len, reverse=True)[:_MOST_ODD]
+        return Names(self.salt, self._hosts)
 
     def learn(self, *documents: Any) -> None:
-        """Take note of the hosts and request ids that documents name, so that other texts with them lose them, too."""
+        """Take note of the hosts and request ids that documents, or lines of a log, name: other texts lose them, too.
+
+        Raises HidingError where they are too many.
+        """
+        before, self._names = self._hosts.copy(), None
         for document in documents:
             self._learn(document, "")
-        self._settle()
+        if len(self._hosts) > _MOST_HOSTS:
+            self._hosts = before
+            raise HidingError(f"it would make more than {_MOST_HOSTS} names known")
 
     def _learn(self, value: Any, key: str) -> None:
         if isinstance(value, dict):
@@ -73,6 +102,8 @@ class Hider:
             for one in value:
                 self._learn(one, key)
         elif isinstance(value, str) and value and not HASHED.fullmatch(value):
+            self.check()
+            self._rids.update(_QUOTED_RID.findall(value))
             if key in _RID_KEYS:
                 self._rids.add(value)
             elif key in _HOST_KEYS:
@@ -84,17 +115,21 @@ class Hider:
                 self._hosts |= told([value])
 
     def _add(self, host: str) -> None:
-        if host and host != "lab":
+        if host and host != "lab" and not HASHED.fullmatch(host):
             self._hosts.add(host)
 
     def document(self, value: Any, key: str = "") -> Any:
         """Return a document, as JSON has it, without names."""
         if isinstance(value, dict):
-            return {self.text(name): self.document(one, name) for name, one in value.items()}
+            return {
+                name if name in self._fields else self.text(name): self.document(one, name)
+                for name, one in value.items()
+            }
         if isinstance(value, list):
             return [self.document(one, key) for one in value]
-        if not isinstance(value, str) or not value or HASHED.fullmatch(value):
+        if not isinstance(value, str) or not value or self.names.is_hash(value):
             return value
+        self.check()
         if key in _RID_KEYS:
             return self.names.rid(value)
         if key in _HOST_KEYS:
@@ -105,26 +140,47 @@ class Hider:
 
     def text(self, text: str) -> str:
         """Return a sentence without the names that are known, without addresses, and without the folders of files."""
+        names = self.names
         for rid in self._odd:
             if rid in text:
-                text = text.replace(rid, self.names.rid(rid))
-        text = _RID.sub(lambda found: self.names.rid(found[0]), text)
-        text = _TOKEN.sub(lambda found: self.names.rid(found[0]) if found[0] in self._tokens else found[0], text)
-        return self.names.words(text)
+                text = text.replace(rid, names.rid(rid))
+        text = _RID.sub(lambda found: names.rid(found[0]), text)
+        text = _TOKEN.sub(lambda found: names.rid(found[0]) if found[0] in self._tokens else found[0], text)
+        return names.words(text)
 
     def log(self, lines: Iterable[str]) -> list[str]:
-        """Return the lines of an engine's or router's log without names."""
-        lines = list(lines)
-        self._rids.update(found for line in lines for found in _QUOTED_RID.findall(line))
-        self._hosts |= told(lines)
-        self._settle()
-        return [self.text(_SETTING.sub(self._setting, line)) for line in lines]
+        """Return the lines of an engine's or router's log, of which it has learned, without names."""
+        return [self._line(line) for line in lines]
+
+    def _line(self, line: str) -> str:
+        self.check()
+        return self.text(_SETTING.sub(self._setting, line))
 
     def _setting(self, found: re.Match[str]) -> str:
         value = found["value"].strip("'\"")
-        if value in ("None", "null", "") or HASHED.fullmatch(value):
+        if value in ("None", "null", "") or self.names.is_hash(value):
             return found[0]
         return f"{found['key']}'{self.names.host(value).replace('host-', 'name-', 1)}'"
+
+
+def field_names() -> set[str]:
+    """Return the names of all fields of the documents in a bundle."""
+    from pdctl.probes.check.model import CheckDocument
+    from pdctl.probes.config.model import ConfigDocument
+    from pdctl.probes.dump.model import GroupsDump, QueuesDump
+    from pdctl.probes.metadata.model import MetadataDocument
+    from pdctl.probes.queues.model import QueuesDocument
+    from pdctl.probes.ranks.judge import RanksDocument
+    from pdctl.probes.stacks.model import StacksDocument
+    from pdctl.probes.story.model import StoryDocument
+    from pdctl.probes.stuck.model import StuckDocument
+
+    kinds = (
+        *(CheckDocument, ConfigDocument, GroupsDump, QueuesDump, MetadataDocument, QueuesDocument, RanksDocument),
+        *(StacksDocument, StoryDocument, StuckDocument),
+    )
+    _, shapes = msgspec.json.schema_components(kinds)
+    return {name for shape in shapes.values() for name in shape.get("properties", ())}
 
 
 def without_secrets(line: str) -> str:
@@ -141,4 +197,4 @@ def _secret(found: re.Match[str]) -> str:
     return found[0] if kept else f"{found['key']}{LEFT_OUT}"
 
 
-__all__ = ["Hider", "without_secrets"]
+__all__ = ["Hider", "HidingError", "field_names", "without_secrets"]

@@ -28,9 +28,10 @@ def upstream(case: Case, made: Reproduced, bisected: BisectDocument | None, salt
 
     salt: in hexadecimal, for the hashes of names; a secret, else a name that is guessed can be found.
     """
+    hosts = (*(one.host for one in case.ranks), *(one.identity.host for one in case.manifest.ranks))
     hider = Hider(
         salt,
-        [*(one.host for one in case.ranks), *(one.identity.host for one in case.manifest.ranks)],
+        () if case.manifest.redacted else hosts,
         [rid for story in case.stories for rid in story.rids],
     )
     known = (case.check, case.manifest, case.ranks, case.groups, case.stories, case.config, case.unseen, bisected)

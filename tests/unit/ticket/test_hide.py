@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from pdctl.ticket.hide import Hider, without_secrets
+from pdctl.ticket import hide
+from pdctl.ticket.hide import Hider, HidingError, field_names, without_secrets
 from pdctl.trace.redact import Names
 
 SALT = "00" * 16
 NAMES = Names(SALT)
+
+
+def logged(lines: list[str]) -> list[str]:
+    hider = Hider(SALT)
+    hider.learn(lines)
+    return hider.log(lines)
 
 
 def test_a_name_has_one_hash_in_a_field_in_a_sentence_and_in_a_recording() -> None:
@@ -25,7 +32,9 @@ def test_a_name_has_one_hash_in_a_field_in_a_sentence_and_in_a_recording() -> No
         "text": f"{rid} waits on {host} for {odd}",
         "settings": {f"decode@{host}:30000": 1 << 60},
     }
-    assert hider.document(hider.document(document)) == hider.document(document)
+    hashed = hider.document({**document, "store": "node-a:29400"})
+    hider.learn(hashed)
+    assert hider.document(hashed) == hashed
 
 
 @pytest.mark.parametrize(
@@ -63,7 +72,7 @@ def test_keys_and_what_requests_say_never_leave() -> None:
 
 
 def test_a_log_loses_the_ids_it_names_itself() -> None:
-    lines = Hider(SALT).log(["Abort request obj.rid='order-77'", "order-77 ended", "model_path='/m/llama' loaded"])
+    lines = logged(["Abort request obj.rid='order-77'", "order-77 ended", "model_path='/m/llama' loaded"])
     rid = NAMES.rid("order-77")
     assert lines[:2] == [f"Abort request obj.rid='{rid}'", f"{rid} ended"]
     assert "llama" not in lines[2]
@@ -108,9 +117,24 @@ def test_a_name_that_one_part_tells_goes_from_all() -> None:
         for name in ("gpu-9", "llm-3", "quartz", "onyx", "basalt", "fd00")
         if name in str(hider.document(documents))
     ]
-    assert Hider(SALT).log(["gpu-9 is gone", "connect to host gpu-9 port 22"])[0] == f"{hashes[0]} is gone"
+    assert logged(["gpu-9 is gone", "connect to host gpu-9 port 22"])[0] == f"{hashes[0]} is gone"
 
 
 def test_a_commit_is_no_request() -> None:
     commit = "242ebe9f3c0a1b2c3d4e5f60718293a4b5c6d7e8"
     assert Hider(SALT).text(f"at {commit}") == f"at {commit}"
+
+
+def test_a_host_called_as_a_field_renames_no_field() -> None:
+    hider = Hider(SALT, ["findings"], fields=field_names())
+    made = hider.document({"findings": [{"summary": "findings is gone"}], "silent": {"decode@findings:1": "x"}})
+    host = NAMES.host("findings")
+    assert made == {"findings": [{"summary": f"{host} is gone"}], "silent": {f"decode@{host}:1": "x"}}
+
+
+def test_names_that_are_too_many_to_be_known_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hide, "_MOST_HOSTS", 2)
+    hider = Hider(SALT, ["n1", "n2"])
+    with pytest.raises(HidingError, match="more than 2 names"):
+        hider.learn(["connect to host gpu-3 port 22"])
+    assert hider.text("n2 and gpu-3") == f"{NAMES.host('n2')} and gpu-3"
