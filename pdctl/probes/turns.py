@@ -13,7 +13,7 @@ from pdctl.protocol.model import NEXT_STAGE, STAGE_BEFORE, Call, Frame, Identity
 from pdctl.protocol.processes import NO_PROCESS, Process, in_kernel
 
 RECENT_S = 1.0
-"""A loop whose last turn began less than this ago turns."""
+"""A loop whose last turn began less than this ago turns, unless its process has ended or is halted."""
 STOOD_S, OUTSIDE_S = 2.0, 5.0
 """For how long several looks must find a loop at one place before it stands; read from outside, where its age is not known."""
 RUNNING, STOPPED, TRACED, FROZEN, KERNEL, ENDED, LOST, UNSEEN = (
@@ -149,7 +149,8 @@ def _turned(looked: Looked, age_s: float | None) -> bool | None:
     counts = [status.ticks for status in statuses] or [pulse.ticks for pulse in looked.pulses]
     if not any(counts):  # an engine whose loop has no seam of its own
         return True if len({_progress(status) for status in statuses}) > 1 else None
-    if len(set(counts)) > 1 or (age_s is not None and age_s < RECENT_S and looked.process != ENDED):
+    recent = age_s is not None and age_s < RECENT_S and looked.process not in (ENDED, *HALTED)
+    if len(set(counts)) > 1 or recent:
         return True
     return False if len(counts) > 1 else None
 

@@ -14,7 +14,7 @@ from pdctl.protocol.processes import look_closely
 from pdctl.protocol.rank import Answer, FoundRank, Silence
 from pdctl.targets.lines import AGAIN_S, Line, LocalLine
 from pdctl.targets.recordings import Recordings
-from pdctl.targets.silence import ended, no_connection, not_asked
+from pdctl.targets.silence import ended, no_connection, not_asked, stopped
 from pdctl.targets.waiting import SMALL, Question, Watch
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 10.0
 RANK_TIMEOUT_S = 2.0
+STOPPED_S = 0.5
+"""How long a rank whose process is stopped is waited for: it can't answer before something lets it go on."""
 MAX_ERROR = 2000
 """Characters of an agent's error that are passed on."""
 MAX_LARGE = 16 << 20
@@ -59,7 +61,7 @@ class Client:
     """Keeps one connection to each rank. ``timeout_s`` covers all questions, from the client's construction on.
 
     spent_s: the part of it used before, for instance to find the ranks. rank_timeout_s: how long one question waits for one
-    rank; all ranks are waited for at the same time.
+    rank; all ranks are waited for at the same time. One whose process is stopped is waited for STOPPED_S at most.
     """
 
     def __init__(
@@ -173,8 +175,10 @@ class Client:
         for question in waiting:
             watch.look(question)
         large = 0
+        grace: Deadline | None = Deadline(STOPPED_S)
         while watch.open:
             left_s = patience.left(AGAIN_S if memory is not None or watch.ticking else 3600.0)
+            left_s = left_s if grace is None else grace.left(left_s)
             if memory is not None:
                 memory.waits()
             ready = watch.ready(left_s)
@@ -194,6 +198,12 @@ class Client:
                     self._drop(question.rank.connection)
             if patience.left(1.0) < _TICK_S:
                 break
+            if grace is not None and grace.left(1.0) < _TICK_S:
+                grace = None
+                for question in [one for one in watch.open.values() if stopped(one.rank)]:
+                    question.wait_s = STOPPED_S
+                    answers[question.index] = self._timed_out(question)
+                    watch.forget(question)
         return list(watch.open.values())
 
     def _heard(self, question: Question, kind: type[T], room: int) -> tuple[Answer[T] | None, int]:

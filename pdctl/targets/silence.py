@@ -72,6 +72,14 @@ def no_connection(rank: FoundRank, error: OSError) -> tuple[Silence, str]:
     return Silence.REFUSED, f"its socket {path}: {error.strerror or error}"
 
 
+def stopped(rank: FoundRank) -> bool:
+    """Return whether this host shows that the rank's process is stopped by a signal. It gives no answer until it goes on."""
+    if rank.access is not None or rank.via:
+        return False
+    process = look(rank.identity.pid)
+    return process.state == "T" and process.runs_since(rank.identity.proc_start)
+
+
 def ended(rank: FoundRank, process: Process) -> str:
     """Return a sentence if the rank's process has ended; "" if it runs, or if it is in another pid namespace."""
     if process.runs_since(rank.identity.proc_start) or not (process.state or rank.process.state):

@@ -115,7 +115,10 @@ def test_a_silent_rank_has_its_recording_s_pulse() -> None:
     assert judge(Looked(pulses=(Pulse(9, 5 * S),))).age_s is None, "its clock can't be read from here"
     silent_outside = looked(status(21, 0, ticks=70), outside=True, pulses=pulses)
     assert judge(silent_outside).age_s == 16.0
-    assert judge(Looked(pulses=(Pulse(9, 5 * S, 5 * S),), process=ENDED)).turned is None
+    just_now = (Pulse(9, 5 * S, 5 * S),)
+    assert judge(Looked(pulses=just_now)).turned
+    assert judge(Looked(pulses=just_now, process=ENDED)).turned is None
+    assert judge(Looked(pulses=just_now, process=STOPPED)).turned is None, "whether it goes on is to be seen"
 
 
 # ---- the view --------------------------------------------------------------------------------------------------------

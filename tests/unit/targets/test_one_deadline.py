@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +19,14 @@ from pdctl.probes.check.probe import run
 from pdctl.probes.registry import stages
 from pdctl.probes.view import View
 from pdctl.protocol.model import FlightEntry, Status
+from pdctl.protocol.processes import look
 from pdctl.protocol.rank import FoundRank, Silence
 from pdctl.protocol.requests import Rooms
 from pdctl.recording.writer import process_start
 from pdctl.targets.client import Client
 from pdctl.targets.find import Found
 from tests.support.identities import identity
+from tests.support.patience import until
 
 
 class Deaf:
@@ -102,6 +106,20 @@ def test_a_pause_that_does_not_fit_is_refused(command: str, tmp_path: Path) -> N
     )
     assert done.exit_code == 2
     assert "20 s do not fit into --timeout, 5 s for the whole command" in done.output
+
+
+def test_a_stopped_rank_is_not_waited_for_as_others_are(deaf: Deaf) -> None:
+    with subprocess.Popen(["sleep", "600"]) as child:
+        try:
+            child.send_signal(signal.SIGSTOP)
+            until("a stopped process", lambda: look(child.pid).state == "T")
+            who = identity(pid=child.pid, proc_start=process_start(child.pid))
+            with Client(timeout_s=60, rank_timeout_s=60) as client:
+                [answer] = client.ask([replace(deaf.rank, identity=who)], "status", Status)
+        finally:
+            child.kill()
+    assert answer.silence is Silence.TIMED_OUT
+    assert answer.reason == "no answer within 0.5 s: process is stopped (SIGSTOP or a job control signal)"
 
 
 def test_a_recording_that_is_said_to_be_huge_is_not_fetched(deaf: Deaf) -> None:
