@@ -594,7 +594,7 @@ _STOPPED = [
         "stopped",
         TWO,
         **{
-            f"{name.replace('-', '_').replace(' ', '_')}": f"{line} --rank-timeout 500ms"
+            f"{name.replace('-', '_').replace(' ', '_')}": f"{line} --rank-timeout 10s"
             for name, line in {
                 "ranks": "ranks",
                 "diff-queues": "diff-queues",
@@ -615,7 +615,7 @@ _STOPPED = [
     ),
     Case(
         "stopped/stacks",
-        ("stacks --no-collectives --no-outside --rank decode:* --rank-timeout 500ms",),
+        ("stacks --no-collectives --no-outside --rank decode:* --rank-timeout 10s",),
         TWO,
         brief="how long its peer has waited for it at a look is a matter of luck",
     ),

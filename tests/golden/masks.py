@@ -12,6 +12,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import pwd
 import re
 import socket
 import sys
@@ -92,13 +94,12 @@ TEXT: Sequence[tuple[str, str]] = (
     (r"/[0-9a-f]{8}\.\d+\.\d+", "/<boot>.<pid>.<start>"),
     (r"^((?:supervisor|bootstrap|(?:prefill|decode) dp\d+ pp\d+ tp\d+) +)\d+(?= )", r"\1<pid>"),
     (r"\b[\d.]+(?:ms|s|m|h) left\b", "<time> left"),
-    (r"(?<![\w.])(?:3[2-9]|[45]\d|60)\d{3}(?![\w.])", "<port>"),  # what the kernel gives away
     (r"(\([\w/.<> -]+):\d+(?:,\d+)*\)", r"\1:<line>)"),
     (r"/\d+-\d+\.", "/<pid>-<start>."),
     (r"\b([a-z]+-dp\d+-pp\d+-tp\d+)-\d+\.pdrec", r"\1-<pid>.pdrec"),
     (r"@lab:lab/\d+\.\d+", "@lab:lab/<pid>.<start>"),
     (r"127\.0\.0\.1:\d+", "127.0.0.1:<port>"),
-    (r"(root@[^: ]*):\d+", r"\1:<pid>"),
+    (r"(<user>@<host>):\d+", r"\1:<pid>"),
     (r"\bpids? \d+", "pid <pid>"),
     (r"\bkill -CONT( \d+)+", "kill -CONT <pid>"),
     (r"\bprocess \d+\b", "process <pid>"),
@@ -116,6 +117,8 @@ TEXT: Sequence[tuple[str, str]] = (
     (r"(?<=[ \"])(bootstrap|inflight|prealloc|transfer) \d+(?= |$)", r"\1 <n>"),
     # The columns rank, pid and state of a table.
     (r"((?:^|  )(?:[a-z]+ )?dp\d+ pp\d+ tp\d+ +)\d+(?=  +[a-z-])", r"\1<pid>"),
+    (r"^(\?  +)\d+(?=  )", r"\1<pid>"),
+    (r"(?<![\w.])(?:3[2-9]|[45]\d|60)\d{3}(?![\w.])", "<port>"),  # what the kernel gives away, of what is no pid
 )
 MOVING_TEXT: Sequence[tuple[str, str]] = (
     *TEXT,
@@ -135,7 +138,10 @@ class Masks:
         chosen = MOVING_TEXT if moving else TEXT if live else STORED_TEXT
         self._text = [(re.compile(pattern, re.MULTILINE), name) for pattern, name in chosen]
         host = re.compile(rf"(?<![\w-]){re.escape(socket.gethostname())}(?![\w-])")
-        self._literals = ((top, "<top>"), (str(ROOT), "<checkout>"), (sys.executable, "<executable>"))
+        owner = f"{user()}@{socket.gethostname()}"
+        self._literals = (
+            (top, "<top>"), (str(ROOT), "<checkout>"), (sys.executable, "<executable>"), (owner, "<user>@<host>"),
+        )  # fmt: skip
         self._host = host
 
     def of(self, printed: Printed, form: str) -> Printed:
@@ -228,6 +234,14 @@ class Masks:
     def _name(self, path: str) -> str:
         parts = path.lstrip(".").split(".")
         return next((self._keys[end] for n in range(len(parts)) if (end := ".".join(parts[n:])) in self._keys), "")
+
+
+def user() -> str:
+    """Return the name of who runs the tests, as faults have it."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container's user without a name
+        return str(os.getuid())
 
 
 def _read(text: str) -> Any:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pdctl.recording.witness import SAME_S
 from tests.golden.running import ROOT
 from tests.support.labs import Lab, Labs, end_process
 from tests.support.outside_targets import ranks
@@ -99,26 +100,27 @@ def _lab(*options: str) -> Iterator[Live]:
 @contextmanager
 def healthy() -> Iterator[Live]:
     """A prefill rank and two decode ranks that have served four requests."""
-    with _lab() as place:
+    # What waits is looked at for as long as the cases take, on a busy machine for longer than the usual 300 s.
+    with _lab("--waiting-timeout", "1h", "--bootstrap-timeout", "1h") as place:
         assert place.lab.load(requests=4, room=4000, seed=1).good
         yield place
 
 
 @contextmanager
 def waiting(place: Live) -> Iterator[None]:
-    """The same, and a request that only decode has, and one that only prefill has."""
+    """The same, and a request that only decode has, and a younger one that only prefill has."""
 
-    def there(room: int) -> None:
-        until(
-            f"room {room} in a queue", lambda: any(room in q for r in place.lab.queues().values() for q in r.values())
-        )
+    def peers() -> dict[int, str]:
+        patient = ("--pause", "100ms", "--rank-timeout", "60s", "--timeout", "60s")
+        done = place.lab.labs.cli("stuck", "-o", "json", *patient, code=None)
+        return {row["room"]: row["peer_is"] for row in json.loads(done.stdout)["requests"]}
 
-    with place.lab.waiting(4100, "decode"):
-        there(4100)
-        time.sleep(2)  # so that it is the older one
-        with place.lab.waiting(4200, "prefill"):
-            there(4200)
-            time.sleep(2.5)  # longer than a difference may be skew
+    lab = place.lab
+    until("recordings that go back before the requests", lambda: lab.recorded_s() > SAME_S)
+    with lab.waiting(4100, "decode"):
+        until("a room that never came to prefill", lambda: peers() == {4100: "never"})
+        with lab.waiting(4200, "prefill"):
+            until("one that never came to decode, too", lambda: peers() == {4100: "never", 4200: "never"})
             yield
 
 
@@ -126,14 +128,18 @@ def waiting(place: Live) -> Iterator[None]:
 def stopped(place: Live) -> Iterator[None]:
     """The same without requests, and decode tp1 is stopped."""
     # What went before may leave requests that are just being aborted.
-    until("no request", lambda: not any(rooms for queues in place.lab.queues().values() for rooms in queues.values()))
-    time.sleep(0.5)  # longer than the turn in which the last one left
-    pid = place.lab.process("decode dp0 pp0 tp1").pid
+    lab = place.lab
+    until("no request", lambda: not any(rooms for queues in lab.queues().values() for rooms in queues.values()))
+    left = {rank: lab.recording(rank).ticks for rank in lab.queues()}
+    until(
+        "the end of the turn in which it left", lambda: all(lab.recording(rank).ticks > left[rank] + 1 for rank in left)
+    )
+    pid = lab.process("decode dp0 pp0 tp1").pid
     os.kill(pid, signal.SIGSTOP)
     try:
         until(
             "a rank that has waited for it for long enough to be named",
-            lambda: "For it waits" in place.lab.labs.cli("diff-queues", code=None).stdout,
+            lambda: "For it waits" in lab.labs.cli("diff-queues", code=None).stdout,
         )
         yield
     finally:
