@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -20,12 +21,13 @@ from pdctl.lab.client import Client, Load, Outcome
 from pdctl.lab.config import LabConfig
 from pdctl.protocol import durations
 from pdctl.protocol.model import Snapshot
+from pdctl.protocol.rank import Answer, Silence
 from pdctl.recording.reader import Event, Item, Recording, read
 from pdctl.targets.client import Client as AgentClient
 from pdctl.targets.find import discover
 from pdctl.targets.places import parse_places
 from tests.support import cli_server
-from tests.support.patience import patience
+from tests.support.patience import patience, until
 
 
 def end_process(process: state.Process) -> None:
@@ -135,15 +137,26 @@ class Lab:
         )
 
     def queues(self) -> dict[str, dict[str, list[int]]]:
-        """Return rank → queue → rooms, as the agents answer now."""
-        found = [r for r in discover(parse_places(self.labs.env)).ranks if r.identity.cluster == self.name]
-        with AgentClient() as client:
-            answers = client.ask(found, "queues", Snapshot)
+        """Return rank → queue → rooms, as the agents answer now. Each rank that runs has answered."""
+
+        def answered() -> list[Answer[Snapshot]]:
+            found = [r for r in discover(parse_places(self.labs.env)).ranks if r.identity.cluster == self.name]
+            with AgentClient(timeout_s=patience(20), rank_timeout_s=patience(20)) as client:
+                answers = client.ask(found, "queues", Snapshot)
+            silent = [a for a in answers if a.body is None and a.rank.live and a.silence is not Silence.DEAD]
+            return [] if silent else answers
+
+        answers = until("an answer of each rank that runs", answered)
         return {
             a.rank.identity.label: {name: [e.room for e in entries] for name, entries in a.body.queues.items()}
             for a in answers
             if a.body is not None
         }
+
+    def recorded_s(self, side: str = "") -> float:
+        """Return for how long each rank of a side, or of both, has been recorded, in seconds."""
+        ranks = [one.label for one in self.left() if one.label.startswith(side or ("prefill ", "decode "))]
+        return (time.monotonic_ns() - max(self.recording(label).start_mono_ns for label in ranks)) / 1e9
 
     def recording(self, label: str) -> Recording:
         """Return a rank's recording as its file is now."""

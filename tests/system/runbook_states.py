@@ -39,12 +39,6 @@ def _diverged(labs: Labs, lab: Lab) -> str:
         return room
 
 
-def _recorded_s(lab: Lab, side: str) -> float:
-    """Return for how long each rank of a side has been recorded, in seconds."""
-    begun = (lab.recording(one.label).start_mono_ns for one in lab.left() if one.label.startswith(side))
-    return (time.monotonic_ns() - max(begun)) / 1e9
-
-
 @contextmanager
 def hang() -> Iterator[tuple[Labs, Words]]:
     """Decode tp0 committed a request that tp1 kept: both hang in different collectives."""
@@ -73,7 +67,7 @@ def one_sided() -> Iterator[tuple[Labs, Words]]:
     """A request that the router sent to prefill alone."""
     with Labs() as labs:
         lab = labs.up()
-        until("a recording of decode that goes back before the request", lambda: _recorded_s(lab, "decode") > SAME_S)
+        until("a recording of decode that goes back before the request", lambda: lab.recorded_s("decode") > SAME_S)
         with _sending(lab, requests=1, room=4001, to="prefill", seconds=600):
             until("the room at prefill", lambda: lab.queues()["prefill dp0 pp0 tp0"]["prefill.bootstrap"] == [4001])
             yield labs, {"ROOM": "4001"}
@@ -123,7 +117,7 @@ def decode_only() -> Iterator[tuple[Labs, Words]]:
     """A request that the router sent to decode alone."""
     with Labs() as labs:
         lab = labs.up()
-        until("a recording of prefill that goes back before the request", lambda: _recorded_s(lab, "prefill") > SAME_S)
+        until("a recording of prefill that goes back before the request", lambda: lab.recorded_s("prefill") > SAME_S)
         with _sending(lab, requests=1, room=4101, to="decode", seconds=600):
             _until_waiting(lab, "decode.transfer", 4101)
             time.sleep(2.5)  # --stuck-after of the runbook

@@ -26,6 +26,7 @@ from tests.support.patience import until
 
 pytestmark = pytest.mark.system
 
+PATIENT = ("--rank-timeout", "60s", "--timeout", "60s")
 TP0, TP1 = "decode dp0 pp0 tp0", "decode dp0 pp0 tp1"
 LOOKS = int(os.environ.get("PDCTL_TEST_LOOKS", "60"))
 """At one healthy lab; 1,000 for the record (docs/track-record.md)."""
@@ -33,7 +34,7 @@ LOOKS = int(os.environ.get("PDCTL_TEST_LOOKS", "60"))
 
 def look(labs: Labs, *options: object, code: int | None) -> dict[str, Any]:
     """Return what ``diff-queues -o json`` says."""
-    return json.loads(labs.cli("diff-queues", "-o", "json", *options, code=code).stdout)
+    return json.loads(labs.cli("diff-queues", "-o", "json", *PATIENT, *options, code=code).stdout)
 
 
 def group(document: dict[str, Any], role: str = "decode") -> dict[str, Any]:
@@ -106,13 +107,13 @@ def test_late_metadata_without_the_gate(hung: tuple[Labs, Lab]) -> None:
     # By sockets alone, by recordings alone, and in the look for people.
     check_late_metadata(look(labs, "--through", "sockets", code=1))
     check_late_metadata(look(labs, "--through", "recordings", code=1))
-    text = labs.cli("diff-queues", code=1).stdout
+    text = labs.cli("diff-queues", *PATIENT, code=1).stdout
     assert f"room {room} is on tp1 only" in text
     assert "tp1 kept it" in text
     assert "metadata not written (it landed" in text
-    # A stopped rank costs its own time-out and no more; the others and its recording still tell.
+    # A stopped rank is not waited for; the others and its recording still tell.
     os.kill(lab.process(TP1).pid, signal.SIGSTOP)
-    document = look(labs, "--timeout", "10s", code=1)
+    document = look(labs, code=1)
     check_late_metadata(document)
     assert [rank["state"] for rank in group(document)["now"]] == ["live", "silent"]
     assert any("stopped" in problem for problem in document["problems"])
@@ -217,7 +218,7 @@ def test_nothing_is_found_in_a_healthy_lab_under_load(labs: Labs) -> None:
                 assert serious(document) == []
                 continue
             found = discover(parse_places(labs.env)).require()
-            with Client() as client:
+            with Client(timeout_s=60, rank_timeout_s=60) as client:
                 judged = judge(collect(View(found, client)))
             assert [f for f in judged.findings if f.level is not Level.INFO] == []
             assert not judged.partial

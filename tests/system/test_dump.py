@@ -20,11 +20,12 @@ from tests.support.patience import until
 
 pytestmark = pytest.mark.system
 
+PATIENT = ("--rank-timeout", "60s", "--timeout", "60s")
 PREFILL, TP0, TP1 = "prefill dp0 pp0 tp0", "decode dp0 pp0 tp0", "decode dp0 pp0 tp1"
 
 
 def dump(labs: Labs, what: str, *options: object, code: int | None) -> dict[str, Any]:
-    return json.loads(labs.cli("dump", what, "-o", "json", *options, code=code).stdout)
+    return json.loads(labs.cli("dump", what, "-o", "json", *PATIENT, *options, code=code).stdout)
 
 
 def serious(document: dict[str, Any]) -> list[dict[str, Any]]:
@@ -70,7 +71,7 @@ def test_a_row_that_is_held_back_on_two_of_four_ranks(labs: Labs) -> None:
     assert set(by_rank[TP0]["sums"]) == set(by_rank[TP1]["sums"])
     assert by_rank[TP0]["sums"] != by_rank[TP1]["sums"], "one row has landed, the other has not"
     assert by_rank[TP0]["sums"] == by_rank["decode dp0 pp0 tp2"]["sums"]
-    # One rank stopped: it costs its own time-out, and the others still tell.
+    # One rank stopped: it is not waited for, and the others still tell.
     os.kill(lab.process(TP1).pid, signal.SIGSTOP)
     part = dump(labs, "metadata", "--rank", "decode:tp[01]", code=3)
     assert verdicts(part, 77).get(TP0) in ("landed", None)
@@ -237,7 +238,8 @@ def test_an_orphan_of_a_later_stage_and_stages_a_round_apart(labs: Labs) -> None
     abort_in_bootstrap(well)
     load = in_background(well, requests=0, seconds=6, concurrency=4)
     for _ in range(3):
-        assert serious(dump(labs, "leaks", "--for", "500ms", code=0)) == []
+        # Under load a look may see a part only.
+        assert serious(dump(labs, "leaks", "--for", "500ms", code=None)) == []
     load.join()
 
 
@@ -256,12 +258,14 @@ def test_nothing_is_found_under_load_with_aborts(labs: Labs) -> None:
         for _ in range(3):
             assert serious(dump(labs, "leaks", "--for", "500ms", code=None)) == []
             assert serious(dump(labs, "metadata", code=None)) == []
-            assert serious(dump(labs, "config", code=0)) == []
+            assert serious(dump(labs, "config", code=None)) == []
         assert load.poll() is None, "the load ended before the looks did"
     finally:
         load.kill()
         load.wait()
     document = until(
-        "no slot in use", lambda: (d := dump(labs, "leaks", "--for", "1s", code=0)) and not d["slots"] and d
+        "no slot in use",
+        lambda: (d := dump(labs, "leaks", "--for", "1s", code=None)) and not d["slots"] and not d["partial"] and d,
     )
+    assert serious(document) == []
     assert document["space"] == []

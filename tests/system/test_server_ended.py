@@ -27,7 +27,7 @@ def test_a_server_that_ended_is_the_cause_until_it_is_back(labs: Labs) -> None:
     codes = [one["code"] for one in look(labs, "check")["findings"]]
     assert "PD113" not in codes, "a server that came back at its address"
     with lab.waiting(4601, "decode"):
-        until("the room", lambda: lab.queues().get("decode dp0 pp0 tp0", {}).get("decode.transfer") == [4601])
+        until("the room", lambda: lab.queues()["decode dp0 pp0 tp0"]["decode.transfer"] == [4601])
         labs.cli("lab", "kill", "prefill:tp1")
 
         def ended() -> dict[str, Any] | None:

@@ -89,7 +89,7 @@ def test_a_busy_lab_has_no_finding_and_a_stopped_rank_has_a_row(labs: Labs) -> N
     command = ("lab", "load", "-n", "0", "--seconds", "800", "-c", "6", "--abort-after", "2")
     load = subprocess.Popen([sys.executable, "-m", "pdctl.cli", *command], env=labs.env, stdout=subprocess.DEVNULL)
     try:
-        until("requests on decode tp0", lambda: any(lab.queues().get(TP0, {}).values()))
+        until("requests on decode tp0", lambda: any(lab.queues()[TP0].values()))
         inside = 0
         for number in range(RUNS):
             if number % 10 == 0:
