@@ -8,7 +8,7 @@ that wait for memory) happen as recorded.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -123,6 +123,11 @@ def plan(
         raise NotReplayable(f"it has {len(recordings)} ranks, and at most {MAX_RANKS} processes are started")
     begin, end = _span(known)
     views = [_View(recording, stream, begin, end) for recording, stream in zip(recordings, streams, strict=True)]
+    identity = recordings[0].identity
+    decides = queue in DECIDED_BY_POLLS and (queue == HAS_ROWS or identity.pp_size == 1)
+    under_way = min((stream.last for stream in known if stream.newest.phase is not Phase.APPLIED), default=end + 1)
+    for view in views:
+        view.forget_acts(under_way, forced(decides=decides))
     rooms = list(dict.fromkeys(room for view in views for room in view.rooms))
     numbers = {room: number for number, room in enumerate(rooms)}
     marks = sorted({begin, *(at for view in views for at in view.changes if begin <= at <= end)})
@@ -144,7 +149,6 @@ def plan(
     highest = max((slot for of in slots for slot in of), default=0)
     if highest >= MAX_SLOTS:
         raise NotReplayable(f"a request of its rounds is said to be in metadata slot {highest}; no engine has so many")
-    identity = recordings[0].identity
     return Plan(
         queue=queue,
         title=title,
@@ -158,8 +162,13 @@ def plan(
         missing=missing,
         notes=tuple(dict.fromkeys(note for view in views for note in view.notes)),
         engine=f"{'SGLang' if identity.engine == 'sglang' else identity.engine} {identity.engine_version}",
-        decides=queue in DECIDED_BY_POLLS and (queue == HAS_ROWS or identity.pp_size == 1),
+        decides=decides,
     )
+
+
+def forced(*, decides: bool) -> tuple[int, ...]:
+    """Return the actions that are executed as recorded, in a queue whose polls decide or do not (:attr:`Plan.decides`)."""
+    return (int(Action.MOVED),) if decides else tuple(map(int, Action))
 
 
 def _element(identity: Identity) -> str:
@@ -210,6 +219,12 @@ class _View:
                 self._land(recording, runs, end)
         self.changes = {at for at in self._steps if at <= end}
         self.later = {at for at in self._steps if at > end}
+
+    def forget_acts(self, begin: int, actions: Collection[int]) -> None:
+        """Forget these actions from round ``begin`` on, that a rank was still in when it was read: what it did is unknown."""
+        for at, raw in self._steps.items():
+            if at >= begin:
+                raw.acts = {room: action for room, action in raw.acts.items() if action not in actions}
 
     def step(self, ordinal: int, numbers: dict[int, int]) -> Step:
         """Return what changes before round ``ordinal``."""

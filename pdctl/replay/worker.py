@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from pdctl.protocol import structs
 from pdctl.protocol.model import Action, KVPoll
-from pdctl.replay.plan import HAS_ROWS, Plan, Step
+from pdctl.replay.plan import HAS_ROWS, Plan, Step, forced
 from pdctl.replay.position import PositionFile, Where
 from pdctl.replay.rows import Rows, rows_on
 from pdctl.replay.worker_log import Line, Log, Options
@@ -136,7 +136,7 @@ class Worker:
         """Return the requests that left as recorded, for a reason that is not in the polls, if they are still in the queue."""
         done = {request for request, _ in left}
         here = set(self._list.tolist()) - done
-        causes = (int(Action.MOVED),) if self._decides else tuple(map(int, Action))
+        causes = forced(decides=self._decides)
         return tuple((request, action) for request, action in step.acts if request in here and action in causes)
 
     def _take_held(self) -> tuple[int, ...]:

@@ -210,5 +210,5 @@ WORLDS: Mapping[str, World] = {
 }
 
 LIVE = ("healthy", "waiting", "stopped", "hung", "dead", "outside")
-MOVING = ("healthy", "waiting", "stopped", "hung")
+MOVING = ("healthy", "waiting", "stopped")
 """Live worlds with ranks that go on."""

@@ -20,6 +20,7 @@ from pdctl.replay.position import Position, Where
 from pdctl.replay.simulate import parting
 from pdctl.replay.worker_log import Line, Options
 from pdctl.trace.reader import open_trace
+from tests.unit.probes.test_queue_judge import Rank, turn
 
 REAL = Path(__file__).parents[2] / "data" / "sglang-0.5.12.post1-c1.pdtrace"
 ROOM = 16851422098683615
@@ -60,6 +61,30 @@ def test_equal_rounds_can_be_left_out_and_nothing_else_changes() -> None:
     parted = parting(short, gate=False)
     assert parted is not None
     assert short.ordinals[parted.round] == 247
+
+
+@pytest.mark.parametrize("reduced", [False, True])
+def test_a_round_that_one_rank_was_still_in_parts_nobody(tmp_path: Path, reduced: bool) -> None:
+    """Recordings are read one after the other: what a rank does at the end of its last round may be in the others' only."""
+    ranks = [Rank(n, 2, tmp_path, queue_name="decode.prealloc") for n in range(2)]
+    for rank in ranks:
+        rank.arrive(7)
+        rank.slots[7] = 7
+    for _ in range(3):
+        assert turn(ranks)
+    slow, quick = ranks
+    assert slow.enter({7: SUCCESS}, gate=False) == quick.enter({7: SUCCESS}, gate=False)
+    if reduced:
+        slow.tap.left(0, bytes([SUCCESS]), 1)
+    quick.apply([SUCCESS])
+    made = plan([read(rank.path) for rank in ranks], "decode.prealloc", "decode")
+    assert parting(made, gate=False) is None
+    if not reduced:
+        slow.tap.left(0, bytes([SUCCESS]), 1)
+    slow.tap.decided(slow.queue[0], Action.COMMITTED, 7)
+    slow.tap.leave([])
+    ended = plan([read(rank.path) for rank in ranks], "decode.prealloc", "decode")
+    assert [sum(len(step.acts) for step in rank.steps.values()) for rank in (*made.ranks, *ended.ranks)] == [0, 0, 1, 1]
 
 
 def one_request(*, late: int = 2) -> Plan:
