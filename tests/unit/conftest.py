@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def numpy_asks_no_enum(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def numpy_asks_no_enum() -> Iterator[None]:
     """An array is compared with numbers. Of an enum's member numpy asks its class for attributes, in Python up to 3.11, and
     clears all that comes of it: one Ctrl-C of forty was lost there."""
     asked: list[str] = []
@@ -22,6 +22,8 @@ def numpy_asks_no_enum(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             raise AttributeError(name)
         return given(cls, name)
 
-    monkeypatch.setattr(enum.EnumType, "__getattr__", noted, raising=False)
-    yield
+    # Not the test's own monkeypatch: that one, begun here, would be undone after the fixtures of the test.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(enum.EnumType, "__getattr__", noted, raising=False)
+        yield
     assert asked == []
