@@ -267,7 +267,7 @@ def _run(
             check(load, pair)
             check_version(pair, {rank.identity.engine_version for rank in found.ranks} - {""})
         sender = Sender(load, pair or config, drill.seed)
-        with Client(timeout_s=TIMEOUT_S, rank_timeout_s=rank_timeout_s) as client:
+        with Client(timeout_s=TIMEOUT_S, rank_timeout_s=rank_timeout_s, acts=True) as client:
             return Run(
                 drill, found, client, sender, kept, Audit(audit_path(os.environ), out.note), out.note,
                 control=control, lab=describe(config) if config else "", servers=pair.describe() if pair else "",

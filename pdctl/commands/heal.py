@@ -110,7 +110,7 @@ def command(
     reach = reach_of(ctx, run_dir, record_dir)
     there = find(run_dir, record_dir, reach=reach, timeout=timeout, rank_timeout=rank_timeout, outside=False)
     found = there.ranks
-    with Client(timeout_s=timeout, spent_s=there.took_s, rank_timeout_s=rank_timeout) as client:
+    with Client(timeout_s=timeout, spent_s=there.took_s, rank_timeout_s=rank_timeout, acts=True) as client:
         results = healing.heal(client, found, fault)
         left = healing.aftermath(client, found, min((result.placed for result in results), default=math.inf))
     ranks = [

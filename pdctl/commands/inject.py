@@ -162,7 +162,7 @@ def command(
         allow_rooms=allow_rooms,
     )  # fmt: skip
     out = Output(output)
-    with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
+    with Client(timeout_s=timeout, rank_timeout_s=rank_timeout, acts=True) as client:
         everything = find(run_dir, record_dir, reach=reach, timeout=timeout, rank_timeout=rank_timeout, outside=False)
         planned = _planned(everything, client, wish, reach)
         for note in (*planned.notes, *_others(planned)):
@@ -244,7 +244,7 @@ def _inject(
     from pdctl.inject.session import BEAT_S, Session
     from pdctl.targets.client import Client
 
-    with Client(timeout_s=BEAT_S, rank_timeout_s=0.8 * BEAT_S) as beats:
+    with Client(timeout_s=BEAT_S, rank_timeout_s=0.8 * BEAT_S, acts=True) as beats:
         session = Session(client, beats, Audit(audit_path(os.environ), out.note), ranks, planned.args, everyone)
         foreground = Foreground(out, session, wish.ttl_s, until_hit=until_hit, watch=watch)
         if not detach:

@@ -101,7 +101,7 @@ def _look_at(path: Path, ranks: Mapping[str, FoundRank], newest: set[str], every
     except OSError:
         return None
     kind = KINDS[path.suffix]
-    if path.suffix == ".part" and look(_writer(path)).state:
+    if path.suffix == ".part" and not look(_writer(path)).ended:
         return None
     earlier = rank is not None and stem not in newest
     kept = _why_kept(path, earlier, every) if kind == "recording" else ""

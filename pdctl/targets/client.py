@@ -61,11 +61,17 @@ class Client:
     """Keeps one connection to each rank. ``timeout_s`` covers all questions, from the client's construction on.
 
     spent_s: the part of it used before, for instance to find the ranks. rank_timeout_s: how long one question waits for one
-    rank; all ranks are waited for at the same time. One whose process is stopped is waited for STOPPED_S at most.
+    rank; all ranks are waited for at the same time. One whose process is stopped is waited for STOPPED_S at most,
+    and as long as any other where the client ``acts`` on ranks: it may go on, and then has to be healed.
     """
 
     def __init__(
-        self, *, timeout_s: float = TIMEOUT_S, rank_timeout_s: float = RANK_TIMEOUT_S, spent_s: float = 0.0
+        self,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        rank_timeout_s: float = RANK_TIMEOUT_S,
+        spent_s: float = 0.0,
+        acts: bool = False,
     ) -> None:
         self._local: dict[str, LocalLine] = {}
         self._far: dict[str, FarLine] = {}
@@ -76,6 +82,7 @@ class Client:
         self._timeout_s = timeout_s
         self._rank_timeout_s = rank_timeout_s
         self._spent_s = spent_s
+        self._acts = acts
         self.deadline = Deadline(timeout_s - spent_s)
         self._given_up: dict[str, Answer[Any]] | None = None
         self.recordings = Recordings(self.ask_each)
@@ -175,7 +182,7 @@ class Client:
         for question in waiting:
             watch.look(question)
         large = 0
-        grace: Deadline | None = Deadline(STOPPED_S)
+        grace = None if self._acts else Deadline(STOPPED_S)
         while watch.open:
             left_s = patience.left(AGAIN_S if memory is not None or watch.ticking else 3600.0)
             left_s = left_s if grace is None else grace.left(left_s)

@@ -589,12 +589,14 @@ _WAITING = (
     ]
 )
 
+ACTING = ("heal", "inject")
+"""Commands that wait for a stopped rank as long as for any other."""
 _STOPPED = [
     *_many(
         "stopped",
         TWO,
         **{
-            f"{name.replace('-', '_').replace(' ', '_')}": f"{line} --rank-timeout 10s"
+            f"{name.replace('-', '_').replace(' ', '_')}": f"{line} --rank-timeout {'1s' if name in ACTING else '10s'}"
             for name, line in {
                 "ranks": "ranks",
                 "diff-queues": "diff-queues",

@@ -206,7 +206,7 @@ class Run:
         self.client.restart()
         planned = plan(load_known(self.client, self.found.ranks), wish(self.drill, f"d-{os.urandom(3).hex()}"))
         ranks = [next(rank for rank in self.found.ranks if rank.identity == identity) for identity in planned.on]
-        with Client(timeout_s=BEAT_S, rank_timeout_s=0.8 * BEAT_S) as beats:
+        with Client(timeout_s=BEAT_S, rank_timeout_s=0.8 * BEAT_S, acts=True) as beats:
             session = Session(self.client, beats, self.audit, ranks, planned.args)
             keeper = _Keeper(session)
             try:

@@ -116,10 +116,13 @@ def test_a_stopped_rank_is_not_waited_for_as_others_are(deaf: Deaf) -> None:
             who = identity(pid=child.pid, proc_start=process_start(child.pid))
             with Client(timeout_s=60, rank_timeout_s=60) as client:
                 [answer] = client.ask([replace(deaf.rank, identity=who)], "status", Status)
+            with Client(timeout_s=60, rank_timeout_s=0.7, acts=True) as client:
+                [acted] = client.ask([replace(deaf.rank, identity=who)], "status", Status)
         finally:
             child.kill()
     assert answer.silence is Silence.TIMED_OUT
     assert answer.reason == "no answer within 0.5 s: process is stopped (SIGSTOP or a job control signal)"
+    assert acted.reason.startswith("no answer within 0.7 s"), "who acts on it waits: it may go on"
 
 
 def test_a_recording_that_is_said_to_be_huge_is_not_fetched(deaf: Deaf) -> None:
