@@ -31,6 +31,8 @@ FEW = 8
 """Connections that every key may have."""
 SILENT_S = 5.0
 """How long a new connection is spared, to shake hands and ask, where a key has more than FEW."""
+YOUNG_S = 2.0
+"""How long it is spared where no key has more: meanwhile nobody is let in, or none of many would ever shake hands."""
 ACCEPTS_S = 100.0
 """New connections a second, after a burst of twice as many."""
 _COPY = 32 * 1024
@@ -212,6 +214,11 @@ class Relay:
 
     def _accept(self, now: float) -> None:
         """Accept one connection. If descriptors are scarce it is closed at once, and no other is accepted for a while."""
+        full = len(self.by_name) >= MAX_CONNECTIONS
+        victim = self._victim(now) if full else None
+        if full and victim is None:
+            self._deaf_until = now + _PAUSE_S
+            return
         with contextlib.suppress(OSError):
             while len(self._spare) < _KEPT_FDS:
                 self._spare.append(os.dup(self._listening.fileno()))
@@ -228,8 +235,9 @@ class Relay:
                 self._short()
             return
         self._accepts.take(1.0)
-        if len(self.by_name) >= MAX_CONNECTIONS:
-            self._evict(now)
+        if victim is not None:
+            self._note("many", f"{MAX_CONNECTIONS} connections: for each new one another one ends")
+            self.end(victim)
         try:
             # libzmq can't be without a descriptor when it accepts: there are some in reserve, and it gets theirs.
             spare = [os.dup(tcp.fileno()) for _ in range(2 + _KEPT_FDS)]
@@ -260,13 +268,16 @@ class Relay:
     def _short(self) -> None:
         self._note("descriptors", "its gateway has no file descriptors left: clients are refused until it has")
 
-    def _evict(self, now: float) -> None:
-        """End one connection: the oldest that never asked, or the idlest of the key with most."""
-        self._note("many", f"{MAX_CONNECTIONS} connections: for each new one another one ends")
+    def _victim(self, now: float) -> Connection | None:
+        """Return whose place a new connection takes: of the oldest that never asked, or of the idlest of the key with most.
+
+        None: of nobody yet, since those that never asked are young, and no key has more than FEW.
+        """
         silent = next((c for c in self.by_name.values() if c.user is None), None)
         of_keys = Counter(c.user for c in self.by_name.values() if c.user is not None)
         [(most, many)] = of_keys.most_common(1) or [("", 0)]
-        if silent is not None and (many <= FEW or now - silent.born > SILENT_S):
-            self.end(silent)
-        else:
-            self.end(min((c for c in self.by_name.values() if c.user == most), key=lambda c: c.moved_at))
+        if silent is not None and now - silent.born > (YOUNG_S if many <= FEW else SILENT_S):
+            return silent
+        if silent is not None and many <= FEW:
+            return None
+        return min((c for c in self.by_name.values() if c.user == most), key=lambda c: c.moved_at)
