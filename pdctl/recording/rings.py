@@ -57,17 +57,12 @@ def later_rounds(source: Source, offset: int, capacity: int, last: int, most: in
 
     None: the writer is ahead by a whole ring, or what is there is damaged.
     """
-    place = last % capacity
-    data = source.read(offset + place * f.ROUND_SIZE, min(most, capacity - place) * f.ROUND_SIZE)
-    table = np.frombuffer(data, ROUND, len(data) // f.ROUND_SIZE)
-    expected = np.arange(last + 1, last + 1 + len(table), dtype=np.uint64)
-    if (table["seq"] > expected).any():
+    read = _later(source, offset, capacity, last, most, ROUND, f.ROUND_BODY_SIZE)
+    if read is None:
         return None
-    places = np.flatnonzero(table["seq"] == expected)
-    whole = right_sums(data, places, table["crc"][places], f.ROUND_SIZE, f.ROUND_BODY_SIZE)
-    found = select_records(table, places[whole])
+    found, torn = read
     true = possible_rounds(found)
-    return Ring(select_records(found, true), int(np.count_nonzero(~whole)), int(np.count_nonzero(~true)))
+    return Ring(select_records(found, true), torn, int(np.count_nonzero(~true)))
 
 
 def events(source: Source, offset: int, capacity: int, wanted: Wanted | None = None) -> NDArray[Any]:
@@ -83,16 +78,26 @@ def later_events(source: Source, offset: int, capacity: int, last: int, most: in
 
     None: the writer is ahead by a whole ring, or what is there is damaged. Threads write events, so one may lack for a moment.
     """
-    place = last % capacity
-    data = source.read(offset + place * f.EVENT_SIZE, min(most, capacity - place) * f.EVENT_SIZE)
-    table = np.frombuffer(data, EVENT, len(data) // f.EVENT_SIZE)
+    read = _later(source, offset, capacity, last, most, EVENT, f.EVENT.size)
+    return None if read is None else select_records(read[0], possible_events(read[0]))
+
+
+def _later(
+    source: Source, offset: int, capacity: int, last: int, most: int, dtype: np.dtype[Any], body: int
+) -> tuple[NDArray[Any], int] | None:
+    """Return the records of a ring after number ``last`` that are there, and how many of them are torn and left out.
+
+    most, None: as :func:`later_rounds`. body: bytes of a record that its checksum is of.
+    """
+    size, place = dtype.itemsize, last % capacity
+    data = source.read(offset + place * size, min(most, capacity - place) * size)
+    table = np.frombuffer(data, dtype, len(data) // size)
     expected = np.arange(last + 1, last + 1 + len(table), dtype=np.uint64)
     if (table["seq"] > expected).any():
         return None
     places = np.flatnonzero(table["seq"] == expected)
-    right = right_sums(data, places, table["crc"][places], f.EVENT_SIZE, f.EVENT.size)
-    found = select_records(table, places[right])
-    return select_records(found, possible_events(found))
+    right = right_sums(data, places, table["crc"][places], size, body)
+    return select_records(table, places[right]), int(np.count_nonzero(~right))
 
 
 def possible_rounds(table: NDArray[Any]) -> NDArray[np.bool_]:

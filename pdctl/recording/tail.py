@@ -34,9 +34,7 @@ class Tail:
 
         Raises OSError where it can't be read, BadRecording where it can't be told whose it is, or is another process's.
         """
-        if (
-            not self._asked
-        ):  # a full ring of events takes megabytes: they are kept as long as each reading is asked for them
+        if not self._asked:  # a full ring takes megabytes: it is kept as long as each reading is asked for events
             self._events = None
         self._asked = False
         recording = read_from(self._source, str(self._path), self._ended, self._told)

@@ -91,7 +91,6 @@ class Pod:
     """
 
     name: str
-    namespace: str = ""
     side: str = ""
     container: str = ""
     off: str = ""
@@ -157,7 +156,6 @@ class _Spec(msgspec.Struct):
 
 class _Meta(msgspec.Struct):
     name: str
-    namespace: str = ""
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
     deletionTimestamp: str | None = None  # noqa: N815
@@ -258,7 +256,7 @@ def _pod(item: _Item, query: PodQuery) -> Pod:
             ports = _listens(one.value or "")
     named = container.name if container is not None else query.container
     off = _off(item, named) if container is not None else _no_such(item, query.container)
-    return Pod(meta.name, meta.namespace, _side(item, container), named, off, ports)
+    return Pod(meta.name, _side(item, container), named, off, ports)
 
 
 def _container(item: _Item, query: PodQuery) -> _Container | None:
