@@ -28,6 +28,21 @@ def document(pair: Pair, *arguments: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
+def in_step(pair: Pair) -> list[dict[str, Any]]:
+    """Return the groups of ``diff-queues``, of which none has parted.
+
+    What the gate holds is told as PD102, and as PD148 once it has held it for 30 s. How soon a test looks depends on
+    the machine, so both are right.
+    """
+    status, seen = document(pair)
+    codes = {finding["code"] for finding in seen["findings"]}
+    assert codes <= {"PD102", "PD148"}, seen["findings"]
+    assert status == int("PD148" in codes)
+    groups: list[dict[str, Any]] = seen["groups"]
+    assert not [group for group in groups if group["verdict"] == "DIVERGED"], groups
+    return groups
+
+
 MAY_LACK = {
     "gate", "slots.zeroed", "events.abort-message", "registration.conflicts", "registration.every-room", "query.forced",
     "events.checksum",

@@ -20,7 +20,7 @@ import pytest
 
 from pdctl.protocol.model import Action, EventKind, KVPoll
 from tests.engine import stories
-from tests.engine.checks import SECRET, document, dumped, dumps_are_clean, is_healthy, late_metadata
+from tests.engine.checks import SECRET, document, dumped, dumps_are_clean, in_step, is_healthy, late_metadata
 from tests.engine.conftest import engine
 from tests.engine.drilling import drill_late_metadata
 from tests.engine.env import ROOT, Namespace
@@ -152,13 +152,10 @@ def test_the_gate_holds(version: str, pair: Pair, tmp_path: Path) -> None:
     with late_metadata(pair, f"{patience(15):g}s"):
         [held_back] = pair.begin(1, limit_s=60)
 
-        def held() -> dict[str, Any] | None:
-            status, seen = document(pair)
-            assert status == 0, seen["findings"]
-            return seen if any(group["verdict"] == "HELD" for group in seen["groups"]) else None
+        def held() -> list[dict[str, Any]]:
+            return [group for group in in_step(pair) if group["verdict"] == "HELD"]
 
-        seen = until("diff-queues sees the gate hold", held, 60, 0.2)
-        [group] = [group for group in seen["groups"] if group["verdict"] == "HELD"]
+        [group] = until("diff-queues sees the gate hold", held, 60, 0.2)
         assert group["queue"] in ("", "decode.transfer")
         room, copy = pair.rooms[-1], tmp_path / "held"
         shutil.copytree(pair.record_dir, copy)  # as it is now; what takes its time comes later
@@ -222,8 +219,7 @@ def test_what_holds_a_request_back(pair: Pair, right: list[int], kind: tuple[str
             assert KVPoll.SUCCESS not in polled(pair, room)
         if kind[0] != "--stall-transfer":
             stuck_is_told(pair, room, kind[0])
-        status = pair.pdctl("diff-queues")
-        assert status.returncode == 0, status.stdout
+        in_step(pair)
         went = placed.heal()
         assert went["released"] == 1, went
         assert answer().tokens == right, kind
