@@ -9,6 +9,10 @@ LOST = (
     "Prefill server with bootstrap_addr",
 )  # fmt: skip
 """How the engine's reasons begin for requests whose prefill server decode could not reach."""
+TOLD_FAILED = "Failed to get kvcache from prefill"
+"""How the engine's reason begins on decode for a request that prefill has said to have failed."""
+SESSION_LOST = "Decode instance could be dead"
+"""How the engine's reason begins for a request whose decode rank prefill takes for dead, since a transfer to it had failed."""
 WRONG_KV = "KV checksum mismatch"
 """How the engine's reason begins for a request that it drops since its KV is not what prefill sent."""
 WRONG_ELSEWHERE = f"{WRONG_KV} on a peer rank"

@@ -284,10 +284,10 @@ def _verdict(
         return "WAITING"
     if "PD111" in codes:
         return "SKEWED"
-    if any(h.now for hs in held.values() for h in hs):
-        return "HELD"
     if (group.info.size > 1 and len(group.judged) < 2) or _unheard(group):
         return "UNKNOWN"
+    if any(h.now for hs in held.values() for h in hs):
+        return "HELD"
     return "AGREE" if group.info.size > 1 else "ALONE"
 
 

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from msgspec.structs import replace
 
+from pdctl.probes.queues.formatting import names as listed
 from pdctl.probes.story.clocks import DRIFT
 from pdctl.probes.story.loglines import Names
 from pdctl.probes.story.logs import FromLog, from_logs
@@ -223,14 +224,19 @@ def _clock(wall_ns: int) -> str:
 
 def _notes(room: int, told: Sequence[_Told]) -> list[str]:
     notes = []
-    # The two sides may each have a name of their own for one request; the ranks of one server have the same.
-    rids: dict[tuple[str, str, str], dict[str, None]] = {}
+    # The two sides may each have a name of their own for one request; the ranks of one side have the same.
+    rids: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
     for t in told:
         i = t.past.identity
-        rids.setdefault((i.role, i.cluster, i.service), {}).update(dict.fromkeys(rids_of(t.recording, room)))
-    for (role, _, _), given in rids.items():
+        for rid in rids_of(t.recording, room):
+            rids.setdefault((i.role, i.cluster), {}).setdefault(rid, {})[i.service] = None
+    for (role, _), given in rids.items():
+        servers = {service for on in given.values() for service in on}
         if len(given) > 1:
-            notes.append(f"{role} was given room {room} for {len(given)} requests: {', '.join(given)}")
+            each = [rid + (f" ({', '.join(on)})" if len(servers) > 1 else "") for rid, on in given.items()]
+            notes.append(f"{role} was given room {room} for {len(given)} requests: {', '.join(each)}")
+        elif len(servers) > 1:
+            notes.append(f"room {room} went to {len(servers)} {role} servers: {', '.join(sorted(servers))}")
     return notes
 
 
@@ -247,8 +253,12 @@ def _absent(role: str, pasts: Sequence[RankPast], told: Sequence[_Told], wall: i
         no = "not every" if those else "no"
         yield False, f"whether it came to {role}: {no} {role} rank has a recording"
         return
-    latest = []
+    latest: list[tuple[int, str]] = []
+    gone: list[str] = []
     for members in takers(those, lambda t: t.past.identity):
+        if all(t.past.state == "dead" and t.line_ns(last_sign_ns(t.recording)) < came - _SAME_NS for t in members):
+            gone += [t.name for t in members]
+            continue
         t = max(members, key=lambda one: one.line_ns(one.witness.took_in_ns))
         seen = t.witness
         took_in = t.line_ns(seen.took_in_ns)
@@ -261,9 +271,14 @@ def _absent(role: str, pasts: Sequence[RankPast], told: Sequence[_Told], wall: i
             yield False, f"whether it came to {role}: {t.name} last took in requests{when}, too early to tell"
             return
         latest.append((took_in, t.name))
+    never = f"it never came to {role}:"
+    ended = f"{listed(gone)} had ended before" if gone else ""
+    if not latest:
+        yield True, f"{never} {ended}"
+        return
     took_in, name = min(latest)
     until = _clock(took_in + wall)
-    yield True, f"it never came to {role}: {name} took in requests until {until}, and no request with this room"
+    yield True, f"{never} {name} took in requests until {until}, and no request with this room{ended and f'; {ended}'}"
 
 
 _SAME_NS = int(SAME_S * 1e9)

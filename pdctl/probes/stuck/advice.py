@@ -9,13 +9,15 @@ from pdctl.probes.queues.formatting import names
 from pdctl.probes.stuck.model import Last, Waiting
 from pdctl.probes.stuck.sides import COMPUTED, Side
 from pdctl.protocol.durations import seconds
-from pdctl.protocol.model import OTHER
-from pdctl.protocol.notes import ABORTED
+from pdctl.protocol.model import OTHER, KVPoll, poll_name
+from pdctl.protocol.notes import ABORTED, LOST, SESSION_LOST, TOLD_FAILED
 
 BOOTSTRAP_TIMEOUT = "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT"
-GIVEN_UP = "given up"
+GIVEN_UP, FAILED = "given up", "failed"
 FIRST, BEHIND = "first in line for space", "waits for space"
 """Notes of requests that wait until decode has space for them."""
+AFTER_RETRACTED, NO_SLOT = "retracted requests come first", "waits for a metadata slot"
+"""Notes of requests that decode does not look at, and of those that prefill computes once it has a slot for them."""
 NOT_TOLD = "recordings do not tell what ends it"
 """Note of requests whose time-out only a live rank could tell."""
 
@@ -67,6 +69,15 @@ def lost(request: Waiting, last: Last | None, other: Sequence[Side] = ()) -> Adv
                 else f". If {request.role} was told, look for what loses messages between the two."
             ),
         )
+    if request.role == "prefill":
+        return _ended_on_decode(request, last)
+    if last.reason.startswith(SESSION_LOST):
+        return Advice(
+            "session",
+            "Prefill took this decode rank for dead after a transfer to it had failed.",
+            f"{_abort(request)} Look at the network between the two. Prefill fails each request to this rank until it connects"
+            " anew or is seen to answer: where that lasts, restart this decode server.",
+        )
     if untold:
         return Advice(
             "untold",
@@ -74,6 +85,33 @@ def lost(request: Waiting, last: Last | None, other: Sequence[Side] = ()) -> Adv
             f"{_abort(request)} pdctl story ROOM shows why it failed. Prefill tells decode of it from SGLang 0.5.22 on.",
         )
     return _message(request)
+
+
+def _ended_on_decode(request: Waiting, last: Last) -> Advice:
+    """Return why prefill still has what decode has ended, by no time-out and no abort: it need not have been told."""
+    if last.what == "Success":
+        return Advice(
+            "received",
+            "Decode has all of it: prefill's own transfer has not ended.",
+            f"{_abort(request)} pdctl check tells whether a transfer thread of prefill has ended, pdctl story ROOM what each"
+            " rank sent.",
+        )
+    if last.reason.startswith(TOLD_FAILED):
+        return Advice(
+            "told",
+            "A rank of prefill told decode that it had failed it, and prefill has it still.",
+            f"{_abort(request)} pdctl diff-queues shows whether prefill's ranks go on together, pdctl story ROOM which of them"
+            " failed it.",
+        )
+    why = "Decode failed it by itself."
+    if last.reason.startswith(LOST):
+        why = "Decode gave it up since it could not reach prefill."
+    return Advice(
+        "failed on decode",
+        why,
+        f"{_abort(request)} Do not wait for a message: with Mooncake, SGLang up to 0.5.12.post1 tells prefill nothing of what"
+        " decode fails. pdctl story ROOM shows why it failed, pdctl verify-routing whether decode reaches prefill.",
+    )
 
 
 _UNTOLD = "in this version prefill does not tell decode of a request that it failed"
@@ -130,6 +168,34 @@ def clock_s(request: Waiting) -> float | None:
     return None if request.left_s is None or request.limit_s is None else request.limit_s - request.left_s
 
 
+def unheard(request: Waiting, other: Sequence[Side]) -> Advice:
+    """Return why decode waits for prefill while that waits for decode's addresses, nothing where it does not."""
+    there = [seen.entry for side in other for seen in side.rooms.get(request.room, ())]
+    waits = all((one.queue, one.state) == ("prefill.bootstrap", KVPoll.BOOTSTRAPPING) for one in there)
+    if not there or not waits or any(one.queue != "decode.transfer" for one in request.ranks):
+        return Advice()
+    return Advice(
+        "addresses unheard",
+        "Decode has sent its addresses, and prefill still waits for them: they were lost, or went to another process.",
+        f"{_abort(request)} pdctl verify-routing ROOM shows where decode sends them, and who listens there.",
+    )
+
+
+def overdue_s(request: Waiting) -> float:
+    """Return since when the time-out of a request should have ended it, seconds; 0.0 where it is not due."""
+    return 0.0 if request.left_s is None else max(0.0, -request.left_s)
+
+
+def failed(request: Waiting) -> Advice:
+    """Return why a request waits that has failed on some rank that has it: nobody takes it off."""
+    ranks = names([rank for one in request.ranks if one.state == poll_name(KVPoll.FAILED) for rank in one.ranks])
+    return Advice(
+        FAILED,
+        f"It has failed on {ranks}, and was not taken off. No time-out and no abort does more.",
+        "pdctl diff-queues shows whether the ranks of its group go on together, pdctl stacks where they are.",
+    )
+
+
 def orphan(request: Waiting, side: Side, first: Sequence[Side]) -> Advice:
     """Return what to do with a request of a later pipeline stage that the first one has no more; first: sides of that one.
 
@@ -148,6 +214,12 @@ def orphan(request: Waiting, side: Side, first: Sequence[Side]) -> Advice:
 
 def complete(request: Waiting, side: Side) -> Advice:
     """Return why a request waits whose transfer is complete on every rank that waits with it."""
+    if request.role == "prefill":
+        return Advice(
+            "sent",
+            "Its transfer is complete here, and it was not let go. No time-out covers that.",
+            "pdctl diff-queues shows whether the ranks of its group go on together, pdctl stacks where they are.",
+        )
     waits = [rank for one in request.ranks if one.queue not in COMPUTED for rank in one.ranks]
     took = [rank for one in request.ranks if one.queue in COMPUTED for rank in one.ranks]
     seen = {f"tp{each.identity.tp}": each.landed[request.room] for each in side.looks if request.room in each.landed}
@@ -194,6 +266,6 @@ def standing(side: Side) -> str:
 
 
 __all__ = [
-    "BEHIND", "BOOTSTRAP_TIMEOUT", "FIRST", "GIVEN_UP", "NOT_TOLD", "Advice", "clock_s", "complete", "ended_as", "lost",
-    "orphan", "standing", "too_late",
+    "AFTER_RETRACTED", "BEHIND", "BOOTSTRAP_TIMEOUT", "FAILED", "FIRST", "GIVEN_UP", "NOT_TOLD", "NO_SLOT",
+    "Advice", "clock_s", "complete", "ended_as", "failed", "lost", "orphan", "overdue_s", "standing", "too_late", "unheard",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pdctl.probes.queues.formatting import names
 from pdctl.probes.queues.formatting import rooms as some_rooms
 from pdctl.probes.stuck import STUCK_S, UNHEARD_S, advice, place
-from pdctl.probes.stuck.advice import BEHIND, FIRST, NOT_TOLD, Advice
+from pdctl.probes.stuck.advice import AFTER_RETRACTED, BEHIND, FIRST, NO_SLOT, NOT_TOLD, Advice, overdue_s
 from pdctl.probes.stuck.model import Place, RankLooks, SideSpace, StuckDocument, Waiting
 from pdctl.probes.stuck.peer import ABSENT, ENDED, GONE, LATER, NEVER, UNREAD, Peers
 from pdctl.probes.stuck.released import released
@@ -103,7 +103,7 @@ def _turns(look: RankLooks) -> bool:
 def _findings(
     requests: Sequence[tuple[Side, Waiting]],
     space: Sequence[tuple[Side, SideSpace]],
-    peers: Mapping[tuple[str, str], Sequence[Side]],
+    peers: Mapping[tuple[str, str], Peers],
     pause_s: float,
     stuck_s: float,
 ) -> Iterator[Finding]:
@@ -113,7 +113,7 @@ def _findings(
     given_up: dict[int, dict[int, Waiting]] = defaultdict(dict)
     held = _held_up(side for those in peers.values() for side in those)
     for side, request in requests:
-        code = "" if held and id(side) in held else _code(request, pause_s, stuck_s, peers)
+        code = "" if held and id(side) in held else _code(request, side, pause_s, stuck_s, peers)
         if code:
             why = _advice(code, request, side, peers)
             group = _Group(code, side, request.queue, request.state, why.kind)
@@ -128,7 +128,7 @@ def _findings(
     for side, one in space:
         if one.full:
             here = [request for of, request in requests if of is side]
-            failed = {(request.room, request.rid) for request in here if _failed_there(request, peers)}
+            failed = {(request.room, request.rid) for request in here if _failed_there(request, side, peers)}
             yield place.full(one, side, here, given_up[id(side)], failed)
         if side.role == "decode" and (batch := place.batch(side)) is not None:
             yield batch
@@ -137,32 +137,39 @@ def _findings(
         yield _finding(group, list(ones.values()), list(sides[group].values()), of, peers)
 
 
-def _advice(code: str, request: Waiting, side: Side, peers: Mapping[tuple[str, str], Sequence[Side]]) -> Advice:
+def _advice(code: str, request: Waiting, side: Side, peers: Mapping[tuple[str, str], Peers]) -> Advice:
     if side.looks[0].identity.pp > 0:
         kept = advice.orphan(request, side, _first_stage(side, peers))
         if kept.kind:
             return kept
     if code == "PD142":
-        other = _other(request, peers)
+        other = _other(request, side, peers)
         return advice.lost(request, advice.ended_as(request, other), other)
+    if code == "PD141" and any(place.state == FAILED for place in _polled(request)):
+        return advice.failed(request)
     if code == "PD141" and _complete(request):
         return advice.complete(request, side)
     if request.peer_is == LATER:
         return advice.too_late(request)
+    if code == "PD141" and request.role == "decode":
+        return advice.unheard(request, _other(request, side, peers))
     return Advice()
 
 
-def _failed_there(request: Waiting, peers: Mapping[tuple[str, str], Sequence[Side]]) -> bool:
-    last = advice.ended_as(request, _other(request, peers)) if request.peer_is == ENDED else None
+def _failed_there(request: Waiting, side: Side, peers: Mapping[tuple[str, str], Peers]) -> bool:
+    last = advice.ended_as(request, _other(request, side, peers)) if request.peer_is == ENDED else None
     return last is not None and last.what != SUCCESS
 
 
-def _first_stage(side: Side, peers: Mapping[tuple[str, str], Sequence[Side]]) -> list[Side]:
+def _first_stage(side: Side, peers: Mapping[tuple[str, str], Peers]) -> list[Side]:
     return [one for one in peers[side.key] if one.unit == side.unit and one.looks[0].identity.pp == 0]
 
 
-def _other(request: Waiting, peers: Mapping[tuple[str, str], Sequence[Side]]) -> Sequence[Side]:
-    return peers[(request.cluster, OTHER.get(request.role, ""))]
+def _other(request: Waiting, side: Side, peers: Mapping[tuple[str, str], Peers]) -> Sequence[Side]:
+    """Return the groups that a request of ``side`` can be on."""
+    there = side.requests.get((request.room, request.rid), ())
+    other = peers[(request.cluster, OTHER.get(request.role, ""))]
+    return other.behind(there[0].entry) if there else other
 
 
 def _finding(
@@ -170,7 +177,7 @@ def _finding(
     ones: Sequence[Waiting],
     sides: Sequence[Side],
     space: SideSpace | None,
-    peers: Mapping[tuple[str, str], Sequence[Side]],
+    peers: Mapping[tuple[str, str], Peers],
 ) -> Finding:
     """Return what is found of these requests. sides: that have them, the stages of one server."""
     side, oldest = group.side, max(ones, key=lambda one: one.age_s)
@@ -181,7 +188,7 @@ def _finding(
     words = [
         f"{many} {wait} in {group.queue} of {where}, {group.state} for {seconds(oldest.age_s)}: {oldest.peer}.",
         why.why,
-        "" if group.code == "PD141" and _complete(oldest) else _end(oldest),
+        "" if group.code == "PD141" and (_complete(oldest) or why.kind == advice.FAILED) else _end(oldest),
         _slots_held(ones, space),
     ]
     stands = next(filter(None, map(advice.standing, sides)), "") if group.code in ("PD141", "PD142") else ""
@@ -193,7 +200,7 @@ def _finding(
         ranks=tuple(dict.fromkeys(rank for one in ones for place in one.ranks for rank in place.ranks)),
         evidence=_evidence(ones, space),
         next_step=stands or why.next_step,
-        units=(side.unit, *_waits_for(ones, _other(oldest, peers))),
+        units=(side.unit, *_waits_for(ones, _other(oldest, side, peers))),
     )
 
 
@@ -204,7 +211,7 @@ def _waits_for(ones: Sequence[Waiting], other: Sequence[Side]) -> Iterable[str]:
         yield side.unit
 
 
-def _code(request: Waiting, pause_s: float, stuck_s: float, peers: Mapping[tuple[str, str], Sequence[Side]]) -> str:
+def _code(request: Waiting, side: Side, pause_s: float, stuck_s: float, peers: Mapping[tuple[str, str], Peers]) -> str:
     if request.progress in ("new", "moving", "unknown") or request.queue in HEARD:
         return ""
     ended_s = request.peer_ended_s
@@ -218,11 +225,10 @@ def _code(request: Waiting, pause_s: float, stuck_s: float, peers: Mapping[tuple
         return "PD143" if request.peer_without_s >= stuck_s else ""
     if request.peer_is == GONE:
         return "PD143" if request.peer_without_s >= max(UNHEARD_S, pause_s) else ""
-    if request.peer_is == UNREAD:
+    if request.peer_is == UNREAD or request.note in (AFTER_RETRACTED, NO_SLOT):
         return ""
-    if request.cover == "nothing" and not _being_computed(request, _other(request, peers)):
-        return "PD141"
-    return ""
+    endless = request.cover == "nothing" or overdue_s(request) >= stuck_s
+    return "PD141" if endless and not _being_computed(request, _other(request, side, peers)) else ""
 
 
 def _heard(request: Waiting) -> bool:
@@ -235,7 +241,8 @@ def _polled(request: Waiting) -> list[Place]:
 
 
 SUCCESS = poll_name(KVPoll.SUCCESS)
-_OVER = (SUCCESS, poll_name(KVPoll.FAILED))
+FAILED = poll_name(KVPoll.FAILED)
+_OVER = (SUCCESS, FAILED)
 
 
 def _being_computed(request: Waiting, other: Sequence[Side]) -> bool:
@@ -254,6 +261,10 @@ def unfinished(document: StuckDocument) -> tuple[int, ...]:
 
 
 def _end(request: Waiting) -> str:
+    if request.note == AFTER_RETRACTED:
+        return "No time-out is looked at while retracted requests wait for space."
+    if overdue_s(request) >= UNHEARD_S:
+        return f"{request.cover} should have ended it {seconds(overdue_s(request))} ago."
     if request.left_s is not None:
         return f"{request.cover} ends it in {seconds(max(0.0, request.left_s))}."
     if request.cover == "unknown":

@@ -11,11 +11,13 @@ from functools import cached_property
 
 import msgspec
 
+from pdctl.probes import turns
 from pdctl.probes.stuck.model import Last, RankLooks
 from pdctl.probes.stuck.sides import Side
 from pdctl.probes.turns import RECENT_S
 from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import OTHER
+from pdctl.protocol.requests import RoomEntry
 from pdctl.recording.witness import SAME_S, takers
 
 HERE, ENDED, GONE, NEVER, LATER, ABSENT, UNREAD, SILENT, NOBODY = (
@@ -44,6 +46,9 @@ class Peer(msgspec.Struct, frozen=True, gc=False):
 class Peers(list[Side]):
     """The groups of the other role in a cluster. What they say of rooms is looked up once, since rooms are many."""
 
+    address = ""
+    """Bootstrap server by which these are all that a request can be on, "" where they are all that there are."""
+
     @cached_property
     def having(self) -> dict[int, list[Side]]:
         """Room → groups that have it."""
@@ -69,9 +74,44 @@ class Peers(list[Side]):
         return frozenset().union(*(peer.rooms_before for peer in self))
 
     @cached_property
-    def silent(self) -> RankLooks | None:
-        """The first rank that does not answer."""
-        return next((look for peer in self for look in peer.looks if look.silence), None)
+    def _addresses(self) -> dict[tuple[str, str], set[str]]:
+        """Server → addresses of its bootstrap server, as its requests name it."""
+        found: dict[tuple[str, str], set[str]] = {_server(peer): set() for peer in self}
+        for peer in self if len(found) > 1 else ():
+            for look in peer.looks:
+                if look.second is not None:
+                    found[_server(peer)].update(look.second.rooms.distinct("bootstrap"))
+        return {server: addresses - {""} for server, addresses in found.items()}
+
+    @cached_property
+    def _behind(self) -> dict[str, Peers]:
+        found = {}
+        for address in set().union(*self._addresses.values()):
+            # One of which no address is known may be the one.
+            those = {server for server, known in self._addresses.items() if address in known or not known}
+            found[address] = Peers(peer for peer in self if _server(peer) in those)
+            found[address].address = address
+        return found
+
+    def behind(self, entry: RoomEntry) -> Peers:
+        """Return the groups that a request can be on: of decode's, those of the prefill server whose bootstrap server it names.
+
+        All of them where none is known by that address.
+        """
+        named = entry.bootstrap and entry.queue.startswith("decode.")
+        return self._behind.get(entry.bootstrap, self) if named else self
+
+    @cached_property
+    def _silent(self) -> list[RankLooks]:
+        return [look for peer in self for look in peer.looks if look.silence]
+
+    @cached_property
+    def _living(self) -> bool:
+        return any(look.second is not None for peer in self for look in peer.looks)
+
+    def silent(self, came_s: float) -> RankLooks | None:
+        """Return the first rank that does not answer and may have a request that came ``came_s`` seconds ago at most."""
+        return next((look for look in self._silent if not (self._living and ended_before(look, came_s))), None)
 
     @cached_property
     def takers(self) -> list[tuple[list[RankLooks], RankLooks, float | None]]:
@@ -83,10 +123,11 @@ class Peers(list[Side]):
         return found
 
 
-def peer_of(room: int, side: Side, other: Peers, since_s: float = -1.0) -> Peer:
+def peer_of(room: int, side: Side, other: Peers, since_s: float = -1.0, *, past: bool = False) -> Peer:
     """Return what the other side says of a room.
 
     since_s: how long this side has had the request, -1.0 unknown. What ended before that was another one with this room.
+    past: the request has all that it needs from there, however long ago that was.
     """
     if not room:
         return Peer("no room: a request without disaggregation", NOBODY)
@@ -97,11 +138,14 @@ def peer_of(room: int, side: Side, other: Peers, since_s: float = -1.0) -> Peer:
         return Peer("; ".join(said), HERE)
     last = other.last.get(room, [])
     came = [one for one in last if one[2].came]
-    this = [one for one in came if since_s < 0 or one[2].age_s - side.unseen_s <= since_s + SAME_S]
+    this = [one for one in came if past or since_s < 0 or one[2].age_s - side.unseen_s <= since_s + SAME_S]
     if this:
         return _seen(room, side, this)
-    if other.silent is not None:
-        return Peer(f"not known: {other.silent.identity.label}: {other.silent.silence}", SILENT)
+    if past:
+        return Peer(f"it waits for nothing from {OTHER[side.role]}", NOBODY)
+    silent = other.silent(since_s + side.unseen_s if since_s >= 0 else -1.0)
+    if silent is not None:
+        return Peer(f"not known: {silent.identity.label}: {silent.silence}", SILENT)
     return _without(room, side, other, since_s, last)
 
 
@@ -135,7 +179,11 @@ def _without(room: int, side: Side, other: Peers, since_s: float, last: Sequence
     before = room in other.rooms_before
     without_s, partly = float("inf"), ""
     began: dict[str, float] = {}
+    gone: dict[str, None] = {}
     for looks, look, took_in_s in other.takers:
+        if other.silent(-1.0) is not None and all(ended_before(each, came_s) for each in looks):
+            gone[look.identity.service] = None
+            continue
         if took_in_s is None or took_in_s > came_s - SAME_S or before:
             return Peer(f"not known: {_busy(look, look.identity.label)}", UNREAD)
         without_s = min(without_s, came_s - took_in_s)
@@ -155,7 +203,20 @@ def _without(room: int, side: Side, other: Peers, since_s: float, last: Sequence
         words = f"no {role} rank has it: {servers}, after this request came"
         return Peer(f"{words}{earlier}", LATER, without_s=without_s)
     told = [one for one in last if not one[2].came]
-    return Peer(f"it never came to {role}{_told(told)}{earlier}", NEVER, without_s=without_s)
+    ended = f"; {', '.join(gone)} had ended before" if gone else ""
+    where = f"the {role} server behind {other.address}" if other.address else role
+    return Peer(f"it never came to {where}{_told(told)}{earlier}{ended}", NEVER, without_s=without_s)
+
+
+def ended_before(look: RankLooks, came_s: float) -> bool:
+    """Return whether a rank's process had ended when a request came, ``came_s`` seconds ago at most: it can't have it."""
+    ended = look.second is None and look.turn is not None and look.turn.state == turns.ENDED
+    return ended and came_s >= 0 and look.took_in_s is not None and look.took_in_s > came_s + SAME_S
+
+
+def _server(side: Side) -> tuple[str, str]:
+    one = side.looks[0].identity
+    return one.service, one.instance
 
 
 def _took_in_s(look: RankLooks) -> float | None:

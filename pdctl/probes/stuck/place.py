@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from pdctl.probes.stuck import UNHEARD_S
-from pdctl.probes.stuck.advice import BEHIND, BOOTSTRAP_TIMEOUT
+from pdctl.probes.stuck.advice import AFTER_RETRACTED, BEHIND, BOOTSTRAP_TIMEOUT
 from pdctl.probes.stuck.model import SideSpace, Waiting
+from pdctl.probes.stuck.peer import ENDED
 from pdctl.probes.stuck.sides import Key, Seen, Side
 from pdctl.protocol.durations import seconds
+from pdctl.protocol.model import KVPoll, poll_name
 from pdctl.report.findings import Finding, Level, finding
 
 NAMED = 4
@@ -24,13 +26,17 @@ def full(
 
     given_up are by room. failed: those that the other side has failed.
     """
-    line = [one for one in requests if one.room == space.head or one.note == BEHIND]
-    head = next((one for one in line if one.room == space.head), None)
+    first = [] if side.retracted else [one for one in requests if one.room == space.head]
+    line = [*first, *(one for one in requests if one.note in (BEHIND, AFTER_RETRACTED) and one not in first)]
+    head = next(iter(first), None)
     words = [f"{side.title} is full: {space.full}."]
     if head is not None and head.age_s >= 0:
         words.append(f"Room {head.room} has waited for {seconds(head.age_s)}.")
-    if len(line) > 1:
-        words.append(f"{len(line) - 1} more {_verb(len(line) - 1, 'waits', 'wait')} behind it.")
+    behind = len(line) if side.retracted else len(line) - 1
+    if behind > 0:
+        words.append(
+            f"{behind} more {_verb(behind, 'waits', 'wait')} behind {'them' if len(side.retracted) > 1 else 'it'}."
+        )
     dead, kv = _dead(side, failed)
     if dead:
         words.append(
@@ -45,15 +51,22 @@ def full(
             "Abort on decode what prefill has given up (POST /abort_request with its rid): it holds a place in line, and then"
             f" space, for nothing. Add decode capacity, admit less, or raise {BOOTSTRAP_TIMEOUT} on prefill."
         )
+    retracted = [seen.entry.room for seen in side.retracted] or [space.head]
     return finding(
         "PD140",
         " ".join(words),
         group=side.title,
-        rooms=tuple(dict.fromkeys((space.head, *(one.room for one in line), *given_up))),
+        rooms=tuple(dict.fromkeys((*retracted, *(one.room for one in line if not _unheard(one)), *given_up))),
         evidence=_held(space, side),
         next_step=next_step,
         units=(side.unit,),
     )
+
+
+def _unheard(request: Waiting) -> bool:
+    """Return whether a message is lost that would have reached a request that is not looked at: it waits for that as well."""
+    over = request.state in (poll_name(KVPoll.SUCCESS), poll_name(KVPoll.FAILED))
+    return request.note == AFTER_RETRACTED and request.peer_is == ENDED and not over
 
 
 def _held(space: SideSpace, side: Side) -> tuple[str, ...]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from pdctl.probes.queues.formatting import names
-from pdctl.probes.stuck.advice import BEHIND, FIRST
+from pdctl.probes.stuck import UNHEARD_S
+from pdctl.probes.stuck.advice import AFTER_RETRACTED, BEHIND, FIRST, NO_SLOT, overdue_s
 from pdctl.protocol.durations import seconds as spoken
 from pdctl.report import drawing
 
@@ -100,6 +101,10 @@ def _short(queue: str, state: str) -> str:
 
 
 def _ends(request: Waiting) -> str:
+    if request.note in (AFTER_RETRACTED, NO_SLOT):
+        return request.note
+    if overdue_s(request) >= UNHEARD_S:
+        return f"{request.cover.removeprefix(_PREFIX)} was due {spoken(overdue_s(request))} ago"
     if request.left_s is not None:
         return f"{request.cover.removeprefix(_PREFIX)} in {spoken(max(0.0, request.left_s))}"
     if request.queue in _UNTIL or request.note in (FIRST, BEHIND):

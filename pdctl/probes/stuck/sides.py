@@ -11,12 +11,15 @@ import msgspec
 
 from pdctl.probes.queues.formatting import names
 from pdctl.probes.stuck.model import Earlier, RankLooks, SideSpace
+from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import OTHER, UNKNOWN, poll_name
 from pdctl.protocol.requests import RoomEntry, Rooms, RoomTable, Space
 from pdctl.targets.servers import told_apart
 
 COMPUTED = ("waiting", "running")
-HEARD = ("waiting", "decode.retracted")
+_RETRACTED = "decode.retracted"
+_BEHIND = ("decode.pending", "decode.prealloc", "decode.transfer")
+HEARD = ("waiting", _RETRACTED)
 """Queues of requests that wait for nothing from the other side: they wait to be computed, or for space."""
 WAITING_IN = (
     "decode.pending",
@@ -181,6 +184,23 @@ class Side:
         return all(look.state == "recorded" for look in self.looks)
 
     @cached_property
+    def retracted(self) -> list[Seen]:
+        """Requests that wait for space since they were put out of the batch, nothing where some look found none.
+
+        While there are any, decode takes nothing else on: it polls neither transfers nor what waits before them.
+        """
+        queues = [rooms.rooms.distinct("queue") for look in self.looks for rooms in (look.first, look.second) if rooms]
+        if not queues or not all(_RETRACTED in those for those in queues):
+            return []
+        return [seen[0] for seen in self.requests.values() if seen[0].entry.queue == _RETRACTED]
+
+    @cached_property
+    def slots_held(self) -> int:
+        """How many metadata slots its requests hold on the first rank that answered."""
+        answer = self.first_answer
+        return 0 if answer is None else sum(slot >= 0 for slot in answer.rooms.column("slot"))
+
+    @cached_property
     def watched(self) -> bool:
         """Whether some rank answered both looks."""
         return any(look.first is not None and look.second is not None for look in self.looks)
@@ -257,11 +277,13 @@ def holds(slot: int, kv: int) -> str:
 
 
 def space_of(side: Side) -> SideSpace | None:
-    """Return the memory of the rank of a group that has least, None where no rank answered."""
+    """Return the memory of the rank of a group that is full, else of the one that has least, None where no rank answered."""
     known = [(look.identity, look.second.space) for look in side.looks if look.second is not None]
     if not known:
         return None
-    identity, space = min(known, key=lambda each: each[1].kv_free + each[1].evictable - each[1].reserved)
+    identity, space = min(
+        known, key=lambda each: (not _full(each[1]), each[1].kv_free + each[1].evictable - each[1].reserved)
+    )
     return SideSpace(
         side=side.title,
         rank=f"tp{identity.tp}",
@@ -272,8 +294,18 @@ def space_of(side: Side) -> SideSpace | None:
         reserved=space.reserved,
         slots=space.slots,
         slots_free=space.slots_free,
-        full=_full(space),
+        full=_retracted(side) or _full(space),
     )
+
+
+def _retracted(side: Side) -> str:
+    if not side.retracted or not any(seen[0].entry.queue in _BEHIND for seen in side.requests.values()):
+        return ""
+    oldest = max(side.retracted, key=lambda seen: seen.entry.age_s).entry
+    many = f"{len(side.retracted)} retracted request{'s' * (len(side.retracted) > 1)}"
+    since = f" for {seconds(oldest.age_s)}" if oldest.age_s >= 0 else ""
+    verb, them = ("waits", "it") if len(side.retracted) == 1 else ("wait", "them")
+    return f"{many} {verb} for space, room {oldest.room}{since}, and nothing else is taken on before {them}"
 
 
 def _full(space: Space) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pdctl.probes.covers import Covers, Ends, attempts
-from pdctl.probes.stuck.advice import BEHIND, FIRST, NOT_TOLD
+from pdctl.probes.stuck.advice import AFTER_RETRACTED, BEHIND, FIRST, NO_SLOT, NOT_TOLD
 from pdctl.probes.stuck.model import Place, SideSpace, Waiting
 from pdctl.probes.stuck.peer import HERE, Peer, Peers, peer_of
-from pdctl.probes.stuck.sides import QUEUE_ORDER, Key, Seen, Side, holds
-from pdctl.protocol.model import UNKNOWN, poll_name
+from pdctl.probes.stuck.sides import HEARD, QUEUE_ORDER, Key, Seen, Side, holds
+from pdctl.protocol.model import UNKNOWN, KVPoll, poll_name
 from pdctl.protocol.requests import RoomEntry
 
 
@@ -42,7 +42,8 @@ def waiting_of(side: Side, other: Peers, pause_s: float, full: SideSpace | None)
         if alone is not None and here is not None:
             peer = Peer(alone.words(here), HERE)
         else:
-            peer = peer_of(room, side, other, max(age_s, since.get(key, -1.0)) if since else age_s)
+            since_s = max(age_s, since.get(key, -1.0)) if since else age_s
+            peer = peer_of(room, side, other.behind(entry), since_s, past=entry.queue in HEARD and role == "decode")
         found.append(
             Waiting(
                 room=room,
@@ -61,7 +62,7 @@ def waiting_of(side: Side, other: Peers, pause_s: float, full: SideSpace | None)
                 cover=cover.name,
                 limit_s=cover.limit_s,
                 left_s=cover.left_s(entry),
-                note=(_behind(room, entry, full) if full is not None else "") or cover.note,
+                note=_behind(side, entry, full) or cover.note,
                 holds=holds(entry.slot, entry.kv) if entry.locked <= 0 else _locks(entry),
                 cluster=cluster,
                 unseen_s=unseen_s,
@@ -105,7 +106,14 @@ def _locks(entry: RoomEntry) -> str:
     return f"{held}, {lock}" if held else lock
 
 
-def _behind(room: int, entry: RoomEntry, full: SideSpace) -> str:
-    if entry.queue != "decode.prealloc" or entry.slot >= 0:
+def _behind(side: Side, entry: RoomEntry, full: SideSpace | None) -> str:
+    """Return for what of its own side a request waits, "" where it waits for the other one."""
+    if entry.queue == "prefill.bootstrap":
+        waits = entry.state == KVPoll.WAITING_FOR_INPUT and entry.slot < 0
+        space = side.first_answer.space if waits and side.first_answer is not None else None
+        return NO_SLOT if space is not None and space.slots_free == 0 and side.slots_held >= space.slots else ""
+    if side.retracted:
+        return "" if entry.queue in HEARD else AFTER_RETRACTED
+    if full is None or entry.queue != "decode.prealloc" or entry.slot >= 0:
         return ""
-    return FIRST if room == full.head else BEHIND
+    return FIRST if entry.room == full.head else BEHIND

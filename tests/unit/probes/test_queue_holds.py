@@ -84,3 +84,18 @@ def test_prefill_says_whether_it_wrote_the_metadata(world: World) -> None:
     assert "no recording of a prefill rank has a write of it" in findings(world)[0].evidence
     prefill.event(EventKind.META_SENT, room=ROOM, slot=3, a=1, b=-1)
     assert "prefill dp0 pp0 tp0 wrote room 7 to decode tp1, slot 3: it returned -1" in findings(world)[0].evidence
+
+
+@pytest.mark.parametrize(("silence", "verdict"), [("", "HELD"), ("no answer within 2 s", "UNKNOWN")])
+def test_a_group_in_which_a_member_was_not_heard_is_not_well_because_the_gate_holds(
+    world: World, silence: str, verdict: str
+) -> None:
+    ranks = decode(world, landed=(False, True))
+    holds(world, ranks, 5)
+    views = [
+        RankView(rank.identity, "live", recording=parse(world.data(rank)), now_ns=rank.now(), silence=how)
+        for rank, how in zip(ranks, ("", silence), strict=True)
+    ]
+    document = judge(views)
+    assert [group.verdict for group in document.groups] == [verdict]
+    assert [found.code for found in document.findings] == ["PD102"]  # what it holds is true all the same

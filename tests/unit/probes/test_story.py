@@ -475,6 +475,38 @@ def test_a_request_that_never_came_to_one_side(world: World) -> None:
     assert note.endswith(", and no request with this room")
 
 
+def test_a_server_that_ended_before_a_request_came_never_had_it(world: World) -> None:
+    old, prefill, decode = (
+        world.rank("prefill", service="old", instance="old 1"),
+        world.rank("prefill"),
+        world.rank("decode"),
+    )
+    world.round("prefill.bootstrap", [old], reduced=2)
+    world.wait(5000)
+    decode_only(world, prefill, decode)
+    world.wait(3000)
+    world.round("prefill.bootstrap", [prefill], reduced=2)
+    here = [world.past(prefill), world.past(decode)]
+    [note] = story([world.past(old, state="dead"), *here], ROOM).notes
+    assert note.startswith("it never came to prefill: prefill tp0 prefill:30000 took in requests until ")
+    assert note.endswith("; prefill tp0 old had ended before")
+    hangs = story([world.past(old, state="live"), *here], ROOM)
+    assert (hangs.notes, len(hangs.gaps)) == ((), 1)  # it may be unread there
+
+
+def test_a_room_that_two_servers_were_given_names_both(world: World) -> None:
+    prefill, decode = pair(world)
+    other = world.rank("prefill", service="other", instance="other 1")
+    served(world, prefill, decode, ROOM, RID)
+    assert story(world.pasts(), ROOM).notes == ()
+    other.enter("prefill.bootstrap", Request(ROOM + 1, "second", poll=1))
+    served(world, prefill, decode, ROOM + 1, "first")
+    [note] = story(world.pasts(), ROOM + 1).notes
+    assert note == f"prefill was given room {ROOM + 1} for 2 requests: first (prefill prefill:30000), second (other)"
+    other.enter("prefill.bootstrap", Request(ROOM, RID, poll=1))
+    assert story(world.pasts(), ROOM).notes == (f"room {ROOM} went to 2 prefill servers: other, prefill prefill:30000",)
+
+
 def test_a_request_that_came_late_came(world: World) -> None:
     prefill, decode = world.rank("prefill"), world.rank("decode")
     decode_only(world, prefill, decode)
