@@ -205,19 +205,7 @@ def _used(env: Mapping[str, str]) -> str:
 
 
 def _row(name: str, one: contexts.Context, used: str) -> ContextRow:
-    return ContextRow(
-        context=name,
-        used=name == used,
-        run_dir=one.run_dir,
-        record_dir=one.record_dir,
-        inject=one.inject,
-        endpoints=one.endpoints,
-        store=one.store,
-        server_key=one.server_key,
-        key=one.key,
-        hosts=one.hosts,
-        via=one.via,
-    )
+    return ContextRow(context=name, used=name == used, **msgspec.structs.asdict(one))
 
 
 def _draw(document: ContextsDocument, console: Console) -> None:

@@ -52,7 +52,7 @@ class Stage:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a command and show it; :meth:`finish` ends the step."""
-        self._show(arguments)
+        self._out.lines(f"\n$ pdctl {' '.join(arguments)}")
         return subprocess.Popen(
             [sys.executable, "-m", "pdctl.cli", *arguments],
             env=self._env,
@@ -83,9 +83,6 @@ class Stage:
     def run(self, *arguments: str, expect: Exit = Exit.CLEAN, why: str, must_say: str = "") -> str:
         """Start a command and finish it."""
         return self.finish(self.start(*arguments), expect, why, must_say)
-
-    def _show(self, arguments: tuple[str, ...]) -> None:
-        self._out.lines(f"\n$ pdctl {' '.join(arguments)}")
 
 
 def command(

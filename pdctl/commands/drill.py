@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 
 from pdctl.commands.completing import values
 from pdctl.commands.drill_show import EXPECTED, DrillList, DrillRow, DrillShow, draw_list, row_of, show_verdict
+from pdctl.commands.ending import STOPPING, handled
 from pdctl.commands.options import (
     RANK_TIMEOUT_S,
     BootstrapOption,
@@ -61,7 +61,6 @@ NameArgument = Annotated[
         metavar="NAME|FILE", autocompletion=values("drill"), help="A drill of pdctl, or a drill file (YAML)."
     ),
 ]
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @app.command("list")
@@ -311,9 +310,5 @@ def _interruptible() -> Iterator[None]:
             heard = True
             raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, hear) for number in STOPPING}
-    try:
+    with handled(hear, *STOPPING):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -77,7 +77,7 @@ def exit_code(verdict: Verdict, records: list[Record], expect: str = "") -> Exit
 
 
 def show_verdict(
-    out: Output, records: list[Record], verdict: Verdict, path: Path | None, *, recorded: str, expect: str = ""
+    out: Output, records: list[Record], verdict: Verdict, path: Path, *, recorded: str, expect: str = ""
 ) -> int:
     """Print how a drill came out, and return what the command exits with. expect: as for :func:`exit_code`."""
     manifest = records[0]
@@ -89,7 +89,7 @@ def show_verdict(
         evidence=list(verdict.evidence),
         control=manifest.control,
         seed=manifest.seed,
-        journal=str(path or ""),
+        journal=str(path),
         recorded=recorded,
     )
     code = exit_code(verdict, records, expect)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
 _ENDS = (signal.SIGTERM, signal.SIGHUP)
+STOPPING = (signal.SIGINT, *_ENDS)
 
 
 @contextmanager
@@ -17,12 +18,19 @@ def tidy_end() -> Iterator[None]:
 
     The exit code is then 128 and the signal's number. For the main thread only, and from there on its helpers' business.
     """
-    before = {number: signal.signal(number, _end) for number in _ENDS}
+    with handled(_end, *_ENDS):
+        yield
+
+
+@contextmanager
+def handled(handler: Callable[[int, FrameType | None], object], *numbers: signal.Signals) -> Iterator[None]:
+    """While this lasts these signals have this handler. For the main thread only."""
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 class Pressed:

@@ -112,6 +112,7 @@ def command(
     from pdctl.probes.run import Asked
     from pdctl.targets.follow import interruptible
     from pdctl.watch.export import Exporter, TextFile
+    from pdctl.watch.server import Server
 
     where = _address(listen, anyone=anyone) if listen else _address(LISTEN) if textfile is None and not once else None
     file = TextFile(textfile) if textfile is not None else None
@@ -124,7 +125,7 @@ def command(
     exporter, out = Exporter(every_s=every, stall_s=stall), Output()
     with ExitStack() as held:
         over = held.enter_context(interruptible(signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
-        server = held.enter_context(_serving(where, exporter)) if where is not None else None
+        server = held.enter_context(Server(where, exporter.answer)) if where is not None else None
         from pdctl.watch.eye import Eye  # loads what asks: not before somebody can be served
 
         eye = held.enter_context(Eye(asked, every_s=every, check_s=check, over=over))
@@ -152,12 +153,6 @@ def _address(text: str, *, anyone: bool = False) -> Address:
             Exit.REFUSED,
         )
     return address
-
-
-def _serving(address: Address, exporter: Exporter) -> Server:
-    from pdctl.watch.server import Server
-
-    return Server(address, exporter.answer)
 
 
 def _follow(

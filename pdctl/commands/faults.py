@@ -148,7 +148,7 @@ def _ask(client: Client, found: Sequence[FoundRank]) -> list[Answer[FaultsBody]]
 def _silent(answers: Sequence[Answer[FaultsBody]]) -> list[str]:
     from pdctl.inject.healing import may_hold
 
-    reasons = ((answer.rank.identity, may_hold(answer, recorded=True)) for answer in answers if answer.body is None)
+    reasons = ((answer.rank.identity, may_hold(answer)) for answer in answers if answer.body is None)
     return [f"{identity.who}: {why}" for identity, why in reasons if why]
 
 
@@ -163,34 +163,16 @@ def _rows(answers: Sequence[Answer[FaultsBody]], *, past: bool) -> list[FaultRow
 
 
 def _row(rank: FoundRank, status: FaultStatus) -> FaultRow:
-    return FaultRow(
+    alike = {name: getattr(status, name) for name in FaultRow.__struct_fields__ if hasattr(status, name)}
+    alike.update(
         fault=status.id,
-        kind=status.kind,
-        target=status.target,
         rank=rank.identity.label,
         host=rank.identity.host,
         pid=rank.identity.pid,
-        owner=status.owner,
-        delay_s=status.delay_s,
         left_s=round(status.left_s, 1),
-        room=status.room,
-        hits=status.hits,
-        visits=status.visits,
-        eligible=status.eligible,
-        fired=status.fired,
-        passed=status.passed,
         held=status.pending,
-        released=status.released,
-        dropped=status.dropped,
-        failed=status.failed,
-        last_room=status.last_room,
-        leased=status.leased,
-        ended=status.ended,
-        value=status.value,
-        rid=status.rid,
-        seed=status.seed,
-        share=status.share,
     )
+    return FaultRow(**alike)
 
 
 def _show(out: Output, rows: list[FaultRow], silent: list[str], code: Exit = Exit.CLEAN) -> None:

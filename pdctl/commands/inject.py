@@ -23,7 +23,7 @@ from pdctl.commands.options import (
 )
 from pdctl.faults.kinds import KINDS, Parameter
 from pdctl.inject.parameter import format_fault
-from pdctl.inject.planned import draw, dry_run_of, placed
+from pdctl.inject.planned import document_of, draw
 from pdctl.protocol import durations
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Format, Output
@@ -31,7 +31,7 @@ from pdctl.targets import selectors
 
 if TYPE_CHECKING:
     from pdctl.inject.plan import Plan
-    from pdctl.inject.stop import Condition, Watch
+    from pdctl.inject.stop import Watch
     from pdctl.inject.wish import Wish
     from pdctl.targets.client import Client
     from pdctl.targets.find import Found, FoundRank
@@ -130,12 +130,14 @@ def command(
     Exit code: 0 the fault fired and is healed, or is in place (--detach), 1 it has ended, and so has a thread of an engine
     meanwhile, which no healing brings back, 3 it never fired, 5 it was refused, 6 it may still be active.
     """
+    from pdctl.inject import stop
+
     kind, delay_s, value = inject_options.parse_fault(faults)
     ttl_s = inject_options.parse_lifetime(time)
     wanted_share = inject_options.parse_share(share)
     try:
         patterns = tuple(selectors.parse(pattern) for pattern in rank)
-        condition = _condition(stop_when)
+        condition = stop.parse(stop_when) if stop_when else None
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     if detach and until_hit:
@@ -149,7 +151,6 @@ def command(
         raise typer.BadParameter("--room or --rid, not both")
 
     from pdctl.inject.audit import owner
-    from pdctl.inject.stop import Watch
     from pdctl.inject.wish import Wish
     from pdctl.targets.client import Client
 
@@ -169,10 +170,10 @@ def command(
             out.note(f"Note: {note}")
         ranks = [_found(everything.ranks, identity) for identity in planned.on]
         if dry_run:
-            document = dry_run_of(planned, wish)
+            document = document_of(planned, wish, placed=False)
             out.document(document, draw=partial(draw, at_once=planned.args.at_once))
             return Exit.CLEAN
-        watch = Watch(condition, everything) if condition and not detach else None
+        watch = stop.Watch(condition, everything) if condition and not detach else None
         return _inject(out, client, ranks, planned, wish, watch, everything.ranks, detach=detach, until_hit=until_hit)
 
 
@@ -193,12 +194,6 @@ def _planned(everything: Found, client: Client, wish: Wish, reach: Reach) -> Pla
         pids = ", ".join(str(one.pid) for one in there.living[:8])
         step = f"{error.next_step} Without an agent: pid {pids}. {agentless.attach_hint(there.attach)}"
         raise PdctlError(error.message, step, error.code) from None
-
-
-def _condition(text: str) -> Condition | None:
-    from pdctl.inject import stop
-
-    return stop.parse(text) if text else None
 
 
 def _with_room(wish: Wish, client: Client, found: Found) -> Wish:
@@ -251,7 +246,7 @@ def _inject(
             return foreground.run()
         code = foreground.place_only()
     if code is Exit.CLEAN:
-        document = placed(planned, wish)
+        document = document_of(planned, wish, placed=True)
         out.note(
             f"{document.kind} is in place for {durations.show(wish.ttl_s)} at most; pdctl heal {wish.fault_id} ends it"
         )

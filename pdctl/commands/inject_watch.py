@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from pdctl.commands.ending import STOPPING, handled
 from pdctl.faults.kinds import KINDS
 from pdctl.faults.limits import LEASE_S
 from pdctl.inject import healing
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pdctl.inject.stop import Watch
-
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Injected(Document, frozen=True, kw_only=True, tag="pdctl.injected"):
@@ -77,12 +76,8 @@ class _Signals:
 def _signals() -> Iterator[_Signals]:
     """Turn the first of STOPPING into Stopped; later ones are ignored, since healing must not be cut short."""
     signals = _Signals()
-    before = {number: signal.signal(number, signals.hear) for number in STOPPING}
-    try:
+    with handled(signals.hear, *STOPPING):
         yield signals
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class Foreground:
@@ -132,7 +127,7 @@ class Foreground:
                 if placed or signals.name:  # where place() failed by itself it has healed already
                     self._live.end()
                     code = self._heal(why or "pdctl failed")
-        counts = self._session.final()
+        counts = self._session.beat()
         self._session.over(counts, why)
         self._report(counts, why, code)
         if code is not Exit.CLEAN:

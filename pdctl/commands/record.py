@@ -159,6 +159,7 @@ def command(
             "no rank runs: there is nothing to follow", "Without --for and --trigger, what they left is recorded."
         )
     names, salt = _names(found, reach.places() if source is None else None, words, keep=keep_names)
+    from pdctl.commands.record_trigger import Trigger
     from pdctl.targets.client import Client
 
     seen: Divergence | None = None
@@ -169,7 +170,7 @@ def command(
             stopped = "recorded what there was"
             members = _copied(_allowed(found, through), client, names, sockets=through == "sockets")
         else:
-            watch = _trigger(found) if trigger else None
+            watch = Trigger(found) if trigger else None
             stopped, members = _followed(_allowed(found, through), client, names, lasting, limit, watch, through)
             seen = watch.seen if watch is not None else None
     with ExitStack() as held:
@@ -211,12 +212,6 @@ def _copied(found: Found, client: Client, names: Names | None, *, sockets: bool)
     from pdctl.targets import collect
 
     return [collect.member(copy, names) for copy in collect.copies(found, client, through_socket=sockets)]
-
-
-def _trigger(found: Found) -> Trigger:
-    from pdctl.commands.record_trigger import Trigger
-
-    return Trigger(found)
 
 
 def _followed(

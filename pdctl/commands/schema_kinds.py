@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pdctl.commands.usage import did_you_mean
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import FINDING
 
@@ -17,11 +18,7 @@ def load_schema(name: str) -> dict[str, Any]:
     kinds = load_kinds()
     full = name if name in kinds else f"pdctl.{name}"
     if full not in kinds:
-        from difflib import get_close_matches
-
-        short = [known.removeprefix("pdctl.") for known in kinds]
-        near = get_close_matches(name.removeprefix("pdctl."), short, n=3, cutoff=0.6)
-        hint = f"Did you mean {' or '.join(near)}? " if near else ""
+        hint = did_you_mean(name.removeprefix("pdctl."), (known.removeprefix("pdctl.") for known in kinds))
         raise PdctlError(f"there is no schema {name!r}", f"{hint}pdctl schema lists all names.", Exit.USAGE)
     return {"$schema": DIALECT, "title": full, **msgspec.json.schema(kinds[full][0])}
 

@@ -25,6 +25,7 @@ from pdctl.commands.options import (
     seconds,
     selection,
 )
+from pdctl.report import escaping
 from pdctl.report.output import Format, Output
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from pdctl.targets.reach import Reach
     from pdctl.watch.actions import Action
+    from pdctl.watch.incidents import Change
 
 EXAMPLES = (
     "pdctl watch --on-finding record=/var/lib/pdctl",
@@ -116,7 +118,7 @@ def command(
         held.callback(teller.close)
         actions = _actions(held, over, reach, teller.note, on_finding, execute, webhook)
         eye = held.enter_context(Eye(asked, every_s=every, check_s=check, asks=False, over=over))
-        show = json_line if output is Format.JSONL else line
+        show: Callable[[Change], str] = escaping.json_encoded if output is Format.JSONL else line
         return int(watch(eye, teller, show, actions, over, for_s=lasting, until_finding=until_finding))
 
 
@@ -154,10 +156,3 @@ def _actions(
     for action in found:
         held.callback(action.close, LAST_S, over)
     return found
-
-
-def json_line(change: object) -> str:
-    """Return a change as one line of JSON."""
-    from pdctl.report import escaping
-
-    return escaping.json_encoded(change)

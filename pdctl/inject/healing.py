@@ -63,7 +63,7 @@ def heal(client: Client, ranks: Sequence[FoundRank], fault_id: str = "", why: st
     args = msgspec.to_builtins(HealArgs(fault_id, why))
     for result, answer in zip(results, client.ask(ranks, "heal", HealBody, args), strict=True):
         if answer.body is None:
-            result.unsure = may_hold(answer, recorded=True)
+            result.unsure = may_hold(answer)
             result.gone = not result.unsure and (answer.silence is Silence.DEAD or _gone(answer))
         else:
             owners = (*answer.body.owners, *[""] * len(answer.body.ended))
@@ -81,7 +81,7 @@ def _verify(client: Client, results: list[Healed], fault_id: str) -> None:
         answers = client.ask([result.rank for result in asked], "faults", FaultsBody)
         for result, answer in zip(asked, answers, strict=True):
             if answer.body is None:
-                result.unsure = may_hold(answer, recorded=True)
+                result.unsure = may_hold(answer)
                 result.left = () if not result.unsure else result.left
             else:
                 result.left = tuple(fault for fault in answer.body.left if fault_id in ("", fault.id))
@@ -102,10 +102,10 @@ def _placed(ended: Collection[str], known: Sequence[FaultStatus]) -> float:
     return min((time.monotonic() - ages.get(fault_id, math.inf) for fault_id in ended), default=math.inf)
 
 
-def may_hold(answer: Answer[HealBody] | Answer[FaultsBody], *, recorded: bool = False) -> str:
-    """Return why a silent rank may hold a fault, "" if it certainly holds none.
+def may_hold(answer: Answer[HealBody] | Answer[FaultsBody]) -> str:
+    """Return why a silent rank may hold a fault, with the faults in its recording, "" if it certainly holds none.
 
-    recorded: add the faults in its recording. A recording gives no certainty: a request may still wait in the rank's socket.
+    A recording gives no certainty: a request may still wait in the rank's socket.
     """
     if answer.silence in (Silence.DEAD, Silence.NO_AGENT):
         return ""  # what it held ended with it, or it never could
@@ -115,7 +115,7 @@ def may_hold(answer: Answer[HealBody] | Answer[FaultsBody], *, recorded: bool = 
     if known.role != "unknown" and not answer.rank.remembered and not known.armed:
         return ""
     why = answer.reason or answer.silence.value
-    seen = _recorded(answer.rank) if recorded else ""
+    seen = _recorded(answer.rank)
     return f"{why}; {seen}" if seen else why
 
 

@@ -53,17 +53,8 @@ class Planned(Document, frozen=True, kw_only=True, tag="pdctl.inject"):
     others: list[OtherFault]
 
 
-def dry_run_of(plan: Plan, wish: Wish) -> Planned:
-    """Return the document of a dry run."""
-    return _document(plan, wish, lease_s=LEASE_S, changed=False)
-
-
-def placed(plan: Plan, wish: Wish) -> Planned:
-    """Return the document of a placed fault that outlives its command: it has no lease."""
-    return _document(plan, wish, lease_s=0.0, changed=True)
-
-
-def _document(plan: Plan, wish: Wish, *, lease_s: float, changed: bool) -> Planned:
+def document_of(plan: Plan, wish: Wish, *, placed: bool) -> Planned:
+    """Return the document of a placed fault that outlives its command, and so has no lease; or that of a dry run."""
     return Planned(
         fault=wish.fault_id,
         kind=wish.kind,
@@ -71,14 +62,14 @@ def _document(plan: Plan, wish: Wish, *, lease_s: float, changed: bool) -> Plann
         on=[f"{identity.label} on {identity.host}, pid {identity.pid}" for identity in plan.on],
         delay_s=wish.delay_s,
         ttl_s=wish.ttl_s,
-        lease_s=lease_s,
+        lease_s=0.0 if placed else LEASE_S,
         room=plan.args.room,
         hits=plan.args.hits,
         value=wish.value,
         rid=wish.rid,
         seed=wish.seed,
         share=wish.share,
-        changed=changed,
+        changed=placed,
         others=[
             OtherFault(fault.id, fault.kind, fault.owner, fault.target, identity.label)
             for identity, fault in plan.others

@@ -143,7 +143,7 @@ class Session:
         raise PdctlError(f"not placed: {said}", refused[0].next_step, refused[0].code or Exit.UNREACHABLE)
 
     def beat(self) -> Counts:
-        """Renew the lease on every rank. Return the fault's counts."""
+        """Renew the lease on every rank. Return the fault's counts; those of a rank that is silent are its last."""
         self._beats.restart()
         args = msgspec.to_builtins(RenewArgs(self.args.id, self.args.lease_s))
         return self._note(self._beats.ask(self.ranks, "renew", RenewBody, args))
@@ -169,10 +169,6 @@ class Session:
     def last_rooms(self) -> tuple[int, ...]:
         """The room that each rank's fault acted on last, as of the last beat; ranks where it has not fired left out."""
         return tuple(dict.fromkeys(status.last_room for status in list(self._last.values()) if status.last_room))
-
-    def final(self) -> Counts:
-        """Return the counts once more, after the fault has ended; those of a rank that is silent are its last."""
-        return self.beat()
 
     def heal(self, why: str, ranks: Sequence[FoundRank] | None = None) -> list[healing.Healed]:
         """End the fault on every rank (or on ``ranks``, if given), and verify it."""

@@ -77,7 +77,6 @@ class Watch:
         self.reason = ""
         self._condition = condition
         self._found = found
-        self._over = threading.Event()
         self._met = threading.Event()
         if not _recordings(found.ranks):
             raise PdctlError(
@@ -96,10 +95,6 @@ class Watch:
         """Return when the condition is met, or after the given time."""
         self._met.wait(seconds)
 
-    def close(self) -> None:
-        """Look no more."""
-        self._over.set()
-
     def _look(self) -> str:
         if not self._condition.failed:
             return diverged(self._found)
@@ -107,7 +102,8 @@ class Watch:
         return f"{len(failed)} rooms have failed" if len(failed) >= self._condition.failed else ""
 
     def _run(self) -> None:
-        while not self._over.wait(LOOK_S):
+        while True:
+            time.sleep(LOOK_S)
             try:
                 self.reason = self._look()
             except Exception as error:  # noqa: BLE001  # a condition that can't be seen must end the fault, not hide

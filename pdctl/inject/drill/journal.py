@@ -29,20 +29,18 @@ def default_path(name: str, env: Mapping[str, str], now: float) -> Path:
 class Journal:
     """Keeps the records, and appends each to a file before the drill goes on. Times are seconds since it was made."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path) -> None:
         """Raises PdctlError (USAGE) when the file is there already or can't be made: nothing is injected unrecorded."""
         self.path = path
         self.records: list[Record] = []
         self._began = time.monotonic()
-        self._handle = -1
-        if path is not None:
-            try:
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            except OSError as error:
-                raise PdctlError(
-                    f"journal {path} can't be made: {error.strerror}", "Choose another with --journal.", Exit.USAGE
-                ) from None
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise PdctlError(
+                f"journal {path} can't be made: {error.strerror}", "Choose another with --journal.", Exit.USAGE
+            ) from None
 
     @property
     def at(self) -> float:

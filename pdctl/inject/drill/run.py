@@ -239,7 +239,7 @@ class Run:
         keeper.stop()
         healed = session.heal(f"drill {self.drill.name} is over")
         clean = healing.exit_code(healed) is Exit.CLEAN
-        counts = session.final()
+        counts = session.beat()
         self._count(counts, session.last_rooms, final=True)
         session.over(counts, f"drill {self.drill.name}")
         self.journal.write(Healed(at=self.journal.at, clean=clean, left=tuple(healing.lines(healed))))
