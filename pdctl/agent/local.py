@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pdctl.protocol import wire
-from pdctl.protocol.budget import Budget
+from pdctl.protocol.budget import Budget, budget_of
 from pdctl.protocol.stream import HEAD, PART, Reader
 
 MAX_CONNECTIONS = 64
@@ -268,14 +268,7 @@ class LocalSocket:
         return sum(one.unsent for one in self._connections.values())
 
     def _budget(self, peer: int, now: float) -> Budget:
-        budget = self._peers.get(peer)
-        if budget is None:
-            budget = self._peers[peer] = Budget(PEER_SHARE, now, BURST_S)
-            if len(self._peers) > _MAX_PEERS:
-                self._peers.popitem(last=False)
-        else:
-            self._peers.move_to_end(peer)
-        return budget
+        return budget_of(self._peers, peer, PEER_SHARE, BURST_S, _MAX_PEERS, now)
 
     # ---- the socket itself ------------------------------------------------------------------------------------------
 

@@ -87,16 +87,13 @@ class Authorised:
         now = time.monotonic()
         if now - self._looked >= LOOK_AGAIN_S:
             self._looked = now
-            if self._now() != self._stamp:
+            if _stamp(self._path) != self._stamp:
                 self._read()
                 self._note(f"list {self._stamp}", self.why or f"{len(self._clients)} client keys are authorised now")
         return self._clients
 
-    def _now(self) -> tuple[int, ...]:
-        return _stamp(self._path)
-
     def _read(self) -> None:
-        self._stamp, self._looked = self._now(), time.monotonic()
+        self._stamp, self._looked = _stamp(self._path), time.monotonic()
         try:
             self._clients, problems = keys.read_authorized(self._path)
             self.why = "" if self._clients else f"no client key is authorised in {self._path}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from pdctl.protocol.budget import Budget
+from pdctl.protocol.budget import Budget, budget_of
 
 CONNECTION_SHARE = 0.10
 """Seconds of CPU a second that one connection may use, once its burst is used up."""
@@ -31,8 +31,9 @@ class Limits:
 
     def due(self, connection: bytes, key: bytes, now: float) -> float:
         """Return the seconds until a question of this connection may be asked, 0 for now."""
-        mine = _of(self._connections, connection, CONNECTION_SHARE, now)
-        return max(mine.due(now), _of(self._keys, key, KEY_SHARE, now).due(now), self._all.due(now))
+        mine = budget_of(self._connections, connection, CONNECTION_SHARE, BURST_S, MAX_KNOWN, now)
+        of_key = budget_of(self._keys, key, KEY_SHARE, BURST_S, MAX_KNOWN, now)
+        return max(mine.due(now), of_key.due(now), self._all.due(now))
 
     def took(self, connection: bytes, key: bytes, seconds: float) -> None:
         """Note that this connection's question took ``seconds`` of CPU."""
@@ -40,14 +41,3 @@ class Limits:
             if name in budgets:
                 budgets[name].take(seconds)
         self._all.take(seconds)
-
-
-def _of(budgets: OrderedDict[bytes, Budget], name: bytes, share: float, now: float) -> Budget:
-    budget = budgets.get(name)
-    if budget is None:
-        budget = budgets[name] = Budget(share, now, BURST_S)
-        if len(budgets) > MAX_KNOWN:
-            budgets.popitem(last=False)
-    else:
-        budgets.move_to_end(name)
-    return budget

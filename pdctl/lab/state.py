@@ -25,6 +25,7 @@ from pdctl.lab.config import LabConfig
 from pdctl.protocol import paths, structs
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.files import read_regular
+from pdctl.protocol.processes import look
 from pdctl.recording.writer import process_start
 
 MAX_FILE = 1 << 20
@@ -51,16 +52,7 @@ class Process(msgspec.Struct, frozen=True):
     @property
     def alive(self) -> bool:
         """Whether that very process is still there (a zombie is not)."""
-        return alive(self.pid, self.start)
-
-
-def alive(pid: int, start: int) -> bool:
-    """Whether the process that had ``pid`` at ``start`` is still there (a zombie is not)."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rsplit(b")", 1)[1].split()
-    except (OSError, IndexError):
-        return False
-    return fields[0] not in (b"Z", b"X") and int(fields[19]) == start
+        return look(self.pid).runs_since(self.start)
 
 
 def me(label: str, state: str = STARTING, **more: str) -> Process:

@@ -5,6 +5,11 @@ Standard library only: ranks use it.
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from typing import TypeVar
+
+K = TypeVar("K")
+
 
 class Budget:
     """What one user may still use: seconds of CPU, or counts. It refills by ``share`` a second, up to ``burst``."""
@@ -31,4 +36,13 @@ class Budget:
         self._left -= used
 
 
-__all__ = ["Budget"]
+def budget_of(budgets: OrderedDict[K, Budget], who: K, share: float, burst: float, most: int, now: float) -> Budget:
+    """Return the budget of one user, a new one for a new one. At most ``most`` are kept, those asked for last."""
+    budget = budgets.get(who)
+    if budget is None:
+        budget = budgets[who] = Budget(share, now, burst)
+        if len(budgets) > most:
+            budgets.popitem(last=False)
+    else:
+        budgets.move_to_end(who)
+    return budget

@@ -18,7 +18,6 @@ from typing import Any
 
 import msgspec
 
-import pdctl
 from pdctl.gateway.rounds import OP, Rounds
 from pdctl.protocol import structs, wire
 from pdctl.protocol.errors import Exit, PdctlError
@@ -38,8 +37,6 @@ MAX_WAITING = 64
 MAX_WAIT_S = 60.0
 MAX_PART = 1 << 20
 """Bytes of a recording in one answer."""
-
-FindPlaces = Callable[[Mapping[str, str]], Places]
 
 
 class Side:
@@ -192,8 +189,6 @@ def _places(environ: Mapping[str, str], settings: Settings) -> Places:
 
 def _listing(found: Found, ranks: Mapping[str, FoundRank]) -> Listing:
     return Listing(
-        pdctl=pdctl.__version__,
-        host=os.uname().nodename,
         ranks=tuple(_far_rank(key, rank) for key, rank in ranks.items()),
         problems=found.problems,
         bare=len(found.agentless.living) + found.agentless.left_alone if not ranks else 0,

@@ -80,8 +80,6 @@ class FarRank(msgspec.Struct, frozen=True):
 class Listing(msgspec.Struct, frozen=True):
     """What a far side found. bare: living schedulers that have no agent and are not among ``ranks``."""
 
-    pdctl: str = ""
-    host: str = ""
     ranks: Annotated[tuple[FarRank, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
     problems: Annotated[tuple[str, ...], msgspec.Meta(max_length=256)] = ()
     bare: int = 0

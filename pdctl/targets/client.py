@@ -20,7 +20,7 @@ from pdctl.targets.waiting import SMALL, Question, Watch
 if TYPE_CHECKING:
     from pdctl.introspect.ranks import Asking
     from pdctl.targets.bridges import BridgeLine
-    from pdctl.targets.far_lines import FarLine, Memory
+    from pdctl.targets.far_lines import FarLine
 
 TIMEOUT_S = 10.0
 RANK_TIMEOUT_S = 2.0
@@ -80,17 +80,12 @@ class Client:
         """ZeroMQ's, once there is a rank of another host."""
         self._numbers = itertools.count(1)
         self._timeout_s = timeout_s
-        self._rank_timeout_s = rank_timeout_s
+        self.rank_timeout_s = rank_timeout_s
         self._spent_s = spent_s
         self._acts = acts
         self.deadline = Deadline(timeout_s - spent_s)
         self._given_up: dict[str, Answer[Any]] | None = None
         self.recordings = Recordings(self.ask_each)
-
-    @property
-    def rank_timeout_s(self) -> float:
-        """How long one question waits for one rank, or for one server that a rank names."""
-        return self._rank_timeout_s
 
     def __enter__(self) -> Client:  # noqa: PYI034  # typing.Self is newer than Python 3.10
         return self
@@ -139,7 +134,7 @@ class Client:
         answers: dict[int, Answer[T]] = {}
         outside = [index for index, (rank, _) in enumerate(questions) if _from_outside_here(rank)]
         asking = self._from_outside([questions[index] for index in outside], op) if outside else None
-        wait_s = max(self._rank_timeout_s, self.deadline.left(self._timeout_s) / 2 if op in DEAR else 0.0)
+        wait_s = max(self.rank_timeout_s, self.deadline.left(self._timeout_s) / 2 if op in DEAR else 0.0)
         patience = Deadline(self.deadline.left(wait_s))
         waiting: list[Question] = []
         for index, (rank, args) in enumerate(questions):
@@ -177,7 +172,11 @@ class Client:
         self, waiting: list[Question], answers: dict[int, Answer[T]], kind: type[T], patience: Deadline
     ) -> list[Question]:
         """Collect answers into ``answers``. Return the questions that are unanswered after the time limit."""
-        memory = self._memory() if any(_over_tcp(question.rank) for question in waiting) else None
+        memory = None
+        if any(_over_tcp(question.rank) for question in waiting):
+            from pdctl.targets.far_lines import Memory  # only where something is remote
+
+            memory = Memory()
         watch = Watch(far=memory is not None)
         for question in waiting:
             watch.look(question)
@@ -256,16 +255,10 @@ class Client:
         near = [question for question in waiting if not _over_tcp(question.rank)]
         return unanswered + self._wait(near, answers, kind, patience)
 
-    @staticmethod
-    def _memory() -> Memory:
-        from pdctl.targets.far_lines import Memory  # only where something is remote
-
-        return Memory()
-
     def _from_outside(self, questions: Sequence[tuple[FoundRank, dict[str, Any]]], op: str) -> Asking:
         from pdctl.introspect.ranks import Asking  # knows the engine: only where there is such a rank
 
-        return Asking(questions, op, self.deadline.left(self._rank_timeout_s))
+        return Asking(questions, op, self.deadline.left(self.rank_timeout_s))
 
     def _line(self, rank: FoundRank, wait_s: float) -> Line:
         """Return the connection to ``rank``, made where there is none. wait_s: how long its answer is waited for."""

@@ -65,7 +65,7 @@ def store(file: Path, ranks: Iterable[FoundRank], known: Mapping[tuple[str, str]
         before = known.get(_of(rank))
         if (
             before is None
-            or not _same(before.identity, rank.identity)
+            or _process(before.identity) != _process(rank.identity)
             or not 0 <= now - before.wall_ns < REFRESH_S * 1e9
         ):
             fresh[_of(rank)] = CachedEndpoint(*_of(rank), rank.identity, now)
@@ -111,14 +111,8 @@ def _of(rank: FoundRank) -> tuple[str, str]:
     return rank.endpoint, rank.access.server_key if rank.access is not None else ""
 
 
-def _same(one: Identity, other: Identity) -> bool:
-    return (one.host, one.pid, one.proc_start, one.instance, one.armed) == (
-        other.host,
-        other.pid,
-        other.proc_start,
-        other.instance,
-        other.armed,
-    )
+def _process(one: Identity) -> tuple[object, ...]:
+    return one.host, one.pid, one.proc_start, one.instance, one.armed
 
 
 def _by_registration(rank: FoundRank, here: Iterable[Registration]) -> FoundRank | None:

@@ -111,10 +111,8 @@ def parse_places(env: Mapping[str, str], *, pods: bool = False) -> Places:
 
     pods: ranks in pods are looked for, and a server key is theirs.
     """
-    outside, containers = (
-        parse_outside(env.get("PDCTL_OUTSIDE", "")),
-        _parse_containers(env.get("PDCTL_CONTAINERS", "")),
-    )
+    outside = parse_outside(env.get("PDCTL_OUTSIDE", ""))
+    containers = _parse_containers(env.get("PDCTL_CONTAINERS", ""))
     endpoints = parse_endpoints(env.get("PDCTL_ENDPOINT", ""))
     stores = parse_stores(env.get("PDCTL_STORE", ""), env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", ""))
     server_key = env.get("PDCTL_SERVER_KEY", "") if endpoints or stores or pods else ""

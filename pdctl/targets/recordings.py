@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pdctl.protocol.rank import Answer, FoundRank, Silence
@@ -62,24 +62,15 @@ class Recordings:
         if length > MAX_RECORDING:
             return Answer(rank, None, Silence.GARBAGE, _too_long(length))
         data = bytearray()
-        for answer in self._parts(rank, offset, length):
-            if answer.body is None:
-                return answer
-            data += answer.body
-        return Answer(rank, bytes(data))
-
-    def _parts(self, rank: FoundRank, offset: int, length: int) -> Iterator[Answer[bytes]]:
-        """Yield these bytes of the rank's recording in pieces, until they end or an answer is empty."""
-        end = offset + length
-        while offset < end:
-            args = {"offset": offset, "length": min(CHUNK, end - offset)}
+        while len(data) < length:
+            args = {"offset": offset + len(data), "length": min(CHUNK, length - len(data))}
             [part] = self._ask_each([(rank, args)], "recording", bytes)
-            if part.body is not None and not part.body:
-                return
-            yield part
             if part.body is None:
-                return
-            offset += len(part.body)
+                return part
+            if not part.body:
+                break
+            data += part.body
+        return Answer(rank, bytes(data))
 
     def whole(self, ranks: Sequence[FoundRank]) -> list[Answer[Source]]:
         """Return the recordings of ranks through their sockets, of MOST_AT_ONCE at the same time.

@@ -83,11 +83,7 @@ def _rounds(target: GroupQueue, at: int) -> list[tuple[int, Side, Side]]:
     known = [(name, stream) for name, stream in streams if stream is not None]
     name, first = known[0]
     other_name, other = next(
-        (
-            (n, s)
-            for n, s in known[1:]
-            if _decided(s, at) != _decided(first, at) or _listed(s, at) != _listed(first, at)
-        ),
+        ((n, s) for n, s in known[1:] if _decided(s, at) != _decided(first, at)),
         known[-1],
     )
     rounds = []
@@ -102,11 +98,6 @@ def _rounds(target: GroupQueue, at: int) -> list[tuple[int, Side, Side]]:
 def _items(stream: Stream, ordinal: int) -> list[Item] | None:
     run = stream.at(ordinal)
     return None if run is None else stream.items(run)
-
-
-def _listed(stream: Stream, ordinal: int) -> list[int] | None:
-    items = _items(stream, ordinal)
-    return None if items is None else [item.room for item in items]
 
 
 def _decided(stream: Stream, ordinal: int) -> list[tuple[int, int]] | None:
@@ -169,6 +160,3 @@ def _test(target: GroupQueue) -> tuple[str, str]:
         return source(made), ""
     except (NothingToShow, NotReplayable) as error:
         return "", f"no test: {error}"
-
-
-__all__ = ["Reproduced", "Side", "reproduce"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from pdctl.probes.check.model import Outcome
     from pdctl.probes.queues.model import GroupReport, RankView
     from pdctl.probes.run import Asked
-    from pdctl.probes.view import View
     from pdctl.protocol.requests import Space
     from pdctl.report.findings import Finding
     from pdctl.targets.find import Found
@@ -143,6 +141,7 @@ class Checker:
         with Client(timeout_s=timeout_s, spent_s=found.took_s, rank_timeout_s=self._asked.rank_timeout_s) as client:
             client.give_up_on_silent()
             view = View.open(chosen, client, others=others)
+            there = [rank.identity.label for rank in view.ranks if rank.live]
             so_far = self.now = Checked(began_ns=began_ns, found=found)
             self._news.set()
             stages = check.chosen(check.CheckOptions(), recorded=False)
@@ -151,7 +150,7 @@ class Checker:
             for outcome in chain(check.run(view, stages, PAUSE_S), map(storms.look, (view,))):
                 if self._over.is_set() or (self._anew and self._told.is_set()):
                     return None
-                kept = carried(outcome, self.last.outcomes, _there(view))
+                kept = carried(outcome, self.last.outcomes, there)
                 so_far = self.now = replace(so_far, outcomes=(*so_far.outcomes, kept))
                 self._news.set()
             views = collect(view)
@@ -167,10 +166,3 @@ class Checker:
             groups=judge(views).groups,
             spaces=spaces,
         )
-
-
-def _there(view: View) -> Sequence[str]:
-    return [rank.identity.label for rank in view.ranks if rank.live]
-
-
-__all__ = ["Checked", "Checker", "with_parts"]

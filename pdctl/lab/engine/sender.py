@@ -248,7 +248,6 @@ class KVSender:
         self.bootstrap_room = bootstrap_room
         self.conclude_state: KVPoll | None = None
         self.init_time = time.time()
-        self.aux_index = -1
         mgr.update_status(bootstrap_room, KVPoll.BOOTSTRAPPING)
         args, config = mgr.kv_args, mgr.config
         if args.dp_size == 1:
@@ -280,7 +279,6 @@ class KVSender:
 
     def send(self, kv_indices: list[int], aux_index: int) -> None:
         """Queue the transfer of KV rows and of metadata row ``aux_index``."""
-        self.aux_index = aux_index
         self.kv_mgr.add_transfer_request(self.bootstrap_room, kv_indices, aux_index)
 
     def poll(self) -> KVPoll:

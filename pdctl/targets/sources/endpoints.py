@@ -109,7 +109,7 @@ def _asked(ranks: Sequence[FoundRank], ages: Sequence[float], timeout_s: float, 
     found: list[FoundRank] = []
     for number, (answer, age_s) in enumerate(zip(answers, ages, strict=True)):
         rank = answer.rank
-        if answer.body is not None and (number < unnamed or _same(rank.identity, answer.body.identity)):
+        if answer.body is not None and (number < unnamed or _process(rank.identity) == _process(answer.body.identity)):
             found.append(
                 replace(registration.apply_registration(rank, answer.body), silent=Silence.NONE, silent_why="")
             )
@@ -154,13 +154,8 @@ def _at_each_address(rank: FoundRank, names: Mapping[str, Resolved]) -> list[tup
     return [(unknown_rank(where, rank.access), whose) for where in there]
 
 
-def _same(one: Identity, other: Identity) -> bool:
-    return (one.host, one.pid, one.proc_start, one.instance) == (
-        other.host,
-        other.pid,
-        other.proc_start,
-        other.instance,
-    )
+def _process(one: Identity) -> tuple[object, ...]:
+    return one.host, one.pid, one.proc_start, one.instance
 
 
 def refused(endpoints: Iterable[str], wait_s: float) -> set[str]:
@@ -199,6 +194,3 @@ def refused(endpoints: Iterable[str], wait_s: float) -> set[str]:
 def unknown_rank(where: str, how: Access) -> FoundRank:
     """Return a rank known by its address only."""
     return FoundRank(registration.nameless(where), "live", endpoint=where, access=how)
-
-
-__all__ = ["find", "refused", "unknown_rank"]

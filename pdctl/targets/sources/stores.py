@@ -65,14 +65,8 @@ class _Child:
     """A process that reads one store, and is killed at the end of the ``with`` block."""
 
     def __init__(self, store: Store, timeout_s: float) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "pdctl.targets.sources.store_child",
-            store.host,
-            str(store.port),
-            f"{timeout_s:g}",
-        ]
+        arguments = (store.host, str(store.port), f"{timeout_s:g}")
+        command = [sys.executable, "-m", "pdctl.targets.sources.store_child", *arguments]
         self._out = tempfile.TemporaryFile()  # noqa: SIM115  # closed in __exit__
         self._process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=self._out, stderr=subprocess.DEVNULL, env=_env()
@@ -179,6 +173,3 @@ def silent_rank(rank: FoundRank, age_s: float, *, refused: bool) -> FoundRank:
         return replace(rank, state="dead", silent=Silence.REFUSED, silent_why=why)
     state = "dead" if age_s > STALE_S else rank.state
     return replace(rank, state=state, silent_why=f"{rank.silent_why}; {said}")
-
-
-__all__ = ["age_of", "at_each_address", "entries", "rank_of_entry", "read", "silent_rank"]

@@ -150,9 +150,10 @@ def test_ending_a_stopped_process_and_one_that_is_not_ours_any_more() -> None:
     os.kill(child.pid, signal.SIGSTOP)
     stranger = state.Process("x", child.pid, start + 1)  # the pid was used again
     assert state.end([stranger], grace_s=0.1) == []
-    assert state.alive(child.pid, start)
-    assert state.end([state.Process("x", child.pid, start)], grace_s=0.1) == []
-    assert not state.alive(child.pid, start), "a zombie counts as ended"
+    process = state.Process("x", child.pid, start)
+    assert process.alive
+    assert state.end([process], grace_s=0.1) == []
+    assert not process.alive, "a zombie counts as ended"
     child.wait()
 
 
