@@ -158,6 +158,3 @@ def _shared(probe: AnyProbe) -> list[inspect.Parameter]:
         for name, annotation, default, there in shared
         if there
     ]
-
-
-__all__ = ["application", "examples"]

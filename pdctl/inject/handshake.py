@@ -50,6 +50,3 @@ def handshake(view: View | None, address: Address | None, env: Mapping[str, str]
             stays = sorted((stay for stay in told.stays if stay.rank == one.rank), key=lambda stay: stay.since_s)
             queues[one.rank] = tuple(dict.fromkeys(stay.queue for stay in stays))
     return Handshake(sent.answered, sent.said, sent.room, queues, tuple(unseen))
-
-
-__all__ = ["handshake"]

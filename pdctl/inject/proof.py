@@ -68,6 +68,3 @@ def send(to: LabConfig | Pair, limit_s: float, *, what: str = "a request sent af
         return Proof(True, f"{what}{room} was answered after {took}", number)
     why = next(iter(told.errors), "wrong tokens" if told.wrong else f"no answer within {seconds(limit_s)}")
     return Proof(False, f"{what}{room} was not answered: {why}", number)
-
-
-__all__ = ["Proof", "place", "send"]

@@ -217,6 +217,3 @@ def _cause(code: str, one: _About, known: Mapping[str, _Known]) -> int | None:
         if shares and cause in known and (found := known[cause].first(shares, one)) is not None:
             return found
     return None
-
-
-__all__ = ["ORDER", "RULES", "Rule", "connect"]

@@ -46,6 +46,3 @@ def draw(document: FindingsDocument, console: Console) -> None:
     words = words_in(f"{code.title} {code.meaning} {code.evidence} {code.next_step}")
     if words:
         console.print(Text(f"  words: {', '.join(words)} (pdctl explain WORD)", style="dim"))
-
-
-__all__ = ["FindingsDocument", "draw"]

@@ -130,6 +130,3 @@ def _rows(line: str, columns: int) -> int:
 
 def _nothing() -> None:
     """Draw nothing: the look gave no document."""
-
-
-__all__ = ["RepeatedOutput", "fitting", "terminal_size"]

@@ -165,6 +165,3 @@ def interruptible(*numbers: signal.Signals) -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-__all__ = ["Followed", "SocketSource", "begin", "follow", "interruptible"]

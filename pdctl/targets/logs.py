@@ -61,6 +61,3 @@ def _lost(log: Path | None) -> list[tuple[str, int, int]]:
 
 def _status(code: int) -> int:
     return -code & 0x7F if code < 0 else (code & 0xFF) << 8
-
-
-__all__ = ["Logged", "ending"]

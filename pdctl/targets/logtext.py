@@ -163,6 +163,3 @@ def _lines_with(data: bytes, names: Sequence[bytes]) -> Iterator[bytes]:
             at = data.find(name, end)
     for start in sorted(starts):
         yield data[start : min(starts[start], start + MOST_LINE)].rstrip(b"\r")
-
-
-__all__ = ["LogText", "read_log"]

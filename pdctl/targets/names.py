@@ -61,6 +61,3 @@ def _of_command(via: Iterable[str]) -> Iterator[str]:
             looks = led or "@" in one or (number > 0 and any(map(str.isdigit, host)) and not host.isdecimal())
             if looks and HOST not in one and _NAME.fullmatch(host):
                 yield host
-
-
-__all__ = ["site_names"]

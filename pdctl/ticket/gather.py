@@ -181,6 +181,3 @@ def _unseen(manifest: Manifest, check: CheckDocument, found: Found, more: Sequen
     untold = (f"recordings do not tell of: {', '.join(check.not_recorded)}",) if check.not_recorded else ()
     lines = (*manifest.problems, *ranks, *parts, *check.problems, *found.problems, *more, *untold)
     return tuple(fold_lines(dict.fromkeys(lines)))
-
-
-__all__ = ["gather"]

@@ -195,6 +195,3 @@ def _secret(found: re.Match[str]) -> str:
     value = found["value"].strip("'\"")
     kept = value in ("None", "null", "", "False", "True") or value.isdecimal()
     return found[0] if kept else f"{found['key']}{LEFT_OUT}"
-
-
-__all__ = ["Hider", "HidingError", "field_names", "without_secrets"]

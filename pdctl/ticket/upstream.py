@@ -112,6 +112,3 @@ def _test(made: Reproduced) -> str:
     how = f"{head} `pytest -s test_ranks.py`."
     shown = f"{fence}python\n{made.test.strip()}\n{fence}"
     return f"## A test\n\n{how}\n\n<details><summary>test_ranks.py</summary>\n\n{shown}\n\n</details>\n"
-
-
-__all__ = ["upstream"]

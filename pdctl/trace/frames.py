@@ -324,6 +324,3 @@ def _events_frame(names: list[str], parts: list[tuple[int, NDArray[Any]]], loade
         }
     )
     return frame
-
-
-__all__ = ["ACTIONS", "KINDS", "PHASES", "POLLS", "Trace", "load_trace"]

@@ -194,6 +194,3 @@ def _address(found: re.Match[str], say: Say) -> str:
         if forms.ip(address) is not None and ":" in address and (not port or port.isdecimal()):
             return found[0] if forms.is_local(address) else f"{say(address)}{f':{port}' if port else ''}"
     return found[0]
-
-
-__all__ = ["HostNames", "told"]

@@ -366,6 +366,3 @@ def _put(fd: int, data: memoryview, at: int) -> None:
     while data:
         written = os.pwrite(fd, data, at)
         data, at = data[written:], at + written
-
-
-__all__ = ["Trace", "open_cached", "open_trace", "read_documents", "read_manifest"]

@@ -109,6 +109,3 @@ def _name(rank: TraceRank, taken: set[str]) -> str:
         number += 1
     taken.add(name)
     return name
-
-
-__all__ = ["Member", "member_of", "write_trace"]

@@ -207,6 +207,3 @@ def _cut(connection: object) -> None:
     if sock is not None:
         with suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
-
-
-__all__ = ["Action", "Exec", "Say", "Webhook", "end_group"]

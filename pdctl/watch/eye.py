@@ -288,6 +288,3 @@ def _judged(views: Sequence[RankView]) -> QueuesDocument:
     from pdctl.probes.queues.judge import judge
 
     return judge(views, stalled_s=float("inf"), confirmed=False, holds=False)
-
-
-__all__ = ["Eye"]

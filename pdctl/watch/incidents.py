@@ -290,6 +290,3 @@ def _gone(found: Finding, state: WatchState) -> bool:
 
 def _instances(units: Iterable[str]) -> set[str]:
     return {unit.partition(" of ")[2] for unit in units}
-
-
-__all__ = ["Change", "Incidents", "key_of"]

@@ -334,6 +334,3 @@ def _gated(view: RankView) -> list[tuple[str, int]]:
     key, found = process_key(view.identity), {one.expected: one.found for one in view.snapshot.slots}
     entries = view.snapshot.queues.get("decode.transfer", ())
     return [(key, one.room) for one in entries if one.state == KVPoll.SUCCESS and found.get(one.room, one.room) == 0]
-
-
-__all__ = ["NOT_READ", "PARTED", "Look", "State", "merged", "suspicions"]

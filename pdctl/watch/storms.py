@@ -77,6 +77,3 @@ def judge(counted: Iterable[Counted]) -> list[Finding]:
         evidence = (f"{one.came} rooms enqueued first, {one.failed} with a failure, {one.aborted} request ids aborted",)
         found.append(finding("PD154", summary, ranks=(label,), evidence=evidence, units=(one.identity.unit,)))
     return found
-
-
-__all__ = ["STAGE", "Counted", "count", "judge", "look"]

@@ -276,6 +276,3 @@ def _held(journal: _Journal) -> str:
     journal.evidence.append(f"after: {len(after)} looks, clean{_finished(journal.load(AFTER))}")
     cause = "the load" if journal.manifest.drill.fault is None else journal.manifest.drill.fault.kind
     return f"{cause} acted, and the engine held"
-
-
-__all__ = ["judge", "means_broken", "unsteady", "why_not"]

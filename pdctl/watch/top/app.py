@@ -352,6 +352,3 @@ class Top(App[None]):
                 self._over.wait(began + self._every_s - time.monotonic())  # a check has news more often than that
         except Exception as error:  # noqa: BLE001  # said when the terminal is back
             self.post_message(Failed(f"{type(error).__name__}: {error}"))
-
-
-__all__ = ["Top"]

@@ -191,6 +191,3 @@ def _said(lines: Iterable[str]) -> Detail:
             console.print(line)
 
     return Detail(_Said(tuple(filter(None, lines))), draw, (), time.time())
-
-
-__all__ = ["Detail", "Looker"]

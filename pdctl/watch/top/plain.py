@@ -27,6 +27,3 @@ def render(state: WatchState, rates: Rates, *, wide: bool) -> Iterable[Renderabl
                 drawn.add_row(*(cell.text for cell in line.cells))
             yield ""
             yield drawn
-
-
-__all__ = ["render"]

@@ -263,21 +263,3 @@ def _many(count: int, what: str) -> str:
 def rooms(found: Sequence[Finding], *more: int) -> tuple[int, ...]:
     """Return the rooms that findings name, and more of them, each once."""
     return tuple(dict.fromkeys((*(room for one in found for room in one.rooms), *more)))
-
-
-__all__ = [
-    "SEEN",
-    "TONES",
-    "WIDE",
-    "Cell",
-    "Line",
-    "Rates",
-    "Table",
-    "findings",
-    "groups",
-    "headline",
-    "laid_out",
-    "ranks",
-    "rooms",
-    "status",
-]
