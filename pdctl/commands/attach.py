@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import msgspec
 import typer
 
-from pdctl.commands.options import (
-    RANK_TIMEOUT_S,
-    TIMEOUT_S,
-    OutputOption,
-    RankTimeoutOption,
-    RecordDirOption,
-    RunDirOption,
-    TimeoutOption,
-    reach_of,
-)
+from pdctl.commands import options as opt
+from pdctl.commands.options import reach_of
 from pdctl.protocol.documents import Document, Rows
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Format, Output
@@ -76,11 +68,11 @@ def command(
     remove_agent: Annotated[
         bool, typer.Option("--remove-agent", help="Remove an agent that --inject-agent started.")
     ] = False,
-    run_dir: RunDirOption = None,
-    record_dir: RecordDirOption = None,
-    output: OutputOption = Format.TABLE,
-    timeout: TimeoutOption = TIMEOUT_S,
-    rank_timeout: RankTimeoutOption = RANK_TIMEOUT_S,
+    run_dir: opt.RunDirOption = None,
+    record_dir: opt.RecordDirOption = None,
+    output: opt.OutputOption = Format.TABLE,
+    timeout: opt.TimeoutOption = opt.TIMEOUT_S,
+    rank_timeout: opt.RankTimeoutOption = opt.RANK_TIMEOUT_S,
 ) -> int:
     """Read ranks that run without an agent, from outside, and show what can be read of each.
 

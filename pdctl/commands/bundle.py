@@ -8,19 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from pdctl.commands.options import (
-    RANK_TIMEOUT_S,
-    AllStartsOption,
-    FromOption,
-    RankTimeoutOption,
-    RecordDirOption,
-    RunDirOption,
-    TimeoutOption,
-    find,
-    place,
-    reach_of,
-    target_place,
-)
+from pdctl.commands import options as opt
+from pdctl.commands.options import find, place, reach_of, target_place
 from pdctl.protocol.documents import Document, Rows
 from pdctl.protocol.errors import Exit
 from pdctl.protocol.files import check_target
@@ -83,12 +72,12 @@ def command(
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be taken, and take nothing.")] = False,
-    every_start: AllStartsOption = False,
-    source: FromOption = None,
-    run_dir: RunDirOption = None,
-    record_dir: RecordDirOption = None,
-    timeout: TimeoutOption = _BUNDLE_S,
-    rank_timeout: RankTimeoutOption = RANK_TIMEOUT_S,
+    every_start: opt.AllStartsOption = False,
+    source: opt.FromOption = None,
+    run_dir: opt.RunDirOption = None,
+    record_dir: opt.RecordDirOption = None,
+    timeout: opt.TimeoutOption = _BUNDLE_S,
+    rank_timeout: opt.RankTimeoutOption = opt.RANK_TIMEOUT_S,
 ) -> int:
     """Take all that pdctl can see into one file for a ticket: recordings, findings, stories, stacks, settings.
 

@@ -10,23 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from pdctl.commands import options as opt
 from pdctl.commands.completing import values
 from pdctl.commands.drill_show import EXPECTED, DrillList, DrillRow, DrillShow, draw_list, row_of, show_verdict
 from pdctl.commands.ending import STOPPING, handled
-from pdctl.commands.options import (
-    RANK_TIMEOUT_S,
-    BootstrapOption,
-    DecodeUrlOption,
-    OutputOption,
-    PrefillUrlOption,
-    RankTimeoutOption,
-    RecordDirOption,
-    RunDirOption,
-    place,
-    reach_of,
-    seconds,
-    target_place,
-)
+from pdctl.commands.options import place, reach_of, seconds, target_place
 from pdctl.inject.drill.records import Verdict
 from pdctl.inject.drill.schema import Drill, LabLoad, LoadSpec
 from pdctl.protocol import extras
@@ -64,7 +52,7 @@ NameArgument = Annotated[
 
 
 @app.command("list")
-def list_drills(output: OutputOption = Format.TABLE) -> int:
+def list_drills(output: opt.OutputOption = Format.TABLE) -> int:
     """List the drills that come with pdctl."""
     from pdctl.inject.drill import files
 
@@ -74,7 +62,7 @@ def list_drills(output: OutputOption = Format.TABLE) -> int:
 
 
 @app.command()
-def show(name: NameArgument, output: OutputOption = Format.TABLE) -> int:
+def show(name: NameArgument, output: opt.OutputOption = Format.TABLE) -> int:
     """Check a drill and show it.
 
     Exit code: 0, or 2 where there is no such drill, or its file has an error. The error names line and key.
@@ -123,9 +111,9 @@ def run(
             "--seed", min=0, max=(1 << 31) - 1, help="The same seed hits the same rooms.", show_default="the drill's"
         ),
     ] = None,
-    prefill_url: PrefillUrlOption = "",
-    decode_url: DecodeUrlOption = "",
-    bootstrap: BootstrapOption = "",
+    prefill_url: opt.PrefillUrlOption = "",
+    decode_url: opt.DecodeUrlOption = "",
+    bootstrap: opt.BootstrapOption = "",
     cluster: Annotated[
         str, typer.Option("--cluster", metavar="NAME", help="The cluster to use, where there are several.")
     ] = "",
@@ -139,13 +127,13 @@ def run(
             show_default="beside the audit log",
         ),
     ] = None,
-    rank_timeout: RankTimeoutOption = RANK_TIMEOUT_S,
+    rank_timeout: opt.RankTimeoutOption = opt.RANK_TIMEOUT_S,
     lab_timeout: Annotated[
         float, typer.Option("--lab-timeout", parser=seconds, metavar="TIME", help="Time limit for the start of a lab.")
     ] = 90.0,
-    output: OutputOption = Format.TABLE,
-    run_dir: RunDirOption = None,
-    record_dir: RecordDirOption = None,
+    output: opt.OutputOption = Format.TABLE,
+    run_dir: opt.RunDirOption = None,
+    record_dir: opt.RecordDirOption = None,
 ) -> int:
     """Run a drill: steady state, fault, probes, heal, probes again.
 
@@ -187,7 +175,7 @@ def run(
 @app.command()
 def judge(
     journal: Annotated[Path, typer.Argument(parser=place, metavar="JOURNAL", help="A journal that a drill wrote.")],
-    output: OutputOption = Format.TABLE,
+    output: opt.OutputOption = Format.TABLE,
 ) -> int:
     """Judge a drill again, from its journal alone.
 

@@ -10,22 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from pdctl.commands.options import (
-    RANK_TIMEOUT_S,
-    TIMEOUT_S,
-    GroupOption,
-    RankOption,
-    RankTimeoutOption,
-    RecordDirOption,
-    RoleOption,
-    RunDirOption,
-    ServerOption,
-    TimeoutOption,
-    reach_of,
-    seconds,
-    selection,
-    target_place,
-)
+from pdctl.commands import options as opt
+from pdctl.commands.options import reach_of, seconds, selection, target_place
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Output
 
@@ -84,14 +70,14 @@ def command(
             help="/livez fails when a loop has not turned for this long, and can't.",
         ),
     ] = 30.0,
-    ranks: RankOption = None,
-    groups: GroupOption = None,
-    servers: ServerOption = None,
-    roles: RoleOption = None,
-    run_dir: RunDirOption = None,
-    record_dir: RecordDirOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    rank_timeout: RankTimeoutOption = RANK_TIMEOUT_S,
+    ranks: opt.RankOption = None,
+    groups: opt.GroupOption = None,
+    servers: opt.ServerOption = None,
+    roles: opt.RoleOption = None,
+    run_dir: opt.RunDirOption = None,
+    record_dir: opt.RecordDirOption = None,
+    timeout: opt.TimeoutOption = opt.TIMEOUT_S,
+    rank_timeout: opt.RankTimeoutOption = opt.RANK_TIMEOUT_S,
 ) -> int:
     """Look at all ranks again and again: /metrics for Prometheus, /livez for a liveness probe.
 

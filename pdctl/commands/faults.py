@@ -8,17 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from pdctl.commands.options import (
-    RANK_TIMEOUT_S,
-    TIMEOUT_S,
-    OutputOption,
-    RankTimeoutOption,
-    RecordDirOption,
-    RunDirOption,
-    TimeoutOption,
-    find,
-    reach_of,
-)
+from pdctl.commands import options as opt
+from pdctl.commands.options import find, reach_of
 from pdctl.commands.watching import WatchOption, watch
 from pdctl.inject.parameter import format_fault
 from pdctl.protocol import durations
@@ -96,11 +87,11 @@ def command(
     ] = "",
     within: Annotated[str, typer.Option("--within", metavar="TIME", help="How long --wait-for-hit waits.")] = "15m",
     every_s: WatchOption = None,
-    output: OutputOption = Format.TABLE,
-    timeout: TimeoutOption = TIMEOUT_S,
-    rank_timeout: RankTimeoutOption = RANK_TIMEOUT_S,
-    run_dir: RunDirOption = None,
-    record_dir: RecordDirOption = None,
+    output: opt.OutputOption = Format.TABLE,
+    timeout: opt.TimeoutOption = opt.TIMEOUT_S,
+    rank_timeout: opt.RankTimeoutOption = opt.RANK_TIMEOUT_S,
+    run_dir: opt.RunDirOption = None,
+    record_dir: opt.RecordDirOption = None,
 ) -> int:
     """List the faults in place: their owners, their hits, and when they end by themselves.
 

@@ -9,20 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from pdctl.commands.options import (
-    RANK_TIMEOUT_S,
-    TIMEOUT_S,
-    BootstrapOption,
-    DecodeUrlOption,
-    OutputOption,
-    PrefillUrlOption,
-    RankTimeoutOption,
-    RecordDirOption,
-    RunDirOption,
-    TimeoutOption,
-    find,
-    reach_of,
-)
+from pdctl.commands import options as opt
+from pdctl.commands.options import find, reach_of
 from pdctl.protocol.documents import Rows
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.escaping import escape
@@ -78,14 +66,14 @@ def command(
             help="Then send one request, and wait for its answer as long as --timeout says: to a lab, or to the servers named.",
         ),
     ] = False,
-    prefill_url: PrefillUrlOption = "",
-    decode_url: DecodeUrlOption = "",
-    bootstrap: BootstrapOption = "",
-    output: OutputOption = Format.TABLE,
-    timeout: TimeoutOption = TIMEOUT_S,
-    rank_timeout: RankTimeoutOption = RANK_TIMEOUT_S,
-    run_dir: RunDirOption = None,
-    record_dir: RecordDirOption = None,
+    prefill_url: opt.PrefillUrlOption = "",
+    decode_url: opt.DecodeUrlOption = "",
+    bootstrap: opt.BootstrapOption = "",
+    output: opt.OutputOption = Format.TABLE,
+    timeout: opt.TimeoutOption = opt.TIMEOUT_S,
+    rank_timeout: opt.RankTimeoutOption = opt.RANK_TIMEOUT_S,
+    run_dir: opt.RunDirOption = None,
+    record_dir: opt.RecordDirOption = None,
 ) -> int:
     """End one fault, or all faults, and verify that they have ended.
 

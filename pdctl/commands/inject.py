@@ -9,18 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from pdctl.commands import inject_options
+from pdctl.commands import options as opt
 from pdctl.commands.completing import values
-from pdctl.commands.options import (
-    RANK_TIMEOUT_S,
-    TIMEOUT_S,
-    OutputOption,
-    RankTimeoutOption,
-    RecordDirOption,
-    RunDirOption,
-    TimeoutOption,
-    find,
-    reach_of,
-)
+from pdctl.commands.options import find, reach_of
 from pdctl.faults.kinds import KINDS, Parameter
 from pdctl.inject.parameter import format_fault
 from pdctl.inject.planned import document_of, draw
@@ -115,11 +106,11 @@ def command(
             "--allow-rooms", metavar="N", min=1, max=1024, help="How many rooms the fault may hold at a time."
         ),
     ] = 1,
-    output: OutputOption = Format.TABLE,
-    timeout: TimeoutOption = TIMEOUT_S,
-    rank_timeout: RankTimeoutOption = RANK_TIMEOUT_S,
-    run_dir: RunDirOption = None,
-    record_dir: RecordDirOption = None,
+    output: opt.OutputOption = Format.TABLE,
+    timeout: opt.TimeoutOption = opt.TIMEOUT_S,
+    rank_timeout: opt.RankTimeoutOption = opt.RANK_TIMEOUT_S,
+    run_dir: opt.RunDirOption = None,
+    record_dir: opt.RecordDirOption = None,
 ) -> int:
     """Inject a fault into live ranks for a limited time.
 

@@ -9,26 +9,10 @@ from typing import Annotated, Any, Optional, Union, get_args, get_origin, get_ty
 
 import typer
 
+from pdctl.commands import options as opt
 from pdctl.commands.completing import values
 from pdctl.commands.examples import Given
-from pdctl.commands.options import (
-    AllStartsOption,
-    FindingsOption,
-    FromOption,
-    GroupOption,
-    OutputOption,
-    RankOption,
-    RankTimeoutOption,
-    RecordDirOption,
-    RoleOption,
-    RunDirOption,
-    ServerOption,
-    TimeoutOption,
-    reach_of,
-    seconds,
-    selection,
-    target_place,
-)
+from pdctl.commands.options import reach_of, seconds, selection, target_place
 from pdctl.commands.watching import WatchOption, watch
 from pdctl.probes.base import RANK_TIMEOUT_S, SECONDS, TARGET, AnyProbe, Option, WrongOptionError
 from pdctl.probes.registry import GROUPS, Entry, entries
@@ -139,19 +123,19 @@ def _typers(kind: Any) -> Any:
 def _shared(probe: AnyProbe) -> list[inspect.Parameter]:
     """Return the parameters of the options that probes share, as far as they make sense for this one."""
     shared: list[tuple[str, Any, Any, bool]] = [
-        ("ranks", RankOption, None, probe.selects),
-        ("groups", GroupOption, None, probe.selects),
-        ("servers", ServerOption, None, probe.selects),
-        ("roles", RoleOption, None, probe.selects),
-        ("output", OutputOption, Format.TABLE, True),
-        ("findings", FindingsOption, False, True),
-        ("every_start", AllStartsOption, False, probe.starts),
-        ("source", FromOption, None, probe.offline or bool(probe.bundled)),
+        ("ranks", opt.RankOption, None, probe.selects),
+        ("groups", opt.GroupOption, None, probe.selects),
+        ("servers", opt.ServerOption, None, probe.selects),
+        ("roles", opt.RoleOption, None, probe.selects),
+        ("output", opt.OutputOption, Format.TABLE, True),
+        ("findings", opt.FindingsOption, False, True),
+        ("every_start", opt.AllStartsOption, False, probe.starts),
+        ("source", opt.FromOption, None, probe.offline or bool(probe.bundled)),
         ("every_s", WatchOption, None, probe.repeats),
-        ("run_dir", RunDirOption, None, True),
-        ("record_dir", RecordDirOption, None, True),
-        ("timeout", TimeoutOption, probe.timeout_s, True),
-        ("rank_timeout", RankTimeoutOption, RANK_TIMEOUT_S, True),
+        ("run_dir", opt.RunDirOption, None, True),
+        ("record_dir", opt.RecordDirOption, None, True),
+        ("timeout", opt.TimeoutOption, probe.timeout_s, True),
+        ("rank_timeout", opt.RankTimeoutOption, RANK_TIMEOUT_S, True),
     ]
     return [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -8,25 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
+from pdctl.commands import options as opt
 from pdctl.commands.completing import values
-from pdctl.commands.options import (
-    RANK_TIMEOUT_S,
-    TIMEOUT_S,
-    FindingsOption,
-    GroupOption,
-    OutputOption,
-    RankOption,
-    RankTimeoutOption,
-    RecordDirOption,
-    RoleOption,
-    RunDirOption,
-    ServerOption,
-    TimeoutOption,
-    place,
-    reach_of,
-    seconds,
-    selection,
-)
+from pdctl.commands.options import place, reach_of, seconds, selection
 from pdctl.probes.base import WrongOptionError
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report.output import Format, Output
@@ -87,16 +71,16 @@ def command(
             help="Lowest level of a finding that exits with 1: info, warning, error.",
         ),
     ] = "warning",
-    ranks: RankOption = None,
-    groups: GroupOption = None,
-    servers: ServerOption = None,
-    roles: RoleOption = None,
-    output: OutputOption = Format.TABLE,
-    findings: FindingsOption = False,
-    run_dir: RunDirOption = None,
-    record_dir: RecordDirOption = None,
-    timeout: TimeoutOption = 3 * TIMEOUT_S,
-    rank_timeout: RankTimeoutOption = RANK_TIMEOUT_S,
+    ranks: opt.RankOption = None,
+    groups: opt.GroupOption = None,
+    servers: opt.ServerOption = None,
+    roles: opt.RoleOption = None,
+    output: opt.OutputOption = Format.TABLE,
+    findings: opt.FindingsOption = False,
+    run_dir: opt.RunDirOption = None,
+    record_dir: opt.RecordDirOption = None,
+    timeout: opt.TimeoutOption = 3 * opt.TIMEOUT_S,
+    rank_timeout: opt.RankTimeoutOption = opt.RANK_TIMEOUT_S,
 ) -> int:
     """Check that a prefill/decode deployment is fit for traffic, before a router sends any.
 

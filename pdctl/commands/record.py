@@ -10,22 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from pdctl.commands.options import (
-    RANK_TIMEOUT_S,
-    STDOUT,
-    TIMEOUT_S,
-    AllStartsOption,
-    FromOption,
-    OutputOption,
-    RankTimeoutOption,
-    RecordDirOption,
-    RunDirOption,
-    TimeoutOption,
-    find,
-    reach_of,
-    seconds,
-    trace_place,
-)
+from pdctl.commands import options as opt
+from pdctl.commands.options import find, reach_of, seconds, trace_place
 from pdctl.protocol.documents import Document, Rows
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.files import check_target
@@ -84,7 +70,7 @@ def command(
             parser=trace_place, metavar="FILE.pdtrace", help="The trace to write. - writes it to standard output."
         ),
     ],
-    output: OutputOption = Format.TABLE,
+    output: opt.OutputOption = Format.TABLE,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE where it exists.")] = False,
     keep_names: Annotated[
         bool, typer.Option("--keep-names", help="Keep host names, request ids and free text. Default: hash them.")
@@ -110,8 +96,8 @@ def command(
     max_size: Annotated[
         str, typer.Option("--max-size", metavar="SIZE", help="Size limit of each rank's recording while following.")
     ] = MAX_SIZE,
-    every_start: AllStartsOption = False,
-    source: FromOption = None,
+    every_start: opt.AllStartsOption = False,
+    source: opt.FromOption = None,
     through: Annotated[
         str,
         typer.Option(
@@ -120,10 +106,10 @@ def command(
             help="Read only sockets, or only recordings. Default: sockets where no file can be read.",
         ),
     ] = "",
-    run_dir: RunDirOption = None,
-    record_dir: RecordDirOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    rank_timeout: RankTimeoutOption = RANK_TIMEOUT_S,
+    run_dir: opt.RunDirOption = None,
+    record_dir: opt.RecordDirOption = None,
+    timeout: opt.TimeoutOption = opt.TIMEOUT_S,
+    rank_timeout: opt.RankTimeoutOption = opt.RANK_TIMEOUT_S,
 ) -> int:
     """Save the recordings of all ranks, live or dead, in one trace file. Other commands read it with --from.
 
@@ -142,8 +128,8 @@ def command(
     if source is not None and (lasting is not None or trigger):
         raise typer.BadParameter("recordings given with --from do not grow", param_hint="--for")
     limit = _bytes(max_size)
-    out = Output(output, out=sys.stderr) if file == STDOUT else Output(output)
-    if file != STDOUT:
+    out = Output(output, out=sys.stderr) if file == opt.STDOUT else Output(output)
+    if file != opt.STDOUT:
         check_target(file, force=force)
     elif output.drawn:
         check_stdout()
@@ -174,10 +160,12 @@ def command(
             stopped, members = _followed(_allowed(found, through), client, names, lasting, limit, watch, through)
             seen = watch.seen if watch is not None else None
     with ExitStack() as held:
-        made = held.enter_context(private_folder()) / "made.pdtrace" if file == STDOUT else file
+        made = held.enter_context(private_folder()) / "made.pdtrace" if file == opt.STDOUT else file
         manifest = _written(found, made, members, names, salt, started, stopped, seen, force=force)
-        document = RecordDocument(path="-" if file == STDOUT else str(file), size=made.stat().st_size, trace=manifest)
-        if file == STDOUT:
+        document = RecordDocument(
+            path="-" if file == opt.STDOUT else str(file), size=made.stat().st_size, trace=manifest
+        )
+        if file == opt.STDOUT:
             to_stdout(made)
     out.document(document, Rows(TraceRank, manifest.ranks), draw)
     if not output.whole:

@@ -9,20 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pdctl.commands.options import (
-    RANK_TIMEOUT_S,
-    TIMEOUT_S,
-    GroupOption,
-    RankOption,
-    RankTimeoutOption,
-    RecordDirOption,
-    RoleOption,
-    RunDirOption,
-    ServerOption,
-    reach_of,
-    seconds,
-    selection,
-)
+from pdctl.commands import options as opt
+from pdctl.commands.options import reach_of, seconds, selection
 from pdctl.commands.watching import watch
 from pdctl.probes.run import Asked, exit_code
 from pdctl.protocol.errors import Exit, PdctlError
@@ -49,16 +37,16 @@ def command(
     plain: Annotated[
         bool, typer.Option("--plain", help="No screens: the same tables again and again, as with --watch.")
     ] = False,
-    ranks: RankOption = None,
-    groups: GroupOption = None,
-    servers: ServerOption = None,
-    roles: RoleOption = None,
-    run_dir: RunDirOption = None,
-    record_dir: RecordDirOption = None,
+    ranks: opt.RankOption = None,
+    groups: opt.GroupOption = None,
+    servers: opt.ServerOption = None,
+    roles: opt.RoleOption = None,
+    run_dir: opt.RunDirOption = None,
+    record_dir: opt.RecordDirOption = None,
     timeout: Annotated[
         float, typer.Option("--timeout", parser=seconds, metavar="TIME", help="Time limit of what Enter looks into.")
-    ] = TIMEOUT_S,
-    rank_timeout: RankTimeoutOption = RANK_TIMEOUT_S,
+    ] = opt.TIMEOUT_S,
+    rank_timeout: opt.RankTimeoutOption = opt.RANK_TIMEOUT_S,
 ) -> int:
     """Show groups, ranks and findings as they change. Enter looks into the selected line: diff, stack, story, explanation.
 

@@ -8,23 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from pdctl.commands.options import (
-    RANK_TIMEOUT_S,
-    TIMEOUT_S,
-    GroupOption,
-    OutputOption,
-    RankOption,
-    RankTimeoutOption,
-    RecordDirOption,
-    RoleOption,
-    RunDirOption,
-    ServerOption,
-    TimeoutOption,
-    place,
-    reach_of,
-    seconds,
-    selection,
-)
+from pdctl.commands import options as opt
+from pdctl.commands.options import place, reach_of, seconds, selection
 from pdctl.report import escaping
 from pdctl.report.output import Format, Output
 
@@ -70,15 +55,15 @@ def command(
     check: Annotated[
         float, typer.Option("--check", parser=seconds, metavar="TIME", help="Time between two whole checks.")
     ] = 10.0,
-    ranks: RankOption = None,
-    groups: GroupOption = None,
-    servers: ServerOption = None,
-    roles: RoleOption = None,
-    output: OutputOption = Format.TABLE,
-    run_dir: RunDirOption = None,
-    record_dir: RecordDirOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
-    rank_timeout: RankTimeoutOption = RANK_TIMEOUT_S,
+    ranks: opt.RankOption = None,
+    groups: opt.GroupOption = None,
+    servers: opt.ServerOption = None,
+    roles: opt.RoleOption = None,
+    output: opt.OutputOption = Format.TABLE,
+    run_dir: opt.RunDirOption = None,
+    record_dir: opt.RecordDirOption = None,
+    timeout: opt.TimeoutOption = opt.TIMEOUT_S,
+    rank_timeout: opt.RankTimeoutOption = opt.RANK_TIMEOUT_S,
 ) -> int:
     """Follow all ranks, and say once when something goes wrong, what its cause is, and when it is over.
 
