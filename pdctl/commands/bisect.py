@@ -62,8 +62,7 @@ def command(
     Exit code: 0 every version was judged, whatever the tests say, 2 no --engine, one that is none, or --python is no Python,
     3 some could not be judged, or TRACE has nothing to reproduce, 4 TRACE can't be read.
     """
-    from pdctl.commands.replay_emit import text_of
-    from pdctl.commands.replay_rounds import Asked, plans_of
+    from pdctl.commands.replay_rounds import Asked, plans_of, text_of
     from pdctl.replay import wheels
     from pdctl.replay.bisect import NOT_JUDGED, Judged, judge, ordered
 

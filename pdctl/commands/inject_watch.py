@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from pdctl.inject.stop import Watch
 
 
+_COUNTED = ("visits", "eligible", "fired", "passed", "released", "dropped", "failed")
+
+
 class Injected(Document, frozen=True, kw_only=True, tag="pdctl.injected"):
     """How a fault went. Counts are sums over the ranks it was placed on; delay in seconds.
 
@@ -189,13 +192,7 @@ class Foreground:
             kind=args.kind,
             target=args.target,
             delay_s=args.delay_s,
-            visits=counts.visits,
-            eligible=counts.eligible,
-            fired=counts.fired,
-            passed=counts.passed,
-            released=counts.released,
-            dropped=counts.dropped,
-            failed=counts.failed,
+            **{name: getattr(counts, name) for name in _COUNTED},
             ended=why,
             healed=healed,
             value=args.value,

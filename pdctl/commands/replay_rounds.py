@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from pdctl.commands.pictures import plottable
 from pdctl.protocol import extras
 from pdctl.protocol.documents import Rows
 from pdctl.protocol.errors import Exit, PdctlError
-from pdctl.protocol.files import write_new
+from pdctl.protocol.files import check_target, write_new
 from pdctl.protocol.model import POLLED_QUEUES
 from pdctl.report import progress
 from pdctl.report.output import Format, Output
@@ -54,14 +53,14 @@ def run(trace: Path, asked: Asked, output: Format) -> int:
         raise PdctlError("--emit-test executes and draws nothing", "Leave --plot out, or --emit-test.", Exit.USAGE)
     check(asked)
     if asked.plot is not None:
-        plottable(asked.plot, PLOTS)
+        _check_plot(asked.plot)
     plans, problems = plans_of(trace, asked)
     if asked.backend == "nccl":
         enough(_cuda_devices(), plans)
     if asked.emit is not None:
-        from pdctl.commands.replay_emit import emit
-
-        return emit(plans, asked.emit, Output(output))
+        write_new(asked.emit, text_of(plans).encode())
+        Output(output).note(f"{asked.emit}: run it with pytest where SGLang is installed")
+        return int(Exit.CLEAN)
     from pdctl.replay.model import ReplayGroup
 
     document = execute_all(trace, plans, asked, problems)
@@ -74,6 +73,32 @@ def run(trace: Path, asked: Asked, output: Format) -> int:
         for problem in document.problems:
             out.note(f"not replayed: {problem}")
     return int(exit_code(document))
+
+
+def _check_plot(plot: Path) -> None:
+    """Raise PdctlError where ``plot`` can't be drawn: another ending than PLOTS, no matplotlib, or it exists."""
+    if plot.suffix.lower() not in PLOTS:
+        raise PdctlError(f"{plot.name} ends in none of {', '.join(PLOTS)}", "Name the picture so.", Exit.USAGE)
+    extras.require("plot", "--plot")
+    check_target(plot, force=False)
+
+
+def text_of(plans: Sequence[Plan]) -> str:
+    """Return the test of the transfer queue's rounds. Raises PdctlError where there is none."""
+    from pdctl.replay.emit import NothingToShow, source
+    from pdctl.replay.plan import HAS_ROWS
+
+    chosen = next((plan for plan in plans if plan.queue == HAS_ROWS), None)
+    if chosen is None:
+        raise PdctlError(
+            f"the trace has no rounds of {HAS_ROWS} on several ranks",
+            "Only these can be made a test so far.",
+            Exit.USAGE,
+        )
+    try:
+        return source(chosen)
+    except NothingToShow as error:
+        raise PdctlError(str(error), "There is nothing to reproduce.", Exit.PARTIAL) from None
 
 
 def plans_of(trace: Path, asked: Asked) -> tuple[list[Plan], list[str]]:

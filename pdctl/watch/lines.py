@@ -20,11 +20,8 @@ def line(change: Change) -> str:
         return f"{at} {change.summary}{more}"
     head = f"{at} {_WORDS[change.change]} #{change.incident} {change.code}"
     if change.change in (BEGAN, CAUSE):
-        return (
-            f"{head}{_where(change)}: {change.summary} Next: {change.next_step}"
-            if change.next_step
-            else (f"{head}{_where(change)}: {change.summary}")
-        )
+        more = f" Next: {change.next_step}" if change.next_step else ""
+        return f"{head}{_where(change)}: {change.summary}{more}"
     lasted = durations.seconds(max(0.0, (change.at_wall_ns - change.since_wall_ns) / 1e9))
     if change.change == OFTEN:
         return f"{head}: it began or ended {change.times} times more; {change.summary}"
