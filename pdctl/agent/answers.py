@@ -9,12 +9,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
 from pdctl.agent import flight
-from pdctl.agent.served import Served
 from pdctl.agent.stack import call_of, counts, frames_of, main_frame
 from pdctl.protocol import structs
 from pdctl.protocol.errors import Exit, PdctlError
@@ -22,6 +21,9 @@ from pdctl.protocol.metadata import Wanted
 from pdctl.protocol.model import ATTACHED, Call, FlightEntry, Snapshot, Status
 from pdctl.protocol.paths import Registration
 from pdctl.recording.writer import RecordingWriter
+
+if TYPE_CHECKING:
+    from pdctl.agent.core import Agent
 
 MAX_CHUNK = 1 << 20
 _ANSWER_S = 0.1
@@ -32,7 +34,7 @@ _FAULT_OPS = frozenset(("inject", "renew", "heal", "faults"))
 class Answers:
     """Answers of one agent. cpu_s gives the CPU seconds of the agent's thread."""
 
-    def __init__(self, agent: Served, registration: Registration, cpu_s: Callable[[], float]) -> None:
+    def __init__(self, agent: Agent, registration: Registration, cpu_s: Callable[[], float]) -> None:
         self._agent = agent
         self.registration = registration
         self._cpu_s = cpu_s

@@ -19,12 +19,12 @@ import msgspec
 
 from pdctl.agent.answers import Answers
 from pdctl.agent.local import LocalSocket
-from pdctl.agent.served import Served
 from pdctl.engines.base import Site
 from pdctl.protocol import wire
 from pdctl.protocol.errors import Exit, PdctlError
 
 if TYPE_CHECKING:
+    from pdctl.agent.core import Agent
     from pdctl.agent.gateway import Gateway
     from pdctl.protocol.paths import Registration
 
@@ -43,7 +43,7 @@ _NOT_OURS = {
 class Server:
     """One daemon thread, its socket for this host and, where the environment asks for it, a gateway for others."""
 
-    def __init__(self, agent: Served, registration: Registration) -> None:
+    def __init__(self, agent: Agent, registration: Registration) -> None:
         self._agent = agent
         self._registration = registration
         self._answers = Answers(agent, registration, self.cpu_s)
