@@ -52,7 +52,6 @@ class Server:
         self._gateway: Gateway | None = None
         self._stopping = False
         self._poll_awaited = getattr(agent.adapter, "poll_awaited", None)
-        self.dropped = 0
 
     def start(self, path: Path, env: Mapping[str, str]) -> Registration:
         """Bind the socket to ``path`` (mode 0600) and start the thread. Raises OSError, RuntimeError without a thread.
@@ -153,7 +152,6 @@ class Server:
                 self._follow()
                 self._turn(AWAITING_MS if self._awaiting() else IDLE_MS)
             except Exception:  # one bad turn must not end the agent, nor spin
-                self.dropped += 1
                 time.sleep(0.05)
 
     def _turn(self, wait_ms: int) -> None:

@@ -20,14 +20,13 @@ _PR_SET_PTRACER = 0x59616D61
 _ANY = ctypes.c_ulong(-1)
 
 
-def allow_readers(env: Mapping[str, str]) -> bool:
+def allow_readers(env: Mapping[str, str]) -> None:
     """Let other processes of the same user read this one, although Yama would allow it to ancestors only.
 
-    PDCTL_READERS=off changes nothing. Return whether the kernel accepted the call; without Yama it does not.
+    PDCTL_READERS=off changes nothing. Without Yama the kernel refuses the call, and nothing depends on it.
     """
-    if env.get(READERS, "").strip().lower() in ("0", "off", "no", "false"):
-        return False
-    return bool(ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _ANY, 0, 0, 0) == 0)
+    if env.get(READERS, "").strip().lower() not in ("0", "off", "no", "false"):
+        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _ANY, 0, 0, 0)
 
 
 class Stacks:

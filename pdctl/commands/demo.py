@@ -61,8 +61,8 @@ class Stage:
             text=True,
         )
 
-    def finish(self, command: subprocess.Popen[str], expect: Exit, why: str, must_say: str = "") -> str:
-        """Wait for a command, show what it printed and return it. Raises UnexpectedError when it is not as expected."""
+    def finish(self, command: subprocess.Popen[str], expect: Exit, why: str, must_say: str = "") -> None:
+        """Wait for a command and show what it printed. Raises UnexpectedError when it is not as expected."""
         try:
             printed, _ = command.communicate(timeout=max(0.1, self._deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -78,11 +78,10 @@ class Stage:
         if must_say and must_say.lower() not in printed.lower():
             raise UnexpectedError(f"`pdctl {shown}` does not say {must_say!r}: expected {why}")
         self._out.lines(f"# exit code {command.returncode}: {why}")
-        return printed
 
-    def run(self, *arguments: str, expect: Exit = Exit.CLEAN, why: str, must_say: str = "") -> str:
+    def run(self, *arguments: str, expect: Exit = Exit.CLEAN, why: str, must_say: str = "") -> None:
         """Start a command and finish it."""
-        return self.finish(self.start(*arguments), expect, why, must_say)
+        self.finish(self.start(*arguments), expect, why, must_say)
 
 
 def command(

@@ -30,8 +30,8 @@ class Audit:
         self._complain = complain
         self._broken = False
 
-    def write(self, what: str, **fields: Any) -> bool:
-        """Append ``what`` with ``fields``; False when it could not be written."""
+    def write(self, what: str, **fields: Any) -> None:
+        """Append ``what`` with ``fields``."""
         line = {"time": time.time(), "user": owner(), "what": what, **fields}
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -44,8 +44,6 @@ class Audit:
             if not self._broken:
                 self._broken = True
                 self._complain(f"audit log {self._path} can't be written: {error.strerror}")
-            return False
-        return True
 
 
 def owner() -> str:

@@ -99,11 +99,10 @@ class Pod:
 
 @dataclass(frozen=True)
 class Pods:
-    """The pods of a deployment. problems: what could not be used of the list. ended: pods that have ended, left out."""
+    """The pods of a deployment. problems: what could not be used of the list."""
 
     pods: tuple[Pod, ...] = ()
     problems: tuple[str, ...] = ()
-    ended: int = 0
 
 
 class _Reason(msgspec.Struct):
@@ -218,7 +217,7 @@ def select_pods(listed: bytes, query: PodQuery) -> Pods:
         problems.append(
             f"{len(found)} pods are there; {MAX_PODS} are looked into: -l selects some, docs/kubernetes.md has ways for more"
         )
-    return Pods(tuple(found[:MAX_PODS]), tuple(problems), ended)
+    return Pods(tuple(found[:MAX_PODS]), tuple(problems))
 
 
 def _items(listed: bytes) -> list[msgspec.Raw]:

@@ -102,7 +102,6 @@ def test_what_has_ended_or_goes_is_no_row() -> None:
         pod("still-there", labels, metadata=goes),
     )
     assert [one.name for one in found.pods] == ["a", "still-there"]
-    assert found.ended == 2
 
 
 def test_a_selector_means_all_of_its_pods() -> None:
