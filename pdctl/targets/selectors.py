@@ -23,8 +23,12 @@ from pdctl.targets.servers import told_apart
 AXES = ("dp", "pp", "cp", "tp")
 NAMES = ("host", "cluster")
 _AXIS = re.compile(r"(dp|pp|cp|tp)(.*)", re.ASCII)
-_NUMBERS = re.compile(r"[0-9*?\[\]!,-]+", re.ASCII)
-_RANGE = re.compile(r"([0-9]+)-([0-9]+)", re.ASCII)
+_NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
+_RANGE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})", re.ASCII)
+_GLOB = re.compile(r"-?(?:[0-9*?]|\[!?[0-9,-]+\])+", re.ASCII)
+_OF_DIGITS = re.compile(r"([0-9])-([0-9])", re.ASCII)
+_COMMA = re.compile(r",(?![^\[\]]*\])")
+"""One that is not between brackets."""
 _ROLE = re.compile(r"[a-z*?\[\]!-]+", re.ASCII)
 _BETWEEN = re.compile(r":| +")
 ROLES = ("prefill", "decode")
@@ -78,20 +82,32 @@ def _part(part: str) -> tuple[str, str, str]:
         return name, value, ""
     axis = _AXIS.fullmatch(part)
     if axis:
-        if not _NUMBERS.fullmatch(axis[2]):
-            return "", "", f"{part!r} needs a number or a glob after {axis[1]}"
+        items = _COMMA.split(axis[2])
+        wrong = next((found for item in items if (found := _wrong(item))), "")
+        if wrong:
+            return "", "", f"{part!r} {wrong}"
         # "tp01" is meant as tp1, but to a glob they differ
-        return axis[1], str(int(axis[2])) if axis[2].isdigit() else axis[2], ""
+        return axis[1], ",".join(str(int(item)) if _NUMBER.fullmatch(item) else item for item in items), ""
     if _ROLE.fullmatch(part) and any(fnmatchcase(role, part) for role in ROLES):
         return "role", part, ""
     return "", "", f"{part!r} is neither a role ({', '.join(ROLES)}) nor one of {', '.join(AXES)} with a number"
 
 
+def _wrong(item: str) -> str:
+    """Return what is wrong with a number, a range or a glob: it would fit nothing, whoever is there. "" for nothing."""
+    found = _RANGE.fullmatch(item)
+    pairs = [found.groups()] if found is not None else _OF_DIGITS.findall(item) if "[" in item else []
+    backwards = next((f"{first}-{last}" for first, last in pairs if int(first) > int(last)), "")
+    if backwards:
+        return f"has the range {backwards}, which runs backwards"
+    return "" if found is not None or _GLOB.fullmatch(item) else "needs a number, a range or a glob"
+
+
 def _fits(value: object, glob: str) -> bool:
-    """Return whether a value fits: any of numbers and ranges (``0-6,8``), or a glob."""
-    if isinstance(value, str) or "[" in glob:
-        return fnmatchcase(str(value), glob)
-    ranges = [(one, _RANGE.fullmatch(one)) for one in glob.split(",")]
+    """Return whether a value fits: any of numbers, ranges and globs (``0-6,8,1?``), or a name's glob."""
+    if isinstance(value, str):
+        return fnmatchcase(value, glob)
+    ranges = [(one, _RANGE.fullmatch(one)) for one in _COMMA.split(glob)]
     return any(
         int(found[1]) <= int(str(value)) <= int(found[2]) if found else fnmatchcase(str(value), one)
         for one, found in ranges

@@ -57,7 +57,9 @@ def select(patterns: Iterable[Selector], identities: Iterable[Identity]) -> list
         ("decode dp0  tp1", 2),
         ("decode dp0 tp0,1", 4),
         ("decode:dp0:tp0-2,8-63", 14),
-        ("decode:tp3-1", 0),
+        ("decode:tp[01],3,08-9", 20),
+        ("decode:tp[0,1]", 8),
+        ("decode:tp-1", 0),
     ],
 )
 def test_means(text, count):
@@ -97,6 +99,13 @@ def test_what_is_folded_for_people_can_be_typed(identities):
         ("decode:tp", "number"),
         ("decode:tpx", "number"),
         ("decode:tp-1x", "number"),
+        ("decode:tp3-1", "3-1, which runs backwards"),
+        ("decode:tp0,3-1", "3-1, which runs backwards"),
+        ("decode:tp[3-1]", "3-1, which runs backwards"),
+        ("decode:tp0-", "needs a number, a range"),
+        ("decode:tp0,", "needs a number, a range"),
+        ("decode:tp[0", "needs a number, a range"),
+        ("decode:tp0-1" + "0" * 5000, "needs a number, a range"),
         ("decode:tp1:tp2", "tp twice"),
         ("decode:prefill", "two roles"),
         ("decoder:tp1", "neither a role"),
@@ -175,6 +184,7 @@ def test_what_nothing_fits_is_wrong_usage_and_says_what_there_is(selection, said
     [
         Selection(ranks=("decode:tp1", "nonsense")),
         Selection(ranks=("pid x",)),
+        Selection(ranks=("tp3-1",)),
         Selection(groups=("decode:xp1 · attention-TP group of 2",)),
         Selection(roles=("router",)),
         Selection(servers=(" ",)),
