@@ -36,7 +36,7 @@ from pdctl.targets.children import PARTS_A_TURN, Child, set_aside
 from pdctl.targets.silence import Answered
 
 SLOW_S = 30.0
-"""How long a far side that has not begun is kept, for a later look to find it there."""
+"""How long a later look counts on what did not come in time: a far side that has not begun, a list of ranks."""
 MAX_REASON = 500
 """Characters of a reason that a far side gives."""
 _NOT_FOUND, _CANT_RUN, _USAGE = 127, 126, 2
@@ -103,6 +103,7 @@ class Bridge:
         self._asked = 0
         self._listed = 0
         """Times that the ranks were asked for, and up to which of them there is an answer: they come in this order."""
+        self._asked_at = 0.0
 
     @property
     def child(self) -> Child:
@@ -133,10 +134,20 @@ class Bridge:
 
     @_alone
     def ask_listing(self) -> None:
-        """Ask for the ranks, starting the child where there is none. Raises OSError if it can't be started."""
+        """Ask for the ranks, starting the child where there is none. Raises OSError if it can't be started.
+
+        A list that was asked for SLOW_S ago at most, and did not come in time, is waited for, or has come by now: it is used.
+        """
         if not self.alive or self.child.exit_code is not None:
             self._start()
+        elif (self.listed or self._listed < self._asked) and time.monotonic() - self._asked_at < SLOW_S:
+            return
         self._list()
+
+    @property
+    def listed(self) -> bool:
+        """Whether a list has come that was not read."""
+        return self._listing is not None and bool(self._listing.payload)
 
     @_alone
     def listing(self) -> Listing | None:
@@ -252,6 +263,7 @@ class Bridge:
     def _list(self) -> None:
         self._listing = None
         self._asked += 1
+        self._asked_at = time.monotonic()
         settings = msgspec.msgpack.encode(self.settings)
         self._send(Ask(-self._asked, LIST, wait_s=self.settings.timeout_s, payload=settings))
 

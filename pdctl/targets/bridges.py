@@ -151,10 +151,10 @@ def _ready(starting: Mapping[str, Bridge], left_s: float) -> set[str]:
     poll = select.poll()
     names: dict[int, str] = {}
     over: set[str] = set()
-    """Those whose output has ended: nothing tells when their exit codes are known."""
+    """Those whose output has ended, since nothing tells when their exit codes are known; and those whose list is here."""
     for name, one in starting.items():
         fd = one.fileno()
-        if fd is None:
+        if fd is None or one.listed:
             over.add(name)
         else:
             names[fd] = name

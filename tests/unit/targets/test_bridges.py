@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import sys
 import time
@@ -100,6 +101,24 @@ def test_one_that_hangs_holds_up_no_other_and_is_waited_for_once() -> None:
     )
     rows = opened(hangs, Far("c", (sys.executable, "-c", "")), within_s=3600.0)
     assert "no answer in time" in rows[0].silent_why
+
+
+@pytest.mark.parametrize("pumped", [False, True])
+def test_a_list_that_comes_between_two_looks_is_used_by_the_second(tmp_path: Path, pumped: bool) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    slow = far(
+        f"told = ask().channel; open({str(gate)!r}).read()\n"
+        "tell(Told(told, msgspec.msgpack.encode(Listing(ranks=(rank('0'),)))), MAGIC); ask(); ask()"
+    )
+    [row] = opened(slow, within_s=0.2)
+    assert row.silent is Silence.TIMED_OUT
+    gate.write_text("")
+    assert select.select([bridges._pool["gpu1"].child], [], [], patience(30))[0]
+    if pumped:  # as by questions to its ranks
+        until("it is whole", lambda: bridges._pool["gpu1"].pump() or bridges._pool["gpu1"].listed)
+    [row] = opened(slow)
+    assert row.silent is Silence.NONE
 
 
 def test_a_login_may_print_something_first() -> None:
