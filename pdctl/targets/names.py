@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _LEADS = re.compile(r"-[JWnw]|--(?:namespace|context|nodelist|host)|(?:-o)?proxyjump", re.IGNORECASE)
 """What the next word of a command line that leads to a host is a name behind."""
 _PROXY = re.compile(r"(?:-o)?proxyjump=|--(?:namespace|context|nodelist|host)=", re.IGNORECASE)
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}", re.ASCII)
+_NAME = re.compile(r"\w[\w.-]{0,252}")
 
 
 def site_names(places: Places | None, found: Found) -> tuple[str, ...]:

@@ -10,7 +10,12 @@ import ipaddress
 import re
 from collections.abc import Iterator
 
-_N = r"(?P<name>[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,252}[A-Za-z0-9_])?)"
+_C = (
+    r"A-Za-z0-9_\u00aa\u00b5\u00ba\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u1fff\u200c\u200d\u2c00-\u2dff\u3005-\u3007\u3040-\ud7ff"
+    r"\uf900-\ufdff\ufe70-\ufefe\uff10-\uff19\uff21-\uff3a\uff41-\uff5a\uff66-\uffdc\U00010000-\U0010ffff"
+)
+"""What names are made of: letters, marks and digits of any script, and none of their signs, arrows and quotes."""
+_N = rf"(?P<name>[{_C}](?:[{_C}.-]{{0,252}}[{_C}])?)"
 _Q = r"(?:\\?['\"(\[]){0,2}"
 _QUOTE = r"\\?['\"]"
 _URL = r"(?:[a-z]{2,10}://)?"
@@ -39,6 +44,7 @@ _STRONG = (
         rf"\b(?:resolve|key for|permanently added|authenticating to) {_QUOTE}?\[?{_N}(?=['\":,\] \\])",
     ),
     (" port", rf"\b(?:(?:closed|reset|refused) by|disconnect(?:ed)? from) {_AS_USER}{_N}(?= port\b)"),
+    ("connect", rf"\bconnect(?:ed|ing|ion)? to {_Q}{_N}(?=:\d{{2,5}}(?!\d)| port \d)"),
     ("connection to", rf"\bconnection to {_N}(?= (?:closed|timed|port|refused|lost|failed)|\.?$)"),
     (": permission denied (", rf"(?<![\w.-]){_N}(?=: permission denied \()"),
     ("ssh ", rf"\bssh (?:-v )?{_N}(?= true\b)"),
@@ -70,7 +76,7 @@ _STRONG = (
     (":", rf"\b(?:{_BEFORE_PORT})(?: server)?:? {_Q}{_NO_COUNT}{_N}(?=:\d{{2,5}}(?!\d))"),
     (
         ":",
-        rf"\b(?:{_PREPOSITIONS})(?: server)?:? {_Q}{_NO_COUNT}{_N}(?=:(?:\d{{4,5}}|443)(?!\d))",
+        rf"\b(?:{_PREPOSITIONS})(?: server)?:? {_Q}{_NO_COUNT}{_N}(?=:(?:\d{{4,5}}|443|80)(?!\d))",
     ),
     # pdctl's own
     ("segment |nic path |failed: ", rf"(?:segment|nic path|has failed:) {_N}(?=:\d{{2,5}}(?!\d))"),
@@ -107,8 +113,8 @@ STRONG = _compiled(_STRONG)
 """What stands before a name tells that it is one, whatever the word. Each with words of which a text has one."""
 WEAK = _compiled(_WEAK)
 """The word has to look like a name, too: it has a digit, or is of parts."""
-USER = re.compile(rf"(?<![\w.@+-])(?P<user>[\w.+-]{{1,64}})@{_N}", re.ASCII)
-NODESET = re.compile(r"(?<![\w.-])([A-Za-z0-9_][\w.-]{0,252})\[[0-9][0-9,-]{0,400}\][\w.-]{0,252}", re.ASCII)
+USER = re.compile(rf"(?<![{_C}.@+-])(?P<user>[{_C}.+-]{{1,64}})@{_N}", re.ASCII)
+NODESET = re.compile(rf"(?<![{_C}.-])([{_C}][{_C}.-]{{0,252}})\[[0-9][0-9,-]{{0,400}}\][{_C}.-]{{0,252}}", re.ASCII)
 OF_NODES = re.compile(r"(?:srun: error:|\b(?:hosts?|nodes?|nodelist)[ =:]{0,3})\s?\Z", re.IGNORECASE)
 IP4 = re.compile(r"(?<![0-9A-Za-z.])(?<!==)(?<![Vv]ersion )(?:\d{1,3}\.){3}\d{1,3}(?![0-9A-Za-z]|\.\d)", re.ASCII)
 IP6 = re.compile(
@@ -120,6 +126,8 @@ IP6 = re.compile(
 """An address, and no slice: ``ids[::2]``."""
 MAC = re.compile(r"(?<![\w:])(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}(?![\w:])", re.ASCII)
 TOKEN = re.compile(r"[A-Za-z0-9_](?:[\w.-]*[A-Za-z0-9_])?", re.ASCII)
+WORD = re.compile(rf"[{_C}](?:[{_C}.-]*[{_C}])?")
+"""A token of any script."""
 HASHED = re.compile(r"(?:host|rid|text|name)-[0-9a-f]{8,16}(?:\.[0-9a-f]{8})?")
 FILE = re.compile(
     r"\.(?:py|pyc|cpp|cc|cxx|c|h|hpp|cu|cuh|rs|go|js|so(?:\.\d+)*|json|ya?ml|toml|log|txt|md|html?|zip|gz|pdtrace|pdrec|sock"

@@ -81,7 +81,7 @@ class HostNames:
 
         self._told(text, note)
         yield from names
-        yield from (one[0] for one in forms.TOKEN.finditer(text) if forms.is_formed(one[0]))
+        yield from (one[0] for one in forms.WORD.finditer(text) if forms.is_formed(one[0]))
 
     def replace(self, text: str, say: Say) -> str:
         """Return ``text`` with ``say(name)`` for each name in it, which is to be as ``HASHED``.
@@ -97,7 +97,7 @@ class HostNames:
         if "[" in text:
             text = forms.NODESET.sub(lambda found: self._nodeset(found, say), text)
         text = forms.IP4.sub(lambda found: say(found[0]) if forms.may_be(found[0]) else found[0], text)
-        return forms.TOKEN.sub(lambda found: self._token(found[0], say), text)
+        return forms.WORD.sub(lambda found: self._token(found[0], say), text)
 
     def _told(self, text: str, say: Say) -> str:
         """Return ``text`` without the names that what stands before them tells."""
@@ -144,6 +144,8 @@ class HostNames:
 
     def _within(self, token: str, say: Say) -> str:
         """Return a word with the names in it replaced: ``prefill-gpu-07.log``."""
+        if not token.isascii():  # scripts without blanks between words
+            return forms.TOKEN.sub(lambda found: self._token(found[0], say), token)
         parts = forms.parts(token)
         if len(parts) < 2 or not self._whole:
             return token

@@ -124,6 +124,12 @@ GONE = [
     ("connected to trainer:29500, on gw1:80, with gate:443", "trainer|gw1|gate:"),
     ("kubectl logs --tail=5 -f --since=1h my-pod-7", "my-pod-7"),
     ("listening on [2001::5]:80", "2001"),
+    ("connect to gw:80: refused; cannot connect to 'gate:8080'; connecting to edge:22", "gw:|gate|edge"),
+    ("curl: (7) Failed to connect to gw port 80 after 0 ms; no answer from gate:80", "gw|gate"),
+    ("connect to host gw-münchen port 22; jürgen@büro: Permission denied (publickey).", "gw|nchen|ünch|rgen|ro:"),
+    ("http://büro.example.com:80/x; pod/llm-ñandú-0; gw.mu\u0308nchen.example.com", "ro.ex|llm|ñand|gw|nchen"),
+    ("Could not resolve hostname 数据库七: x; 连接gpu11.example.com失败", "数据|库|七|gpu11"),
+    ("srun: error: größe[07-11]: tasks 0-1", "größe|gr|e["),
 ]
 """A line, and what may not be in it after, in any capitals."""
 
@@ -158,6 +164,7 @@ STAYS = [
     "failed at step:1200, with timeout:300, to max_steps:12000, of tokens:4096, on req:77; server timeout:3000 - x",
     "kept = ids[::2] + rows[1::2] - self.f(x)[10::3]",
     "allocatable nvidia.com/gpu: 8",
+    "Übergabe läuft: Größe über 10 · 7 → tp0 … – „müde“ wartet at tp1 by 数据, dp0",
 ]
 
 
