@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 CHECK_S = 20.0
 """Between two whole checks, as long as no look sees anything new."""
-EXAMPLES = ("pdctl top", "pdctl top --plain --every 5s")
+EXAMPLES = ("pdctl top", "pdctl top --plain --every 5s --for 1m")
 
 
 def command(
@@ -37,6 +37,10 @@ def command(
     plain: Annotated[
         bool, typer.Option("--plain", help="No screens: the same tables again and again, as with --watch.")
     ] = False,
+    lasting: Annotated[
+        Optional[float],  # noqa: UP045  # typer evaluates annotations
+        typer.Option("--for", parser=seconds, metavar="TIME", help="Look for this long. Default: until q or Ctrl-C."),
+    ] = None,
     ranks: opt.RankOption = None,
     groups: opt.GroupOption = None,
     servers: opt.ServerOption = None,
@@ -52,8 +56,8 @@ def command(
 
     It needs pdctl[top]. Without it, with TERM=dumb and where standard input or output is no terminal, it is as with --plain.
 
-    Exit code: 0 it was ended with q. With --plain, Ctrl-C ends with that of the last look: 1 a finding of level warning or
-    above, 3 something could not be seen, 4 nothing could be, else 0.
+    Exit code: 0 it was ended with q, or --for is over. With --plain, Ctrl-C and --for end with that of the last look: 1 a
+    finding of level warning or above, 3 something could not be seen, 4 nothing could be, else 0.
     """
     if not 0.1 <= every_s <= 60:
         raise typer.BadParameter("from 100ms to 1m", param_hint="--every")
@@ -71,12 +75,12 @@ def command(
         lacks = f"screens to walk through need {MODULES['top']}, which is not installed: {install('top')}"
     if plain or lacks or not there:
         with Eye(asked, every_s=every_s, check_s=CHECK_S) as eye:
-            return watch(_look(eye.next, lacks), Format.TABLE, every_s)
+            return watch(_look(eye.next, lacks), Format.TABLE, every_s, lasting)
     from pdctl.watch.top.app import Top
     from pdctl.watch.top.details import Looker
 
     eye = Eye(asked, every_s=every_s, check_s=CHECK_S)
-    app = Top(eye.next, Looker(asked), every_s)
+    app = Top(eye.next, Looker(asked), every_s, lasting)
     app.run(mouse=False)
     if app.ended():
         eye.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -41,8 +42,8 @@ def with_times(command: Any, words: Sequence[str]) -> list[str]:
     ]
 
 
-def watch(look: Callable[[Output], int], form: Format, every_s: float) -> int:
-    """Look until Ctrl-C, or until nobody reads; return the exit code of the last look.
+def watch(look: Callable[[Output], int], form: Format, every_s: float, for_s: float | None = None) -> int:
+    """Look until Ctrl-C, for ``for_s`` seconds, or until nobody reads; return the exit code of the last look.
 
     look: writes one look to the output that it is given, and returns its exit code. One that finds no ranks is said and
     followed by the next. Raises typer.BadParameter for a format that is one whole, PdctlError (USAGE) of the first look.
@@ -53,6 +54,7 @@ def watch(look: Callable[[Output], int], form: Format, every_s: float) -> int:
         raise typer.BadParameter(f"-o {form.value} is one document: use -o table, wide or jsonl", param_hint=_OPTION)
     out = RepeatedOutput(form, every_s)
     code: int | None = None
+    end = None if for_s is None else time.monotonic() + for_s
     try:
         with ctrl_c() as pressed:
             while True:
@@ -65,7 +67,7 @@ def watch(look: Callable[[Output], int], form: Format, every_s: float) -> int:
                     out.error(error.message, error.next_step, error.details)
                     code = int(error.code)
                 out.end(code)
-                if out.gone:
+                if out.gone or (end is not None and time.monotonic() + every_s > end):
                     return code
                 pressed.check()
                 out.wait()

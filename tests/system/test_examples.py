@@ -35,7 +35,7 @@ PARSED = {
     "pdctl watch --on-finding record=/var/lib/pdctl": "it lasts; test_watch.py watches",
     "pdctl watch --for 10m --until-finding -o jsonl": "it waits for an alarm, 10 minutes at most",
     "pdctl top": "it lasts; test_repeated_looks.py has it on a terminal",
-    "pdctl top --plain --every 5s": "it lasts; test_repeated_looks.py reads what it prints",
+    "pdctl top --plain --every 5s --for 1m": "it lasts; test_repeated_looks.py reads what it prints",
     "pdctl export": "it lasts; test_export.py scrapes it",
     "pdctl export --textfile /var/lib/prometheus/node-exporter/pdctl.prom": "it lasts, and this directory is node-exporter's",
     "pdctl bisect incident.pdtrace --engine 0.5.12.post1 --engine 0.5.13.post1": "it downloads; test_bisect.py runs stand-ins",

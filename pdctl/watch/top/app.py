@@ -277,7 +277,7 @@ class Ask(Screen[str]):
 class Top(App[None]):
     """The application. next_state: waits for the next look and returns what it gave; called in one thread of its own,
 
-    at most every ``every_s`` seconds.
+    at most every ``every_s`` seconds. for_s: after how many it ends by itself.
     """
 
     ENABLE_COMMAND_PALETTE = False
@@ -296,11 +296,13 @@ class Top(App[None]):
     #rooms { height: auto; max-height: 25%; border: none; border-top: solid $primary; }
     """
 
-    def __init__(self, next_state: Callable[[], WatchState], looker: Looker, every_s: float) -> None:
+    def __init__(
+        self, next_state: Callable[[], WatchState], looker: Looker, every_s: float, for_s: float | None = None
+    ) -> None:
         super().__init__()
         self.looker = looker
         self.failure = ""
-        self._next_state, self._every_s = next_state, every_s
+        self._next_state, self._every_s, self._for_s = next_state, every_s, for_s
         self._overview = Overview()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="pdctl top", daemon=True)
@@ -315,6 +317,8 @@ class Top(App[None]):
         self.theme = "pdctl"
         self.push_screen(self._overview)
         self._thread.start()
+        if self._for_s is not None:
+            self.set_timer(self._for_s, self.exit)
         for number in (signal.SIGTERM, signal.SIGHUP):  # so that the terminal is given back as it was
             asyncio.get_running_loop().add_signal_handler(number, self.exit)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,18 @@ def test_a_ctrl_c_that_a_library_swallows_ends_it_all_the_same() -> None:
     codes = iter((3,))
     assert watch(look, Format.TABLE, 0.001) == 3
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_it_ends_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, late = time.monotonic, [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + late[0])
+    come = looks(0, 3, 1, AssertionError("one look too many"))
+
+    def look(out: Output) -> int:
+        late[0] += 40.0
+        return come(out)
+
+    assert watch(look, Format.TABLE, 0.001, for_s=100.0) == 1
 
 
 def test_before_the_first_look_it_is_interrupted() -> None:

@@ -222,3 +222,9 @@ def test_looks_that_end_end_it(tmp_path: Path) -> None:
         return app
 
     assert asyncio.run(go()).failure == "RuntimeError: no more"
+
+
+def test_it_ends_by_itself_when_its_time_is_over() -> None:
+    app = Top(healthy, Looker(Asked()), 0.001, for_s=0.05)
+    asyncio.run(asyncio.wait_for(app.run_async(headless=True), patience(20)))
+    assert app.ended()
