@@ -40,6 +40,7 @@ EVENTS = (
     EventKind.LOOKUP,
 )
 _ONCE = "routing"
+_INSTEAD = "run pdctl verify-routing there, or with --bootstrap HOST:PORT, where this host reaches that server"
 _SEAMS = (NOTES_CONFLICTS, REGISTERS_EVERY_ROOM, QUERY_FORCED)
 
 
@@ -242,9 +243,9 @@ def _unsafe(network: str, address: str, view: RankView) -> str:
     if not loopback:
         return ""
     if view.identity.host != socket.gethostname():
-        return f"it is a loopback address of {view.identity.host}: run pdctl there, or give --bootstrap"
+        return f"it is a loopback address of {view.identity.host}, and would mean this host here: {_INSTEAD}"
     if not network:
-        return "it is a loopback address, and this rank's process can't be seen from here: give --bootstrap"
+        return f"it is a loopback address, and the network of this rank's process can't be seen from here: {_INSTEAD}"
     return ""
 
 

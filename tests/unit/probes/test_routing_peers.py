@@ -491,3 +491,12 @@ def test_many_addresses_are_not_all_asked(monkeypatch: pytest.MonkeyPatch) -> No
 def test_many_addresses_in_a_recording_are_bounded() -> None:
     events = tuple(event(EventKind.LOOKUP, 9.0, 1, f"{HOST}:{port}", room=0) for port in range(1, 2000))
     assert len(decode(0, peers=(), events=events).missed) == MAX_LOOKUPS
+
+
+@pytest.mark.parametrize(("host", "why"), [("gpu1", "loopback address of gpu1"), (socket.gethostname(), "be seen")])
+def test_a_loopback_address_of_a_rank_elsewhere_is_not_asked_and_says_what_asks_it(host: str, why: str) -> None:
+    one = msgspec.structs.replace(identity(role="prefill"), host=host)
+    there = replace(prefill(), identity=one, network="")
+    said = collect._unsafe("", "127.0.0.1:8998", there)
+    assert why in said
+    assert "pdctl verify-routing there, or with --bootstrap HOST:PORT" in said
