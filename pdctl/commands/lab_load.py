@@ -11,6 +11,7 @@ from pdctl.commands.lab_show import LabAbort, LabLoad, draw_abort, draw_outcome
 from pdctl.commands.options import OutputOption, RunDirOption, seconds
 from pdctl.lab.config import MAX_ROOM, SIDES
 from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.numbers import PORT, whole
 from pdctl.report.output import Format, Output
 
 if TYPE_CHECKING:
@@ -182,6 +183,6 @@ def _enough(option: str, given: Sized, requests: int) -> None:
 
 def _address(text: str) -> str:
     host, _, port = text.rpartition(":")
-    if text and not (host and len(host) <= 255 and port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16):
+    if text and not (host and len(host) <= 255 and whole(port, PORT)):
         raise PdctlError(f"{text[:80]!r} is no address of a bootstrap server", "write 127.0.0.1:8998", Exit.USAGE)
     return text

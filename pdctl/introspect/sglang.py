@@ -29,6 +29,7 @@ from pdctl.introspect.target import OpenProcess, Sample, UnreadableError
 from pdctl.protocol.files import read_regular
 from pdctl.protocol.metadata import MAX_SLOTS, Metadata, SlotRow, Tensor, Wanted
 from pdctl.protocol.model import Call, Identity, Seam, Snapshot, Status
+from pdctl.protocol.numbers import whole
 from pdctl.protocol.processes import look
 from pdctl.protocol.requests import Rooms, Settings
 
@@ -226,7 +227,8 @@ def _table(loaded: Mapping[str, Any], name: str) -> dict[Any, Any]:
 
 
 def _number(name: Any) -> int:
-    return int(name) if isinstance(name, str) and name.isdecimal() else -1
+    number = whole(name) if isinstance(name, str) else None
+    return -1 if number is None else number
 
 
 def _environ(loaded: Modules) -> dict[str, str]:

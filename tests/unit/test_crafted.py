@@ -16,9 +16,13 @@ from typing import Any
 import pytest
 
 import pdctl
+from pdctl.probes.stacks import collectives
+from pdctl.probes.stacks.model import RankLooks
+from pdctl.probes.story import otlp, perfetto
+from pdctl.probes.story.model import RankLine
 from pdctl.probes.story.names import short_names
 from pdctl.protocol.errors import Exit, PdctlError
-from pdctl.protocol.model import Identity
+from pdctl.protocol.model import GroupCount, Identity
 from pdctl.recording import format as f
 from pdctl.recording import source as sources
 from pdctl.recording.header import BadRecording, read_header
@@ -402,3 +406,11 @@ def test_telling_many_servers_apart_asks_each_a_few_times(tell: Callable[[list[o
 def test_names_with_newlines_are_folded_as_they_are() -> None:
     place = Place("a\nb", 0, 0, 0, 1)
     assert unfold(fold([place])) == {place}
+
+
+def test_names_of_thousands_of_digits_are_no_numbers() -> None:
+    digits = "9" * 5000  # int() raises ValueError for over 4,300
+    line = RankLine(rank="tp0", label=f"decode tp{digits}", role="decode", state="live", host="a", pid=1, saw=True)
+    assert otlp._coordinates(line) == {}
+    assert perfetto._tp(line) == -1
+    assert collectives._known(RankLooks(identity(), "live"), GroupCount(digits, "tp", 2, 1))[0] is None

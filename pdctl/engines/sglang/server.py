@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.numbers import PORT, whole
 
 CONNECT_S = 5.0
 INFO_S = 10.0
@@ -91,7 +92,8 @@ class Info:
 
     def pin(self, dp: int) -> dict[str, int]:
         """Return the field of a request's body that sends it to a dp rank."""
-        numbers = tuple(int(part) for part in self.version.split(".")[:3] if part.isdecimal())
+        parts = map(whole, self.version.split(".")[:3])
+        numbers = tuple(part for part in parts if part is not None)
         return {_OLD_PIN if len(numbers) == 3 and numbers < _PIN_SINCE else _PIN: dp}
 
 
@@ -116,7 +118,7 @@ def ask(server: Server, timeout_s: float = INFO_S) -> Info:
         raise PdctlError(f"the {server.role} server at {server.url} wants a key", f"set {API_KEY} to its --api-key")
     try:
         told = json.loads(text) if status == 200 else None
-    except ValueError:
+    except (ValueError, RecursionError):
         told = None
     if not isinstance(told, dict) or "disaggregation_mode" not in told:
         raise PdctlError(
@@ -125,8 +127,8 @@ def ask(server: Server, timeout_s: float = INFO_S) -> Info:
     return Info(
         version=str(told.get("version") or ""),
         mode=str(told["disaggregation_mode"]),
-        bootstrap_port=int(told.get("disaggregation_bootstrap_port") or 0),
-        dp_size=int(told.get("dp_size") or 1),
+        bootstrap_port=whole(str(told.get("disaggregation_bootstrap_port")), PORT) or 0,
+        dp_size=whole(str(told.get("dp_size"))) or 1,
         load_balance=str(told.get("load_balance_method") or ""),
     )
 
@@ -163,7 +165,7 @@ class Call:
             connection.close()
         try:
             told = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             told = None
         if status != 200:
             raise CallError(f"{self._server.role}: HTTP {status}{_said(told)}")

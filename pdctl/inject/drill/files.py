@@ -118,6 +118,8 @@ def _compose(text: str, name: str) -> _Source:
         line = mark.line + 1 if mark is not None else 1
         said = getattr(error, "problem", "") or str(error)
         raise PdctlError(f"{name}, line {line}: {said}", "a drill file is YAML", Exit.USAGE) from None
+    except (ValueError, OverflowError) as error:  # a number or a day that Python has none for
+        raise PdctlError(f"{name}: {error}"[:300], "a drill file is YAML", Exit.USAGE) from None
     except RecursionError:
         raise PdctlError(f"{name}, line 1: nested too deep", "a drill file is YAML", Exit.USAGE) from None
     finally:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pdctl.engines.sglang.server import Info, Server, ask
 from pdctl.inject.drill.schema import LabLoad
 from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.numbers import PORT, whole
 
 MOST_CONCURRENCY = 256
 """Each request that waits takes two threads here."""
@@ -84,9 +85,10 @@ class Address:
 
 def _host_port(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16 or "/" in host:
+    number = whole(port, PORT)
+    if not host or not number or "/" in host:
         raise PdctlError(f"--bootstrap {text!r} is no address", "write it as HOST:PORT", Exit.USAGE)
-    return host.strip("[]"), int(port)
+    return host.strip("[]"), number
 
 
 def check_version(pair: Pair, versions: set[str]) -> None:

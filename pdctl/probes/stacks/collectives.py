@@ -8,6 +8,7 @@ from pdctl.probes.collectives import countable, mispaired, sizes
 from pdctl.probes.stacks.model import Collective, CollectiveRow, GroupCollectives, RankLooks
 from pdctl.probes.stacks.moves import STUCK, moves
 from pdctl.protocol.model import Call, FlightEntry, GroupCount, Status
+from pdctl.protocol.numbers import whole
 
 
 def collectives(
@@ -71,8 +72,10 @@ def _call(status: Status | None, pg: str) -> Call | None:
 def _known(view: RankLooks, count: GroupCount) -> tuple[Collective | None, Collective | None]:
     """Return (the collective the rank is in, the last before it): from its stack, its flight recorder, its counter."""
     call = _call(view.last, count.pg)
-    number = int(count.pg) if count.pg.isdecimal() else -1
-    entries = sorted((e for e in view.flight if number >= 0 and e.pg_id == number), key=lambda e: e.created_wall_ns)
+    number = whole(count.pg)
+    entries = sorted(
+        (e for e in view.flight if number is not None and e.pg_id == number), key=lambda e: e.created_wall_ns
+    )
     current = None
     if call is not None:
         size = str(call.elements) if call.elements >= 0 else ""

@@ -14,6 +14,7 @@ from typing import Any
 from pdctl import __version__
 from pdctl.probes.story.model import Entry, RankLine, RoomStory
 from pdctl.probes.story.perfetto import arrows
+from pdctl.protocol.numbers import whole
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _INTERNAL, _PRODUCER, _CONSUMER = 1, 4, 5
@@ -124,7 +125,7 @@ class _Trace:
 def _coordinates(line: RankLine) -> dict[str, Any]:
     """Return the attributes that SGLang's own spans of a rank have."""
     parts = ((part[:2], part[2:]) for part in line.label.split() if part[:2] in ("tp", "pp", "dp"))
-    return {f"{axis}_rank": int(number) for axis, number in parts if number.isascii() and number.isdecimal()}
+    return {f"{axis}_rank": number for axis, text in parts if (number := whole(text)) is not None}
 
 
 def _resource(who: dict[str, Any], found: list[dict[str, Any]]) -> dict[str, Any]:

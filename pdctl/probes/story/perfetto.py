@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pdctl.probes.story.model import Entry, RankLine, RoomStory
+from pdctl.protocol.numbers import whole
 
 _EVENTS, _STATE, _QUEUES, _POLLS = 1, 2, 3, 20
 _INSTANT_KINDS = {"poll", "held", "state", "handshake"}
@@ -76,7 +77,8 @@ def arrows(story: RoomStory) -> list[tuple[Entry, Entry]]:
 
 def _tp(line: RankLine) -> int:
     axis = next((part for part in line.label.split() if part.startswith("tp")), "")
-    return int(axis[2:]) if axis[2:].isascii() and axis[2:].isdecimal() else -1
+    number = whole(axis[2:])
+    return -1 if number is None else number
 
 
 class _Builder:

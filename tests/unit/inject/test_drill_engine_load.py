@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import pytest
 
-from pdctl.engines.sglang.server import Info, Server
+from pdctl.engines.sglang.server import Info, Server, ask
 from pdctl.inject.drill.engine_load import Tokens, plain
 from pdctl.inject.drill.schema import LabLoad
 from pdctl.inject.drill.servers import Address, Pair, check, check_version
 from pdctl.protocol.errors import Exit, PdctlError
+from tests.support.sglang_http import serving
 
 
 def info(version: str = "0.5.13.post1", dp: int = 2, balance: str = "follow_bootstrap_room") -> Info:
@@ -61,6 +62,7 @@ def test_no_address(url: str, says: str) -> None:
         ("", "", "a:1", "--bootstrap without servers"),
         ("http://a:1", "http://a:2", "a", "--bootstrap 'a' is no address"),
         ("http://a:1", "http://a:2", "a:0", "--bootstrap 'a:0' is no address"),
+        ("http://a:1", "http://a:2", f"a:{'9' * 5000}", "is no address"),
         ("http://a:1", "http://a:2", "http://a:1", "is no address"),
     ],
 )
@@ -135,3 +137,17 @@ def test_where_one_prompt_was_answered_differently_no_tokens_tell_anything() -> 
     for prompt, answer in ((0, (1,)), (0, (1,)), (1, (2,)), (1, (3,))):
         tokens.learn(prompt, answer)
     assert tokens.wrong(0, (9,)) is None
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, float("inf"), [1], "x", -1])
+def test_a_server_that_tells_numbers_that_are_none_tells_nothing(number: object) -> None:
+    told = {"disaggregation_mode": "prefill", "disaggregation_bootstrap_port": number, "dp_size": number}
+    with serving({"/server_info": (200, {**told, "version": f"0.5.{'9' * 5000}"})}) as served:
+        found = ask(Server.parse(served.url, "prefill"))
+    assert (found.bootstrap_port, found.dp_size) == (0, 1)
+    assert found.pin(1) == {"routed_dp_rank": 1}
+
+
+def test_an_answer_that_is_nested_too_deep_is_none() -> None:
+    with serving({"/server_info": (200, b"[" * 200_000)}) as served, pytest.raises(PdctlError, match="is no SGLang"):
+        ask(Server.parse(served.url, "prefill"))

@@ -54,6 +54,8 @@ def test_a_good_file() -> None:
         ("[decode:tp1]", "[decode:tp1, x9]", "mine.yaml, line 5: fault.rank[1]: rank pattern 'x9'"),
         ("[decode:tp1]", "[]", "mine.yaml, line 5: fault.rank: name at least one rank"),
         ("[decode:tp1]", "['prefill:tp0']", "mine.yaml, line 5: fault.rank[0]: prefill:tp0 means prefill ranks"),
+        ("delay: 2s", f"delay: {'9' * 5000}", "mine.yaml: Exceeds the limit"),
+        ("delay: 2s", "delay: 2026-13-13", "mine.yaml: month must be in 1..12"),
         ("load: none", "load: all", "mine.yaml, line 7: load: 'all' is none of"),
         ("load: none", "load: {}", "mine.yaml, line 7: load: one of lab and command"),
         ("load: none", "load: {lab: {requests: 0}}", "mine.yaml, line 7: load.lab.requests: a number from 1"),
