@@ -91,6 +91,7 @@ def command(
     at = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     path = file or Path(f"pdctl-{at}.zip")
     check_target(path, force=force)
+    began = time.monotonic()
     reach_of(ctx).for_commands()
     found = find(
         run_dir, record_dir, source, reach=reach_of(ctx), every_start=every_start, timeout=timeout,
@@ -98,8 +99,9 @@ def command(
     )  # fmt: skip
     from pdctl.targets.follow import interruptible
     from pdctl.ticket import collect
+    from pdctl.ticket.logs import log_files
 
-    taken = collect.log_files(logs or ())
+    taken = log_files(logs or ())
     out = Output(form)
     if dry_run:
         rows = tuple(collect.planned(taken, recorded=source is not None))
@@ -118,6 +120,7 @@ def command(
             logs=taken,
             names=names,
             timeout_s=timeout,
+            spent_s=time.monotonic() - began,
             rank_timeout_s=rank_timeout,
             over=lambda: "at Ctrl-C" if over.is_set() else "",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -73,6 +74,7 @@ def command(
         check_target(path, force=force)
     from pdctl.ticket.gather import gather
 
+    began = time.monotonic()
     case = gather(source, timeout_s=timeout)
     if markdown:
         from pdctl.ticket.brief import brief
@@ -82,7 +84,8 @@ def command(
         from pdctl.ticket.reproduce import reproduce
         from pdctl.ticket.upstream import upstream as write_upstream
 
-        text = write_upstream(case, reproduce(source, timeout_s=timeout), _bisected(bisected), secrets.token_hex(16))
+        again = reproduce(source, timeout_s=timeout, spent_s=time.monotonic() - began)
+        text = write_upstream(case, again, _bisected(bisected), secrets.token_hex(16))
     else:
         from pdctl.ticket.page import page
 

@@ -77,13 +77,14 @@ def _run(probe: AnyProbe, options: Any, asked: Asked, out: Output) -> Exit:
     if asked.only_findings and out.format not in (Format.JSONL, Format.CSV):
         raise WrongOptionError("for -o jsonl and -o csv; the other formats have them", "--findings")
     probe.refuse(options, timeout_s=asked.timeout_s, recorded=asked.source is not None)
+    began = time.monotonic()
     if asked.source is not None and probe.bundled:
         kept = bundled(probe, options, asked, asked.source)
         if kept is not None:
             return show(
                 probe, kept, options, out, seen=True, asked=asked, notes=("as it was when the bundle was made",)
             )
-    found, others = choose(find(asked, out), asked.selection)
+    found, others = choose(find(asked, out, spent_s=time.monotonic() - began), asked.selection)
     from pdctl.probes.view import View  # loads what asks: not before there is somebody
     from pdctl.targets.client import Client
 
@@ -270,16 +271,16 @@ def exit_code(
     return Exit.PARTIAL if partial else Exit.CLEAN
 
 
-def find(asked: Asked, out: Output, *, outside: bool = True) -> Found:
+def find(asked: Asked, out: Output, *, outside: bool = True, spent_s: float = 0.0) -> Found:
     """Return the ranks that these options mean, and say what was left alone since it belongs to other users.
 
-    outside: also those here that have no agent and are read from outside, within the same time. Raises PdctlError
-    (UNREACHABLE) where there are none, or none may be seen.
+    outside: also those here that have no agent and are read from outside, within the same time. spent_s: the part of that time
+    that reading the source took before. Raises PdctlError (UNREACHABLE) where there are none, or none may be seen.
     """
     from pdctl.targets.find import discover, load_source
 
     if asked.source is not None:
-        there = load_source(asked.source, every_start=asked.every_start, timeout_s=asked.timeout_s)
+        there = load_source(asked.source, every_start=asked.every_start, timeout_s=asked.timeout_s, spent_s=spent_s)
         if not there.ranks:
             raise PdctlError(
                 f"{asked.source} has no recordings",

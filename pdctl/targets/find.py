@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 class Found:
     """The ranks found. earlier: dead ranks of earlier starts, left out. problems: files that could not be read.
 
-    salts: salts of the traces with hashed names. elsewhere: endpoints and stores that were asked. took_s: time spent to find
-    live ranks and to read agentless ones. agentless: processes of this host without an agent; they are looked for if
+    salts: salts of the traces with hashed names. elsewhere: endpoints and stores that were asked. took_s: the part of the
+    command's time that was spent by then. agentless: processes of this host without an agent; they are looked for if
     ``outside`` is set, which adds the selected ones to ranks, or if there is no rank. outside_setting: the parsed
     PDCTL_OUTSIDE, for ranks with a silent agent (:mod:`pdctl.targets.fallback`). others: files of other users that were
     not used, in words.
@@ -186,8 +186,14 @@ def load_source(source: Path, *, every_start: bool = False, timeout_s: float = 1
     where = f"no recording of this rank in {source}"
     for rank in servers.absent_ranks(chosen, where):
         chosen.append(replace(rank, endpoint_off=reasons.get(servers.rank_place(rank.identity), where)))
-    salts = tuple(dict.fromkeys(t.manifest.salt for t in traces if t.manifest.salt))
-    return Found(_sorted(chosen), earlier, tuple(problems), (source,), salts)
+    return Found(
+        ranks=_sorted(chosen),
+        earlier=earlier,
+        problems=tuple(problems),
+        looked_in=(source,),
+        salts=tuple(dict.fromkeys(t.manifest.salt for t in traces if t.manifest.salt)),
+        took_s=time.monotonic() - began,
+    )
 
 
 def _join(ranks: dict[str, FoundRank], more: Iterable[FoundRank]) -> None:

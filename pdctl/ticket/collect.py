@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.files import open_regular
 from pdctl.recording.source import FileSource
 from pdctl.report import escaping, progress
-from pdctl.ticket.hide import Hider, HidingError, field_names, without_secrets
+from pdctl.ticket.hide import LEFT_OUT, Hider, HidingError, field_names, without_secrets
+from pdctl.ticket.logs import LOG_BYTES, MOST_LOGS, tail
 from pdctl.trace.folder import private_folder
 from pdctl.trace.manifest import Collector, Manifest, new, new_salt
 from pdctl.trace.reader import MAX_DOCUMENT, MAX_DOCUMENTS, open_trace
@@ -27,11 +29,10 @@ from pdctl.watch.parts import Part
 KEPT, PARTIAL, MISSING = "kept", "partial", "missing"
 EACH_S = 60.0
 """How long one part may take."""
+HIDE_S, HIDE_SHARE = 30.0, 0.25
+"""How much of the time is kept for taking names and keys out of the parts."""
 MOST_ROOMS = 12
 """Rooms in findings whose stories are told."""
-LOG_BYTES = 1 << 20
-"""Bytes at the end of a log that are taken."""
-MOST_LOGS = 32
 TRACE = "trace"
 NOT_RECORDED = "recordings do not tell of it"
 LATE = "names and keys could not be taken out of it in time (--timeout)"
@@ -67,7 +68,7 @@ class Asked:
 
     source: recordings that are all there is. every_start: ``--all``.
 
-    names: names stay. over: says why it must end now, "" while it need not.
+    names: names stay. over: says why it must end now, "" while it need not. spent_s: the part of timeout_s used before.
     """
 
     env: Mapping[str, str]
@@ -77,13 +78,14 @@ class Asked:
     logs: tuple[Path, ...] = ()
     names: bool = False
     timeout_s: float = 120.0
+    spent_s: float = 0.0
     rank_timeout_s: float = 2.0
     over: Callable[[], str] = lambda: ""
 
 
 @dataclass
 class _Bundle:
-    """What there is so far. logs: member → what it has, without keys."""
+    """What there is so far. end: when all is over, on the monotonic clock. logs: member → what it has, without keys."""
 
     asked: Asked
     folder: Path
@@ -101,7 +103,12 @@ class _Bundle:
         """Return why no more is done, "" while there is time."""
         if why := self.asked.over():
             return why
-        return f"after {self.asked.timeout_s:g} s (--timeout)" if time.monotonic() > self.end else ""
+        return f"no time left of {self.asked.timeout_s:g} s (--timeout)" if self.left_s < 0 else ""
+
+    @property
+    def left_s(self) -> float:
+        """How long parts may still be made, below 0 where hiding has what is left."""
+        return self.end - min(HIDE_S, HIDE_SHARE * self.asked.timeout_s) - time.monotonic()
 
     def step(self, wanted: Sequence[Wanted], source: Path | None) -> None:
         """Make these parts at the same time."""
@@ -136,7 +143,7 @@ class _Bundle:
             words += ["--from", str(source.absolute())]
         if self.asked.every_start and one.command[0] in ("record", "ranks", "diff-queues", "story"):
             words.append("--all")
-        within = min(EACH_S, max(1.0, self.end - time.monotonic())) / 2
+        within = min(EACH_S, max(1.0, self.left_s)) / 2
         return [*words, "--timeout", f"{within:.1f}", "--rank-timeout", f"{min(within, self.asked.rank_timeout_s):g}"]
 
     def ended(self, one: Wanted, part: Part) -> None:
@@ -180,7 +187,7 @@ def bundle(path: Path, asked: Asked, *, force: bool = False) -> Manifest:
     """
     started = time.time_ns()
     with private_folder() as folder:
-        made = _Bundle(asked, folder, time.monotonic() + asked.timeout_s)
+        made = _Bundle(asked, folder, time.monotonic() + asked.timeout_s - asked.spent_s)
         if asked.source is None:
             for step in STEPS:
                 made.step(step, None)
@@ -219,7 +226,6 @@ def _json(file: Path) -> Any:
 
 def _written(path: Path, made: _Bundle, base: Manifest, *, force: bool) -> Manifest:
     """Put all that was made into one file."""
-    made.end = max(made.end, time.monotonic() + min(EACH_S, made.asked.timeout_s))
     _logs(made)
     if TRACE not in made.made:
         return _packed(path, made, base, (), force=force)
@@ -260,7 +266,7 @@ def _packed(path: Path, made: _Bundle, base: Manifest, members: Iterable[Member]
         rows.append(msgspec.structs.replace(row, size=size, reason=said))
     manifest = msgspec.structs.replace(base, collectors=tuple(rows))
     if hider is not None:
-        manifest = msgspec.structs.replace(manifest, problems=tuple(map(hider.text, base.problems)))
+        manifest = msgspec.structs.replace(manifest, problems=tuple(_told(one, hider) for one in base.problems))
         members = (_without_names(one, hider) for one in members)
     return write_trace(path, members, manifest, force=force, documents=documents)
 
@@ -271,8 +277,10 @@ def _hider(made: _Bundle, base: Manifest) -> Hider:
     It knows all names before it takes out the first. A part that it could not learn from is not kept.
     """
     hider = Hider(base.salt or new_salt(), [socket.gethostname(), *made.asked.hosts], fields=field_names())
-    hider.learn(msgspec.to_builtins(base), [row.reason for row in made.rows])
+    hider.learn([row.reason for row in made.rows])
     hider.check = made.hide_more
+    with suppress(HidingError):  # then there is no time to tell any of it
+        hider.learn(msgspec.to_builtins(base))
     for number, row in enumerate(made.rows):
         if row.member:
             try:
@@ -291,8 +299,17 @@ def _lost(row: Collector, why: str) -> Collector:
 def _without_names(one: Member, hider: Hider) -> Member:
     """Return a recording whose reasons tell no name that other parts of the bundle tell."""
     rank = one.rank
-    said = msgspec.structs.replace(rank, reason=hider.text(rank.reason), problems=tuple(map(hider.text, rank.problems)))
+    said = msgspec.structs.replace(
+        rank, reason=_told(rank.reason, hider), problems=tuple(_told(each, hider) for each in rank.problems)
+    )
     return replace(one, rank=said)
+
+
+def _told(text: str, hider: Hider) -> str:
+    try:
+        return hider.said(text) if text else ""
+    except HidingError:
+        return LEFT_OUT
 
 
 def _documents(made: _Bundle, hider: Hider | None) -> dict[str, bytes]:
@@ -352,25 +369,6 @@ def _logs(made: _Bundle) -> None:
         member = f"logs/{number}.log"
         made.row(name, (), KEPT, f"the end of {path.name}", round(time.monotonic() - began, 3), member)
         made.logs[member] = "\n".join(clean)
-
-
-def tail(path: Path) -> list[str]:
-    """Return the last lines of a log, LOG_BYTES of it. Raises OSError where it can't be read or is no regular file."""
-    with os.fdopen(open_regular(path, follow=True), "rb", buffering=0) as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - LOG_BYTES))
-        data = file.read(LOG_BYTES)
-    if size > LOG_BYTES:
-        data = data.partition(b"\n")[2]  # the first line is cut
-    return data.decode("utf-8", "replace").splitlines()
-
-
-def log_files(paths: Iterable[Path]) -> tuple[Path, ...]:
-    """Return the files among ``paths``, and of each directory its ``*.log``."""
-    found: dict[Path, None] = {}
-    for path in paths:
-        found.update(dict.fromkeys(sorted(path.glob("*.log")) if path.is_dir() else (path,)))
-    return tuple(found)[:MOST_LOGS]
 
 
 def planned(logs: Iterable[Path], *, recorded: bool) -> Iterable[Collector]:

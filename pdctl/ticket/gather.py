@@ -164,7 +164,7 @@ def _heats(view: View, queues: QueuesDocument) -> tuple[tuple[Heat, ...], int]:
         views.append(RankView(rank.identity, rank.state, recording=answer.body, recording_off=answer.reason))
     there = [one for one in targets(views) if len(one.recordings) > 1]
     there.sort(key=lambda one: one.title not in wrong)
-    until = time.monotonic() + HEATS_S
+    until = time.monotonic() + view.left(HEATS_S)
     made: list[Heat] = []
     for one in there[:MOST_HEATS]:
         if time.monotonic() > until:
@@ -177,6 +177,8 @@ def _heats(view: View, queues: QueuesDocument) -> tuple[tuple[Heat, ...], int]:
 def _unseen(manifest: Manifest, check: CheckDocument, found: Found, more: Sequence[str]) -> tuple[str, ...]:
     """Return what was not seen, a line each, equal ranks folded."""
     ranks = [f"{one.rank}: its recording is {one.kept}: {one.reason}" for one in manifest.ranks if one.kept != WHOLE]
+    known = {"", *(one.reason for one in manifest.ranks)}
+    ranks += [f"{one.identity.label}: {one.recording_off}" for one in found.ranks if one.recording_off not in known]
     parts = [f"{one.name}: {one.status}: {one.reason}" for one in manifest.collectors if one.status != "kept"]
     untold = (f"recordings do not tell of: {', '.join(check.not_recorded)}",) if check.not_recorded else ()
     lines = (*manifest.problems, *ranks, *parts, *check.problems, *found.problems, *more, *untold)

@@ -42,6 +42,8 @@ _REQUEST = re.compile(
     r"\b(?:Receive|Finish): obj=|\binput_ids\b|\boutput_ids\b|\bprompt['\"]?\s*[=:]|\bmessages['\"]?\s*[=:]"
 )
 _MOST_ODD = 200
+MOST_TEXT = 1 << 20
+"""Characters of one text: a longer one would take more than seconds to be searched for names."""
 _MOST_HOSTS = 65_536
 
 
@@ -103,6 +105,7 @@ class Hider:
                 self._learn(one, key)
         elif isinstance(value, str) and value and not HASHED.fullmatch(value):
             self.check()
+            value = value[:MOST_TEXT]  # one that is longer is not told
             self._rids.update(_QUOTED_RID.findall(value))
             if key in _RID_KEYS:
                 self._rids.add(value)
@@ -119,24 +122,30 @@ class Hider:
             self._hosts.add(host)
 
     def document(self, value: Any, key: str = "") -> Any:
-        """Return a document, as JSON has it, without names."""
+        """Return a document, as JSON has it, without names. Raises as :meth:`said`."""
         if isinstance(value, dict):
             return {
-                name if name in self._fields else self.text(name): self.document(one, name)
+                name if name in self._fields else self.said(name): self.document(one, name)
                 for name, one in value.items()
             }
         if isinstance(value, list):
             return [self.document(one, key) for one in value]
         if not isinstance(value, str) or not value or self.names.is_hash(value):
             return value
-        self.check()
         if key in _RID_KEYS:
             return self.names.rid(value)
         if key in _HOST_KEYS:
             return value if value == "lab" else self.names.host(value)
         if key in _ADDRESS_KEYS and _TOKEN.match(value) and "/" not in value.replace("://", ""):
             return self.names.address(value)
-        return self.text(value)
+        return self.said(value)
+
+    def said(self, text: str) -> str:
+        """Return :meth:`text` of a text. Raises HidingError for one of over MOST_TEXT characters, and what ``check`` raises."""
+        self.check()
+        if len(text) > MOST_TEXT:
+            raise HidingError(f"a text in it has {len(text)} characters, at most {MOST_TEXT} are searched for names")
+        return self.text(text)
 
     def text(self, text: str) -> str:
         """Return a sentence without the names that are known, without addresses, and without the folders of files."""

@@ -47,13 +47,16 @@ class Reproduced:
     lacking: tuple[str, ...] = ()
 
 
-def reproduce(path: Path, *, timeout_s: float) -> Reproduced:
-    """Return what the recordings at ``path`` tell of the first divergence. Raises PdctlError if they can't be read."""
+def reproduce(path: Path, *, timeout_s: float, spent_s: float = 0.0) -> Reproduced:
+    """Return what the recordings at ``path`` tell of the first divergence.
+
+    spent_s: the part of ``timeout_s`` that was used before. Raises PdctlError if they can't be read.
+    """
     from pdctl.probes.view import View
     from pdctl.replay.groups import targets
     from pdctl.replay.heat import heat
 
-    found = load_source(path, timeout_s=timeout_s)
+    found = load_source(path, timeout_s=timeout_s, spent_s=spent_s)
     with Client(timeout_s=timeout_s, spent_s=found.took_s) as client:
         view = View.open(found, client, recorded=True)
         views = []
@@ -65,7 +68,7 @@ def reproduce(path: Path, *, timeout_s: float) -> Reproduced:
         if not parted:
             return Reproduced(lacking=("the recordings have no round in which ranks differ",))
         target, at = parted[0]
-        searched, unsearched = _searched(found, path)
+        searched, unsearched = _searched(found, path, client)
         test, untested = _test(target)
         return Reproduced(
             title=target.title,
@@ -129,13 +132,15 @@ def _action(value: int) -> str:
     return Action(value).name.lower() if value in _ACTIONS else "not decided"
 
 
-def _searched(found: Found, path: Path) -> tuple[tuple[str, ...], str]:
+def _searched(found: Found, path: Path, client: Client) -> tuple[tuple[str, ...], str]:
     """Return what each policy does with the schedules near the recorded one, and why that could not be searched."""
+    if client.over:
+        return (), f"no search of schedules: {client.over}"
     try:
         from pdctl.explore.run import Search, search_near, select_policies
 
         progress.doing("trying schedules")
-        document = search_near(Search(select_policies(()), limit_s=EXPLORE_S), found, path.name)
+        document = search_near(Search(select_policies(()), limit_s=client.deadline.left(EXPLORE_S)), found, path.name)
     except PdctlError as error:
         return (), f"no search of schedules: {error.message}"
     except ImportError:

@@ -13,7 +13,11 @@ import pytest
 
 from pdctl.probes import run
 from pdctl.probes.stacks.probe import PROBE as STACKS
+from pdctl.probes.view import View
 from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.report.output import Output
+from pdctl.targets.client import Client
+from pdctl.targets.find import Found
 from pdctl.ticket.gather import gather
 from pdctl.trace import reader
 from pdctl.trace.manifest import MANIFEST, MAX_COLLECTORS, Collector, Manifest, new
@@ -34,6 +38,18 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(reader, "open_member", spy)
     return names
+
+
+def slow(monkeypatch: pytest.MonkeyPatch, each_s: float) -> None:
+    """Let each member, but for the manifest, take ``each_s`` seconds of the clock."""
+    clock, late, open_member = time.monotonic, [0.0], reader.open_member
+
+    def slowly(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> IO[bytes]:
+        late[0] += each_s * (info.filename != MANIFEST)
+        return open_member(archive, info)
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + late[0])
+    monkeypatch.setattr(reader, "open_member", slowly)
 
 
 def read_documents(file: Path) -> dict[str, bytes]:
@@ -167,17 +183,27 @@ def test_a_report_has_one_time_for_documents_and_recordings(
     data = [bytes(one) for one in crafted.pair(tmp_path).values()][:1]
     there = {"documents/check.json": b"{}"}
     write_trace(file, map(member_of, data), manifest(row(*there)), documents=there)
-    clock, late, open_member = time.monotonic, [0.0], reader.open_member
-
-    def slowly(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> IO[bytes]:
-        late[0] += each_s * (info.filename != MANIFEST)
-        return open_member(archive, info)
-
-    monkeypatch.setattr(time, "monotonic", lambda: clock() + late[0])
-    monkeypatch.setattr(reader, "open_member", slowly)
+    slow(monkeypatch, each_s)
     if each_s > 60:
         with pytest.raises(PdctlError, match=r"documents are not read: no time left of 60 s"):
             gather(file, timeout_s=60)
     else:
         case = gather(file, timeout_s=60)
         assert any("is not unpacked: no time left of 60 s (--timeout)" in line for line in case.unseen), case.unseen
+
+
+def test_looking_has_the_time_that_documents_and_recordings_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "b.zip"
+    data = [bytes(one) for one in crafted.pair(tmp_path).values()][:1]
+    there = {"documents/stacks.json": b"no stacks"}
+    write_trace(file, map(member_of, data), manifest(row(*there, "stacks")), documents=there)
+    slow(monkeypatch, 25.0)
+
+    def look(_: Found, client: Client, **__: object) -> View:
+        raise PdctlError(f"{client.deadline.left(60.0):.0f} s are left")
+
+    monkeypatch.setattr(View, "open", look)
+    with pytest.raises(PdctlError, match=r"^(\d|10) s are left"):
+        run.run(STACKS, STACKS.options(), run.Asked(source=file, timeout_s=60), Output())

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from pdctl.ticket import collect
+from pdctl.ticket import collect, hide
 from pdctl.ticket.collect import Asked, Wanted, bundle
 from pdctl.ticket.hide import HidingError
 
-SAID = {"findings": [{"summary": "node9 is gone"}]}
+SAID: dict[str, object] = {"findings": [{"summary": "node9 is gone"}]}
 
 
 class Told:
@@ -38,6 +39,18 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, ...]:
     for path, line in zip(paths, lines, strict=True):
         path.write_text(line)
     return paths
+
+
+def slow(monkeypatch: pytest.MonkeyPatch, took_s: float) -> None:
+    """Let each part take ``took_s`` seconds of the clock."""
+    clock, late = time.monotonic, [0.0]
+
+    def ended(*_: object) -> str:
+        late[0] += took_s
+        return ""
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + late[0])
+    monkeypatch.setattr(Told, "ended", ended)
 
 
 def taken(file: Path, asked: Asked) -> tuple[dict[str, str], dict[str, str]]:
@@ -67,7 +80,7 @@ def test_what_there_is_no_time_to_hide_is_left_out(tmp_path: Path, logs: tuple[P
     assert missing["log-2"] == collect.LATE
 
 
-@pytest.mark.parametrize("calls", [2, 3, 4, 5, 6, 7])
+@pytest.mark.parametrize("calls", [*range(2, 6), *range(26, 33)])
 def test_time_that_is_over_at_any_step_leaves_out_the_rest(
     tmp_path: Path, logs: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch, calls: int
 ) -> None:
@@ -81,3 +94,33 @@ def test_time_that_is_over_at_any_step_leaves_out_the_rest(
     texts, missing = taken(tmp_path / "b.zip", Asked({}, hosts=("node9",), logs=logs))
     assert set(missing.values()) == {collect.LATE}
     assert len(texts) - 1 + len(missing) == 3
+
+
+@pytest.mark.parametrize(("took_s", "spent_s", "kept"), [(70.0, 0.0, True), (110.0, 0.0, False), (70.0, 40.0, False)])
+def test_hiding_has_what_is_left_of_the_time_of_the_command(
+    tmp_path: Path,
+    logs: tuple[Path, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    took_s: float,
+    spent_s: float,
+    kept: bool,
+) -> None:
+    slow(monkeypatch, took_s)
+    _, missing = taken(tmp_path / "b.zip", Asked({}, logs=logs, timeout_s=100.0, spent_s=spent_s))
+    assert missing == ({} if kept else dict.fromkeys(("check", "log-1", "log-2"), collect.LATE))
+
+
+def test_parts_leave_time_for_hiding(tmp_path: Path, logs: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect, "STEPS", ((), (Wanted("check", ("check",)),), (Wanted("stuck", ("stuck",)),)))
+    slow(monkeypatch, 80.0)
+    _, missing = taken(tmp_path / "b.zip", Asked({}, logs=logs, timeout_s=100.0))
+    assert missing == {"stuck": "not run: no time left of 100 s (--timeout)"}
+
+
+def test_a_text_too_long_to_be_searched_is_left_out(
+    tmp_path: Path, logs: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SAID, "text", "x" * (hide.MOST_TEXT + 1))
+    _, missing = taken(tmp_path / "b.zip", Asked({}, logs=logs))
+    assert missing.keys() == {"check"}
+    assert "at most 1048576 are searched for names" in missing["check"]
