@@ -224,10 +224,13 @@ def _said(one: Ending) -> str:
 def _waiting(ranks: Sequence[Ending], seen: Endings, *, alone: bool) -> list[tuple[RoomEntry, str]]:
     """Return the requests of the other side that wait for this server, each room once, with what ends it.
 
-    alone: no other server could be the one that they wait for. Else it has to have known the room.
+    alone: no server that lives could be the one that they wait for, and of those that ended, none knew the room. Else this
+    one has to have known it.
     """
     who = ranks[0].identity
     known = frozenset(room for one in ranks for room in one.known)
+    beside = [one for one in seen.ended if (one.identity.cluster, one.identity.role) == (who.cluster, who.role)]
+    elsewhere = frozenset(room for one in beside if one not in ranks for room in one.known)
     found: dict[int, tuple[RoomEntry, str]] = {}
     for n, rooms in seen.rooms.items():
         one = seen.living[n]
@@ -236,7 +239,7 @@ def _waiting(ranks: Sequence[Ending], seen: Endings, *, alone: bool) -> list[tup
         covers = Covers(rooms.covers)
         for entry in rooms.rooms:
             waits = entry.queue in WAITS_FOR_OTHER and entry.state not in (KVPoll.SUCCESS, KVPoll.FAILED)
-            if entry.room and waits and (alone or entry.room in known):
+            if entry.room and waits and (entry.room in known or (alone and entry.room not in elsewhere)):
                 found.setdefault(entry.room, (entry, _ends(covers, rooms, entry)))
     return list(found.values())
 

@@ -284,7 +284,8 @@ def _verdict(
         return "WAITING"
     if "PD111" in codes:
         return "SKEWED"
-    if (group.info.size > 1 and len(group.judged) < 2) or _unheard(group):
+    not_compared = any(comparison.gap for comparison in group.comparisons.values())
+    if (group.info.size > 1 and len(group.judged) < 2) or not_compared or _unheard(group):
         return "UNKNOWN"
     if any(h.now for hs in held.values() for h in hs):
         return "HELD"

@@ -177,6 +177,12 @@ def test_what_waits_for_another_server_does_not_wait_for_this_one() -> None:
     assert found.rooms == (5,)
 
 
+def test_of_two_servers_that_ended_each_has_the_requests_that_it_knew() -> None:
+    other = ended(identity=prefill(service="prefill here:30010", instance="second"), known=frozenset({6}))
+    seen = Endings([ended(known=frozenset({5})), other], [DECODE], {0: waits(entry(5), entry(6), entry(7))})
+    assert [found.rooms for found in judge(seen)] == [(5, 7), (6, 7)]  # of the last it is not known
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

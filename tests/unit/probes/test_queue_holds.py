@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from pdctl.probes.queues.compare import Comparison
+from pdctl.probes.queues.judge import judge as judge_whole
 from pdctl.probes.queues.model import RankView
 from pdctl.protocol.model import EventKind
 from pdctl.recording.reader import parse
@@ -99,3 +101,15 @@ def test_a_group_in_which_a_member_was_not_heard_is_not_well_because_the_gate_ho
     document = judge(views)
     assert [group.verdict for group in document.groups] == [verdict]
     assert [found.code for found in document.findings] == ["PD102"]  # what it holds is true all the same
+
+
+@pytest.mark.parametrize(("gap", "verdict"), [("", "AGREE"), ("the recordings have no round in common", "UNKNOWN")])
+def test_ranks_whose_rounds_could_not_be_compared_do_not_agree(
+    world: World, monkeypatch: pytest.MonkeyPatch, gap: str, verdict: str
+) -> None:
+    ranks = decode(world, landed=(True, True))
+    world.round("decode.transfer", ranks, reduced=2)
+    monkeypatch.setattr("pdctl.probes.queues.judge.compare", lambda _: Comparison(0, 0 if not gap else -1, gap=gap))
+    views = [RankView(one.identity, "live", recording=parse(world.data(one)), now_ns=one.now()) for one in ranks]
+    document = judge_whole(views)
+    assert ([group.verdict for group in document.groups], document.partial) == ([verdict], bool(gap))
