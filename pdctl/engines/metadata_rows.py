@@ -226,6 +226,3 @@ def _sums(
                 changing.add(slot)
         rooms.update(now)
     return sums, changing
-
-
-__all__ = ["Buffers", "MetadataReader", "holders", "select_slots", "tensors_of"]

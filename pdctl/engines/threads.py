@@ -137,6 +137,3 @@ def _holds(cell: Any, manager: Any) -> bool:
         return cell.cell_contents is manager
     except ValueError:  # it is empty
         return False
-
-
-__all__ = ["BOOTSTRAP", "ServiceThreads"]

@@ -21,6 +21,3 @@ def enter(pid: int) -> None:
             raise PermissionError(number, os.strerror(number))
     finally:
         os.close(inside)
-
-
-__all__ = ["enter"]

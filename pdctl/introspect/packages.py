@@ -38,6 +38,3 @@ def version_of(pid: int, names: Collection[str]) -> str:
 def _is_loaded(dist: str, loaded: Collection[str]) -> bool:
     """Return whether a library is from the package of this distribution, by the first word of both names."""
     return any(one.partition("_")[0] == dist.lower().partition("_")[0] for one in loaded)
-
-
-__all__ = ["version_of"]

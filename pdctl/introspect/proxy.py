@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 from pdctl.introspect import layouts
-from pdctl.introspect.memory import BadAddressError
 from pdctl.introspect.objects import Objects
 
 _CODE = ("property", "cached_property", "functools.cached_property", "getset_descriptor", "member_descriptor",
@@ -322,16 +321,3 @@ def _sys_modules(world: World, names: dict[str, int]) -> int:
         if "modules" in held:
             return held["modules"]
     return 0
-
-
-__all__ = [
-    "BadAddressError",
-    "Modules",
-    "Proxy",
-    "World",
-    "address_of",
-    "attributes_of",
-    "is_tensor",
-    "modules",
-    "type_name",
-]

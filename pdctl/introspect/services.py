@@ -47,6 +47,3 @@ def held_in(table: Mapping[int, Child], ranks: Collection[int]) -> dict[int, lis
         services = [Service(name, pid, table[pid].process) for name, pid in beside if pid in table and main > 0]
         found[rank] = [one for one in services if one.process.state in ("Z", "T")]
     return {rank: services for rank, services in found.items() if services}
-
-
-__all__ = ["CONTROLLER", "DETOKENIZER", "MAIN", "TOKENIZER", "Service", "held", "held_in"]

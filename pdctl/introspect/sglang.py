@@ -276,6 +276,3 @@ def _started(start_ticks: int) -> int:
     """Return the wall time, in ns, at which a process began that /proc says began ``start_ticks`` after boot."""
     up_s = float(Path("/proc/uptime").read_text().split()[0])
     return time.time_ns() - int((up_s - start_ticks / os.sysconf("SC_CLK_TCK")) * 1e9)
-
-
-__all__ = ["OutsideRank", "is_scheduler"]

@@ -37,6 +37,3 @@ def with_warnings(findings: Sequence[Finding], ranks: Iterable[Identity]) -> tup
         return msgspec.structs.replace(found, next_step=f"{found.next_step} {WARNING}")
 
     return tuple(map(warned, findings))
-
-
-__all__ = ["WARNING", "with_warnings"]

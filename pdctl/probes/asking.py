@@ -217,6 +217,3 @@ class Asking:
             return tuple(read_events(rank.recording, rooms, kinds)), ""
         except (BadRecording, OSError) as error:
             return (), f"its recording can't be read: {error}"
-
-
-__all__ = ["MOST_KEPT", "Asking"]

@@ -199,18 +199,3 @@ class Probe(Generic[O, E, D]):
 
 
 AnyProbe = Probe[Any, Any, Any]
-
-__all__ = [
-    "PAUSE_S",
-    "RANK_TIMEOUT_S",
-    "SECONDS",
-    "TARGET",
-    "TIMEOUT_S",
-    "AnyProbe",
-    "NewFile",
-    "NoOptions",
-    "Option",
-    "Probe",
-    "WrongOptionError",
-    "fits",
-]

@@ -66,6 +66,3 @@ class Covers:
             return Ends(cover.name or "unknown", None)
         limited = cover.limit_s > 0
         return Ends(cover.name if limited else NOTHING, cover.limit_s if limited else None, exact is not None)
-
-
-__all__ = ["NOTHING", "Covers", "Ends", "attempts"]

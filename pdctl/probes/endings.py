@@ -274,6 +274,3 @@ def _wait(waiting: Sequence[tuple[RoomEntry, str]], side: str) -> str:
             said.append(f"{name} ends {count}" + (f" in {longest[name]} at most" if longest[name] else ""))
     rooms = f"{len(waiting)} room{'s'[: len(waiting) != 1]} of {side}"
     return f"{rooms} {'waits' if len(waiting) == 1 else 'wait'} for it; {', '.join(said)}"
-
-
-__all__ = ["Ending", "Endings", "how", "judge"]

@@ -309,6 +309,3 @@ def choose(found: Found, selection: Selection) -> tuple[Found, tuple[FoundRank, 
     chosen = set(select(selection, [one.identity for one in found.ranks]))
     ranks = tuple(one for n, one in enumerate(found.ranks) if n in chosen)
     return replace(found, ranks=ranks), tuple(one for n, one in enumerate(found.ranks) if n not in chosen)
-
-
-__all__ = ["EXIT_CODES", "Asked", "choose", "exit_code", "find", "look", "run", "show"]

@@ -72,6 +72,3 @@ def _how(one: Service) -> str:
         return f"has ended, killed by {signal.Signals(status & 0x7F).name}"
     except ValueError:
         return f"has ended, killed by signal {status & 0x7F}"
-
-
-__all__ = ["Serving", "judge"]

@@ -118,6 +118,3 @@ def _evidence(one: Ended) -> str:
     how = one.thread.error or "how is not known: without an exception that was seen"
     counts = f", {one.thread.ended} ended, {one.thread.running} running" if one.counted else ""
     return f"{one.identity.label}: {one.thread.function}{counts}: {how}"
-
-
-__all__ = ["Ended", "judge", "recorded"]

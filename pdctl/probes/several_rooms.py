@@ -26,6 +26,3 @@ def several_rooms(
         evidence=tuple(evidence[:_EVIDENCE]),
         units=units,
     )
-
-
-__all__ = ["several_rooms", "some"]

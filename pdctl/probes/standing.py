@@ -211,6 +211,3 @@ def _evidence(loop: Loop) -> str:
     ]
     parts.append(f"its process is {turn.halted}" if turn.state in HALTED or not turn.doing else f"in {turn.doing}")
     return f"{loop.identity.label}: {', '.join(parts)}, the same in all looks over {seconds(turn.stood_s)}"
-
-
-__all__ = ["STANDS_S", "judge", "standing"]

@@ -34,6 +34,3 @@ def check_known(missing: Collection[int], known: Collection[int], where: str) ->
             f"pdctl story {room} tells whether it ever came here. {nearest_words(near)}",
             Exit.PARTIAL,
         )
-
-
-__all__ = ["check_known", "nearest_words", "unknown_words"]

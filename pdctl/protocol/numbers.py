@@ -12,6 +12,3 @@ def whole(text: str, most: int = ROOM) -> int | None:
         return None
     number = int(text)
     return number if number <= most else None
-
-
-__all__ = ["PORT", "ROOM", "whole"]

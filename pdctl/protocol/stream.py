@@ -142,6 +142,3 @@ class Connection:
         except BaseException:
             self.close()
             raise
-
-
-__all__ = ["HEAD", "PART", "Connection", "Reader", "framed"]

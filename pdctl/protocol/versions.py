@@ -42,6 +42,3 @@ def within(text: str, bounds: str) -> bool | None:
                 else (version <= limit if sign == "<=" else version >= limit)
             )
     return None if version is None else held
-
-
-__all__ = ["parse", "within"]

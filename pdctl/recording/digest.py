@@ -95,6 +95,3 @@ def _mixed(seed: int, *columns: _U64) -> _U64:
         state *= np.uint64(0x94D049BB133111EB)
         state ^= np.right_shift(state, np.uint64(31), out=moved)
     return state
-
-
-__all__ = ["SIZE", "Digests", "whole"]

@@ -218,6 +218,3 @@ def digests_of(part: Part, number: int, count: int) -> list[bytes] | None:
     if len(data) != count * SIZE:
         return None
     return [data[at : at + SIZE] for at in range(0, len(data), SIZE)]
-
-
-__all__ = ["GATED", "MAX_CUTS", "MAX_ROWS", "OP", "Body", "Excerpt", "Part", "Wanted", "digests_of", "opened"]

@@ -91,6 +91,3 @@ def _linear(of: Callable[[int], int]) -> _Step:
         return found
 
     return step
-
-
-__all__ = ["record_sums", "right_sums"]

@@ -97,6 +97,3 @@ def _later(source: Source, offset: int, capacity: int, known: NDArray[Any]) -> N
         at += min(_BLOCK, capacity - at % capacity)
     table = np.concatenate(parts)
     return table[table["seq"].astype(np.int64) > int(table["seq"][-1]) - capacity]
-
-
-__all__ = ["MOST_RUNS", "Tail"]

@@ -157,6 +157,3 @@ def _bounded(command: Sequence[str], env: dict[str, str], limit_s: float) -> tup
         out.seek(max(0, out.seek(0, os.SEEK_END) - _MOST))
         text = out.read().decode(errors="replace")
     return code, text if code != -1 else f"it did not end within {limit_s:g} s"
-
-
-__all__ = ["engine_python", "is_version", "run"]

@@ -104,6 +104,3 @@ def _row(outcome: Outcome, found: Sequence[tuple[Finding, str]]) -> StageRow:
         summary = outcome.said or "there is nothing to judge"
     codes = tuple(dict.fromkeys(one.code for one, _ in found))
     return StageRow(outcome.name, worst, summary, codes, len(outcome.findings) - len(found), outcome.seconds)
-
-
-__all__ = ["FAIL_ON", "judge", "parse_suppressed", "wanted"]

@@ -96,5 +96,3 @@ def finding_of(one: Line) -> Finding | None:
 
 
 _LEVEL = {INFO: Level.INFO, WARNING: Level.WARNING, ERROR: Level.ERROR}
-
-__all__ = ["CHECKS", "Check", "finding_of", "line", "line_of"]

@@ -208,6 +208,3 @@ def _clocks(view: View) -> Iterator[Clock]:
             there = i.started_wall_ns + answer.body.mono_ns - i.started_mono_ns
             within_s = (ended - began) / 2e9
             yield Clock(i.label, (there - (began + ended) / 2) / 1e9, within_s)
-
-
-__all__ = ["collect"]

@@ -72,6 +72,3 @@ def _from(pid: int, tries: Sequence[tuple[int, Try]], end: float, found: dict[in
             found[n] = Door(one.origin, one.to, one.address, "that is no address")
         else:
             found[n] = Door(one.origin, one.to, one.address)
-
-
-__all__ = ["Try", "knock"]

@@ -219,6 +219,3 @@ def _parallel(pair: Pair) -> Iterator[Line]:
         dp = [side.number("dp_size", 1) for side in (prefill, decode)]
         said = f"attention-TP {one} and {other}, pp {pp} and {decode_pp}, dp {dp[0]} and {dp[1]}"
         yield line("parallel", OK, said, about=pair.name)
-
-
-__all__ = ["equal"]

@@ -47,6 +47,3 @@ def _read(path: Path) -> ConfigDocument:
         raise PdctlError(
             f"{path} has no settings: {str(error)[:200]}", "Write it with pdctl dump config -o json > FILE.", Exit.USAGE
         ) from None
-
-
-__all__ = ["collect"]

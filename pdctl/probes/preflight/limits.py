@@ -152,6 +152,3 @@ def _readable(env: Mapping[str, str], name: str) -> bool:
         return math.isfinite(value) and (value > 0 or name in (INTERVAL, FAILURES))
     except ValueError:
         return False
-
-
-__all__ = ["DEFAULTS", "RULES", "time_outs"]

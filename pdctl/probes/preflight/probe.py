@@ -87,5 +87,3 @@ def with_handshake(evidence: Evidence, options: PreflightOptions, view: View | N
 
 
 PROBE = Preflight()
-
-__all__ = ["LEVELS", "PROBE", "PreflightOptions", "with_handshake"]

@@ -34,6 +34,3 @@ def render(document: PreflightDocument, *, wide: bool) -> Iterable[RenderableTyp
         elif one.verdict == UNKNOWN and one.essential and not wide:
             table.add_row("", "", drawing.dim(one.why))
     yield table
-
-
-__all__ = ["render"]

@@ -192,6 +192,3 @@ def _unknown(server: ServerView | None, places: Mapping[Place, str]) -> tuple[st
     if server is None or not server.usable:
         return ()
     return tuple(name for place, name in places.items() if server.routes.get(place, 0) < 0)
-
-
-__all__ = ["collect"]

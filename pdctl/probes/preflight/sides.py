@@ -79,6 +79,3 @@ def _with(server: ServerConfig, mate: str, cluster: str) -> ServerConfig:
     from msgspec.structs import replace
 
     return replace(server, peers=(mate,) if mate else server.peers, cluster=cluster)
-
-
-__all__ = ["merged", "pairs_of", "side_of"]

@@ -166,6 +166,3 @@ def _now(rank: FoundRank, status: Status | None, recording: Recording | None) ->
     if recording is None:
         return rank.seen_ns or None
     return now_ns(rank, recording.start_wall_ns, recording.start_mono_ns)
-
-
-__all__ = ["Seen", "again", "collect", "flights", "look"]

@@ -258,6 +258,3 @@ class Reading:
 
     def _refresh(self) -> None:
         self.views = [self._with(view, self._excerpts.get(n)) for n, view in enumerate(self.views)]
-
-
-__all__ = ["CUTS", "Ask", "Reading", "first_of"]

@@ -78,6 +78,3 @@ def _writes(rooms: Collection[int], cluster: str, views: Sequence[RankView]) -> 
 
 
 _MOST = 20
-
-
-__all__ = ["held_findings"]

@@ -110,6 +110,3 @@ def _rows(members: Sequence[RankView]) -> Iterator[QueueRow]:
         lengths = tuple(length_of(view, queue) for view in members)
         if any(lengths):
             yield QueueRow(queue, lengths, "not polled")
-
-
-__all__ = ["locksteps", "locksteps_of"]

@@ -50,6 +50,3 @@ def now(name: str, view: RankView | None, batch: Sequence[int] = ()) -> RankNow:
     if view.silence not in ("", state, doing):
         doing = f"{view.silence}; {doing}" if doing else view.silence
     return RankNow(name, state, doing, age_of(view), formatting.last_round(view))
-
-
-__all__ = ["age_of", "length_of", "now"]

@@ -66,6 +66,3 @@ def _state(view: RankView) -> str:
     if view.turn.halted and (view.turn.state in HALTED or not view.turn.doing):
         return f"its process is {view.turn.halted}"
     return view.silence or view.turn.doing or "its process has ended"
-
-
-__all__ = ["Wait", "kept_waiting", "late_finding"]

@@ -80,6 +80,3 @@ def _left_behind(rank: FoundRank, one: RankLooks, view: View, *, outside: bool) 
     """Return the looks with what a rank that does not answer left behind: its recording, its stack from outside."""
     stack = view.stack_from_outside(rank) if outside and not one.looks else ()
     return replace(one, recording=view.recording(rank, sockets=False).body, outside=stack)
-
-
-__all__ = ["EVERY_S", "LOOKS", "collect"]

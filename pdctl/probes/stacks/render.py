@@ -173,6 +173,3 @@ def _label(node: TreeNode, *, wide: bool) -> Text:
 
 def _frame(frame: TreeFrame) -> str:
     return f"{frame.function} ({frame.file}:{frame.lines})"
-
-
-__all__ = ["render"]

@@ -71,6 +71,3 @@ def _frame(key: tuple[str, str], branch: _Branch, depth: int) -> TreeFrame:
     }
     moves = MIXED if len(seen) > 1 else "".join(seen)
     return TreeFrame(*key, numbers(branch.lines), moves)
-
-
-__all__ = ["Stack", "merge"]

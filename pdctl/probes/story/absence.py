@@ -93,6 +93,3 @@ def _meet(one: RoomStory, other: RoomStory) -> bool:
 
 def _long(told: RoomStory) -> str:
     return f"for {seconds(told.span_s)} at least"
-
-
-__all__ = ["never_came", "others_of", "shared"]

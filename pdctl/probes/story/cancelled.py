@@ -83,6 +83,3 @@ def named_by(asked: str, logs: Iterable[LogText]) -> Iterator[str]:
         else:
             unread = log.why_not or log.unread
             yield f"{log.path.name} does not name it" + (f" (not read: {unread})" if unread else "")
-
-
-__all__ = ["left_running", "named_by"]

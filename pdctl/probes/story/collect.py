@@ -75,6 +75,3 @@ def _read(view: View, logs: Iterable[Path], names: Names) -> list[LogText]:
     from pdctl.targets.logtext import read_log
 
     return [read_log(path, names.needles, names.in_line, view.left(_LOGS_S)) for path in logs]
-
-
-__all__ = ["Seen", "collect"]

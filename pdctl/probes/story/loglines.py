@@ -250,6 +250,3 @@ def linked(lines: Iterable[bytes]) -> tuple[set[str], set[int]]:
         ids.update(found[2].decode() for found in first.values() if found[2])
         rooms.update(int(found[4]) for found in first.values() if found[4] and 0 < int(found[4]) < 1 << 64)
     return ids, rooms
-
-
-__all__ = ["LogLine", "Names", "linked", "parse"]

@@ -162,6 +162,3 @@ def _short(paths: Sequence[Path], taken: Collection[str]) -> list[str]:
             name = f"{path} #{len(names) + 1}"
         names.append(name)
     return names
-
-
-__all__ = ["FromLog", "from_logs"]

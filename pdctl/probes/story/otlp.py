@@ -150,6 +150,3 @@ def _value(value: Any) -> dict[str, Any]:
     if isinstance(value, list):
         return {"arrayValue": {"values": [_value(one) for one in value]}}
     return {"stringValue": value}
-
-
-__all__ = ["spans"]

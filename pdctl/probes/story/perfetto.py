@@ -188,6 +188,3 @@ def uncertainty(seconds: float | None) -> str:
     if seconds < 1e-4:
         return f"± {seconds * 1e6:.0f} µs"
     return f"± {seconds * 1e3:.1f} ms" if seconds < 1 else f"± {seconds:.1f} s"
-
-
-__all__ = ["arrows", "trace", "uncertainty"]

@@ -246,5 +246,3 @@ td { padding: .1em .9em .1em 0; vertical-align: top }
 td:first-child { text-align: right; font-variant-numeric: tabular-nums }
 .gap { color: #9b2226 }
 </style></head><body>"""
-
-__all__ = ["draw"]

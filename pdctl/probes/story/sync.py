@@ -252,6 +252,3 @@ def _steps(events: Sequence[Event], role: str) -> dict[int, _Seen]:
     for room in twice:
         steps[room] = _Seen(fault=True)
     return steps
-
-
-__all__ = ["Time", "times"]

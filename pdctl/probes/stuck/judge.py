@@ -297,6 +297,3 @@ def _apart(request: Waiting) -> str:
     """Return what each rank has heard of a request, where that is not the same."""
     heard = "; ".join(f"{place.state} on {names(place.ranks)}" for place in _polled(request))
     return f"room {request.room}: {heard}"
-
-
-__all__ = ["judge", "unfinished"]

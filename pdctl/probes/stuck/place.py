@@ -174,6 +174,3 @@ def _rids(gone: Sequence[Sequence[Seen]]) -> str:
 
 def _verb(count: int, one: str, many: str) -> str:
     return one if count == 1 else many
-
-
-__all__ = ["batch", "full"]

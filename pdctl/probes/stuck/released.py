@@ -50,6 +50,3 @@ def _state(ones: list[Deferred]) -> str:
     """Return what the rank says that lacks most."""
     least = max(ones, key=lambda one: one.needed - one.acks)
     return acknowledged(least.acks, least.needed)
-
-
-__all__ = ["acknowledged", "released"]

@@ -74,6 +74,3 @@ def _rid_finding(rid: str, places: Sequence[tuple[int, Side, list[Seen]]]) -> Fi
         group=places[0][1].title,
         units=tuple(dict.fromkeys(side.unit for _, side, _ in places)),
     )
-
-
-__all__ = ["shared_findings"]

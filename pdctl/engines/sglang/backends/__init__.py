@@ -20,6 +20,3 @@ def backend_of(scheduler: Any, modules: Mapping[str, Any] | None = None) -> Back
         if backend.is_it():
             return backend
     return Backend(scheduler, modules)
-
-
-__all__ = ["Backend", "backend_of"]
