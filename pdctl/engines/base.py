@@ -19,7 +19,10 @@ MAX_ERRORS = 3
 
 
 class Site:
-    """One hooked place. ``on`` is False once it has removed itself."""
+    """One hooked place. ``on`` is False once it has removed itself.
+
+    ``with site:`` runs pdctl's own code: an exception in it is counted, and goes no further.
+    """
 
     __slots__ = ("errors", "name", "on")
 
@@ -33,6 +36,15 @@ class Site:
         self.errors += 1
         if self.errors >= MAX_ERRORS:
             self.on = False
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self.failed()
+        return True
 
 
 Maker = Callable[[Callable[..., Any], Site], Callable[..., Any]]

@@ -6,7 +6,6 @@ The engine itself reads the slot again only at its next poll. A rank that hangs 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -43,17 +42,16 @@ class _Awaited:
 class Landings:
     """The awaited slots of one decode rank. Filled on the main thread, looked at by the agent's."""
 
-    def __init__(self, reader: SlotReader, recorder: Recorder, clock: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, reader: SlotReader, recorder: Recorder) -> None:
         self._reader = reader
         self._recorder = recorder
-        self._clock = clock
         self._awaited: dict[int, _Awaited] = {}
 
     def expect(self, slot: int, room: int) -> None:
         """Note that ``slot`` read 0 although the poll of ``room`` is Success. The first time counts."""
         known = self._awaited.get(slot)
         if known is None or known.room != room:
-            self._awaited[slot] = _Awaited(room, self._clock())
+            self._awaited[slot] = _Awaited(room, time.monotonic_ns())
 
     def seen(self, slot: int, found: int) -> None:
         """Take a value that the engine's own look at an awaited slot gave; the main thread calls it before a commit."""
@@ -76,7 +74,7 @@ class Landings:
     def _landed(self, slot: int, found: int) -> None:
         awaited = self._awaited.pop(slot, None)
         if awaited is not None:
-            now = self._clock()
+            now = time.monotonic_ns()
             self._recorder.event(
                 EventKind.LANDED,
                 mono_ns=now,

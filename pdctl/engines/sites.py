@@ -195,7 +195,7 @@ def registration(table: FaultTable) -> Maker:
     def make(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         def registers(sender: Any, *args: Any, **kwargs: Any) -> Any:
             if table.any and site.on:
-                try:
+                with site:
                     room = sender.bootstrap_room
                     fault = table.offer((DELAY_REGISTRATION,), room)
                     if fault is not None and table.hold(fault, lambda: original(sender, *args, **kwargs), room=room):
@@ -203,8 +203,6 @@ def registration(table: FaultTable) -> Maker:
                     fault = table.decide(MISROUTE, room)
                     if fault is not None:
                         sender = Instead(sender, kv_mgr=Instead(sender.kv_mgr, attn_dp_rank=fault.value))
-                except Exception:
-                    site.failed()
             return original(sender, *args, **kwargs)
 
         return registers
@@ -219,13 +217,11 @@ def query(table: FaultTable) -> Maker:
         def queries(bootstrap_addr: str, bootstrap_rooms: list[int], *args: Any, **kwargs: Any) -> Any:
             result = original(bootstrap_addr, bootstrap_rooms, *args, **kwargs)
             if table.any and site.on:
-                try:
+                with site:
                     answered = [str(room) for room in bootstrap_rooms if str(room) in result]
                     hidden = {room for room in answered if table.decide(HIDE_REGISTRATION, int(room)) is not None}
                     if hidden:
                         result = {room: dp for room, dp in result.items() if room not in hidden}
-                except Exception:
-                    site.failed()
             return result
 
         return queries

@@ -49,11 +49,9 @@ _STEPS = {
 def _answered(original: Callable[[str], bool], site: Site, beats: stages.Heartbeats) -> Callable[[str], bool]:
     def is_answered(address: str) -> bool:
         if beats.table.any and site.on:
-            try:
+            with site:
                 if beats.silent(address):
                     return False
-            except Exception:
-                site.failed()
         return original(address)
 
     return is_answered

@@ -66,7 +66,7 @@ class Events:
             before = list(self._reader.queue("decode.transfer"))
             result = original(*args, **kwargs)
             if site.on and before:
-                try:
+                with site:
                     kept = set(map(id, self._reader.queue("decode.transfer")))
                     for entry in before:
                         if id(entry) not in kept:
@@ -75,8 +75,6 @@ class Events:
                             self._event(
                                 EventKind.DEQUEUE, queue=code, room=entry.req.bootstrap_room, slot=slot, a=action
                             )
-                except Exception:
-                    site.failed()
             return result
 
         return leaves

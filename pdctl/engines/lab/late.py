@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pdctl.engines import sites
-from pdctl.engines.base import Hooks, Site
+from pdctl.engines.base import Hooks, Maker, Site, before
 from pdctl.engines.sglang.backends.mooncake import Writes
 from pdctl.engines.sglang.seams import kv_manager
 from pdctl.engines.sites import Write
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def install(hooks: Hooks, scheduler: Any, recorder: Recorder, faults: FaultTable) -> list[Seam]:
     """Hook the metadata write and the status; returns the seams of the event and of the fault sites."""
     manager, config = kv_manager(scheduler), scheduler.config
-    hooks.wrap(manager, "handle", "abort-message", lambda original, site: _listens(original, site, faults))
+    hooks.wrap(manager, "handle", "abort-message", _listens(faults))
     row_writes = RowWrites(scheduler, recorder, faults, possible=True)
     hooks.wrap(type(manager), "send_aux", "metadata", row_writes.make)
     if faults.armed:
@@ -45,23 +45,19 @@ def install(hooks: Hooks, scheduler: Any, recorder: Recorder, faults: FaultTable
     ]
 
 
-def _listens(original: Callable[..., Any], site: Site, faults: FaultTable) -> Callable[..., Any]:
-    def handle(message: dict[str, Any]) -> Any:
-        if faults.any and site.on:
-            try:
-                if message["op"] == "abort":  # decode gives the slot away: a row that is held must not land there
-                    faults.gone(message["room"])
-            except Exception:
-                site.failed()
-        return original(message)
+def _listens(faults: FaultTable) -> Maker:
+    def hears(message: dict[str, Any]) -> None:
+        # Decode gives the slot away: a row that is held must not land there.
+        if faults.any and message["op"] == "abort":
+            faults.gone(message["room"])
 
-    return handle
+    return before(hears)
 
 
 def _tells(original: Callable[..., Any], site: Site, manager: Any, faults: FaultTable) -> Callable[..., Any]:
     def sync_status(dst_port: int, room: int, status: int, prefill_rank: int) -> Any:
         if faults.any and site.on:
-            try:
+            with site:
                 memory = next(m for m in list(manager.decode_kv_args_table.values()) if m.dst_port == dst_port)
                 dp, tp = memory.dst_dp_rank, memory.dst_tp_rank
                 fault = sites.status_fault(faults, room, status, dp=dp, tp=tp, address=memory.session)
@@ -72,8 +68,6 @@ def _tells(original: Callable[..., Any], site: Site, manager: Any, faults: Fault
 
                     if faults.hold(fault, tell_now, room=room, tp=tp):
                         return None
-            except Exception:
-                site.failed()
         return original(dst_port, room, status, prefill_rank)
 
     return sync_status

@@ -32,7 +32,7 @@ def entering(queue: str, attribute: str, reader: QueueReader, event: Event) -> M
             before = len(getattr(self_, attribute, ()))
             result = original(self_, *args, **kwargs)
             if site.on:
-                try:
+                with site:
                     for entry in getattr(self_, attribute)[before:]:
                         room, slot = describe(entry)
                         event(
@@ -42,8 +42,6 @@ def entering(queue: str, attribute: str, reader: QueueReader, event: Event) -> M
                             slot=slot,
                             text=getattr(entry, "req", entry).rid,
                         )
-                except Exception:
-                    site.failed()
             return result
 
         return enters
@@ -59,12 +57,10 @@ def states(event: Event) -> Maker:
             before = self_.request_status.get(bootstrap_room)
             result = original(self_, bootstrap_room, status, *args, **kwargs)
             if site.on:
-                try:
+                with site:
                     after = self_.request_status.get(bootstrap_room)
                     if after is not None and after != before:
                         event(EventKind.STATE, room=bootstrap_room, a=int(after))
-                except Exception:
-                    site.failed()
             return result
 
         return updates
@@ -80,13 +76,11 @@ def commits(reader: QueueReader, landings: Landings, tap: QueueTap, aborted: Cal
             if not site.on:
                 return original(self_, decode_req, *args, **kwargs)
             slot, found = -1, None
-            try:
+            with site:
                 slot = seams.slot_of(decode_req)
                 found = reader.room_in(slot)
-            except Exception:
-                site.failed()
             result = original(self_, decode_req, *args, **kwargs)
-            try:
+            with site:
                 # Up to 0.5.12.post1 False means: the slot read 0, the request stays.
                 if result is False:
                     tap.decided(decode_req, Action.KEPT, 0)
@@ -96,8 +90,6 @@ def commits(reader: QueueReader, landings: Landings, tap: QueueTap, aborted: Cal
                     found = reader.room_in(slot)  # it landed between the two looks
                 tap.decided(decode_req, Action.ABORTED if aborted(decode_req.req) else Action.COMMITTED, found)
                 landings.seen(slot, found or 0)
-            except Exception:
-                site.failed()
             return result
 
         return commits
@@ -151,13 +143,11 @@ def lookups(event: Event) -> Maker:
         def looks_up(self_: Any, bootstrap_addr: str, *args: Any, **kwargs: Any) -> Any:
             known = True
             if site.on:
-                try:
+                with site:
                     known = bootstrap_addr in getattr(self_, "prefill_info_table", ())
-                except Exception:
-                    site.failed()
             result = original(self_, bootstrap_addr, *args, **kwargs)
             if not known:
-                try:
+                with site:
                     if len(missed) > _MAX_ANSWERS:
                         missed.clear()
                     if result:
@@ -167,8 +157,6 @@ def lookups(event: Event) -> Maker:
                         times = missed[bootstrap_addr] = missed.get(bootstrap_addr, 0) + 1
                         if times == 1 or times % 5 == 0:  # the engine gives up after 15, and begins anew
                             event(EventKind.LOOKUP, a=times, text=str(bootstrap_addr))
-                except Exception:
-                    site.failed()
             return result
 
         return looks_up

@@ -10,7 +10,7 @@ from typing import Any
 from pdctl.engines import sites, stages
 from pdctl.engines.base import Hooks, Site
 from pdctl.engines.sglang import seams
-from pdctl.engines.sglang.backends import Backend
+from pdctl.engines.sglang.backends.base import Backend
 from pdctl.faults.kinds import ABORT
 from pdctl.faults.table import FaultTable
 from pdctl.protocol.model import Seam
@@ -24,8 +24,8 @@ def install_query(hooks: Hooks, faults: FaultTable) -> list[Seam]:
 
     Call this before installing the recording hook. The recording hook then sees the answer as the fault changed it.
     """
-    owner = getattr(seams.module(seams.COMMON), "CommonKVReceiver", None)
-    there = owner is not None and hasattr(owner, _QUERY)
+    owner = seams.common("CommonKVReceiver")
+    there = hasattr(owner, _QUERY)
     if there and faults.armed:
         hooks.wrap(owner, _QUERY, "query", sites.query(faults))
     detail = f"CommonKVReceiver.{_QUERY}, {_ONLY_WHERE}" if there else f"no CommonKVReceiver.{_QUERY}"
@@ -43,8 +43,8 @@ def install(hooks: Hooks, role: str, backend: Backend, faults: FaultTable) -> li
     found += sites.seams([ABORT], not deadly, deadly or detail)
     if role == "decode":
         return found + sites.seams(stages.HEARTBEAT_KINDS, *_heartbeats(hooks, backend.manager, faults))
-    owner = getattr(seams.module(seams.COMMON), "CommonKVSender", None)
-    there = owner is not None and hasattr(owner, _REGISTER)
+    owner = seams.common("CommonKVSender")
+    there = hasattr(owner, _REGISTER)
     if there and faults.armed:
         hooks.wrap(owner, _REGISTER, "registration", sites.registration(faults))
     detail = f"CommonKVSender.{_REGISTER}, {_ONLY_WHERE}" if there else f"no CommonKVSender.{_REGISTER}"
@@ -97,11 +97,9 @@ class _Pool(defaultdict[str, Any]):
 
     def __getitem__(self, address: str) -> Any:
         if self._beats.table.any and self._site.on:
-            try:
+            with self._site:
                 if self._beats.silent(address):
                     return _Unanswered()
-            except Exception:
-                self._site.failed()
         return super().__getitem__(address)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pdctl.agent.tap import QueueTap
-from pdctl.engines.base import Hooks, before
+from pdctl.engines.base import Hooks, Maker, before
 from pdctl.engines.landing import Landings
 from pdctl.engines.polls import PollHooks
 from pdctl.engines.reductions import ByRoom
@@ -81,6 +81,10 @@ class SchedulerHooks:
 
     def _say(self, name: str, present: bool, detail: str) -> None:
         self.seams.append(Seam(name, present, detail))
+
+    def _hook(self, owner: Any, method: str, name: str, detail: str, make: Maker, site: str = "") -> None:
+        """Hook a method of ``owner``, which may be None, and say whether it is there. site: ``name`` where not given."""
+        self._say(name, self._hooks.wrap(owner, method, site or name, make), detail)
 
     # ---- rounds ------------------------------------------------------------------------------------------------------
 
@@ -172,23 +176,19 @@ class SchedulerHooks:
             return type(req.finished_reason).__name__ == "FINISH_ABORT"
 
         make = events.commits(self._reader, self._landings, self._tap("decode.transfer"), aborted)
-        there = owner is not None and self._hooks.wrap(owner, "_commit_transfer_to_req", "commit", make)
-        self._say("commit", there, "DecodeTransferQueue._commit_transfer_to_req")
+        self._hook(owner, "_commit_transfer_to_req", "commit", "DecodeTransferQueue._commit_transfer_to_req", make)
 
     # ---- events ------------------------------------------------------------------------------------------------------
 
     def _entering(self, queue: str, owner: Any, method: str, attribute: str) -> None:
         make = events.entering(queue, attribute, self._reader, self._recorder.event)
-        there = owner is not None and self._hooks.wrap(owner, method, f"events.{queue}", make)
-        self._say(f"events.{queue}", there, method)
+        self._hook(owner, method, f"events.{queue}", method, make)
 
     def _states(self) -> None:
         event = self._recorder.event
-        owner = getattr(seams.module(seams.COMMON), "CommonKVManager", None)
-        there = owner is not None and self._hooks.wrap(owner, "update_status", "events.state", events.states(event))
-        self._say("events.state", there, "CommonKVManager.update_status")
-        there = owner is not None and self._hooks.wrap(owner, "record_failure", "events.failure", failure(event))
-        self._say("events.failure", there, "CommonKVManager.record_failure")
+        owner = seams.common("CommonKVManager")
+        self._hook(owner, "update_status", "events.state", "CommonKVManager.update_status", events.states(event))
+        self._hook(owner, "record_failure", "events.failure", "CommonKVManager.record_failure", failure(event))
 
     def _checksums(self, owner: Any) -> None:
         """Record each request whose KV is not what prefill sent, where the engine compares checksums (since 0.5.23)."""
@@ -197,8 +197,8 @@ class SchedulerHooks:
         def drops(_: object, req: Any, msg: str, *__: Any, **___: Any) -> None:
             event(EventKind.FAILURE, room=seams.room_of(req), text=str(msg))
 
-        there = self._hooks.wrap(owner, "_handle_kv_checksum_mismatch", "events.checksum", before(drops))
-        self._say("events.checksum", there, "Scheduler._handle_kv_checksum_mismatch")
+        method = "_handle_kv_checksum_mismatch"
+        self._hook(owner, method, "events.checksum", f"Scheduler.{method}", before(drops))
 
     def _aborts(self, owner: Any) -> None:
         event = self._recorder.event
@@ -207,24 +207,15 @@ class SchedulerHooks:
             every = getattr(recv_req, "abort_all", False)
             event(EventKind.ABORT, text=EVERY_REQUEST if every else str(recv_req.rid))
 
-        there = self._hooks.wrap(owner, "abort_request", "events.abort", before(aborts))
-        self._say("events.abort", there, "Scheduler.abort_request")
+        self._hook(owner, "abort_request", "events.abort", "Scheduler.abort_request", before(aborts))
 
     def _routing(self, role: str) -> None:
-        event = self._recorder.event
-        common = seams.module(seams.COMMON)
-        sender, receiver = getattr(common, "CommonKVSender", None), getattr(common, "CommonKVReceiver", None)
-        there = sender is not None and self._hooks.wrap(
-            sender, "_register_prefill_dp_rank", "events.routing", events.registers(event)
-        )
-        self._say("events.register", there, "CommonKVSender._register_prefill_dp_rank")
-        there = receiver is not None and self._hooks.wrap(
-            receiver, "query_prefill_dp_ranks", "events.routing", events.queries(event)
-        )
-        self._say("events.query", there, "CommonKVReceiver.query_prefill_dp_ranks")
+        event, site = self._recorder.event, "events.routing"
+        for name, kind, method, make in (
+            ("events.register", "CommonKVSender", "_register_prefill_dp_rank", events.registers(event)),
+            ("events.query", "CommonKVReceiver", "query_prefill_dp_ranks", events.queries(event)),
+        ):
+            self._hook(seams.common(kind), method, name, f"{kind}.{method}", make, site)
         if role == "decode":
-            manager = getattr(common, "CommonKVManager", None)
-            there = manager is not None and self._hooks.wrap(
-                manager, "try_ensure_parallel_info", "events.lookup", events.lookups(event)
-            )
-            self._say("events.lookup", there, "CommonKVManager.try_ensure_parallel_info")
+            manager, method = "CommonKVManager", "try_ensure_parallel_info"
+            self._hook(seams.common(manager), method, "events.lookup", f"{manager}.{method}", events.lookups(event))

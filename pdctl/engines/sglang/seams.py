@@ -37,6 +37,11 @@ def module(name: str, modules: Mapping[str, Any] | None = None) -> ModuleType | 
     return (sys.modules if modules is None else modules).get(name)
 
 
+def common(kind: str, modules: Mapping[str, Any] | None = None) -> Any:
+    """Return a class that the transfer backends build on, None where it is not loaded. modules: as :func:`module` has them."""
+    return getattr(module(COMMON, modules), kind, None)
+
+
 SCHEDULER = "sglang.srt.managers.scheduler"
 ENDING = "get_exception_traceback"
 """What the scheduler's module calls as it handles the exception that ended the loop, and nowhere else."""

@@ -75,7 +75,7 @@ class Backend:
 
     def sends_aborts(self) -> bool:
         """Return whether decode tells prefill of a request that it gives up, with a message (since 0.5.13)."""
-        receiver = self.peer("Receiver") or getattr(seams.module(seams.COMMON, self._modules), "CommonKVReceiver", None)
+        receiver = self.peer("Receiver") or seams.common("CommonKVReceiver", self._modules)
         return hasattr(receiver, "_send_abort_notification")
 
     def deadly_abort(self, role: str) -> str:
@@ -133,6 +133,3 @@ def constants(code: Any) -> Iterator[Any]:
         yield const
         if hasattr(const, "co_consts"):
             yield from constants(const)
-
-
-__all__ = ["Backend", "constants", "reached"]

@@ -89,19 +89,15 @@ class Writes(rows.RowHook):
         def send_aux(self_: Any, req: Any, prefill_aux_index: int, dst_aux_ptrs: Any, *args: Any, **kwargs: Any) -> Any:
             result = None
             if faults.any and self._possible and site.on:
-                try:
+                with site:  # else the write goes its usual way
                     result = self._faulty(original, self_, req, prefill_aux_index, dst_aux_ptrs)
-                except Exception:  # the write goes its usual way
-                    site.failed()
             if result is None:
                 result = original(self_, req, prefill_aux_index, dst_aux_ptrs, *args, **kwargs)
                 if site.on:
-                    try:
+                    with site:
                         self._sent(self_, req, int(result))
                         if faults.armed:
                             self._sites.done(self._write(self_, req))
-                    except Exception:
-                        site.failed()
             return result
 
         return send_aux

@@ -116,10 +116,8 @@ def _done(original: Callable[..., Any], site: Site, event: Callable[..., None]) 
     def check_transfer_done(self_: Any, room: int, *args: Any, **kwargs: Any) -> Any:
         result = original(self_, room, *args, **kwargs)
         if result and site.on:
-            try:
+            with site:
                 event(EventKind.STATE, room=room, a=int(KVPoll.SUCCESS))
-            except Exception:
-                site.failed()
         return result
 
     return check_transfer_done
@@ -165,10 +163,8 @@ class _Writes(rows.RowHook):
                 return handle
             handle = original(self_, peer, index, targets, slot, *args, **kwargs)
             if write is not None and site.on:
-                try:
+                with site:
                     self._sent(write)
-                except Exception:
-                    site.failed()
             return handle
 
         return send_aux
@@ -288,6 +284,3 @@ class LateWrite(rows.RowCopy):
             agent.deregister_memory(registered)
         if state != "DONE":
             raise RuntimeError(f"NIXL says {state} of the late write")
-
-
-__all__ = ["DEADLY", "Nixl"]

@@ -54,11 +54,9 @@ def watch_aborts(hooks: Hooks, backend: Backend, faults: FaultTable) -> Seam:
 
 def _hear(frames: Any, site: Site, faults: FaultTable) -> None:
     if site.on and faults.metadata:
-        try:
+        with site:
             if bytes(frames[0]) == b"ABORT":
                 faults.gone(int(bytes(frames[1]).decode("ascii")))
-        except Exception:
-            site.failed()
 
 
 def _method(original: Callable[..., Any], site: Site, faults: FaultTable) -> Callable[..., Any]:

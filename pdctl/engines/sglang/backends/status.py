@@ -49,7 +49,7 @@ def _held(
 def _to_one(faults: FaultTable, original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     def sync_status(self_: Any, remote: str, dst_port: int, room: int, status: Any, *args: Any, **kwargs: Any) -> Any:
         if faults.any and site.on:
-            try:
+            with site:
 
                 def send() -> None:
                     own = ManagerProxy(self_)  # the engine's sockets belong to its threads
@@ -60,8 +60,6 @@ def _to_one(faults: FaultTable, original: Callable[..., Any], site: Site) -> Cal
 
                 if _held(faults, self_, room, status, (remote, dst_port), send):
                     return None
-            except Exception:
-                site.failed()
         return original(self_, remote, dst_port, room, status, *args, **kwargs)
 
     return sync_status
@@ -70,7 +68,7 @@ def _to_one(faults: FaultTable, original: Callable[..., Any], site: Site) -> Cal
 def _to_several(faults: FaultTable, original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     def send_status(self_: Any, *, targets: Any, bootstrap_room: int, status: Any, **kwargs: Any) -> Any:
         if faults.any and site.on:
-            try:
+            with site:
                 passing = []
                 for target in targets:
 
@@ -80,8 +78,6 @@ def _to_several(faults: FaultTable, original: Callable[..., Any], site: Site) ->
                     if not _held(faults, self_, bootstrap_room, status, target, send):
                         passing.append(target)
                 targets = passing
-            except Exception:
-                site.failed()
         return original(self_, targets=targets, bootstrap_room=bootstrap_room, status=status, **kwargs)
 
     return send_status
