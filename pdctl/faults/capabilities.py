@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pdctl.faults.kinds import KINDS, SEAM_PREFIX, Kind
+from pdctl.faults.kinds import KINDS, Kind
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.model import Seam
 
@@ -43,6 +43,3 @@ def check_site(kind: str, seams: Sequence[Seam], name: str = "this rank", role: 
             "pdctl faults --available shows what each rank can do",
             Exit.REFUSED,
         )
-
-
-__all__ = ["SEAM_PREFIX", "Capability", "check_site", "site_of", "sites_of"]

@@ -9,21 +9,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from pdctl.faults.choose import selects
-from pdctl.faults.kinds import DELAY_METADATA, KINDS, SEAM_PREFIX, Kind, Way
-from pdctl.faults.limits import DEFAULT_TTL_S, LEASE_S, MAX_TTL_S
+from pdctl.faults.kinds import KINDS, Kind, Way
 from pdctl.protocol.model import FaultStatus
-
-__all__ = [
-    "DEFAULT_TTL_S",
-    "DELAY_METADATA",
-    "LEASE_S",
-    "MAX_TTL_S",
-    "SEAM_PREFIX",
-    "USED_UP",
-    "AimedRank",
-    "Fault",
-    "Held",
-]
 
 USED_UP = "hit count reached"
 """Why a fault ended that has done all that it was placed for."""

@@ -21,7 +21,6 @@ from pdctl.protocol import structs
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.model import FaultStatus, Seam
 
-OPS = ("inject", "renew", "heal", "faults")
 MAX_LEASE_S = 60.0
 MAX_FAULTS = 16
 MAX_AT_ONCE = 1024
@@ -41,7 +40,7 @@ class HasSeams(Protocol):
 def handle(
     op: str, args: dict[str, Any], table: FaultTable, adapter: HasSeams
 ) -> InjectBody | RenewBody | HealBody | FaultsBody:
-    """Return the body of the reply to one of OPS.
+    """Return the body of the reply to ``inject``, ``renew``, ``heal`` or ``faults``.
 
     Raises PdctlError: REFUSED with the reason where a safety rule says no, USAGE where the arguments make no sense.
     """

@@ -33,6 +33,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable
+from contextlib import suppress
 
 from pdctl.faults.fault import USED_UP, Fault, Held
 from pdctl.faults.kinds import METADATA_KINDS
@@ -109,11 +110,10 @@ class FaultTable:
 
     def heal(self, fault_id: str | None = None, why: str = "heal") -> list[str]:
         """End one fault (or all), and release its held writes. Return the ids ended now. Idempotent; does not wait."""
-        notes: list[_Note] = []
         with self._lock:
             ids = [fault_id] if fault_id is not None else list(self._faults)
             ended = [known for known in ids if known in self._faults]
-            notes += [self._end(self._faults[known], why) for known in ended]
+            notes = [self._end(self._faults[known], why) for known in ended]
             self._try_start()
         self._tell(notes)
         return ended
@@ -175,12 +175,11 @@ class FaultTable:
                 if fault.ends <= now or not fault.aims_at(room, dp, tp, address, rid) or fault.has_harmed(room, tp):
                     continue
                 fault.eligible += 1
-                if not fault.picks(room) or takes is not None:
-                    continue
-                if self._may_take(fault, room):
-                    takes = fault
-                else:
-                    fault.passed += 1
+                if fault.picks(room) and takes is None:
+                    if self._may_take(fault, room):
+                        takes = fault
+                    else:
+                        fault.passed += 1
             return takes
         finally:
             self._lock.release()
@@ -245,11 +244,11 @@ class FaultTable:
         self._tell([("fired", fault, room, f"tp{tp}" if tp >= 0 else "")])
         return True
 
-    def gone(self, room: int, why: str = "the room was aborted") -> None:
+    def gone(self, room: int) -> None:
         """Drop the held writes of ``room``: an ABORT message shows that decode no longer waits."""
         if self.any and self._lock.acquire(timeout=SITE_PATIENCE_S):
             try:
-                self._drop(lambda held: held.room == room, why)
+                self._drop(lambda held: held.room == room, "the room was aborted")
             finally:
                 self._lock.release()
 
@@ -282,15 +281,13 @@ class FaultTable:
         return sum(held.fault is fault for held in self._all_held())
 
     def _may_take(self, fault: Fault, room: int) -> bool:
-        if len(self._all_held()) >= MAX_HELD:
-            return False
-        return fault.may_take(room, {held.room for held in self._all_held() if held.fault is fault})
+        held = self._all_held()
+        return len(held) < MAX_HELD and fault.may_take(room, {one.room for one in held if one.fault is fault})
 
     def _drop(self, over: Callable[[Held], bool], why: str) -> None:
-        found = False
-        for held in self._held:
-            if over(held):
-                held.why_dropped, held.due, found = why, 0.0, True
+        found = [held for held in self._held if over(held)]
+        for held in found:
+            held.why_dropped, held.due = why, 0.0
         if found:
             self._wake.notify_all()
 
@@ -327,10 +324,9 @@ class FaultTable:
             self._thread = thread
 
     def _try_start(self) -> bool:
-        if not (self._faults or self._held):
-            return True
         try:
-            self._start()
+            if self._faults or self._held:
+                self._start()
         except RuntimeError:
             return False
         return True
@@ -391,17 +387,13 @@ class FaultTable:
     def _tell(self, notes: list[_Note]) -> None:
         if self._record is None:
             return
-        for what, fault, room, text in notes:
-            try:
-                self._record(what, fault, room, text)
-            except Exception:  # noqa: BLE001, S110 - a recording that can't be written keeps no fault from ending
-                pass
+        for note in notes:
+            with suppress(Exception):  # a recording that can't be written keeps no fault from ending
+                self._record(*note)
 
 
 def _wanted(held: Held) -> bool:
-    if held.still_wanted is None:
-        return True
     try:
-        return held.still_wanted()
+        return held.still_wanted is None or held.still_wanted()
     except Exception:  # noqa: BLE001 - a check that can't tell must not leave a living request waiting for ever
         return True

@@ -21,7 +21,7 @@ from pathlib import Path
 from pdctl.introspect import tracing
 from pdctl.introspect.memory import BadAddressError, GoneError, Memory, NotPermittedError
 from pdctl.introspect.shellcode import FUNCTIONS, STACK, build
-from pdctl.introspect.symbols import NotFoundError, addresses, room
+from pdctl.introspect.symbols import addresses, room
 from pdctl.protocol.processes import look
 
 _RED_ZONE = 128
@@ -251,6 +251,3 @@ def _goes_on(registers: _Registers) -> int:
     else:
         return int(registers.rip)
     return int(registers.rip) - 2  # the instruction before, which enters the kernel
-
-
-__all__ = ["STACK", "Hijacked", "NoThreadError", "NotFoundError", "start_thread", "unsupported"]

@@ -14,6 +14,7 @@ import pdctl
 from pdctl.agent.injected import ALREADY, LACKS, NEEDS, RESULT_SUFFIX, ROOM, STARTED, already
 from pdctl.introspect import hijack, permissions, pyspy, waiting
 from pdctl.introspect.memory import GoneError, NotPermittedError
+from pdctl.introspect.symbols import NotFoundError
 from pdctl.protocol import paths
 from pdctl.protocol.model import ATTACHED
 from pdctl.protocol.processes import look
@@ -145,7 +146,7 @@ def _begin(pid: int, env: Mapping[str, str], package: Path, folder: Path, result
         refusal = permissions.explain(pid)
         reason = f"not permitted ({refusal.what}): {refusal.why}"
         return Injected(pid=pid, state="refused", reason=reason, next_step=refusal.cure)
-    except (hijack.NoThreadError, hijack.NotFoundError, GoneError, OSError) as error:
+    except (hijack.NoThreadError, NotFoundError, GoneError, OSError) as error:
         return Injected(pid=pid, state="refused", reason=str(error), next_step="Nothing was changed in it.")
     return Injected(pid=pid, state="pending", thread=hijacked.tid, stopped_ms=round(hijacked.ms, 3))
 

@@ -242,9 +242,3 @@ def _done(who: Identity, one: Recorded) -> Iterable[Did]:
         age_s = None if one.now_ns is None else max(0.0, (one.now_ns - run.t_done) / 1e9)
         reason = reasons.get(room, "") if action in _FAILED else ""
         yield Did(who.label, who.pp, room, action, queue, run.last, run.t_done + wall, age_s, reason, run.visit)
-
-
-__all__ = [
-    "BATCHED", "PARTS",
-    "Did", "Done", "Recorded", "done_by", "held", "judge", "of_other_batches", "parted", "parting", "stages",
-]  # fmt: skip

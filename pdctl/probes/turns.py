@@ -181,10 +181,3 @@ def call_words(call: Call, stack: Sequence[Frame] = ()) -> str:
     if not parts and stack:
         parts.append(f"{stack[0].function} ({stack[0].file}:{stack[0].line})")
     return ": ".join(parts)
-
-
-__all__ = [
-    "COMPUTES", "ENDED", "FROZEN", "GONE", "HALTED", "KERNEL", "LOST", "OUTSIDE_S", "RECENT_S", "RUNNING", "STOOD_S", "STOPPED",
-    "TAKES_IN", "TRACED", "UNSEEN",
-    "Looked", "Loop", "Pulse", "Turn", "call_words", "judge",
-]  # fmt: skip

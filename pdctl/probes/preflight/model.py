@@ -171,9 +171,3 @@ class PreflightDocument(Document, frozen=True, kw_only=True, tag="pdctl.prefligh
     findings: tuple[Finding, ...] = ()
     partial: bool = False
     problems: tuple[str, ...] = ()
-
-
-__all__ = [
-    "ERROR", "INFO", "NOT_APPLICABLE", "OK", "RANKS", "SETTINGS", "TRANSFER_VERSION", "UNKNOWN", "URLS", "WARNING", "Clock",
-    "Door", "Evidence", "Handshake", "Line", "Pair", "PreflightDocument", "Side",
-]  # fmt: skip

@@ -263,9 +263,3 @@ def standing(side: Side) -> str:
                 f" {seconds(look.unturned_s)}, and only a loop that turns carries out an abort."
             )
     return ""
-
-
-__all__ = [
-    "AFTER_RETRACTED", "BEHIND", "BOOTSTRAP_TIMEOUT", "FAILED", "FIRST", "GIVEN_UP", "NOT_TOLD", "NO_SLOT",
-    "Advice", "clock_s", "complete", "ended_as", "failed", "lost", "orphan", "overdue_s", "standing", "too_late", "unheard",
-]  # fmt: skip
