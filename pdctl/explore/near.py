@@ -58,23 +58,14 @@ def recorded(recordings: Sequence[Recording]) -> Recorded:
     for group in _groups(recordings):
         for queue in _QUEUES:
             streams = [recording.stream(queue, "attn-tp") for recording in group]
-            if all(stream is not None and len(stream) for stream in streams) and 2 <= len(group) <= MOST_RANKS:
-                ranks = [
-                    Polled(stream, recording.visits.get(queue))
-                    for stream, recording in zip(streams, group, strict=True)
-                ]
-                seen = compare(ranks)
-                if seen.last >= seen.first or seen.difference is not None:
-                    found.append((seen.difference is None, queue, group, seen))
-            elif queue == "decode.prealloc" and any(streams) and len(group) > 1:
-                # A rank that never polled skipped the very first round: that is what parted them.
-                ranks = [
-                    Polled(stream, recording.visits.get(queue))
-                    for stream, recording in zip(streams, group, strict=True)
-                ]
-                seen = compare(ranks)
-                if seen.difference is not None:
-                    found.append((False, queue, group, seen))
+            whole = all(streams) and 2 <= len(group) <= MOST_RANKS
+            # A rank that never polled skipped the very first round: that is what parted them.
+            skipped = queue == "decode.prealloc" and any(streams) and len(group) > 1
+            if not whole and not skipped:
+                continue
+            seen = compare([Polled(s, r.visits.get(queue)) for s, r in zip(streams, group, strict=True)])
+            if seen.difference is not None or (whole and seen.last >= seen.first):
+                found.append((seen.difference is None, queue, group, seen))
     if not found:
         raise PdctlError(
             "no two ranks of one group have rounds of decode.transfer or decode.prealloc to start from",

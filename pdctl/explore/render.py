@@ -66,9 +66,7 @@ def _draw_example(result: Explored, example: Counterexample, console: Console) -
 def _covered(result: Explored, seed: int) -> str:
     if result.covered == "exhaustive":
         return f"all {result.schedules:,}"
-    total = f"{result.of:,}" if result.of is not None and result.of < 10**12 else "too many to count here"
-    if result.of is not None and result.of >= 10**12:
-        total = about(result.of)
+    total = "too many to count here" if result.of is None else about(result.of)
     cut = ", then time was up" if result.covered == "cut short" else ""
     return f"{result.schedules:,} drawn from {total}, seed {seed}{cut}"
 

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pdctl.protocol.model import EventKind, KVPoll
+from pdctl.protocol.model import EventKind
 from pdctl.recording import format as f
 from pdctl.recording.digest import Digests, whole
 from pdctl.recording.excerpt import GATED, MAX_ROWS, Body, Part, Wanted
@@ -23,7 +23,7 @@ from pdctl.recording.header import parse_header
 from pdctl.recording.reader import Recording
 from pdctl.recording.rings import among, events, later_rounds, select_records
 from pdctl.recording.source import FileSource
-from pdctl.recording.streams import Stream, foreign
+from pdctl.recording.streams import Stream, foreign, gated
 from pdctl.recording.sums import right_sums
 from pdctl.recording.tail import Tail
 from pdctl.recording.witness import oldest
@@ -159,8 +159,8 @@ def _body(known: Known, wanted: Wanted, head: bytes) -> Body | None:
         asked = [stream.index(n) for n in wanted.rounds.get(number, ())]
         lists = [stream.index(n) for n in wanted.lists.get(number, ())]
         if wanted.newest:
-            gated = wanted.held[0] and stream.queue == GATED
-            tail = max(0, size - max(wanted.newest, _held(stream, *wanted.held) if gated else 0))
+            at_gate = wanted.held[0] and stream.queue == GATED
+            tail = max(0, size - max(wanted.newest, _held(stream, *wanted.held) if at_gate else 0))
             tails[number] = int(stream.table["ordinal"][tail])
             asked.append(known.oldest(stream))
             lists += range(tail, size)
@@ -203,9 +203,7 @@ def _held(stream: Stream, least: int, most: int) -> int:
     """Return how many of the newest runs tell of the requests that the gate held in the newest ``least`` of them."""
     begin = max(0, len(stream) - least)
     changes = stream.changes(least)
-    items = changes.items
-    held = (items["local"] == int(KVPoll.SUCCESS)) & (items["gated"] == int(KVPoll.TRANSFERRING))
-    if changes.known.all() and not held.any():
+    if changes.known.all() and not gated(changes.items).any():
         return 0
     since, now = _gated(stream, begin), _gated(stream, len(stream) - 1)
     return least + most if begin and since & now else least
@@ -213,11 +211,7 @@ def _held(stream: Stream, least: int, most: int) -> int:
 
 def _gated(stream: Stream, index: int) -> set[int]:
     rows = stream.rows(index)
-    if rows is None:
-        return set()
-    return set(
-        rows["room"][(rows["local"] == int(KVPoll.SUCCESS)) & (rows["gated"] == int(KVPoll.TRANSFERRING))].tolist()
-    )
+    return set() if rows is None else set(rows["room"][gated(rows)].tolist())
 
 
 def _chains(full: NDArray[np.int64], indices: Collection[int]) -> list[int]:
@@ -302,6 +296,3 @@ def _events(recording: Recording, wanted: Wanted) -> list[tuple[int, bytes]]:
     data = table.view(f"V{f.EVENT_SIZE}").tobytes()
     places = ((table["seq"].astype(np.int64) - 1) % capacity * f.EVENT_SIZE + offset).tolist()
     return [(at, data[n * f.EVENT_SIZE : (n + 1) * f.EVENT_SIZE]) for n, at in enumerate(places)]
-
-
-__all__ = ["Answerer", "Known", "answer"]

@@ -10,7 +10,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from pdctl.protocol.model import QUEUES, UNKNOWN, Action, GroupInfo, Phase
+from pdctl.protocol.model import QUEUES, UNKNOWN, Action, GroupInfo, KVPoll, Phase
 from pdctl.recording import format as f
 from pdctl.recording.rings import ITEM, ItemSpan, among, hide, select_records
 from pdctl.recording.source import Source
@@ -287,6 +287,12 @@ def foreign(items: NDArray[Any]) -> NDArray[np.bool_]:
     """Return which items are of a request that was decided on while its slot held the room of another one."""
     found: NDArray[np.bool_] = (items["flags"] & f.ITEM_FOUND_KNOWN != 0) & (items["found"] != 0)
     found &= (items["found"] != items["room"]) & np.isin(items["action"], (int(Action.COMMITTED), int(Action.ABORTED)))
+    return found
+
+
+def gated(items: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which items are of a request that the gate held: its own poll said Success, and it was sent in otherwise."""
+    found: NDArray[np.bool_] = (items["local"] == int(KVPoll.SUCCESS)) & (items["gated"] == int(KVPoll.TRANSFERRING))
     return found
 
 

@@ -5,19 +5,11 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
-from pdctl.probes.queues.formatting import names
-from pdctl.protocol.model import Action
+from pdctl.probes.queues.formatting import ACTIONS, names
 from pdctl.replay.model import Difference, End, ReplayRun, Worked
 from pdctl.replay.plan import Plan
 from pdctl.replay.position import Where
 from pdctl.replay.worker_log import Line, Options
-
-_WORDS = {
-    int(Action.COMMITTED): "committed",
-    int(Action.FAILED): "failed",
-    int(Action.ABORTED): "aborted",
-    int(Action.MOVED): "moved on",
-}
 
 
 def judge(plan: Plan, options: Options, worked: Sequence[Worked]) -> ReplayRun:
@@ -137,7 +129,7 @@ def _parted(plan: Plan, worked: Sequence[Worked]) -> tuple[int, tuple[Difference
                 Difference(
                     plan.ranks[place].place,
                     plan.requests[request].room,
-                    _WORDS.get(left[place].get(request, -1))
+                    ACTIONS.get(left[place].get(request, -1))
                     or (kept if request in lists[place] else "no longer has" if had(place, request) else "never had"),
                 )
                 for place in range(len(moments))
@@ -156,7 +148,7 @@ def _first_change(plan: Plan, worked: Sequence[Worked]) -> tuple[int, tuple[Diff
         replayed = {(n, r): action for n, line in _changes(work).items() if n < plan.rounds for r, action in line.left}
         for key in sorted(recorded.keys() | replayed.keys()):
             if recorded.get(key) != replayed.get(key):
-                did, had = _WORDS.get(replayed.get(key, -1), "kept"), _WORDS.get(recorded.get(key, -1), "kept")
+                did, had = ACTIONS.get(replayed.get(key, -1), "kept"), ACTIONS.get(recorded.get(key, -1), "kept")
                 found.append((key[0], Difference(plan.ranks[place].place, plan.requests[key[1]].room, did, had)))
     if not found:
         return None

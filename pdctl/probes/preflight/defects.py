@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from pdctl.probes.preflight.checks import line
 from pdctl.probes.preflight.model import ERROR, INFO, OK, UNKNOWN, WARNING, Line, Pair, Side
-from pdctl.probes.routing.facts import CONFLICTING, FOLLOW
+from pdctl.probes.routing.facts import CONFLICTING, FOLLOW, forces_query
 from pdctl.protocol import versions
 from pdctl.protocol.requests import FORCE_QUERY
 from pdctl.report.findings import catalogue
@@ -70,7 +70,7 @@ DEFECTS = (
     ),
     Defect(
         "PD124", "prefill", ERROR,
-        lambda pair: _dp_follows(pair) and _forced(pair.prefill.env) and _forced(pair.decode.env),
+        lambda pair: _dp_follows(pair) and forces_query(pair.prefill.env) and forces_query(pair.decode.env),
         f"with {FORCE_QUERY} decode asks for every room, and this prefill registers only those that conflict",
         f"Unset {FORCE_QUERY} on both sides, or upgrade prefill to a version that registers every room.",
         "register-every-room",
@@ -147,10 +147,3 @@ def _pools(side: Side) -> tuple[str, ...]:
 
 def _over_nixl(side: Side) -> bool:
     return side.values.get("disaggregation_transfer_backend") == "nixl"
-
-
-def _forced(env: Mapping[str, str] | None) -> bool:
-    return (env or {}).get(FORCE_QUERY, "").lower() in ("true", "1", "yes", "y")
-
-
-__all__ = ["DEFECTS", "defects"]

@@ -22,7 +22,7 @@ from pdctl.probes.preflight.model import (
     PreflightDocument,
     Side,
 )
-from pdctl.probes.routing.facts import FOLLOW
+from pdctl.probes.routing.facts import FOLLOW, forces_query
 from pdctl.probes.routing.model import Fault
 from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import OTHER
@@ -165,7 +165,7 @@ def _routing(pair: Pair, way: str) -> Iterator[Line]:
         said = f"{FOLLOW}; whether {FORCE_QUERY} is set on one side only is not told"
         yield line("routing", UNKNOWN, said, about=pair.name)
     else:
-        on = [_is_set(side) for side in (prefill, decode)]
+        on = [forces_query(side.env) for side in (prefill, decode)]
         if way == SETTINGS and on[0] != on[1]:  # of ranks, who looks at their code has said it
             there, missing = ("prefill", "decode") if on[0] else ("decode", "prefill")
             yield line(
@@ -178,10 +178,6 @@ def _routing(pair: Pair, way: str) -> Iterator[Line]:
         else:
             asks = f", {FORCE_QUERY} on both sides" if all(on) else ""
             yield line("routing", OK, f"{FOLLOW}{asks}: room % {size}, if the router does so too", about=pair.name)
-
-
-def _is_set(side: Side) -> bool:
-    return (side.env or {}).get(FORCE_QUERY, "").lower() in ("true", "1", "yes", "y")
 
 
 def _bootstrap(pair: Pair, way: str) -> Iterator[Line]:
@@ -324,6 +320,3 @@ def _handshake(evidence: Evidence) -> Iterator[Line]:
     else:
         cure = f"pdctl story {sent.room} shows where it stopped." if sent.queues and sent.room else "pdctl check"
         yield line("handshake", ERROR, found, code="PD174", cure=cure)
-
-
-__all__ = ["fit_for_a_request", "judge"]

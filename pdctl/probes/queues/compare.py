@@ -7,7 +7,7 @@ A turn in which a rank's queue was empty has no round; it shows in the number of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
@@ -42,7 +42,7 @@ class Polled:
 class Difference:
     """The first round in which the ranks differ. runs: per rank, None where it has no such round.
 
-    odd: indices of the ranks without a round (SKIPPED). before: per rank, whether the round is within what was compared.
+    odd: indices of the ranks without a round (SKIPPED).
     """
 
     kind: Kind
@@ -59,7 +59,7 @@ class Comparison:
     last: int = -1
     difference: Difference | None = None
     gap: str = ""
-    waiting: tuple[int, ...] = field(default_factory=tuple)
+    waiting: tuple[int, ...] = ()
 
 
 def compare(ranks: Sequence[Polled]) -> Comparison:
@@ -129,9 +129,7 @@ def _walk(streams: Sequence[Stream], first: int, last: int) -> tuple[Difference 
     now = [int(turn[at] - turns[0][at]) for turn in turns]
     if now != offsets:
         return _late(runs, ordinal, now, offsets), offsets
-    if differs[at]:
-        return Difference(Kind.LISTS, ordinal, tuple(runs)), offsets
-    return Difference(Kind.ACTIONS, ordinal, tuple(runs)), offsets
+    return Difference(Kind.LISTS if differs[at] else Kind.ACTIONS, ordinal, tuple(runs)), offsets
 
 
 def _late(runs: list[Run], ordinal: int, now: list[int], offsets: list[int]) -> Difference:

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from pdctl.probes.queues import formatting
 from pdctl.probes.queues.compare import Difference, Kind
-from pdctl.probes.queues.formatting import diverged
+from pdctl.probes.queues.formatting import ACTIONS, diverged
 from pdctl.probes.queues.formatting import names as named
 from pdctl.probes.queues.groups import Group
 from pdctl.probes.queues.model import RankView, RoomSide, RoomSplit
-from pdctl.protocol.model import Action, EventKind, Identity, Phase
+from pdctl.protocol.model import EventKind, Identity, Phase
 from pdctl.recording.reader import Event, Item, Run
 from pdctl.report.findings import Finding, finding
 
 MOST_ROOMS = 20
 """Rooms told in full; a list that differs in more has a common cause."""
 
-ACTIONS = {
-    Action.KEPT: "kept",
-    Action.COMMITTED: "committed",
-    Action.FAILED: "failed",
-    Action.ABORTED: "aborted",
-    Action.MOVED: "moved on",
-}
 NOT_THERE = "not on its list"
 UNREADABLE = "not readable"
 """The rank's recording shows that it differs, but its requests in that round are cut off or overwritten."""
@@ -82,10 +75,7 @@ def _of(known: dict[int, tuple[str, Item | None]] | None, room: int) -> tuple[st
 def _act(item: Item, run: Run, *, last: bool) -> str:
     if last and run.phase is not Phase.APPLIED:
         return "undecided"
-    return ACTIONS.get(Action(item.action), "kept") if item.action in _ACTION_VALUES else "kept"
-
-
-_ACTION_VALUES = {int(action) for action in Action}
+    return ACTIONS.get(item.action, "kept")
 
 
 def _side(queue: str, rank: str, view: RankView, room: int, action: str, item: Item | None) -> RoomSide:
@@ -275,7 +265,7 @@ def _evidence(queue: str, diff: Difference, found: tuple[RoomSplit, ...]) -> lis
     lines = [f"first difference: round {diff.ordinal} of {queue}"]
     for split in found[:5]:
         for s in split.sides:
-            did, knew = formatting.side(s, ordinal=diff.ordinal)
+            did, knew = formatting.side(s)
             lines.append(f"room {split.room}: {s.rank} {did}" + (f"; {knew}" if knew else ""))
     return lines
 
@@ -303,6 +293,3 @@ def _advice(code: str, identity: Identity) -> tuple[str, str]:
         " writes its metadata may be written late."
     )
     return f"{name} zeroes slots when it frees them: the room was written after that, late.", late
-
-
-__all__ = ["MOST_ROOMS", "difference", "splits", "where_now"]

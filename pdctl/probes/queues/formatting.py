@@ -9,9 +9,16 @@ from pdctl.probes.queues.gate import Held
 from pdctl.probes.queues.model import RankView, RoomSide, RoomSplit
 from pdctl.probes.turns import call_words
 from pdctl.protocol.durations import seconds
-from pdctl.protocol.model import SPARE_QUEUES, Phase, poll_name
+from pdctl.protocol.model import SPARE_QUEUES, Action, Phase, poll_name
 from pdctl.targets import nodeset
 
+ACTIONS: dict[int, str] = {
+    Action.KEPT: "kept",
+    Action.COMMITTED: "committed",
+    Action.FAILED: "failed",
+    Action.ABORTED: "aborted",
+    Action.MOVED: "moved on",
+}
 _FLAGS = {
     "decode.held": ("may be released", "must be kept"),
     "decode.deferred": ("not ready", "ready"),
@@ -111,9 +118,8 @@ def _ended(acts: Sequence[tuple[str, str]]) -> str:
     return names(f"{act} on {names(ranks)}" for act, ranks in by_act.items())
 
 
-def side(s: RoomSide, *, ordinal: int) -> tuple[str, str]:
+def side(s: RoomSide) -> tuple[str, str]:
     """Return (what the rank did, what it knew) of one room."""
-    del ordinal
     did = {
         "committed": "committed it",
         "kept": "kept it",
@@ -125,9 +131,7 @@ def side(s: RoomSide, *, ordinal: int) -> tuple[str, str]:
     }.get(s.action, "does not have it" + (f": it is in {s.where}" if s.where else ""))
     if s.found is not None and s.slot >= 0:
         if s.found == 0:
-            landed = ""
-            if s.landed_s is not None:
-                landed = f" (it landed {seconds(s.landed_s)} later)"
+            landed = "" if s.landed_s is None else f" (it landed {seconds(s.landed_s)} later)"
             return did, f"slot {s.slot} held 0: metadata not written{landed}"
         return did, f"slot {s.slot} held room {s.found}"
     if s.local != "-":

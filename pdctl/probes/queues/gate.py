@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from pdctl.protocol.model import KVPoll
-from pdctl.recording.streams import Stream
+from pdctl.recording.streams import Stream, gated
 
 LOOK_BACK = 60
 """Runs looked at, from the newest back."""
@@ -32,23 +31,18 @@ class Held:
 
 def holding(streams: Iterable[tuple[str, Any]]) -> list[Held]:
     """Return the holds in the last LOOK_BACK runs of each (rank name, stream), newest last; now: the last round is one."""
-    found = []
-    for rank, stream in streams:
-        found += _of(rank, stream)
-    return sorted(found, key=lambda held: held.until)
+    return sorted((held for rank, stream in streams for held in _of(rank, stream)), key=lambda held: held.until)
 
 
 def _of(rank: str, stream: Stream) -> list[Held]:
     held: dict[int, list[int]] = {}  # room: rounds, first ordinal, last ordinal, first ns, last ns
     for index in range(max(stream.tail, len(stream) - LOOK_BACK), len(stream)):
         rows = stream.rows(index)
-        if rows is None:
-            continue
-        mask = (rows["local"] == int(KVPoll.SUCCESS)) & (rows["gated"] == int(KVPoll.TRANSFERRING))
-        if not mask.any():
+        there = [] if rows is None else rows["room"][gated(rows)].tolist()
+        if not there:
             continue
         run = stream.run(index)
-        for room in rows["room"][mask].tolist():
+        for room in there:
             entry = held.setdefault(room, [0, run.ordinal, run.last, run.t_first, run.t_enter])
             entry[0] += run.repeat
             entry[2], entry[4] = run.last, run.t_enter
@@ -71,9 +65,7 @@ def _longer(stream: Stream, held: dict[int, list[int]]) -> None:
         rows = stream.rows(before) if open_holds else None
         if rows is None:
             return
-        there = set(
-            rows["room"][(rows["local"] == int(KVPoll.SUCCESS)) & (rows["gated"] == int(KVPoll.TRANSFERRING))].tolist()
-        )
+        there = set(rows["room"][gated(rows)].tolist())
         run = stream.run(before)
         for room in list(open_holds):
             if room not in there:

@@ -162,8 +162,8 @@ def _splits(group: GroupReport, *, folds: bool) -> Iterable[RenderableType]:
         where = f"round {group.round}" if group.round >= 0 else group.queue
         yield drawing.dim(f"      {where}, room {split.room}{rid}")
         table = drawing.grid(False, True)
-        for sides in drawing.alike(split.sides, lambda s: side(s, ordinal=group.round) if folds else s.rank):
-            did, knew = side(sides[0], ordinal=group.round)
+        for sides in drawing.alike(split.sides, lambda s: side(s) if folds else s.rank):
+            did, knew = side(sides[0])
             table.add_row(f"        {names(s.rank for s in sides)} {did}", knew)
         yield table
     if len(group.splits) > 5:

@@ -12,13 +12,13 @@ from itertools import groupby
 
 from pdctl.probes import parting
 from pdctl.probes.parting import PARTS, Did, Done, Recorded
-from pdctl.probes.queues.explain import ACTIONS
+from pdctl.probes.queues.formatting import ACTIONS
 from pdctl.probes.queues.model import GroupReport, QueueRow, RankView, RoomSide, RoomSplit
 from pdctl.probes.queues.now import age_of, length_of, now
 from pdctl.probes.queues.waits import kept_waiting, late_finding
 from pdctl.probes.standing import STANDS_S
 from pdctl.protocol.durations import seconds
-from pdctl.protocol.model import POLLED_QUEUES, QUEUES, Action
+from pdctl.protocol.model import POLLED_QUEUES, QUEUES
 from pdctl.report.findings import Finding, finding
 from pdctl.targets.servers import told_apart
 
@@ -234,8 +234,5 @@ def _length(those: Sequence[RankView], queue: str) -> int | None:
 
 
 def _split(each: Sequence[Did]) -> RoomSplit:
-    sides = {did.stage: RoomSide(f"pp{did.stage}", ACTIONS[Action(did.action)], where=did.queue) for did in each}
+    sides = {did.stage: RoomSide(f"pp{did.stage}", ACTIONS[did.action], where=did.queue) for did in each}
     return RoomSplit(each[0].room, "", tuple(sides[stage] for stage in sorted(sides)))
-
-
-__all__ = ["pipelines", "pipelines_of"]

@@ -14,7 +14,7 @@ from pdctl.probes.routing import GRACE_S
 from pdctl.probes.routing.addresses import own_address
 from pdctl.probes.routing.bootstrap import Question, ask, split
 from pdctl.probes.routing.judge import pause_s
-from pdctl.probes.routing.model import FAKE_HOST, Fault, Look, Place, RankView, ServerView, waits
+from pdctl.probes.routing.model import FAKE, Fault, Look, Place, RankView, ServerView, waits
 from pdctl.protocol.model import ATTACHED, EventKind
 from pdctl.protocol.processes import network_of
 from pdctl.protocol.rank import FoundRank
@@ -230,7 +230,7 @@ def addresses_of(view: RankView) -> list[str]:
     if view.rooms is None:
         return []
     named = dict.fromkeys([*view.rooms.rooms.distinct("bootstrap"), *view.rooms.prefills, *view.missed])
-    return [address for address in named if address and not address.startswith(f"{FAKE_HOST}:")]
+    return [address for address in named if address and not address.startswith(FAKE)]
 
 
 def _unsafe(network: str, address: str, view: RankView) -> str:

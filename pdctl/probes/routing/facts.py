@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pdctl.probes.routing.model import FAKE_HOST, Look, RankView, ServerView, waits
+from pdctl.probes.routing.model import FAKE, Look, RankView, ServerView, waits
 from pdctl.protocol.model import EventKind
 from pdctl.protocol.numbers import whole
 from pdctl.protocol.requests import (
@@ -37,8 +37,12 @@ def forced(view: RankView) -> bool:
 
 def is_set(view: RankView) -> bool:
     """Return whether FORCE_QUERY is set in this rank, as the engine reads it."""
-    env = view.settings.env if view.settings is not None else {}
-    return env.get(FORCE_QUERY, "").lower() in ("true", "1", "yes", "y")
+    return forces_query(view.settings.env if view.settings is not None else None)
+
+
+def forces_query(env: Mapping[str, str] | None) -> bool:
+    """Return whether FORCE_QUERY is set among these environment variables, as the engine reads it; None: not known."""
+    return (env or {}).get(FORCE_QUERY, "").lower() in ("true", "1", "yes", "y")
 
 
 def dp_size(view: RankView) -> int:
@@ -347,7 +351,7 @@ def fold(views: Sequence[RankView]) -> list[Ranks]:
         else:
             members.append(view)
     return [
-        Ranks(tuple(found), tuple(v.identity.label for v in found), tuple(map(_place, found)))
+        Ranks(tuple(found), tuple(v.identity.label for v in found), tuple(map(short_place, found)))
         for alike in groups.values()
         for found, _ in alike
     ]
@@ -361,7 +365,7 @@ def _said(view: RankView) -> tuple[object, ...]:
     return (view.network, view.rooms.prefills, is_set(view), view.seams, shared)
 
 
-def _place(view: RankView) -> str:
+def short_place(view: RankView) -> str:
     """Return ``tp1``, with its dp and pp rank where there are several."""
     i = view.identity
     dp, pp = f"dp{i.dp} " if i.dp_size > 1 else "", f"pp{i.pp} " if i.pp_size > 1 else ""
@@ -375,7 +379,7 @@ def _add(ranks: Ranks, entries: Sequence[RoomEntry], found: Mapping[tuple[str, i
     servers: dict[str, ServerView | None] = {}
     for entry in entries:
         facts = found.get((cluster, entry.room))
-        if facts is None or entry.bootstrap.startswith(_FAKE):
+        if facts is None or entry.bootstrap.startswith(FAKE):
             continue
         if prefilling:
             facts.prefill.append((ranks, entry))
@@ -391,6 +395,3 @@ def _add(ranks: Ranks, entries: Sequence[RoomEntry], found: Mapping[tuple[str, i
             facts.address = entry.bootstrap
         if server is not None and all(known is not server for known in facts.servers):
             facts.servers = (*facts.servers, server)
-
-
-_FAKE = f"{FAKE_HOST}:"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pdctl.probes.queues.formatting import names
 from pdctl.probes.routing.addresses import addresses, serves
-from pdctl.probes.routing.model import FAKE_HOST, RECENT_S, Fault, Look, Misses, RankView, ServerView
+from pdctl.probes.routing.model import FAKE, RECENT_S, Fault, Look, Misses, RankView, ServerView
 from pdctl.probes.routing.suspects import Suspect
 from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import EventKind, KVPoll
@@ -142,7 +142,7 @@ def _asking(table: RoomTable) -> Iterator[tuple[int, int, str]]:
     """Yield the row, the room and the bootstrap server of requests that wait for what that server says."""
     for row, (queue, room, address, state) in enumerate(table.rows("queue", "room", "bootstrap", "state")):
         asks = queue == "decode.pending" or (queue == "decode.prealloc" and state == KVPoll.BOOTSTRAPPING)
-        if asks and room and address and not address.startswith(f"{FAKE_HOST}:"):
+        if asks and room and address and not address.startswith(FAKE):
             yield row, room, address
 
 

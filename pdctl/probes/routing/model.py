@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 FAKE_HOST = "2.2.2.2"
 """SGLang's ``FAKE_BOOTSTRAP_HOST``: a warm-up request that is transferred to nobody."""
-_FAKE = f"{FAKE_HOST}:"
+FAKE = f"{FAKE_HOST}:"
+"""How its address begins."""
 
 WAITING = frozenset(("prefill.bootstrap", "decode.pending", "decode.prealloc"))
 """Queues of requests for which routing still matters."""
@@ -87,7 +88,7 @@ class RankView:
         """Address → what a decode rank's recording has of bootstrap servers whose last answer is still awaited."""
         found: dict[str, Misses] = {}
         for event in self.events:
-            if event.kind != EventKind.LOOKUP or not event.text or event.text.startswith(_FAKE):
+            if event.kind != EventKind.LOOKUP or not event.text or event.text.startswith(FAKE):
                 continue
             if event.a <= 0:
                 found.pop(event.text, None)
@@ -279,7 +280,7 @@ def place_of(view: RankView) -> Place:
 def waits(entry: RoomEntry) -> bool:
     """Return whether an entry waits to be routed, or for the side it was routed to; warm-ups do not count."""
     there = entry.queue in WAITING or (entry.queue == "decode.transfer" and entry.state <= _TRANSFERS)
-    return there and entry.room != 0 and not entry.bootstrap.startswith(_FAKE)
+    return there and entry.room != 0 and not entry.bootstrap.startswith(FAKE)
 
 
 _TRANSFERS = int(KVPoll.WAITING_FOR_INPUT)

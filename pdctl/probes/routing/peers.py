@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from pdctl.probes.queues.formatting import names
 from pdctl.probes.routing.addresses import is_target, listens_on, serves, setting, shared
+from pdctl.probes.routing.facts import short_place
 from pdctl.probes.routing.model import Look, Place, RankView, place_of
 from pdctl.probes.routing.suspects import Suspect
 from pdctl.protocol.durations import seconds
@@ -107,8 +108,8 @@ def _replaced(cluster: str, service: str, address: str, ports: Sequence[_Stale])
     more = len({stale.label for stale in ports}) - 1
     alike = f", and so it is for {more} more rank{'s'[: more != 1]}" if more else ""
     summary = (
-        f"{began}; {names(map(_place, one.views))} of {service} still send{'s' * (len(one.views) == 1)} to port {one.port} of "
-        f"the process before. {one.label} {there} port {one.now}{alike}."
+        f"{began}; {names(map(short_place, one.views))} of {service} still send{'s' * (len(one.views) == 1)} to port"
+        f" {one.port} of the process before. {one.label} {there} port {one.now}{alike}."
     )
     if waiting:
         wait = f"{waiting} request{'s'[: waiting != 1]} wait{'s'[: waiting == 1]}"
@@ -137,13 +138,6 @@ def _replaced(cluster: str, service: str, address: str, ports: Sequence[_Stale])
 
 
 _SHOWN = 8
-
-
-def _place(view: RankView) -> str:
-    """Return ``tp1``, with its dp and pp rank where there are several."""
-    i = view.identity
-    dp, pp = f"dp{i.dp} " if i.dp_size > 1 else "", f"pp{i.pp} " if i.pp_size > 1 else ""
-    return f"{dp}{pp}tp{i.tp}"
 
 
 # ---- decode was replaced, and prefill has what the process before sent -------------------------------------------------

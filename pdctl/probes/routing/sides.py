@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from pdctl.probes.queues.formatting import names
 from pdctl.probes.routing.addresses import listens_on, near, shared
 from pdctl.probes.routing.facts import (
@@ -52,12 +54,8 @@ def _side(key: Key, views: Sequence[RankView]) -> Side:
     for view in answering:
         for address, facts in (view.rooms.prefills if view.rooms is not None else {}).items():
             told.setdefault(address, dict(facts))
-    return Side(
-        role=role,
-        service=service,
-        cluster=cluster,
-        ranks=len(views),
-        answered=heard,
+    return msgspec.structs.replace(
+        common,
         dp_size=dp_size(one) if role == "prefill" else -1,
         balance=balance(one) if role == "prefill" else "",
         force_query=any(forced(view) for view in answering),

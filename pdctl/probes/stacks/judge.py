@@ -8,7 +8,7 @@ from pdctl.probes.ranks.judge import last_round_words
 from pdctl.probes.stacks import deadlock, formatting
 from pdctl.probes.stacks.collectives import collectives
 from pdctl.probes.stacks.model import GroupStacks, RankLooks, RankStack, StacksDocument, Standing
-from pdctl.probes.stacks.moves import IDLE, MIXED, MOVING, STUCK, common, idle, moves, outermost_first, stood_s
+from pdctl.probes.stacks.moves import IDLE, MIXED, MOVING, STUCK, common, idle, moves, stood_s
 from pdctl.probes.stacks.tree import Stack, merge
 from pdctl.probes.turns import call_words
 from pdctl.protocol.model import Frame
@@ -25,7 +25,7 @@ def judge(
     outliers = {n for _, odd in groups for n in odd}
     quiet = {n for members in _groups(views) if idle([views[n] for n in members]) for n in members}
     stacks = [
-        Stack(n, outermost_first(stack), common(view) if len(view.looks) > 1 else -1, n in quiet)
+        Stack(n, stack[::-1], common(view) if len(view.looks) > 1 else -1, n in quiet)
         for n, view in enumerate(views)
         if (stack := _stack(view))
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pdctl.probes.stacks.model import RankLooks
-from pdctl.protocol.model import Frame, Status
+from pdctl.protocol.model import Status
 
 STUCK, MOVING = "stuck", "moving"
 IDLE = "idle"
@@ -42,16 +42,11 @@ def stood_s(view: RankLooks) -> float:
     return max(0.0, (view.looks[-1].mono_ns - view.looks[0].mono_ns) / 1e9)
 
 
-def outermost_first(stack: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    """Return the stack as a tree of stacks wants it."""
-    return stack[::-1]
-
-
 def common(view: RankLooks) -> int:
     """Return how many frames, from the outermost on, were there in every look; 0 when the rank got on between them."""
     if turned(view):
         return 0
-    stacks = [[(f.function, f.file) for f in outermost_first(look.stack)] for look in view.looks]
+    stacks = [[(f.function, f.file) for f in reversed(look.stack)] for look in view.looks]
     depth = 0
     for frames in zip(*stacks, strict=False):
         if len(set(frames)) > 1:

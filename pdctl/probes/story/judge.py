@@ -171,9 +171,8 @@ def _rank(name: str, past: RankPast, told: Sequence[_Told], span_ns: int) -> Ran
     within = t.time.offset.within_ns
     if within:
         within += int(span_ns * DRIFT / 2)  # the offset holds in the middle of the story
-    return RankLine(
-        rank=name, label=i.label, role=i.role, state=past.state, host=i.host, pid=i.pid, saw=bool(t.story.moments),
-        reference=t.time.offset.low == t.time.offset.high == 0, clock=t.time.why,
+    return replace(
+        line, saw=bool(t.story.moments), reference=t.time.offset.low == t.time.offset.high == 0, clock=t.time.why,
         uncertainty_s=None if within is None else within / 1e9,
     )  # fmt: skip
 
@@ -282,6 +281,3 @@ def _absent(role: str, pasts: Sequence[RankPast], told: Sequence[_Told], wall: i
 
 
 _SAME_NS = int(SAME_S * 1e9)
-
-
-__all__ = ["story"]

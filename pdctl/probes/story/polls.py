@@ -6,18 +6,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pdctl.probes.queues.formatting import one_of, value
+from pdctl.probes.queues.formatting import ACTIONS, one_of, value
 from pdctl.probes.story.model import Lost, Moment
 from pdctl.protocol.model import POLLED_QUEUES, UNKNOWN, Action, KVPoll, Phase, poll_name
 from pdctl.recording.reader import Recording
 from pdctl.recording.streams import Item, Run, Stream
-
-_WORDS = {
-    Action.COMMITTED: "committed",
-    Action.FAILED: "failed",
-    Action.ABORTED: "aborted",
-    Action.MOVED: "moved on",
-}
 
 
 @dataclass(frozen=True)
@@ -220,7 +213,7 @@ class _Teller:
     def _decide(self, item: Item, run: Run) -> None:
         at = run.t_done or run.t_enter
         self._tell(run.last, at)
-        did = _WORDS.get(Action(item.action), "left") if item.action in set(map(int, Action)) else "left"
+        did = ACTIONS.get(item.action, "left")
         text = f"{did} in round {run.last} of {self._of}"
         moment = Moment(
             at, "decision", text, self._stream.queue, run.last, slot=item.slot, value=did, since_ns=run.t_enter

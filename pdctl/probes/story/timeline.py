@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from pdctl.probes.queues.formatting import ACTIONS
 from pdctl.probes.story.model import KINDS, Lost, Moment, QueueStay, RankStory
 from pdctl.probes.story.polls import Polls, polls
 from pdctl.protocol.model import OTHER, Action, EventKind, KVPoll, poll_name
 from pdctl.protocol.notes import EVERY_REQUEST, WRONG_ELSEWHERE, WRONG_KV
 from pdctl.recording.reader import Event, Recording
-
-_ACTIONS = {0: "kept", 1: "committed", 2: "failed", 3: "aborted", 4: "moved on"}
 
 
 def rank_story(recording: Recording, room: int) -> RankStory:
@@ -114,7 +113,7 @@ def _enqueued(e: Event, *, first: bool) -> Moment:
 def _event(e: Event) -> Moment | None:
     """Return what a single event says, None for one that says nothing of a room by itself."""
     if e.kind is EventKind.DEQUEUE:
-        how = _ACTIONS.get(e.a, "left")
+        how = ACTIONS.get(e.a, "left")
         return Moment(e.mono_ns, "dequeue", f"left {e.queue}: {how}", e.queue, slot=e.slot, value=how)
     if e.kind is EventKind.DP_REGISTER:
         return Moment(e.mono_ns, "registration", f"registered at the bootstrap server: dp {e.a}", value=f"dp {e.a}")
@@ -221,14 +220,14 @@ def _gone(queue: str, since: int, own: Sequence[Event]) -> tuple[int | None, str
         if e.mono_ns < since:
             continue
         if e.kind is EventKind.DEQUEUE and e.queue == queue:
-            return e.mono_ns, _ACTIONS.get(e.a, "left")
+            return e.mono_ns, ACTIONS.get(e.a, "left")
         if queue == "decode.pending" and (
             (e.kind is EventKind.DP_ANSWER and e.a >= 0)
             or (e.kind is EventKind.STATE and e.a == KVPoll.WAITING_FOR_INPUT)
         ):
-            return e.mono_ns, _ACTIONS[Action.MOVED]
+            return e.mono_ns, ACTIONS[Action.MOVED]
         if queue == "decode.prealloc" and e.kind is EventKind.ENQUEUE and e.queue == "decode.transfer":
-            return e.mono_ns, _ACTIONS[Action.MOVED]
+            return e.mono_ns, ACTIONS[Action.MOVED]
     return None, ""
 
 
@@ -242,6 +241,3 @@ def _lost(recording: Recording, events: Sequence[Event]) -> list[Lost]:
     if not events and recording.problems:
         lost.append(Lost("no events can be read: arrival, states and messages are not known"))
     return lost
-
-
-__all__ = ["order", "rank_story", "rids_of"]

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 def collect(view: View, *, pause_s: float) -> list[RankLooks]:
     """Return two looks at every rank, ``pause_s`` seconds apart, in the view's order."""
     first = view.rooms()
-    lacking = _outside(view, _missing(view.ranks, [answer.body for answer in first]))
+    lacks = _missing(view.ranks, [answer.body for answer in first])
+    lacking = [rank for rank in view.ranks if rank.state == "outside" and lacks.get(rank.identity.role)]
     earlier = view.again().status(lacking)
     view.pause(pause_s)
     taking_in = _taking_in(view, earlier)
@@ -87,11 +88,6 @@ def _recordings(view: View, missing: dict[str, frozenset[int]]) -> Callable[[Fou
             if answer.body is not None:
                 found[id(answer.rank)] = Answer(answer.rank, answer.body.recording)
     return lambda rank: found.get(id(rank)) or view.recording(rank)
-
-
-def _outside(view: View, missing: dict[str, frozenset[int]]) -> list[FoundRank]:
-    """Return the ranks that are read from outside, and lack rooms that the other side has."""
-    return [rank for rank in view.ranks if rank.state == "outside" and missing.get(rank.identity.role)]
 
 
 def _taking_in(view: View, earlier: Sequence[Answer[Status]]) -> dict[int, int]:
