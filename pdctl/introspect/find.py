@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from pdctl.protocol.processes import Process, look
+from pdctl.protocol.processes import Process, look_with_parent
 
 TITLE = "sglang::scheduler"
 _SHORT = TITLE[:15]  # what the kernel keeps as a process's name
@@ -35,16 +35,16 @@ def candidates() -> list[Candidate]:
             title = _title(folder)
             if title:
                 pid = int(folder.name)
-                process = look(pid)
-                if process.state:
-                    found.append(Candidate(pid, title, process, _parent(folder)))
+                one = look_with_parent(pid)
+                if one.process.state:
+                    found.append(Candidate(pid, title, one.process, one.parent))
     return sorted(found, key=lambda candidate: candidate.pid)
 
 
 def candidate(pid: int) -> Candidate:
     """Return any process as a candidate, whatever it calls itself."""
-    folder = Path(f"/proc/{pid}")
-    return Candidate(pid, _title(folder), look(pid), _parent(folder))
+    one = look_with_parent(pid)
+    return Candidate(pid, _title(Path(f"/proc/{pid}")), one.process, one.parent)
 
 
 def _title(folder: Path) -> str:
@@ -58,10 +58,3 @@ def _title(folder: Path) -> str:
         return ""
     text = title.split(b"\0")[0].decode(errors="replace").strip()
     return text if text.startswith(TITLE) else ""
-
-
-def _parent(folder: Path) -> int:
-    try:
-        return int((folder / "stat").read_bytes().rpartition(b")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from pdctl.protocol.processes import look_with_parent
+
 CAP_SYS_PTRACE = 19
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 _DROPPED = "Run pdctl as root of the host, or give it CAP_SYS_PTRACE (docker run --cap-add SYS_PTRACE; in Kubernetes \
@@ -158,8 +160,5 @@ def _descends(pid: int) -> bool:
     while pid > 1:
         if pid == own:
             return True
-        try:
-            pid = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
-            return False
+        pid = look_with_parent(pid).parent
     return False

@@ -108,7 +108,7 @@ class OutsideRank:
         seen_ns, runs, stack = target.opened_ns, target.opened_runs, target.stack
         if self._told or now_ns - seen_ns > _FRESH_NS:
             seen_ns, runs = now_ns, now_runs
-            stack = target.look_at_stack(timeout_s, with_locals=True)
+            stack = target.look_at_stack(timeout_s)
         self._told = True
         return Status(
             identity=self.identity,

@@ -57,11 +57,7 @@ def _copy(pid: int, bulk: Bulk) -> Stop:
 
 
 def _asked(code: int) -> None:
-    if code:
-        _raise(code)
-
-
-def _raise(code: int) -> None:
     if code == errno.ESRCH:
         raise GoneError("process has ended")
-    raise NotPermittedError(os.strerror(code))
+    if code:
+        raise NotPermittedError(os.strerror(code))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -86,17 +87,15 @@ class OpenProcess:
             pass  # it ended meanwhile
         raise self._failed(GoneError("process has ended"))
 
-    def look_at_stack(self, timeout_s: float, *, with_locals: bool = False) -> pyspy.Stack:
-        """Return the main thread's stack as it is now. Raises UnreadableError."""
+    def look_at_stack(self, timeout_s: float) -> pyspy.Stack:
+        """Return the main thread's stack as it is now, with its locals. Raises UnreadableError."""
         end = time.monotonic() + timeout_s
         try:
             command = pyspy.find(self.pid, interpreter.environments(self.files))
             for _ in range(_TRIES - 1):
-                try:
-                    return pyspy.main_thread(command, self.pid, end - time.monotonic(), with_locals=with_locals)
-                except pyspy.TornError:
-                    continue  # the stack changed under it
-            return pyspy.main_thread(command, self.pid, end - time.monotonic(), with_locals=with_locals)
+                with suppress(pyspy.TornError):  # the stack changed under it
+                    return pyspy.main_thread(command, self.pid, end - time.monotonic(), with_locals=True)
+            return pyspy.main_thread(command, self.pid, end - time.monotonic(), with_locals=True)
         except pyspy.PySpyError as error:
             raise self._failed(error, error.next_step) from None
 
@@ -108,7 +107,7 @@ class OpenProcess:
         """
         for _ in range(_TRIES):
             self.opened_ns, self.opened_runs = time.monotonic_ns(), self.runs()
-            self.stack = self.look_at_stack(self._end - time.monotonic(), with_locals=True)
+            self.stack = self.look_at_stack(self._end - time.monotonic())
             found = self._root(accept)
             if found or self.opened_runs == self.runs() or time.monotonic() > self._end:
                 return found

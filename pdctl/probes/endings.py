@@ -203,10 +203,11 @@ _LOGGED = " (the engine's log says so)"
 
 
 def _exit(status: int) -> str:
-    return f"killed by {_signal(status & 0x7F)}" if status & 0x7F else f"with exit code {status >> 8 & 0xFF}"
+    return f"killed by {signal_name(status & 0x7F)}" if status & 0x7F else f"with exit code {status >> 8 & 0xFF}"
 
 
-def _signal(number: int) -> str:
+def signal_name(number: int) -> str:
+    """Return ``SIGKILL``, or ``signal 99`` of a number that has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:

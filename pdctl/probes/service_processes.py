@@ -5,11 +5,11 @@ No scheduler notices: requests do not come in, or their answers do not go out.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdctl.introspect.services import CONTROLLER, DETOKENIZER, MAIN, Service
+from pdctl.probes.endings import signal_name
 from pdctl.protocol.model import Identity
 from pdctl.report.findings import Finding, finding
 from pdctl.targets import nodeset
@@ -68,7 +68,4 @@ def _how(one: Service) -> str:
     status = one.process.exit_status
     if not status & 0x7F:
         return f"has ended, with exit code {status >> 8}" if status else "has ended"
-    try:
-        return f"has ended, killed by {signal.Signals(status & 0x7F).name}"
-    except ValueError:
-        return f"has ended, killed by signal {status & 0x7F}"
+    return f"has ended, killed by {signal_name(status & 0x7F)}"

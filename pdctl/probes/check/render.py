@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from pdctl.probes.check.model import ERROR, INFO, OK, UNKNOWN, WARNING
+from pdctl.probes.check.judge import RANKING
 from pdctl.report import drawing
 
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from pdctl.probes.check.model import CheckDocument, StageRow
 
-_LEVELS = (ERROR, WARNING, UNKNOWN, INFO, OK)
 _STYLE = {"ok": "green", "info": "cyan", "unknown": "yellow", "warning": "yellow", "error": "red"}
 
 
@@ -23,7 +22,7 @@ def render(document: CheckDocument, *, wide: bool) -> Iterable[RenderableType]:
     """Yield what is wrong and what to do, the stages, the worst first, and the findings. wide: also what each stage does."""
     yield from drawing.headline(document.findings)
     table = drawing.grid(False, False, True)
-    for row in sorted(document.stages, key=lambda row: _LEVELS.index(row.level)):
+    for row in sorted(document.stages, key=lambda row: -RANKING.index(row.level)):
         table.add_row(Text(row.level, style=_STYLE[row.level]), row.stage, _summary(row, document))
         if wide:
             table.add_row("", "", drawing.dim(_does(row.stage)))

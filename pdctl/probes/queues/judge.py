@@ -6,7 +6,8 @@ rounds, snapshots are compared, and a difference counts only after it has lasted
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from pdctl.probes.queues import STALLED_S, explain, formatting
 from pdctl.probes.queues.compare import Difference, Polled, compare
@@ -21,6 +22,10 @@ from pdctl.probes.queues.stages import pipelines
 from pdctl.protocol.model import COMPARED_QUEUES, POLLED_QUEUES, QUEUES, Phase
 from pdctl.recording.requests import last_sign_ns
 from pdctl.report.findings import Finding, finding
+
+if TYPE_CHECKING:
+    from pdctl.recording.reader import Recording
+    from pdctl.recording.streams import Stream
 
 
 def judge(
@@ -98,12 +103,12 @@ def _group(
     group: Group, stalled_s: float, confirmed: bool, views: Sequence[RankView], *, holds: bool
 ) -> tuple[GroupReport, list[Finding]]:
     group.judged = [n for n, view in enumerate(group.members) if view is not None and has_rounds(view)]
-    recordings = [group.members[n].recording for n in group.judged]  # type: ignore[union-attr]
-    queues = [q for q in COMPARED_QUEUES if any(r is not None and r.stream(q, group.info.kind) for r in recordings)]
+    recordings = [recording for _, recording in _recorded(group)]
+    queues = [q for q in COMPARED_QUEUES if any(r.stream(q, group.info.kind) for r in recordings)]
     if len(group.judged) > 1:
         for queue in queues:
             group.comparisons[queue] = compare(
-                [Polled(r.stream(queue, group.info.kind), r.visits.get(queue)) for r in recordings if r is not None]
+                [Polled(r.stream(queue, group.info.kind), r.visits.get(queue)) for r in recordings]
             )
     notes = [f"{queue}: {comparison.gap}" for queue, comparison in group.comparisons.items() if comparison.gap]
     if group.info.size > 1 and len(group.known) > 1 and len(group.judged) < 2 and not _without_rounds(group):
@@ -147,15 +152,17 @@ def _group(
     ), findings
 
 
-def _named_streams(group: Group, queue: str) -> list[tuple[str, object]]:
-    out: list[tuple[str, object]] = []
+def _recorded(group: Group) -> Iterator[tuple[str, Recording]]:
+    """Yield the name and the recording of each member with rounds."""
     for n in group.judged:
         view = group.members[n]
         if view is not None and view.recording is not None:
-            stream = view.recording.stream(queue, group.info.kind)
-            if stream is not None:
-                out.append((group.place(n), stream))
-    return out
+            yield group.place(n), view.recording
+
+
+def _named_streams(group: Group, queue: str) -> list[tuple[str, Stream]]:
+    each = ((name, recording.stream(queue, group.info.kind)) for name, recording in _recorded(group))
+    return [(name, stream) for name, stream in each if stream is not None]
 
 
 def _first(group: Group) -> tuple[str, Difference] | None:
@@ -203,12 +210,12 @@ def _waiting(group: Group, stalled_s: float) -> list[Finding]:
     leaders, stragglers = _ahead(group)
     if not leaders or clock is None:
         return _waiting_for_the_silent(group, stalled_s, clock)
-    since = []
-    for n in group.judged:
-        view = group.members[n]
-        if group.place(n) in leaders and view is not None and view.recording is not None:
-            entered = [s.newest for s in view.recording.streams if len(s) and s.newest.phase is Phase.ENTERED]
-            since += [run.t_enter for run in entered]
+    since = [
+        s.newest.t_enter
+        for name, recording in _recorded(group)
+        for s in recording.streams
+        if name in leaders and len(s) and s.newest.phase is Phase.ENTERED
+    ]
     waited = (clock - max(since)) / 1e9 if since else 0.0
     if waited < stalled_s:
         return []
@@ -222,15 +229,12 @@ def _waiting_for_the_silent(group: Group, stalled_s: float, clock: int | None) -
     ]
     if clock is None or not silent:
         return []
-    entered = []
-    for n in group.judged:
-        view = group.members[n]
-        if view is not None and view.recording is not None:
-            entered += [
-                (s.newest.t_enter, group.place(n))
-                for s in view.recording.streams
-                if s.group.size > 1 and len(s) and s.newest.phase is Phase.ENTERED
-            ]
+    entered = [
+        (s.newest.t_enter, name)
+        for name, recording in _recorded(group)
+        for s in recording.streams
+        if s.group.size > 1 and len(s) and s.newest.phase is Phase.ENTERED
+    ]
     if not entered or (clock - max(entered)[0]) / 1e9 < stalled_s:
         return []
     return [_late(group, tuple(name for _, name in entered), tuple(silent), (clock - max(entered)[0]) / 1e9)]

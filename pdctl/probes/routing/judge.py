@@ -196,14 +196,13 @@ def _age(entry: RoomEntry) -> float | None:
 def _asker(facts: RoomFacts, decoding: Decoding) -> Asker:
     ranks, first = decoding.ranks, decoding.entries[0]
     asked = facts.event(EventKind.DP_QUERY, ranks) if facts.events else None
-    age_s = first.age_s
     return Asker(
         ranks=ranks.labels,
         places=ranks.places,
         dp=decoding.dp,
         queues=decoding.queues,
-        state=_STATES.get(first.state, "-"),
-        age_s=None if age_s < 0 else age_s,
+        state=_state(first),
+        age_s=_age(first),
         pinned=first.pinned >= 0,
         asked_s=None if asked is None else asked[0].age_s(asked[1].mono_ns),
     )
