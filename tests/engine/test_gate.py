@@ -28,7 +28,7 @@ from tests.engine.harness import Pair, patiently
 from tests.engine.injecting import fault
 from tests.engine.tokens import PROMPTS, right_tokens
 from tests.support.curve import Keyring
-from tests.support.patience import patience, until
+from tests.support.patience import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -122,8 +122,8 @@ def test_it_is_found_by_its_stores(version: str, pair: Pair, ring: Keyring, tmp_
 
 def test_rows_are_told_apart(pair: Pair) -> None:
     """While the row of tp1 is held back it reads 0 there; tp0 has its own. Afterwards both slots are zeroed."""
-    with late_metadata(pair, f"{patience(10):g}s"):
-        [held_back] = pair.begin(1, limit_s=60, text=SECRET)
+    with late_metadata(pair, "5m"):
+        [held_back] = pair.begin(1, limit_s=150, text=SECRET)
 
         def held() -> dict[str, Any] | None:
             status, seen = dumped(pair, "metadata", "--rank", "decode")
@@ -141,7 +141,7 @@ def test_rows_are_told_apart(pair: Pair) -> None:
         assert {(rank["gate"], rank["zeroed"], rank["aux"], rank["safe"]) for rank in seen["ranks"]} == {
             (True, True, "rdma", "yes")
         }
-        assert held_back().tokens
+    assert held_back().tokens
     status, seen = dumped(pair, "metadata", "--rank", "decode")
     assert (status, seen["slots"]) == (0, [])
 
@@ -149,8 +149,8 @@ def test_rows_are_told_apart(pair: Pair) -> None:
 def test_the_gate_holds(version: str, pair: Pair, tmp_path: Path) -> None:
     """C1's twin: the same delay, no divergence, the gate is named, and the tokens are right."""
     right = right_tokens(version)
-    with late_metadata(pair, f"{patience(15):g}s"):
-        [held_back] = pair.begin(1, limit_s=60)
+    with late_metadata(pair, "5m"):
+        [held_back] = pair.begin(1, limit_s=150)
 
         def held() -> list[dict[str, Any]]:
             return [group for group in in_step(pair) if group["verdict"] == "HELD"]
@@ -161,7 +161,7 @@ def test_the_gate_holds(version: str, pair: Pair, tmp_path: Path) -> None:
         shutil.copytree(pair.record_dir, copy)  # as it is now; what takes its time comes later
         # Others pass meanwhile: the gate holds the one request alone.
         assert pair.one_by_one(PROMPTS - 1, first=1) == right[1:]
-        assert held_back().tokens == right[0]
+    assert held_back().tokens == right[0]
     stories.is_held(stories.story(pair, room, "--from", str(copy)))
     stories.is_whole(stories.story(pair, room), late=True)
     stories.is_whole(stories.story(pair, pair.rooms[0], "--from", str(pair.record_dir)), late=False)
@@ -186,6 +186,7 @@ def stuck_is_told(pair: Pair, room: int, kind: str) -> None:
 
     def look() -> dict[str, Any] | None:
         done = pair.pdctl("stuck", "-o", "json", "--stuck-after", "2s", "--pause", "1s")
+        assert done.stdout, done.stderr
         document: dict[str, Any] = json.loads(done.stdout)
         assert done.returncode == (1 if document["findings"] else 0), done.stderr
         return document if document["findings"] else None
@@ -209,7 +210,8 @@ def stuck_is_told(pair: Pair, room: int, kind: str) -> None:
 @pytest.mark.parametrize("kind", HELD, ids=lambda kind: kind[0])
 def test_what_holds_a_request_back(pair: Pair, right: list[int], kind: tuple[str, ...]) -> None:
     state = HELD[kind]
-    assert json.loads(pair.pdctl("faults", "--available", "-o", "json").stdout)
+    available = pair.pdctl("faults", "--available", "-o", "json")
+    assert available.returncode == 0, available.stderr
     with fault(pair, *kind) as placed:
         [answer] = pair.begin(1, limit_s=150)
         room = pair.rooms[-1]
@@ -223,7 +225,9 @@ def test_what_holds_a_request_back(pair: Pair, right: list[int], kind: tuple[str
         went = placed.heal()
         assert went["released"] == 1, went
         assert answer().tokens == right, kind
-        assert json.loads(pair.pdctl("stuck", "-o", "json").stdout)["requests"] == []
+        left = pair.pdctl("stuck", "-o", "json")
+        assert left.stdout, left.stderr
+        assert json.loads(left.stdout)["requests"] == []
 
 
 @pytest.mark.parametrize("kind", [("--flip-poll", "Transferring"), ("--skew-poll", "100ms")], ids=lambda kind: kind[0])

@@ -45,7 +45,7 @@ def test_the_emitted_test(version: str, gate: bool, host: LightHost, tmp_path: P
 def test_the_engines_own_poll_and_gate(version: str, gate: str, verdict: str, host: LightHost, tmp_path: Path) -> None:
     """Polled, gated and reduced by SGLang's functions, round for round the same as by pdctl's."""
     words = ("replay", REAL, "--engine", "sglang", "--gate", gate, "--queue", "decode.transfer", "--repeats", 5)
-    limit = ("--round-timeout", f"{patience(20):g}s")
+    limit = ("--round-timeout", f"{patience(8):g}s")
     done = host.program(tmp_path, "-m", "pdctl.cli", *words, *limit, "-o", "json", env=OFF)
     assert done.stdout, done.stderr[-4000:]
     [one] = json.loads(done.stdout)["groups"][0]["runs"]
