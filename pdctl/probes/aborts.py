@@ -10,7 +10,7 @@ import msgspec
 from pdctl.protocol.model import Identity
 from pdctl.report.findings import Finding
 
-_ADVISED = re.compile(r"\bAbort (?:on decode\b|the (?:request|room)\b(?! on prefill))")
+_ADVISED = re.compile(r"\bAbort (?:(?:it )?on (?:the )?decode\b|the (?:request|room)\b(?! on prefill))")
 _GONE = frozenset(("PD113",))
 """Where the server that would get the message has ended."""
 WARNING = (

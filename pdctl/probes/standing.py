@@ -30,8 +30,8 @@ STANDS_S = 10.0
 KERNEL_S = 30.0
 """The same where its main thread is in one wait in the kernel."""
 LONG_S = 300.0
-"""The same where its main thread is in no collective, where all ranks are in the same one of a forward, or where one that was
-not reached may compute."""
+"""The same where its main thread is in no collective, where one of a forward has all its ranks, or where a rank that was not
+reached may compute."""
 MOST_EVIDENCE = 16
 
 
@@ -70,7 +70,7 @@ def _standing(loops: Sequence[Loop], members: Sequence[int]) -> list[int]:
     free = [n for n in members if loops[n].turn.turned or loops[n].turn.state in GONE]
     if len({*stopped, *waiting, *free}) < len(members):
         return stopped  # the others may wait for one that works
-    least_s = LONG_S if _lost(loops, members) or _in_one_forward(loops, members) else STANDS_S
+    least_s = LONG_S if _lost(loops, members) or in_a_forward(loops, members) else STANDS_S
     return sorted({*stopped, *(n for n in waiting if _old(loops[n].turn, least_s))})
 
 
@@ -99,11 +99,22 @@ def _old(turn: Turn, least_s: float) -> bool:
     return turn.outside and bool(turn.call.inside) and turn.stood_s >= OUTSIDE_S  # without: before its first turn
 
 
-def _in_one_forward(loops: Sequence[Loop], members: Sequence[int]) -> bool:
-    """Return whether all these ranks are in the same collective of a forward, which may take long on a busy machine."""
-    calls = {(c.op, c.group, c.seq, c.elements) for c in (loops[n].turn.call for n in members)}
-    inside = {loops[n].turn.call.inside for n in members}
-    return inside == {"model forward"} and len(calls) == 1
+def in_a_forward(loops: Sequence[Loop], members: Sequence[int]) -> bool:
+    """Return whether a collective of a forward has all its ranks among these: it goes on, and takes long on a busy machine."""
+    inside: dict[tuple[object, ...], list[int]] = {}
+    for n in members:
+        call = loops[n].turn.call
+        if call.op and call.inside == "model forward":
+            key = (call.pg, call.group, call.op, call.seq, call.elements)
+            inside.setdefault(key, []).append(n)
+    return any(len(ranks) >= _size(loops, members, ranks[0]) for ranks in inside.values())
+
+
+def _size(loops: Sequence[Loop], members: Sequence[int], n: int) -> int:
+    """Return how many ranks the group has in whose collective rank ``n`` is: those of its stage where that is not told."""
+    one, kind = loops[n].identity, loops[n].turn.call.group
+    told = [info.size for info in one.groups if info.kind == kind]
+    return told[0] if told else sum(loops[m].identity.pp == one.pp for m in members)
 
 
 def _finding(loops: Sequence[Loop], members: Sequence[int], gone: Sequence[int]) -> Finding:

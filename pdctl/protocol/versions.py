@@ -9,7 +9,7 @@ _BOUND = re.compile(r"(<=|>=|<|>)(.+)")
 
 
 def parse(text: str) -> tuple[int, ...] | None:
-    """Return a version so that versions compare; None for what is none, and for one before its release (rc, dev).
+    """Return a version so that versions compare; None for what is none, and for one before its release (rc, dev, 0.0.0).
 
     What such a build has and lacks is not known by its number.
     """
@@ -17,6 +17,8 @@ def parse(text: str) -> tuple[int, ...] | None:
     if found is None:
         return None
     numbers = [int(part) for part in found[1].split(".")]
+    if not any(numbers):  # what builds without a tag call themselves
+        return None
     return (*numbers, *[0] * (5 - len(numbers)), int(found[2] or 0))
 
 

@@ -9,6 +9,7 @@ from pdctl.probes.queues.formatting import names as named
 from pdctl.probes.queues.groups import Group
 from pdctl.probes.queues.model import RankView, RoomSide, RoomSplit
 from pdctl.protocol.model import EventKind, Identity, Phase
+from pdctl.protocol.versions import within
 from pdctl.recording.reader import Event, Item, Run
 from pdctl.report.findings import Finding, finding
 
@@ -272,6 +273,9 @@ def _evidence(queue: str, diff: Difference, found: tuple[RoomSplit, ...]) -> lis
 
 _RESTART = "Restart this decode server now: its group can't recover by itself."
 _GATE, _ZEROING = "gate", "zero-on-free"
+_GATED = "0.5.13"
+"""The release from which on SGLang has both."""
+_PATCHED = "Find what took the gate out of this build, a patch or a setting, and install the release as it is."
 
 
 def _advice(code: str, identity: Identity) -> tuple[str, str]:
@@ -279,15 +283,21 @@ def _advice(code: str, identity: Identity) -> tuple[str, str]:
     if code not in ("PD101", "PD107"):
         return "", ""
     engine = {"sglang": "SGLang"}.get(identity.engine, identity.engine)
-    name, old = f"{engine} {identity.engine_version}", _GATE in identity.lacks
+    name, old = f"{engine} {identity.engine_version}".strip(), _GATE in identity.lacks
+    taken_out = old and engine == "SGLang" and bool(within(identity.engine_version, f">={_GATED}"))
     if code == "PD101":
+        if taken_out:
+            said = f"this {name} has no metadata gate, though its release has one (PR 26394)."
+            return said, f"{_RESTART} {_PATCHED}"
         if old:
-            return f"{name} has no metadata gate; SGLang has one from 0.5.13 on (PR 26394).", ""
+            return f"{name} has no metadata gate; SGLang has one from {_GATED} on (PR 26394).", ""
         said = f"{name} has a metadata gate, and yet this happened: report it with this output."
         return said, f"{_RESTART} Keep the recordings (pdctl record): an upgrade that would prevent it is not known."
     # SGLang zeroes slots from the version on that has the gate.
+    if taken_out:
+        return f"this {name} lacks the metadata gate of its release, and may not zero slots.", f"{_RESTART} {_PATCHED}"
     if _ZEROING in identity.lacks or (identity.engine == "sglang" and old):
-        return f"{name} does not zero slots when it frees them; SGLang does from 0.5.13 on.", ""
+        return f"{name} does not zero slots when it frees them; SGLang does from {_GATED} on.", ""
     late = (
         f"{_RESTART} pdctl story of the room found there shows how it ended: a request that is aborted while prefill"
         " writes its metadata may be written late."

@@ -19,6 +19,7 @@ from pdctl.probes.queues.model import WELL, GroupReport, QueueRow, QueuesDocumen
 from pdctl.probes.queues.now import length_of, now
 from pdctl.probes.queues.pairing import pairing
 from pdctl.probes.queues.stages import pipelines
+from pdctl.probes.queues.waits import kept_waiting
 from pdctl.protocol.model import COMPARED_QUEUES, POLLED_QUEUES, QUEUES, Phase
 from pdctl.recording.requests import last_sign_ns
 from pdctl.report.findings import Finding, finding
@@ -209,7 +210,7 @@ def _waiting(group: Group, stalled_s: float) -> list[Finding]:
     clock = _clock(group) if any(not view.ended for view in group.known) else _last_sign(group)
     leaders, stragglers = _ahead(group)
     if not leaders or clock is None:
-        return _waiting_for_the_silent(group, stalled_s, clock)
+        return _waiting_for_the_silent(group, stalled_s, clock) or _waiting_elsewhere(group, stalled_s)
     since = [
         s.newest.t_enter
         for name, recording in _recorded(group)
@@ -238,6 +239,14 @@ def _waiting_for_the_silent(group: Group, stalled_s: float, clock: int | None) -
     if not entered or (clock - max(entered)[0]) / 1e9 < stalled_s:
         return []
     return [_late(group, tuple(name for _, name in entered), tuple(silent), (clock - max(entered)[0]) / 1e9)]
+
+
+def _waiting_elsewhere(group: Group, stalled_s: float) -> list[Finding]:
+    """Ranks wait for another one in a collective that is no round, as one of the model."""
+    if group.info.size < 2 or len(group.known) < group.info.size:
+        return []
+    wait = kept_waiting(_by_name(group), stalled_s)
+    return [_late(group, wait.waiting, wait.late, wait.waited_s)] if wait.late else []
 
 
 def _late(group: Group, leaders: tuple[str, ...], late: tuple[str, ...], waited: float) -> Finding:

@@ -16,10 +16,12 @@ from pdctl.probes.queues.formatting import ACTIONS
 from pdctl.probes.queues.model import GroupReport, QueueRow, RankView, RoomSide, RoomSplit
 from pdctl.probes.queues.now import age_of, length_of, now
 from pdctl.probes.queues.waits import kept_waiting, late_finding
-from pdctl.probes.standing import STANDS_S
+from pdctl.probes.standing import STANDS_S, in_a_forward
+from pdctl.probes.turns import STOOD_S, Loop
 from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import POLLED_QUEUES, QUEUES
-from pdctl.report.findings import Finding, finding
+from pdctl.protocol.versions import within
+from pdctl.report.findings import Finding, catalogue, finding
 from pdctl.targets.servers import told_apart
 
 KEPT_S, KEPT_ROUNDS = 10.0, 50
@@ -47,8 +49,9 @@ class Kept:
         """Return the finding that this stage keeps it."""
         one = self.view.identity
         rid = f" (rid {self.rid})" if self.rid else ""
+        drains = one.engine == "sglang" and within(one.engine_version, catalogue()["PD152"].affects) is False
         return finding(
-            "PD152" if one.role == "prefill" and one.pp > 0 and self.did.failed else "PD116",
+            "PD152" if one.role == "prefill" and one.pp > 0 and self.did.failed and not drains else "PD116",
             f"room {self.room}{rid} is in {self.queue} of {one.label}; {self.did.words}",
             rooms=(self.room,),
             ranks=(one.label,),
@@ -139,7 +142,20 @@ def _stands_since(members: Sequence[RankView], did: Sequence[Did]) -> bool:
     if None in ages or None in since:
         return False
     known, parted_s = [age for age in ages if age is not None], min(age for age in since if age is not None)
+    if _blocked(members) and any(one.failed for one in did) and all(age >= parted_s - STOOD_S for age in known):
+        return True  # one has failed what another took on, and no turn of any has begun since: that is no lag
     return min(known) >= STANDS_S and all(age >= parted_s - STANDS_S for age in known)
+
+
+def _blocked(members: Sequence[RankView]) -> bool:
+    """Return whether all these ranks wait, each at one place in several looks, and no collective of a forward can end."""
+    turns = [view.turn for view in members]
+    if not all(
+        turn is not None and turn.waiting and turn.turned is False and turn.stood_s >= STOOD_S for turn in turns
+    ):
+        return False
+    loops = [Loop(view.identity, view.turn) for view in members if view.turn is not None]
+    return not in_a_forward(loops, range(len(loops)))
 
 
 def _kept(members: Sequence[RankView], done: Done) -> list[Kept]:

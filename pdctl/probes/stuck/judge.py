@@ -112,8 +112,12 @@ def _findings(
     first: dict[tuple[object, ...], _Group] = {}
     given_up: dict[int, dict[int, Waiting]] = defaultdict(dict)
     held = _held_up(side for those in peers.values() for side in those)
+    gets_on = {(side.cluster, one.room) for side, one in requests if one.room and one.progress == "moving"}
+    stuck: dict[int, dict[str, list[Waiting]]] = defaultdict(lambda: defaultdict(list))
     for side, request in requests:
         code = "" if held and id(side) in held else _code(request, side, pause_s, stuck_s, peers)
+        if code == "PD141" and (side.cluster, request.room) in gets_on:
+            code = ""  # the other side has got on with it between the looks
         if code:
             why = _advice(code, request, side, peers)
             group = _Group(code, side, request.queue, request.state, why.kind)
@@ -125,11 +129,13 @@ def _findings(
             sides[group].setdefault(id(side), side)
             if why.kind == advice.GIVEN_UP:
                 given_up[id(side)][request.room] = request
+            elif request.note not in (FIRST, BEHIND, AFTER_RETRACTED):
+                stuck[id(side)][code].append(request)
     for side, one in space:
         if one.full:
             here = [request for of, request in requests if of is side]
             failed = {(request.room, request.rid) for request in here if _failed_there(request, side, peers)}
-            yield place.full(one, side, here, given_up[id(side)], failed)
+            yield place.full(one, side, here, given_up[id(side)], failed, stuck[id(side)])
         if side.role == "decode" and (batch := place.batch(side)) is not None:
             yield batch
     for group, ones in groups.items():

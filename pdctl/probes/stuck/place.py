@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from pdctl.probes.stuck import UNHEARD_S
 from pdctl.probes.stuck.advice import AFTER_RETRACTED, BEHIND, BOOTSTRAP_TIMEOUT
@@ -20,11 +20,16 @@ _HOLD = ("running", "waiting", "decode.transfer")
 
 
 def full(
-    space: SideSpace, side: Side, requests: Sequence[Waiting], given_up: Mapping[int, Waiting], failed: Collection[Key]
+    space: SideSpace,
+    side: Side,
+    requests: Sequence[Waiting],
+    given_up: Mapping[int, Waiting],
+    failed: Collection[Key],
+    stuck: Mapping[str, Sequence[Waiting]],
 ) -> Finding:
     """Return that a side has no space. requests: that wait on it. given_up: those of them that prefill does not send any more.
 
-    given_up are by room. failed: those that the other side has failed.
+    given_up are by room. failed: those that the other side has failed. stuck: those that a finding tells of, by its code.
     """
     first = [] if side.retracted else [one for one in requests if one.room == space.head]
     line = [*first, *(one for one in requests if one.note in (BEHIND, AFTER_RETRACTED) and one not in first)]
@@ -44,6 +49,13 @@ def full(
             f" {space.kv} KV tokens."
         )
     next_step = ""
+    held = list(_held_by(space, stuck))
+    if held:
+        codes = " and ".join(code for code, _ in held)
+        words.append(" ".join(said for _, said in held))
+        next_step = (
+            f"See to what is stuck first ({codes}): it holds what the others wait for, and more capacity ends no wait."
+        )
     if given_up:
         count = len(given_up)
         words.append(f"Prefill has given up {count} {_verb(count, 'request', 'requests')} meanwhile.")
@@ -67,6 +79,19 @@ def _unheard(request: Waiting) -> bool:
     """Return whether a message is lost that would have reached a request that is not looked at: it waits for that as well."""
     over = request.state in (poll_name(KVPoll.SUCCESS), poll_name(KVPoll.FAILED))
     return request.note == AFTER_RETRACTED and request.peer_is == ENDED and not over
+
+
+def _held_by(space: SideSpace, stuck: Mapping[str, Sequence[Waiting]]) -> Iterator[tuple[str, str]]:
+    """Yield, by the code of a finding, how much of what is lacking its requests hold, in words."""
+    for code, ones in stuck.items():
+        slots = sum(any(place.slot >= 0 for place in one.ranks) for one in ones) if space.slots_free == 0 else 0
+        kv = sum(max((place.kv for place in one.ranks), default=0) for one in ones)
+        lacks_kv = 0 <= space.kv_free < space.needs + space.reserved
+        what = [f"{slots} of {space.slots} metadata slots"] if slots else []
+        what += [f"{kv} of {space.kv} KV tokens"] if kv > 0 and lacks_kv else []
+        if what:
+            who = _verb(len(ones), "1 request that is stuck holds", f"{len(ones)} requests that are stuck hold")
+            yield code, f"{who} {' and '.join(what)} ({code})."
 
 
 def _held(space: SideSpace, side: Side) -> tuple[str, ...]:
@@ -130,7 +155,7 @@ def _full_batch(side: Side, places: int, holds: Sequence[Sequence[Seen]], waits:
     count = _verb(len(waits), "1 request waits", f"{len(waits)} requests wait")
     words = [
         f"The running batch of {side.title} is full: {len(holds)} of {places} places are taken, by {taken_by}.",
-        f"{count} for a place, room {oldest[0].entry.room} for {seconds(waited)}.",
+        f"{count} for a place, room {oldest[0].entry.room}{f' for {seconds(waited)}' if waited >= 0 else ''}.",
     ]
     if gone:
         words.append(f"Nobody waits for {len(gone)} of those that run: {_rids(gone)}.")

@@ -115,8 +115,17 @@ class Stuck(Probe["StuckOptions", "list[RankLooks]", "StuckDocument"]):
             if all(one.kv < 0 and one.slots < 0 for one in document.space):  # as of recordings
                 return "no request waits for the other side"
             return "no request waits; if a gauge shows some, it is stale"
+        from pdctl.probes.stuck.waiting import is_endless
+        from pdctl.protocol.durations import seconds
+
         count = len({(one.cluster, one.room, one.rid) for one in document.requests})
-        return f"{count} request{'s' if count != 1 else ''} wait{'s'[: count == 1]}, none is stuck"
+        said = f"{count} request{'s' if count != 1 else ''} wait{'s'[: count == 1]}"
+        endless = {(one.cluster, one.room, one.rid): one for one in document.requests if is_endless(one)}
+        if not endless:
+            return f"{said}, none is stuck"
+        oldest = max(endless.values(), key=lambda one: one.age_s)
+        them = "it" if count == 1 else f"{len(endless)} of them"
+        return f"{said}; no time-out ends {them}: room {oldest.room} for {seconds(oldest.age_s)}, {oldest.peer}"
 
 
 PROBE = Stuck()

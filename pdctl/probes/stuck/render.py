@@ -38,8 +38,9 @@ def render(document: StuckDocument, *, wide: bool) -> Iterable[RenderableType]:
     each = list(rooms.values())
     if len(each) > SHOWN and not wide:
         each = [requests for requests in each if not _moves(requests)][:_OF_MANY]
+    endless = {room for found in document.findings if found.code == "PD141" for room in found.rooms}
     for requests in each:
-        yield from _room(requests)
+        yield from _room(requests, endless=requests[0].room in endless)
     if len(rooms) > len(each):
         more = f"… and {len(rooms) - len(each)} more rooms" if each else f"{len(rooms)} rooms, and none stands still"
         yield drawing.dim(f"{more} (-o wide or json shows all). All of them:")
@@ -70,7 +71,7 @@ def _all(requests: Sequence[Waiting]) -> Table:
     return table
 
 
-def _room(requests: list[Waiting]) -> Iterable[RenderableType]:
+def _room(requests: list[Waiting], *, endless: bool) -> Iterable[RenderableType]:
     oldest = max(requests, key=lambda request: request.age_s)
     age = spoken(oldest.age_s) if oldest.age_s >= 0 else "age unknown"
     line = Text(f"room {oldest.room}", style="bold")
@@ -79,7 +80,7 @@ def _room(requests: list[Waiting]) -> Iterable[RenderableType]:
     yield line
     table = drawing.grid(False, True, True)
     for request in sorted(requests, key=lambda each: each.role, reverse=True):
-        table.add_row(f"  {request.side}", _where(request), _ends(request))
+        table.add_row(f"  {request.side}", _where(request), _ends(request, endless=endless))
     if len({request.role for request in requests}) == 1:
         table.add_row("  other side", requests[0].peer, "")
     yield table
@@ -100,7 +101,8 @@ def _short(queue: str, state: str) -> str:
     return name if state == "-" else f"{name} {state}"
 
 
-def _ends(request: Waiting) -> str:
+def _ends(request: Waiting, *, endless: bool) -> str:
+    """Return what ends a wait. endless: a finding says that nothing does; else it ends as the request gets on."""
     if request.note in (AFTER_RETRACTED, NO_SLOT):
         return request.note
     if overdue_s(request) >= UNHEARD_S:
@@ -111,4 +113,5 @@ def _ends(request: Waiting) -> str:
         return _UNTIL.get(request.queue, request.note)
     if request.cover == "unknown":
         return request.note or "what ends it is not known for this backend"
-    return f"nothing ends it{f': {request.note.removeprefix(_PREFIX)}' if request.note else ''}"
+    what = "nothing ends it" if endless else "no time-out ends it"
+    return f"{what}{f': {request.note.removeprefix(_PREFIX)}' if request.note else ''}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pdctl.probes.covers import Covers, Ends, attempts
+from pdctl.probes.covers import NOTHING, Covers, Ends, attempts
+from pdctl.probes.stuck import STUCK_S
 from pdctl.probes.stuck.advice import AFTER_RETRACTED, BEHIND, FIRST, NO_SLOT, NOT_TOLD
 from pdctl.probes.stuck.model import Place, SideSpace, Waiting
 from pdctl.probes.stuck.peer import HERE, Peer, Peers, peer_of
@@ -69,6 +70,12 @@ def waiting_of(side: Side, other: Peers, pause_s: float, full: SideSpace | None)
             )
         )
     return found
+
+
+def is_endless(one: Waiting) -> bool:
+    """Return whether no time-out ends a long wait in which nothing moved, whether it is known to be stuck or not."""
+    here = one.queue in HEARD or one.note in (FIRST, BEHIND, AFTER_RETRACTED, NO_SLOT)
+    return one.cover == NOTHING and one.progress == "still" and one.age_s >= STUCK_S and not here
 
 
 _NOT_TOLD = Ends("unknown", None, note=NOT_TOLD)

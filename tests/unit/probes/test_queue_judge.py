@@ -17,14 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdctl.agent.tap import QueueTap
+from pdctl.probes.queues.explain import _advice
 from pdctl.probes.queues.judge import unconfirmed
 from pdctl.probes.queues.model import QueuesDocument, RankView
+from pdctl.probes.turns import RUNNING, Turn
 from pdctl.protocol.model import QUEUES, Action, Call, EventKind, GroupInfo, Identity, QueueEntry, Snapshot, Status
 from pdctl.recording import format as f
 from pdctl.recording.reader import parse
 from pdctl.recording.writer import RecordingWriter
 from pdctl.report.findings import Level
 from tests.support.excerpted import excerpted, judge
+from tests.support.identities import identity
 
 FAILED, WAITING, TRANSFERRING, SUCCESS = 0, 2, 3, 4
 
@@ -169,6 +172,7 @@ def test_metadata_late_on_one_rank_without_a_gate(ranks: Callable[..., list[Rank
     [finding] = document.findings
     assert (finding.code, finding.level, finding.rooms, finding.ranks) == ("PD101", Level.ERROR, (71,), ("tp0", "tp1"))
     assert "no metadata gate" in finding.versions
+    assert "upgrade decode to 0.5.13 or newer" in finding.next_step
     [row] = report.queues
     assert (row.lengths, row.verdict, row.text) == ((2, 3), "diverged", "room 71 is on tp1 only")
 
@@ -188,6 +192,18 @@ def test_the_same_where_a_gate_let_it_through_is_an_abort_and_has_the_same_cause
     assert (finding.code, finding.rooms) == ("PD101", (71,))
     assert "has a metadata gate, and yet this happened" in finding.versions
     assert "an upgrade that would prevent it is not known" in finding.next_step
+
+
+@pytest.mark.parametrize("version", ["0.5.14", "0.5.13.post1", "0.5.20+cu128", "0.5.13.dev12+g123", "nightly", ""])
+@pytest.mark.parametrize("code", ["PD101", "PD107"])
+def test_nobody_is_told_to_upgrade_to_a_version_that_they_have(code: str, version: str) -> None:
+    """A release with the gate that lacks it here was changed; what a build before its release has, its number does not tell."""
+    said, step = _advice(code, identity(engine="sglang", engine_version=version, lacks=("gate",)))
+    changed = version[:1] == "0" and "dev" not in version
+    assert ("install the release as it is" in step) is changed
+    assert ("from 0.5.13 on" in said) is not changed
+    assert said.split(" ")[0 if not changed else 1].startswith("SGLang")
+    assert "  " not in said
 
 
 def test_the_same_with_a_gate_is_held_and_clean(ranks: Callable[..., list[Rank]]) -> None:
@@ -354,6 +370,24 @@ def test_a_straggler_is_named_only_after_a_while(ranks: Callable[..., list[Rank]
     [finding] = document.findings
     assert (finding.code, finding.ranks, finding.level) == ("PD110", ("tp1",), Level.WARNING)
     assert (document.groups[0].leaders, document.groups[0].stragglers) == (("tp0",), ("tp1",))
+
+
+def test_who_is_waited_for_outside_of_rounds_is_named_as_well(ranks: Callable[..., list[Rank]]) -> None:
+    """tp0 waits in a collective of the model, and tp1 is where neither work nor waiting takes it."""
+    a, b = group = ranks()
+    for rank in group:
+        rank.arrive(1)
+    assert turn(group)
+    model = Call("all_reduce", "tp", 64, "model forward", seq=18, pg="7")
+    waits = Turn(turned=False, age_s=34.0, doing="model forward", state=RUNNING, stood_s=2.0, call=model)
+    away = Turn(turned=False, age_s=34.5, doing="acquire (threading.py:320)", state=RUNNING, stood_s=2.0)
+    document = judge([a.view(turn=waits), b.view(turn=away)])
+    assert document.groups[0].verdict == "WAITING"
+    [found] = document.findings
+    assert (found.code, found.ranks, found.summary) == ("PD110", ("tp1",), "tp0 has waited 34 s for tp1")
+    for well in (replace(away, computing=True), replace(away, age_s=3.0), replace(away, turned=True), None):
+        document = judge([a.view(turn=waits), b.view(turn=well)])
+        assert (document.groups[0].verdict, document.findings) == ("AGREE", ())
 
 
 def test_nobody_waits_on_after_its_end(ranks: Callable[..., list[Rank]]) -> None:

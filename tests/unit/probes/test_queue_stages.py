@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replace_
 
 from pdctl.probes.queues.lockstep import locksteps
 from pdctl.probes.queues.model import GroupReport, QueuesDocument, RankView
@@ -92,6 +93,27 @@ def test_stages_that_parted_and_went_no_further_diverged(live: bool) -> None:
     assert [(side.rank, side.action) for side in split.sides] == [("pp0", "moved on"), ("pp1", "failed")]
 
 
+@pytest.mark.parametrize(
+    ("turns", "ages", "found"),
+    [
+        ((waits(NEXT_STAGE, age_s=2.9), waits(STAGE_BEFORE, age_s=2.4)), (2.9, 2.4), ["PD115"]),
+        ((waits(NEXT_STAGE, age_s=2.9), Turn(turned=False, computing=True)), (2.9, 2.4), []),
+        ((waits(NEXT_STAGE, age_s=2.9), None), (2.9, 2.4), []),
+        ((waits(NEXT_STAGE, age_s=2.9), replace(waits(STAGE_BEFORE), stood_s=1.0)), (2.9, 2.4), []),
+        ((waits("model forward", "all_reduce"), waits(STAGE_BEFORE)), (2.9, 2.4), []),  # it ends, however slowly
+        ((waits(NEXT_STAGE), waits(STAGE_BEFORE)), (0.9, 0.4), []),  # turns began after that
+    ],
+)
+def test_stages_that_decided_differently_are_told_at_once(
+    turns: tuple[Turn | None, ...], ages: tuple[float, ...], found: list[str]
+) -> None:
+    """They parted 3.1 s ago, where all wait since: no lag makes one stage fail what another took on."""
+    acts = (Action.MOVED, Action.FAILED)
+    kept = [Kept(run(300, NOW_S - 3.1, r7=act), tick_s=NOW_S - age) for act, age in zip(acts, ages, strict=True)]
+    _, findings = judged(*(stage(pp, kept[pp], turns[pp]) for pp in (0, 1)))
+    assert [one.code for one in findings] == found
+
+
 def test_what_is_over_is_no_divergence() -> None:
     """They turned on after it, so whatever became of the request, nobody waits for it."""
     report, found = judged(*(stage(pp, PARTED[pp], TURNS) for pp in (0, 1)))
@@ -127,6 +149,18 @@ def test_a_request_that_only_one_stage_has_let_go(keeper: int, code: str, did: s
     assert row.text.startswith(
         f"room 7 is in prefill.bootstrap of pp{keeper} only: prefill dp0 pp{1 - keeper} tp0 {did} in round 302"
     )
+
+
+@pytest.mark.parametrize(("version", "code"), [("0.5.12.post1", "PD152"), ("0.5.14", "PD116"), ("nightly", "PD152")])
+def test_a_version_that_drains_what_failed_is_not_said_to_lack_that(version: str, code: str) -> None:
+    views = [
+        stage(1, Kept(run(900, 30.0, repeat=800, r7=Action.KEPT)), TURNS, 7),
+        stage(0, Kept(run(302, 20.5, r7=Action.FAILED))),
+    ]
+    of_one = [
+        replace(view, identity=replace_(view.identity, engine="sglang", engine_version=version)) for view in views
+    ]
+    assert [one.code for one in judged(*of_one)[1]] == [code]
 
 
 def differ(

@@ -8,11 +8,12 @@ import pytest
 
 from pdctl.probes.standing import judge, standing
 from pdctl.probes.turns import ENDED, FROZEN, KERNEL, LOST, RUNNING, STOPPED, TRACED, UNSEEN, Loop, Turn
-from pdctl.protocol.model import NEXT_STAGE, STAGE_BEFORE, Call
+from pdctl.protocol.model import NEXT_STAGE, STAGE_BEFORE, Call, GroupInfo
 from tests.support.identities import identity
 
 POLL = Call("all_reduce", "attn-tp", 1, "poll of decode.transfer", seq=7, pg="5")
 RECV = Call("broadcast", "attn-tp", 1, "recv_requests", seq=8, pg="5")
+SYNC = Call("all_gather", "world", 4, "dp attention sync", seq=3, pg="0")
 MODEL = Call("all_reduce", "tp", 64, "model forward", seq=18, pg="7")
 
 
@@ -111,6 +112,25 @@ def test_a_stopped_process_is_the_cause_and_others_wait_for_it() -> None:
 )
 def test_what_is_well_or_not_known_is_no_finding(turns: tuple[Turn, ...]) -> None:
     assert judge(group(*turns)) == ()
+
+
+def test_a_slow_collective_of_a_forward_keeps_others_waiting_by_right() -> None:
+    """Stage 0 is in one of its own, and stage 1 waits for it; or dp rank 0 is, and dp rank 1 waits for all."""
+    model = turn(MODEL)
+    first = [Loop(identity(role="prefill", pp=0, pp_size=2, tp=n, tp_size=2), model) for n in (0, 1)]
+    second = [
+        Loop(identity(role="prefill", pp=1, pp_size=2, tp=n, tp_size=2), turn(Call(inside=STAGE_BEFORE)))
+        for n in (0, 1)
+    ]
+    assert judge([*first, *second]) == ()
+    assert len(judge([first[0], Loop(first[1].identity, turn(RECV)), *second])) == 1, "it has not all its ranks"
+    groups = (GroupInfo("tp", (0, 1), "w"), GroupInfo("attn-tp", (0, 1), "w"))
+    dp = [
+        Loop(identity(dp=n // 2, dp_size=2, dp_attention=True, tp=n, groups=groups), one)
+        for n, one in enumerate([model, model, turn(SYNC), turn(SYNC)])
+    ]
+    assert judge(dp) == ()
+    assert len(judge([dp[0], Loop(dp[1].identity, turn(SYNC)), *dp[2:]])) == 1
 
 
 def test_a_long_turn_in_no_collective_counts_after_five_minutes() -> None:

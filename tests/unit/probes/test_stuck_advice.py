@@ -70,10 +70,10 @@ def test_an_engine_that_tells_of_no_failure_has_lost_no_message() -> None:
 
 
 @pytest.mark.parametrize(
-    "code", ["PD113", "PD114", "PD116", "PD120", "PD140", "PD141", "PD142", "PD143", "PD146", "PD148"]
+    "code", ["PD113", "PD114", "PD116", "PD120", "PD140", "PD141", "PD142", "PD143", "PD146", "PD148", "PD149"]
 )
 def test_where_an_abort_on_decode_ends_a_thread_of_prefill_that_is_said(code: str) -> None:
-    advised = {"PD116", "PD120", "PD141", "PD142", "PD148"}
+    advised = {"PD116", "PD120", "PD141", "PD142", "PD148", "PD149"}
     old = [look(role).identity for role in ("prefill", "decode")]
     mine = [msgspec.structs.replace(each, lacks=("aborts", "failures")) for each in old]
     found = finding(code, "it waits", units=(mine[1].unit,))
@@ -92,6 +92,7 @@ def test_an_abort_on_prefill_ends_no_thread() -> None:
         "Abort the request on decode (POST",
         "Abort on decode what prefill has given up",
         "Send it. Abort the room: it",
+        "Abort it on the decode server (POST",
     ):
         assert WARNING in with_warnings([finding("PD142", "x", next_step=step)], ranks)[0].next_step
 
@@ -154,6 +155,32 @@ def test_what_requests_hold_that_nobody_waits_for() -> None:
     assert "nobody" not in one(look("prefill"), look("decode", line(), alive, space=FULL)).summary
 
 
+@pytest.mark.parametrize(
+    ("ended", "code", "space", "held"),
+    [
+        (False, "PD141", Space(slots=2, slots_free=0, kv=100, kv_free=50, head=7, needs=10), "2 of 2 metadata slots"),
+        (True, "PD142", FULL, "60 of 100 KV tokens"),
+    ],
+)
+def test_who_is_full_of_what_is_stuck_is_not_told_to_add_capacity(
+    ended: bool, code: str, space: Space, held: str
+) -> None:
+    holders = [entry("decode.transfer", room, state=KVPoll.TRANSFERRING, clock_s=-1.0) for room in (1, 2)]
+    last = {room: Last("Success", 41.0, True) for room in (1, 2)} if ended else {}
+    there = () if ended else [entry("prefill.bootstrap", room, clock_s=-1.0) for room in (1, 2)]
+    found = result(replace(look("prefill", *there), last=last), look("decode", *holders, line(), space=space)).findings
+    [full] = [each for each in found if each.code == "PD140"]
+    assert full.summary.endswith(f"2 requests that are stuck hold {held} ({code}).")
+    assert full.next_step.startswith(f"See to what is stuck first ({code})")
+
+
+def test_what_the_other_side_got_on_with_is_not_stuck() -> None:
+    sent = look("prefill", entry("prefill.inflight", state=KVPoll.TRANSFERRING))
+    now, then = (entry("decode.transfer", state=state, clock_s=-1.0) for state in (KVPoll.TRANSFERRING, KVPoll(2)))
+    assert {each.code for each in result(sent, look("decode", now)).findings} == {"PD141"}
+    assert result(sent, look("decode", now, before=(then,))).findings == ()
+
+
 # ---- the running batch -----------------------------------------------------------------------------------------------
 
 
@@ -202,6 +229,12 @@ def test_a_batch_that_moves_or_that_nobody_waits_for_is_no_finding() -> None:
 def test_a_place_taken_for_nobody_is_a_warning_only_once_somebody_waits_for_long() -> None:
     found = one(look("decode", running(1, 0), running(2, 0), waiting(3, age_s=4.0), space=BATCH))
     assert (found.code, found.level.value) == ("PD146", "info")
+
+
+def test_an_age_that_is_not_known_is_not_told() -> None:
+    one_place = msgspec.structs.replace(ROOMY, batch=1)
+    found = one(look("decode", running(1), waiting(3, age_s=-1.0), space=one_place))
+    assert "1 request waits for a place, room 3." in found.summary
 
 
 def test_all_rows_taken_is_a_full_batch_and_the_cause_of_a_full_decode() -> None:

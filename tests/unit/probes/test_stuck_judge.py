@@ -178,6 +178,27 @@ def test_what_prefill_still_computes_is_waited_for(queue: str) -> None:
     assert codes(look("prefill", entry(queue)), look("decode", waiting)) == []
 
 
+def test_what_is_not_stuck_is_not_said_to_end_by_nothing() -> None:
+    """The line of check and the table of stuck say the same of it."""
+
+    def drawn(prefill: RoomEntry, age_s: float = 60.0) -> tuple[str, StuckDocument]:
+        waits = entry("decode.transfer", state=KVPoll.TRANSFERRING, clock_s=-1.0, age_s=age_s)
+        document, text = result(look("prefill", prefill), look("decode", waits)), io.StringIO()
+        drawing(PROBE)(document, Sheet(file=text, width=160))
+        return text.getvalue(), document
+
+    text, document = drawn(entry("running"))
+    assert "no time-out ends it" in text
+    assert PROBE.summary(document) == (
+        "1 request waits; no time-out ends it: room 7 for 60.0 s, prefill dp0 pp0 has it in running"
+    )
+    text, document = drawn(entry("running"), age_s=3.0)
+    assert PROBE.summary(document) == "1 request waits, none is stuck"
+    text, document = drawn(entry("prefill.inflight", state=KVPoll.TRANSFERRING))
+    assert "nothing ends it" in text
+    assert {found.code for found in document.findings} == {"PD141"}
+
+
 def test_a_full_decode_is_full_and_not_stuck() -> None:
     full = Space(slots=8, slots_free=4, kv=100, kv_free=50, reserved=10, head=7, needs=90)
     decode = look(

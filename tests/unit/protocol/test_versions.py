@@ -22,6 +22,7 @@ from pdctl.report.findings import catalogue
         ("0.5.23", ">=0.5.11,<=0.5.19", False),
         ("0.5.13rc1", "<0.5.13", None),
         ("0.0.0.dev0", "<0.5.13", None),
+        ("0.0.0", "<0.5.13", None),
         ("", "<0.5.13", None),
         ("main", "<0.5.13", None),
     ],
