@@ -110,7 +110,7 @@ def _bisected(path: Path | None) -> BisectDocument | None:
         return structs.from_json(read_regular(path, _MOST_JSON), BisectDocument)
     except OSError as error:
         why = error.strerror or str(error)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         why = str(error)
     raise PdctlError(
         f"{path} can't be read: {why}", "Make it: pdctl bisect FILE --engine V -o json > bisect.json", Exit.USAGE

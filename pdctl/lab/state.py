@@ -96,7 +96,7 @@ def _read(files: Iterable[Path]) -> list[Process]:
     for path in files:
         try:
             found.append(structs.from_json(read_regular(path, MAX_FILE), Process))
-        except (OSError, ValueError, RecursionError):
+        except (OSError, ValueError):
             continue
     return found
 
@@ -110,7 +110,7 @@ def read_config(folder: Path) -> LabConfig:
     """Return the configuration of the lab in ``folder``. Raises PdctlError when there is none to read."""
     try:
         return structs.from_json(read_regular(folder / "lab.json", MAX_FILE), LabConfig)
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         name = folder.name.removeprefix("lab-")
         if isinstance(error, PermissionError):
             raise PdctlError(

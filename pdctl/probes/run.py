@@ -124,7 +124,7 @@ def bundled(probe: AnyProbe, options: Any, asked: Asked, source: Path) -> Docume
     if raw and whole:
         try:
             found: Document = structs.from_json(raw, probe.document())
-        except (ValueError, RecursionError):
+        except ValueError:
             raw = b""
         else:
             return found

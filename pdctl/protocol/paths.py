@@ -70,10 +70,7 @@ def registration(name: str, raw: bytes) -> Registration:
 
     Raises ValueError (msgspec's errors are ValueErrors) if it is no registration, or if its process is not that of the name.
     """
-    try:
-        r = structs.from_json(raw, Registration)
-    except RecursionError:
-        raise ValueError("nested too deep") from None
+    r = structs.from_json(raw, Registration)
     if parse_stem(name) != (r.identity.pid, r.identity.proc_start):
         raise ValueError(
             f"it claims to be of pid {r.identity.pid}, started at {r.identity.proc_start}, which its name does not say"

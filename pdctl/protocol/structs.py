@@ -14,6 +14,7 @@ import msgspec
 
 T = TypeVar("T")
 
+_DEEP = "nested too deep"
 _lock = threading.Lock()
 _json: dict[Any, msgspec.json.Decoder[Any]] = {}
 _msgpack: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
@@ -46,13 +47,19 @@ def msgpack_decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
 
 
 def from_json(raw: bytes | str, kind: type[T]) -> T:
-    """Return what JSON ``raw`` holds as ``kind``. Raises msgspec.DecodeError, ValidationError (ValueErrors), RecursionError."""
-    return json_decoder(kind).decode(raw)
+    """Return what JSON ``raw`` holds as ``kind``. Raises msgspec.DecodeError, ValidationError (ValueErrors)."""
+    try:
+        return json_decoder(kind).decode(raw)
+    except RecursionError:
+        raise msgspec.DecodeError(_DEEP) from None
 
 
 def from_msgpack(raw: bytes, kind: type[T]) -> T:
     """Return what msgpack ``raw`` holds as ``kind``. Raises as :func:`from_json` does."""
-    return msgpack_decoder(kind).decode(raw)
+    try:
+        return msgpack_decoder(kind).decode(raw)
+    except RecursionError:
+        raise msgspec.DecodeError(_DEEP) from None
 
 
 def convert(value: Any, kind: type[T]) -> T:

@@ -172,7 +172,7 @@ def _unpacked(part: Part) -> Body:
         if machine.unconsumed_tail or not machine.eof:
             raise BadRecording("the answer is longer than it may be")
         return structs.from_msgpack(data, Body)
-    except (zlib.error, ValueError, RecursionError) as error:
+    except (zlib.error, ValueError) as error:
         raise BadRecording(f"the answer can't be read: {error}"[:200]) from None
 
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
-import msgspec
-
 from pdctl.protocol import structs
 from pdctl.protocol.fields import why_not
 from pdctl.protocol.files import read_head
@@ -108,5 +106,5 @@ def _identity(data: bytes) -> Identity:
         raise BadRecording("its identity is damaged: the rank it belongs to can't be told")
     try:
         return structs.from_json(raw, Identity)
-    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+    except ValueError as error:
         raise BadRecording(f"its identity can't be read: {why_not(error)}") from None

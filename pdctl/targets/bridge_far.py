@@ -225,7 +225,7 @@ def serve_stdio(environ: Mapping[str, str], forbid: Callable[[], None]) -> None:
         os.dup2(nothing.fileno(), 0)
     try:
         Side(source, sink, environ, forbid).serve()
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         sys.exit(f"pdctl bridge: what the client sends can't be read: {error}")
     finally:
         sys.stdout.flush()

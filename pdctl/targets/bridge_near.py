@@ -164,7 +164,7 @@ class Bridge:
             if len(told.payload) > MAX_LISTING:
                 raise ValueError(f"it has over {MAX_LISTING >> 20} MiB")
             return structs.from_msgpack(told.payload, Listing)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             self.close()
             raise Answered(Silence.GARBAGE, f"its list of ranks can't be read: {error}"[:300]) from None
 
@@ -233,7 +233,7 @@ class Bridge:
             try:
                 for frame in self._reader.feed(self._after_preamble(data)):
                     self._take(structs.from_msgpack(frame, Told))
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 self.close()
                 raise Answered(Silence.GARBAGE, f"what it sends can't be read: {error}"[:300]) from None
         if self.child.gone and (self._listing is None or self._open):

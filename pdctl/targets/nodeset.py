@@ -24,12 +24,12 @@ AXES = ("dp", "pp", "cp", "tp")
 _TERM = re.compile(r"(?P<name>.*?)(?P<axes>(?:(?:^| )(?:dp|pp|cp|tp)[0-9][0-9,-]*)*)", re.ASCII | re.DOTALL)
 _LABEL = re.compile(r"(?:prefill|decode) dp[0-9]{1,9} pp[0-9]{1,9}(?: cp[0-9]{1,9})? tp[0-9]{1,9}", re.ASCII)
 _TAIL = re.compile(
-    r"(?P<place>.*?)(?P<of> of .+| [^ ]+[@:][^ ]*(?: #[0-9]+)?| #[0-9]+)?(?: \(DP[0-9]+(?: PP[0-9]+)? TP[0-9]+\))?",
+    r"(?P<place>.*?)(?P<of> of .+| (?=[^ ]+[@:])[^ ]+(?: #[0-9]+)?| #[0-9]+)?(?: \(DP[0-9]+(?: PP[0-9]+)? TP[0-9]+\))?",
     re.ASCII | re.DOTALL,
 )
 """A place with what may follow it: its server, and what the engine's log calls it."""
-MOST_PLACES = 1 << 17
-"""Places that a text may stand for: a server may have any name."""
+MOST_PLACES = 1 << 15
+"""Places that a text may stand for, and all texts that are joined: a server may have any name."""
 _PID = re.compile(r"\bpid [0-9]+", re.ASCII)
 _AXIS = re.compile(r"(dp|pp|cp|tp)([0-9][0-9,-]*)", re.ASCII)
 
@@ -56,10 +56,12 @@ def span(values: Iterable[int]) -> str:
 def parse_numbers(text: str) -> set[int]:
     """Return the numbers that :func:`numbers` folded. Raises ValueError for other text, and for more than MOST_PLACES."""
     found: set[int] = set()
+    left = MOST_PLACES
     for part in filter(None, text.split(",")):
         first, dash, last = part.partition("-")
-        if dash and int(last) - int(first) >= MOST_PLACES:
-            raise ValueError(f"{part} has more than {MOST_PLACES} numbers")
+        left -= max(1, int(last) - int(first) + 1) if dash else 1
+        if left < 0:
+            raise ValueError(f"{text[:80]} has more than {MOST_PLACES} numbers")
         found.update(range(int(first), int(last) + 1) if dash else (int(first),))
     return found
 
@@ -96,15 +98,15 @@ def fold(places: Iterable[Place], axes: Collection[str] = AXES, *, named: bool =
     return "; ".join(terms(places, axes, named=named))
 
 
-def unfold(text: str) -> set[Place]:
-    """Return the places that :func:`fold` folded, axes it left out being 0. Raises ValueError for other text."""
+def unfold(text: str, most: int = MOST_PLACES) -> set[Place]:
+    """Return the places that :func:`fold` folded, axes it left out being 0. Raises ValueError for other text, and for more."""
     found: set[Place] = set()
     for term in filter(None, text.split("; ")):
         match = _term(term)
         sets = {axis: parse_numbers(values) for axis, values in _AXIS.findall(match["axes"])}
         dps, pps, cps, tps = (sets.get(axis, {0}) for axis in AXES)
-        if len(dps) * len(pps) * len(cps) * len(tps) > MOST_PLACES:
-            raise ValueError(f"{term[:80]} has more than {MOST_PLACES} places")
+        if len(found) + len(dps) * len(pps) * len(cps) * len(tps) > most:
+            raise ValueError(f"{term[:80]} has more than {most} places")
         found.update(Place(match["name"], dp, pp, cp, tp) for dp in dps for pp in pps for cp in cps for tp in tps)
     return found
 
@@ -128,13 +130,15 @@ def join(texts: Iterable[str]) -> str:
     """
     alike: dict[tuple[str, tuple[str, ...]], set[Place]] = {}
     others: list[str] = []
+    left = MOST_PLACES
     for text in dict.fromkeys(texts):
         match = _TAIL.fullmatch(text)
         assert match is not None  # every part of it may be empty
         try:
-            found = unfold(match["place"])
+            found = unfold(match["place"], left)
         except ValueError:
             found = set()
+        left -= len(found)
         if found:
             alike.setdefault((match["of"] or "", axes_of(match["place"])), set()).update(found)
         else:

@@ -184,7 +184,7 @@ def select_pods(listed: bytes, query: PodQuery) -> Pods:
     for raw in items:
         try:
             item = _item(raw)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             problems.append(f"a pod of kubectl's list can't be read: {error}"[:300])
             continue
         pod = _pod(item, query)
@@ -230,7 +230,7 @@ def _items(listed: bytes) -> list[msgspec.Raw]:
         )
     try:
         items = structs.from_json(listed, _Items).items or []
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise PdctlError(f"kubectl's list of pods can't be read: {error}"[:300], "kubectl get pods shows it.") from None
     if len(items) > MAX_ITEMS:
         raise PdctlError(

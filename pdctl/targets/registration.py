@@ -94,7 +94,7 @@ def claim(path: Path, file: Path | str, folder: int | None, why: str, most: int)
         return []
     try:
         who = structs.from_json(read_regular(file, MAX_REGISTRATION, dir_fd=folder), Said).identity
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         return []
     return [Claim(str(path), (who.cluster, who.service, who.instance), why)]
 
@@ -222,5 +222,5 @@ def _protocol_of(raw: bytes) -> int:
 
     try:
         return structs.from_json(raw, Protocol).protocol
-    except (ValueError, RecursionError):
+    except ValueError:
         return 0

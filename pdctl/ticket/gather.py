@@ -98,7 +98,7 @@ def _decoded(documents: Mapping[str, bytes], name: str, kind: type[D]) -> D | No
     """Return a document of a bundle, None where it has none that can be true."""
     try:
         return structs.from_json(documents[name], kind) if name in documents else None
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
 
 

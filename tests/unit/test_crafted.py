@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import pdctl
@@ -30,7 +31,7 @@ from pdctl.recording.reader import parse, read
 from pdctl.recording.source import FileSource, Held, Source, Spool
 from pdctl.targets import registration
 from pdctl.targets.find import load_source
-from pdctl.targets.nodeset import Place, fold, unfold
+from pdctl.targets.nodeset import MOST_PLACES, Place, fold, join, unfold
 from pdctl.targets.servers import told_apart
 from pdctl.trace import manifest, reader
 from pdctl.trace.reader import open_trace, read_manifest
@@ -255,6 +256,7 @@ def _manifests() -> dict[str, Callable[[dict[str, object]], object]]:
         "seconds": lambda m: m.update(seconds=1e308),
         "version": lambda m: m.update(version=-1),
         "ranks": lambda m: m.update(ranks=[{}] * 5000),
+        "no ranks": lambda m: m["ranks"].append(0),  # type: ignore[attr-defined]
         "types": lambda m: m.update(ranks={}),
         "divergence": lambda m: m.update(
             divergence={"group": "a\nb", "queue": "", "round": 0, "rooms": [], "ranks": []}
@@ -276,6 +278,20 @@ def test_json_that_is_meant_to_break_its_reader_is_refused(
     instead = '"x": ' + "[" * 100_000 + "]" * 100_000 if what == "nested" else '"earlier": ' + "9" * 5000
     raw = json.dumps(crafted.manifest_of(pair)).replace('"seconds": 1.0', f'"seconds": 1.0, {instead}')
     _refused(crafted.write(tmp_path / "t.pdtrace", pair, raw.encode()), "manifest.json is damaged")
+
+
+@pytest.mark.parametrize(("where", "value"), [("ranks", "0,"), ("ranks", "{},"), ("problems", '"a",'), ("x", "[],")])
+def test_many_small_values_of_a_manifest_are_not_read(where: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest, "MAX_VALUES", 100_000)
+    made = msgspec.json.encode(manifest.new("made by a test")).replace(b'"ranks":[],"', b'"').removesuffix(b"}")
+    raw = made.replace(b'"problems":[],', b"") + f',"{where}":[{(value * 100_000)[:-1]}]}}'.encode()
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="more than 100,000 values"):
+            manifest.decode(raw)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def _refused(path: Path, why: str) -> None:
@@ -414,3 +430,27 @@ def test_names_of_thousands_of_digits_are_no_numbers() -> None:
     assert otlp._coordinates(line) == {}
     assert perfetto._tp(line) == -1
     assert collectives._known(RankLooks(identity(), "live"), GroupCount(digits, "tp", 2, 1))[0] is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"a dp0-{MOST_PLACES - 1}; b dp0-1",
+        "a dp" + f"0-{MOST_PLACES - 1}," * 40,
+        "a dp9-0,0-99999999",
+        "a dp0-999 tp0-999",
+        "x " + "@" * 1000 + " y",
+    ],
+)
+def test_a_name_that_stands_for_many_places_stands_for_itself(name: str) -> None:
+    assert join([name]) == name
+
+
+def test_names_that_stand_for_many_places_together_stand_for_some() -> None:
+    names = [f"s{n} dp0-{MOST_PLACES // 2}" for n in range(64)]
+    tracemalloc.start()
+    try:
+        assert join(names).count("; ") == 63
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from pdctl.probes.config.model import ConfigDocument
 from pdctl.probes.preflight.model import SETTINGS, Evidence
 from pdctl.probes.preflight.sides import merged, pairs_of, side_of
@@ -43,7 +41,7 @@ def _read(path: Path) -> ConfigDocument:
         raise PdctlError(
             f"{path} can't be read: {error.strerror}", "Name a file that pdctl dump config -o json wrote."
         ) from None
-    except (ValueError, RecursionError, msgspec.MsgspecError) as error:
+    except ValueError as error:
         raise PdctlError(
             f"{path} has no settings: {str(error)[:200]}", "Write it with pdctl dump config -o json > FILE.", Exit.USAGE
         ) from None

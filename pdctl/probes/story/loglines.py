@@ -198,7 +198,7 @@ def _stamp(found: re.Match[str] | None, *, zoned: bool = False) -> LogLine:
 def _object(text: str) -> dict[str, Any] | None:
     try:
         return structs.from_json(text.encode("utf-8", "backslashreplace"), dict[str, Any])
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
 
 
