@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from pdctl.protocol.model import Identity
 
 MOST_RANKS = 1_000
+_PLAIN = re.compile(r"\w[\w .:@%+=,/\[\]-]*|\[[\w:.]+\]:\d+")
+"""Values that do nothing in a shell: a completion for zsh is evaluated, one for bash stands on the command line as it is."""
 
 
 def values(kind: str) -> Callable[[typer.Context, str], list[str]]:
@@ -22,7 +25,7 @@ def values(kind: str) -> Callable[[typer.Context, str], list[str]]:
             found = dict.fromkeys(KINDS[kind](ctx))
         except Exception:  # noqa: BLE001  # a file that can't be read, a context that is not there
             return []
-        return [value for value in found if value.startswith(incomplete)]
+        return [value for value in found if value.startswith(incomplete) and _PLAIN.fullmatch(value)]
 
     return complete
 

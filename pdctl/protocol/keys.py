@@ -77,6 +77,11 @@ def parse_public(text: str) -> str:
     )
 
 
+def is_public(text: str) -> bool:
+    """Return whether ``text`` is a key as 64 hexadecimal digits."""
+    return _HEX.fullmatch(text) is not None
+
+
 def check_name(name: str) -> str:
     """Return ``name`` where it can name a key. Raises PdctlError (USAGE)."""
     if not _NAME.fullmatch(name) or name.startswith("."):

@@ -22,6 +22,8 @@ STALE_S = 3 * BEAT_EVERY_S
 """A heartbeat older than this says that the rank's process, or its host, is gone, or cut off from the store."""
 MAX_ENTRIES = 16384
 MAX_VALUE = 1 << 20
+MAX_READ = 32 << 20
+"""Bytes of one entry, and of all that are read of a store: an entry has some 2 KiB."""
 
 
 class Entry(msgspec.Struct, frozen=True):

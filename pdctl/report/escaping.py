@@ -25,6 +25,7 @@ ASCII = "pdctl.ascii"
 
 _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0")  # letters and marks that take no ink
 _BLANKS = re.compile(f"[{''.join(sorted(_BLANK))}]")
+_FORMULA = re.compile(r"(?:^|(?<=;))(?=[=+\-@＝＋－＠].)")
 _WORDS = {
     "…": "...", "·": "-", "×": "x", "–": "-", "—": "-", "→": "->", "←": "<-", "⋯": "...", "≥": ">=", "≤": "<=",
     "─": "-", "│": "|", "├": "|", "└": "`", "┃": "|", "━": "-", "┣": "|", "┗": "`", "\u00a0": " ",
@@ -73,9 +74,8 @@ def json_encoded(value: Any, *, ascii_only: bool = False) -> str:
 
 
 def cell(text: str) -> str:
-    """Return ``text`` for a cell of a spreadsheet: one line, and never a formula."""
-    text = escape(text, most=max(1, len(text)))
-    return f"'{text}" if len(text) > 1 and text[0] in "=+-@＝＋－＠" else text
+    """Return ``text`` for a cell of a spreadsheet: one line, and never a formula, also where ``;`` parts cells."""
+    return _FORMULA.sub("'", escape(text, most=max(1, len(text))))
 
 
 def argument(text: object) -> str:

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 
-import msgspec
-
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.files import atomic_file, check_target, read_head, sweep_parts
+from pdctl.report.escaping import json_encoded
 from pdctl.watch import metrics
 from pdctl.watch.livez import Liveness
 from pdctl.watch.model import WatchState
@@ -77,7 +76,7 @@ class Exporter:
         if not self._fresh(page):
             return Answer(HTTPStatus.OK, _PLAIN, b"ok, but not judged: no look yet, or the last one is too old\n")
         if page.due:
-            body = msgspec.json.encode({"restart": page.due}) + b"\n"
+            body = f"{json_encoded({'restart': page.due})}\n".encode()
             return Answer(HTTPStatus.SERVICE_UNAVAILABLE, "application/json", body)
         return Answer(HTTPStatus.OK, _PLAIN, b"ok\n")
 

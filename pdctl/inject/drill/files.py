@@ -106,11 +106,26 @@ def _child(node: yaml.Node | None, step: str | int) -> tuple[yaml.Node, int] | N
     return None
 
 
+class _Loader(yaml.SafeLoader):
+    """Names the line of a value that is not what its tag says. It merges no mappings: merged ones may grow without end."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Return the value of a node."""
+        try:
+            return super().construct_object(node, deep)  # type: ignore[no-untyped-call]
+        except (ValueError, LookupError, AttributeError):
+            said = f"{str(node.value)[:80]!r} can't be read as {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(None, None, said, node.start_mark) from None
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Merge nothing."""
+
+
 def _compose(text: str, name: str) -> _Source:
-    loader = yaml.SafeLoader(text)
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
-        for twice in _twice(node):
+        for twice in _twice(node, set()):
             raise PdctlError(f"{name}, line {twice[1]}: {twice[0]} is there twice", code=Exit.USAGE)
         value = None if node is None else loader.construct_document(node)
     except yaml.YAMLError as error:
@@ -122,25 +137,27 @@ def _compose(text: str, name: str) -> _Source:
         raise PdctlError(f"{name}: {error}"[:300], "a drill file is YAML", Exit.USAGE) from None
     except RecursionError:
         raise PdctlError(f"{name}, line 1: nested too deep", "a drill file is YAML", Exit.USAGE) from None
-    finally:
-        loader.dispose()
     if not isinstance(value, dict):
         raise PdctlError(f"{name}, line 1: a drill file is a mapping of keys", code=Exit.USAGE)
     return _Source(name, node, value)
 
 
-def _twice(node: yaml.Node | None) -> Iterator[tuple[str, int]]:
-    """Yield keys that a mapping has twice: the first would be lost in silence."""
+def _twice(node: yaml.Node | None, known: set[int]) -> Iterator[tuple[str, int]]:
+    """Yield keys that a mapping has twice: the first would be lost in silence. known: nodes that aliases lead to again."""
+    if id(node) in known:
+        return
+    known.add(id(node))
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
-            if key.value in seen:
-                yield str(key.value), key.start_mark.line + 1
-            seen.add(str(key.value))
-            yield from _twice(value)
+            if isinstance(key, yaml.ScalarNode):  # no other is allowed, which is said later
+                if key.value in seen:
+                    yield key.value, key.start_mark.line + 1
+                seen.add(key.value)
+            yield from _twice(value, known)
     elif isinstance(node, yaml.SequenceNode):
         for value in node.value:
-            yield from _twice(value)
+            yield from _twice(value, known)
 
 
 def _steps(path: str, said: str) -> tuple[str | int, ...]:

@@ -167,7 +167,7 @@ def _side(one: _Asked) -> Side:
 
 def _text(value: Any) -> str:
     if isinstance(value, list):
-        value = ", ".join(map(str, value[:8]))
+        value = ", ".join(str(one) for one in value[:8] if not isinstance(one, (dict, list)))
     return "" if value is None or isinstance(value, dict) else str(value)[:200]
 
 

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import http.client
 import json
+import re
 import socket
 import threading
 import time
@@ -27,6 +28,8 @@ BATCH = 1000
 """Rooms in one question."""
 MAX_ANSWER = 4 << 20
 _EVERYTHING = -1
+_NO_HOST = re.compile(r"[\x00-\x20\x7f]")
+"""What no name of a host has. Clients of the engine send such names."""
 
 
 @dataclass(frozen=True)
@@ -244,6 +247,6 @@ def split(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     number = whole(port, PORT)
-    if not colon or not host or not number:
+    if not colon or not host or not number or _NO_HOST.search(host):
         raise ValueError(f"{address!r} is no HOST:PORT")
     return host, number

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from pdctl.protocol.store_schema import COUNT, MAX_ENTRIES, MAX_VALUE, RawEntry, Read, beat, index
+from pdctl.protocol.store_schema import COUNT, MAX_ENTRIES, MAX_READ, MAX_VALUE, RawEntry, Read, beat, index
 
 LOADED = "\n"
 """Written when torch is loaded, before the store is asked: what is missing then is the store's answer."""
@@ -49,12 +49,17 @@ def read(host: str, port: int, seconds: float) -> Read:
 def _there(store: Any, names: list[str]) -> dict[str, bytes]:
     """Return the values of the existing keys. A read of a missing key would wait for it."""
     found: dict[str, bytes] = {}
+    size = 0
     for start in range(0, len(names), _AT_ONCE):
         some = names[start : start + _AT_ONCE]
         if not store.check(some):
             some = [name for name in some if store.check([name])]
         if some:
-            found.update(zip(some, (bytes(value) for value in store.multi_get(some)), strict=True))
+            values = [bytes(value) for value in store.multi_get(some)]
+            size += sum(map(len, values))
+            if size > MAX_READ:
+                raise ValueError(f"its entries have more than {MAX_READ >> 20} MiB")
+            found.update(zip(some, values, strict=True))
     return found
 
 

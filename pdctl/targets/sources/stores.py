@@ -20,11 +20,12 @@ from pathlib import Path
 from types import TracebackType
 
 import pdctl
-from pdctl.protocol import extras, structs
+from pdctl.protocol import extras, keys, structs
+from pdctl.protocol.errors import PdctlError
 from pdctl.protocol.rank import FoundRank, Silence
-from pdctl.protocol.store_schema import STALE_S, Beat, Entry, RawEntry, Read
+from pdctl.protocol.store_schema import MAX_READ, STALE_S, Beat, Entry, RawEntry, Read
 from pdctl.targets import registration
-from pdctl.targets.places import Store
+from pdctl.targets.places import Store, parse_endpoint
 from pdctl.targets.resolve import unresolved
 
 MAX_STORES = 64
@@ -95,7 +96,7 @@ class _Child:
             return Read(error=f"no answer within {round(timeout_s, 3):g} s: it is busy, stopped, or no TCPStore")
         self._out.seek(0)
         try:
-            return structs.from_json(self._out.read(), Read)
+            return structs.from_json(self._out.read(2 * MAX_READ), Read)
         except ValueError:
             status = self._process.returncode
             return Read(error=f"it can't be read: torch's client ended with status {status}; it may be no TCPStore")
@@ -146,9 +147,16 @@ def rank_of_entry(entry: Entry, beat: Beat | None, pinned: str) -> FoundRank:
     if not entry.endpoint:
         off = f"{r.tcp_off or 'its agent listens on no TCP address'}; its own socket is on {r.identity.host}"
         return replace(rank, endpoint_off=off, silent=Silence.NO_SOCKET, silent_why=off)
+    try:
+        parse_endpoint(entry.endpoint)
+    except PdctlError:
+        why = f"its endpoint in the store is none: {entry.endpoint[:80]!r}"
+        return replace(rank, endpoint="", endpoint_off=why, silent=Silence.GARBAGE, silent_why=why)
     if pinned and r.server_key != pinned:
         why = "the key it has in the store is not the one that was given as its server key"
         return replace(rank, silent=Silence.NOT_AUTHORISED, silent_why=why)
+    if r.server_key and not keys.is_public(r.server_key):
+        return replace(rank, silent=Silence.GARBAGE, silent_why="what it has in the store as its key is none")
     if not r.server_key and not entry.endpoint.startswith(("tcp://127.", "tcp://[::1]")):
         return replace(rank, silent=Silence.NOT_AUTHORISED, silent_why="it has no key in the store")
     return rank

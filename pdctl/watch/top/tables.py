@@ -217,11 +217,14 @@ def _filled(text: str, width: int, number: bool) -> str:
 def _distinct(lines: Iterable[Line]) -> tuple[Line, ...]:
     """Return the lines, each with a key of its own: two may say the same of themselves."""
     count: dict[str, int] = {}
-    made = []
+    made: dict[str, Line] = {}
     for line in lines:
         count[line.key] = nth = count.get(line.key, 0) + 1
-        made.append(line if nth == 1 else Line(f"{line.key} #{nth}", line.cells))
-    return tuple(made)
+        key = line.key if nth == 1 else f"{line.key} #{nth}"
+        while key in made:  # it is what another line says of itself
+            key += "'"
+        made[key] = Line(key, line.cells)
+    return tuple(made.values())
 
 
 def _requests(queues: Mapping[str, int]) -> str:

@@ -82,3 +82,11 @@ def test_options_of_probes_name_kinds_that_there_are() -> None:
         if isinstance(one, Option) and one.values
     }
     assert {"stage", "finding"} <= named <= set(KINDS)
+
+
+@pytest.mark.parametrize("name", ["$(id)", r"\$(id)", "`id`", "a;id", "a b|id", 'a"', "a'b", "*", "a\nb", "a\x1b[2J"])
+def test_names_that_a_shell_would_act_on_are_not_completed(ctx: typer.Context, tmp_path: Path, name: str) -> None:
+    for lab in (name, "mine"):
+        (tmp_path / "run" / f"lab-{lab}").mkdir(parents=True)
+        (tmp_path / "run" / f"lab-{lab}" / "lab.json").touch()
+    assert values("lab")(ctx, "") == ["mine"]

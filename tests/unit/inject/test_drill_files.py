@@ -71,6 +71,12 @@ def test_a_good_file() -> None:
         ("name: mine", "name: Mine", "mine.yaml, line 1: name: 'Mine'"),
         ("name: mine\n", "", "Object missing required field `name`"),
         ("for: 10s", "for: !!python/object:os.system x", "mine.yaml, line 8: could not determine a constructor"),
+        ("for: 10s", "for: 2001-99-99", "mine.yaml, line 8: '2001-99-99' can't be read as timestamp"),
+        ("for: 10s", "for: !!bool x", "mine.yaml, line 8: 'x' can't be read as bool"),
+        ("for: 10s", "for: !!timestamp x", "mine.yaml, line 8: 'x' can't be read as timestamp"),
+        ("for: 10s", "for: " + "9" * 5000, "can't be read as int"),
+        ("for: 10s", "for: 10s\n? [a]\n: b", "mine.yaml, line 9: found unhashable key"),
+        ("for: 10s", "for: 10s\n<<: {seed: 1}", "mine.yaml, line 9: could not determine a constructor"),
     ],
 )
 def test_errors_name_file_line_and_key(old: str, new: str, says: str) -> None:
@@ -78,9 +84,18 @@ def test_errors_name_file_line_and_key(old: str, new: str, says: str) -> None:
     assert says in refused(GOOD.replace(old, new))
 
 
-@pytest.mark.parametrize("text", ["", "- a\n", "just words\n", "[" * 5000])
+BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 40))
+MERGED = "a0: &a0 {x: y}\n" + "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 40))
+"""Files of a few KiB whose values, written out, have no end."""
+
+
+@pytest.mark.parametrize("text", ["", "- a\n", "just words\n", "[" * 5000, "a\0: b", BOMB])
 def test_what_is_no_drill_at_all(text: str) -> None:
     assert refused(text).startswith("mine.yaml, line 1: ")
+
+
+def test_mappings_are_not_merged() -> None:
+    assert refused(MERGED).startswith("mine.yaml, line 2: could not determine a constructor")
 
 
 def test_without_a_fault_the_load_must_break_something() -> None:

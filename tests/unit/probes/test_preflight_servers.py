@@ -17,7 +17,7 @@ from pdctl.cli import app
 from pdctl.engines.sglang.server import Server
 from pdctl.probes.preflight.judge import judge
 from pdctl.probes.preflight.model import PreflightDocument
-from pdctl.probes.preflight.servers import collect
+from pdctl.probes.preflight.servers import _Asked, _side, collect
 from tests.support.patience import patience
 from tests.support.sglang_http import bootstrap, engine, pair, serving
 
@@ -46,6 +46,15 @@ def test_a_healthy_pair_is_fit_and_no_secret_is_told() -> None:
     assert set(table.asked) == {"/route"}
     assert f"127.0.0.1:{table.port} answers for prefill, 1 of its ranks were asked for" in said(document)
     assert "secret" not in said(document)
+
+
+def test_a_setting_that_is_nested_deep_is_none() -> None:
+    deep: list[object] = []
+    for _ in range(10_000):
+        deep = [deep]
+    told = {"disaggregation_mode": "prefill", "model_path": [*deep, "m"], "architectures": ["A", {"x": deep}]}
+    one = _Asked(Server.parse("http://127.0.0.1:1", "prefill"), told=told)
+    assert _side(one).values == {"disaggregation_mode": "prefill", "model_path": "m", "architectures": "A"}
 
 
 @pytest.mark.parametrize(

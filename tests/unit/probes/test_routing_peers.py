@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from pdctl.protocol.model import EventKind, KVPoll
 from pdctl.protocol.requests import MAX_LOOKUPS, Lookup, Peer, RoomEntry, Rooms, RoomTable, Settings, Space
 from pdctl.recording.reader import Event
 from tests.support.identities import identity
+from tests.support.patience import patience
 
 HOST = "10.0.0.1"
 ADDRESS = f"{HOST}:8998"
@@ -500,3 +502,13 @@ def test_a_loopback_address_of_a_rank_elsewhere_is_not_asked_and_says_what_asks_
     said = collect._unsafe("", "127.0.0.1:8998", there)
     assert why in said
     assert "pdctl verify-routing there, or with --bootstrap HOST:PORT" in said
+
+
+@pytest.mark.parametrize("host", ["a b", "a\nb", "a\0b", "\x7f"])
+def test_a_bootstrap_server_whose_name_is_none_is_said_and_ends_no_thread(host: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        ended: list[object] = []
+        patch.setattr(threading, "excepthook", ended.append)
+        [view] = ask([Question(f"{host}:8998")], patience(5))
+    assert "is no HOST:PORT" in view.silence
+    assert ended == []

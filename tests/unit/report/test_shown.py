@@ -132,6 +132,13 @@ def test_a_small_character_set_changes_no_data(form: Format) -> None:
         assert text.splitlines()[0] == r"gr\xf6\xdfer ... \u6f22\u202e"
 
 
+@pytest.mark.parametrize("form", ["x;=1+1;y", "x;@SUM(A1)"])
+def test_no_cell_is_a_formula_where_semicolons_part_cells(form: str) -> None:
+    text = written(Format.CSV, Whole(title="", parts=(Part(form, {form: 1}),)))
+    assert text.count(";'") == 2
+    assert text.count(f";'{form[2]}") == 2
+
+
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "＝1", "-"])
 def test_no_cell_of_a_spreadsheet_is_a_formula_and_numbers_stay_numbers(text: str) -> None:
     [row] = csv.DictReader(io.StringIO(written(Format.CSV, whole(text))))

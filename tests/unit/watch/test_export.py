@@ -165,3 +165,13 @@ def test_what_can_not_be_is_said_in_a_line(words: list[str], code: int, said: st
     assert done.exit_code == code
     assert said in " ".join(done.output.split())
     assert "Traceback" not in done.output
+
+
+def test_what_is_due_moves_no_cursor_and_turns_no_text_around() -> None:
+    exporter = Exporter(every_s=1, stall_s=30)
+    seen = state("DIVERGED")
+    exporter.take(msgspec.structs.replace(seen, groups=(msgspec.structs.replace(seen.groups[0], title="G\u202e\x9b"),)))
+    code, said = status(exporter, "/livez")
+    assert code == 503
+    assert said.endswith("\n")
+    assert said[:-1].isprintable()

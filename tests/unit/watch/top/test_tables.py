@@ -125,3 +125,8 @@ def test_without_screens_the_same_tables_are_drawn() -> None:
     assert "\x1b" not in text
     assert "DIVERGED" in text
     assert "silent" in text
+
+
+def test_lines_that_say_the_same_and_their_number_are_all_there() -> None:
+    shown = tables.findings(healthy(problems=("a", "a", "a #2")))
+    assert len({line.key for line in shown.lines}) == 3
