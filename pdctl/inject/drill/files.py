@@ -112,7 +112,7 @@ class _Loader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """Return the value of a node."""
         try:
-            return super().construct_object(node, deep)  # type: ignore[no-untyped-call]
+            return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError):
             said = f"{str(node.value)[:80]!r} can't be read as {node.tag.rpartition(':')[2]}"
             raise yaml.constructor.ConstructorError(None, None, said, node.start_mark) from None
