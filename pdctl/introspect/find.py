@@ -10,7 +10,7 @@ from pdctl.protocol.processes import Process, look_with_parent
 
 TITLE = "sglang::scheduler"
 _SHORT = TITLE[:15]  # what the kernel keeps as a process's name
-_PLACE = re.compile(r"_(DP|PP|TP)(\d+)")
+_PLACE = re.compile(r"_(DP|PP|TP)([0-9]{1,6})(?![0-9])")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def _title(folder: Path) -> str:
         with (folder / "cmdline").open("rb") as file:
             title = file.read(200)
         if not title:  # it has ended, and nobody has asked how
-            name = (folder / "comm").read_text().strip()
+            name = (folder / "comm").read_text(errors="replace").strip()
             return name if name == _SHORT else ""
     except OSError:
         return ""

@@ -126,7 +126,9 @@ def _yama_cure(yama: int) -> str:
 def credentials(pid: str) -> Credentials:
     """Return the credentials of a process. Raises OSError, ValueError, KeyError."""
     folder = Path("/proc", pid)
-    fields = dict(line.split(":\t", 1) for line in (folder / "status").read_text().splitlines() if ":\t" in line)
+    fields = dict(
+        line.split(":\t", 1) for line in (folder / "status").read_text(errors="replace").splitlines() if ":\t" in line
+    )
     real, effective, saved, _ = map(int, fields["Uid"].split())
     group, effective_group, saved_group, _ = map(int, fields["Gid"].split())
     owner = (folder / "status").stat().st_uid

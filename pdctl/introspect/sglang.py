@@ -261,8 +261,8 @@ def _parent(pid: int) -> tuple[int, int]:
         return int(fields[3]), 0
     inside = parent
     if parent:
-        lines = Path(f"/proc/{parent}/status").read_text().splitlines()
-        depth = len(_namespaces(Path(f"/proc/{pid}/status").read_text().splitlines()))
+        lines = Path(f"/proc/{parent}/status").read_text(errors="replace").splitlines()
+        depth = len(_namespaces(Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()))
         seen = _namespaces(lines)
         inside = seen[depth - 1] if 0 < depth <= len(seen) else parent
     return inside, look(parent).start
