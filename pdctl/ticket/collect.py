@@ -15,11 +15,10 @@ from typing import Any
 import msgspec
 
 from pdctl.protocol.errors import Exit, PdctlError
-from pdctl.protocol.files import open_regular
 from pdctl.recording.source import FileSource
 from pdctl.report import escaping, progress
 from pdctl.ticket.hide import LEFT_OUT, Hider, HidingError, field_names, without_secrets
-from pdctl.ticket.logs import LOG_BYTES, MOST_LOGS, tail
+from pdctl.ticket.logs import LOG_BYTES, MOST_LOGS, open_log, tail
 from pdctl.trace.folder import private_folder
 from pdctl.trace.manifest import Collector, Manifest, new, new_salt
 from pdctl.trace.reader import MAX_DOCUMENT, MAX_DOCUMENTS, open_trace
@@ -385,7 +384,7 @@ def planned(logs: Iterable[Path], *, recorded: bool) -> Iterable[Collector]:
     for number, path in enumerate(logs, start=1):
         why = f"the end of {path.name}, {LOG_BYTES >> 20} MiB at most"
         try:
-            os.close(open_regular(path, follow=True))
+            os.close(open_log(path))
         except OSError as error:
             yield Collector(name=f"log-{number}", command="", status=MISSING, reason=f"{path.name}: {error.strerror}")
         else:

@@ -40,7 +40,9 @@ FREE_BYTES = 64 << 20
 """What a trace may unpack to without holes: this, and so many times its own size. Real ones are packed to a tenth."""
 MAX_DOCUMENT = 32 << 20
 MAX_DOCUMENTS = 128 << 20
-"""Bytes of one document of a bundle, and of all that are read."""
+"""Bytes of one document of a bundle, and of all."""
+MAX_READ, MAX_VALUES = 64 << 20, 2_500_000
+"""Bytes and values of all documents that are read at once. A small value takes up to 70 bytes of memory."""
 _DOCUMENT = re.compile(r"(?:documents|stories|logs)/[A-Za-z0-9][A-Za-z0-9._-]{0,150}")
 _MEMBER = re.compile(r"recordings/[A-Za-z0-9][A-Za-z0-9._-]{0,150}\.pdrec")
 _PAGE = 4096
@@ -96,7 +98,7 @@ def read_documents(
     PdctlError (UNREACHABLE) where that time is over before all are read, and as :func:`open_trace`.
     """
     found: dict[str, bytes] = {}
-    left = MAX_DOCUMENTS
+    left, values = MAX_READ, MAX_VALUES
     end = _end(timeout_s, spent_s)
     with _archive(path) as (archive, wrong):
         manifest = _manifest(path, archive, wrong=wrong)
@@ -110,12 +112,16 @@ def read_documents(
                 continue
             left -= cost
             try:
-                found[one.name] = _whole(archive, info, cost, end)
+                raw = _whole(archive, info, cost, end)
             except DAMAGE:
                 continue
             except TimeoutError:
                 said = f"{shown(path)}: its documents are not read: no time left of {timeout_s:g} s (--timeout)"
                 raise _bad(said, "Give it more --timeout.") from None
+            count = sum(map(raw.count, (b",", b"[", b"{")))
+            if count <= values:
+                values -= count
+                found[one.name] = raw
     return found
 
 

@@ -37,7 +37,7 @@ def read(host: str, port: int, seconds: float) -> Read:
     if count > MAX_ENTRIES:
         error = f"it has {count} entries, of which the last {MAX_ENTRIES} are read"
     numbers = range(max(1, count - MAX_ENTRIES + 1), count + 1)
-    names = [name.decode() for name in _there(store, [index(number) for number in numbers]).values()]
+    names = [name.decode(errors="replace") for name in _there(store, [index(number) for number in numbers]).values()]
     names = list(dict.fromkeys(name for name in names if name.startswith("pdctl/")))
     entries = _there(store, names)
     beats = _there(store, [beat(name) for name in entries])

@@ -90,11 +90,21 @@ def test_a_bomb_is_left_out_and_the_rest_is_read(tmp_path: Path, monkeypatch: py
 
 
 def test_all_documents_together_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "MAX_DOCUMENTS", 30)
+    monkeypatch.setattr(reader, "MAX_READ", 30)
     file = tmp_path / "b.zip"
     there = {f"documents/{n}.json": bytes(10) for n in range(5)}
     write_trace(file, [], manifest(*(row(member, member[10]) for member in there)), documents=there)
     assert len(read_documents(file)) == 3
+
+
+def test_a_document_of_very_many_values_is_left_out_and_the_rest_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "MAX_VALUES", 100)
+    file = tmp_path / "b.zip"
+    there = {"documents/a.json": b"[0," * 101, "documents/b.json": b"{}", "documents/c.json": b"[0,[" * 33}
+    write_trace(file, [], manifest(*(row(member, member[10]) for member in there)), documents=there)
+    assert list(read_documents(file)) == ["b", "c"]
 
 
 def _crafted(file: Path, made: Manifest, *members: tuple[zipfile.ZipInfo, bytes]) -> Path:
@@ -155,7 +165,7 @@ def test_a_damaged_member_is_tried_once_whatever_names_it(tmp_path: Path, opened
 
 
 def test_what_is_read_in_vain_counts_too(tmp_path: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "MAX_DOCUMENTS", 30)
+    monkeypatch.setattr(reader, "MAX_READ", 30)
     names = [f"documents/{number}.json" for number in range(5)]
     made = manifest(*(row(name, name[10]) for name in names))
     assert read_documents(_damaged(tmp_path / "b.zip", made, names, bytes(10), 2)) == {"2": bytes(10)}

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pdctl.ticket import collect, hide
+from pdctl.ticket import logs as ends
 from pdctl.ticket.collect import Asked, Wanted, bundle
 from pdctl.ticket.hide import HidingError
 
@@ -124,3 +125,17 @@ def test_a_text_too_long_to_be_searched_is_left_out(
     _, missing = taken(tmp_path / "b.zip", Asked({}, logs=logs))
     assert missing.keys() == {"check"}
     assert "at most 1048576 are searched for names" in missing["check"]
+
+
+def test_a_link_that_others_made_in_a_directory_of_logs_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "secret").write_text("for the bundle's maker only\n")
+    (tmp_path / "a.log").write_text("a line\n")
+    (tmp_path / "b.log").symlink_to(tmp_path / "secret")
+    found = ends.log_files([tmp_path])
+    assert [ends.tail(one) for one in found] == [["a line"], ["for the bundle's maker only"]]
+    monkeypatch.setattr(ends, "owners", lambda: ())
+    assert ends.tail(found[0]) == ["a line"]
+    with pytest.raises(OSError, match="is a link"):
+        ends.tail(found[1])
