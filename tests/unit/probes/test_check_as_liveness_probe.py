@@ -39,7 +39,7 @@ def test_an_error_alone_fails(findings: Any, seen: bool, partial: bool, code: Ex
 def test_what_goes_wrong_is_said_and_is_no_failure(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails(*_: Any) -> Any:
+    def fails(*_: Any, **__: Any) -> Any:
         raise error
 
     monkeypatch.setattr(runner, "find", fails)
