@@ -70,7 +70,7 @@ _decoder = structs.json_decoder(list[_Thread])
 def find(pid: int, environments: Sequence[Path] = ()) -> str:
     """Return the py-spy to use for a process: on PATH, next to pdctl's Python, else in the engine's own environment.
 
-    Raises PySpyError if there is none. A py-spy that users other than root and this one may write is not used.
+    Raises PySpyError if there is none. In that environment it is used where only root and this user can change it.
     """
     on_path = shutil.which("py-spy")
     if on_path:
@@ -82,15 +82,31 @@ def find(pid: int, environments: Sequence[Path] = ()) -> str:
     for folder in environments:
         for root in (Path("/"), Path(f"/proc/{pid}/root")):
             path = root / folder.relative_to("/") / "bin/py-spy"
-            try:
-                found = path.stat()
-            except OSError:
+            if not os.access(path, os.X_OK):
                 continue
-            if found.st_uid not in (0, os.geteuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                unsafe = f"; {path} belongs to another user"
-            elif os.access(path, os.X_OK):
+            if _ours(root, path):
                 return str(path)
+            unsafe = f"; {path} belongs to another user"
     raise PySpyError(f"py-spy is not installed: it finds where a process's objects begin{unsafe}", NEXT_STEP)
+
+
+def _ours(root: Path, path: Path) -> bool:
+    """Return whether only root and this user can change a file, or put another one in its place. No link leads to it.
+
+    Who could do so while it is looked at would have this user run what he likes.
+    """
+    parts = path.relative_to(root).parts
+    try:
+        every = [root.stat(), *(root.joinpath(*parts[: n + 1]).lstat() for n in range(len(parts)))]
+    except OSError:
+        return False
+    sticky = stat.S_IFDIR | stat.S_ISVTX
+    return all(
+        one.st_uid in (0, os.geteuid())
+        and not stat.S_ISLNK(one.st_mode)
+        and (not one.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or one.st_mode & sticky == sticky)
+        for one in every
+    )
 
 
 def main_thread(command: str, pid: int, timeout_s: float, *, with_locals: bool = False) -> Stack:
@@ -102,7 +118,12 @@ def main_thread(command: str, pid: int, timeout_s: float, *, with_locals: bool =
         raise PySpyError("no time was left for py-spy to look at it", MORE_TIME)
     try:
         done = subprocess.run(
-            arguments, stdin=subprocess.DEVNULL, capture_output=True, timeout=max(timeout_s, 0.01), check=False
+            arguments,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=max(timeout_s, 0.01),
+            check=False,
+            cwd="/",
         )
     except subprocess.TimeoutExpired:
         raise PySpyError(f"py-spy took longer than {durations.show(max(timeout_s, 0.01))}", MORE_TIME) from None
