@@ -113,7 +113,7 @@ class _Loader(yaml.SafeLoader):
         """Return the value of a node."""
         try:
             return super().construct_object(node, deep)
-        except (ValueError, LookupError, AttributeError):
+        except (ValueError, ArithmeticError, LookupError, AttributeError):
             said = f"{str(node.value)[:80]!r} can't be read as {node.tag.rpartition(':')[2]}"
             raise yaml.constructor.ConstructorError(None, None, said, node.start_mark) from None
 
@@ -133,8 +133,6 @@ def _compose(text: str, name: str) -> _Source:
         line = mark.line + 1 if mark is not None else 1
         said = getattr(error, "problem", "") or str(error)
         raise PdctlError(f"{name}, line {line}: {said}", "a drill file is YAML", Exit.USAGE) from None
-    except (ValueError, OverflowError) as error:  # a number or a day that Python has none for
-        raise PdctlError(f"{name}: {error}"[:300], "a drill file is YAML", Exit.USAGE) from None
     except RecursionError:
         raise PdctlError(f"{name}, line 1: nested too deep", "a drill file is YAML", Exit.USAGE) from None
     if not isinstance(value, dict):
