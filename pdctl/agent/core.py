@@ -25,9 +25,10 @@ from pdctl.faults.table import FaultTable
 from pdctl.protocol import paths
 from pdctl.protocol.model import ATTACHED, EventKind, Identity
 from pdctl.protocol.notes import AGENT_ENDED
+from pdctl.protocol.processes import look
 from pdctl.protocol.wire import PROTOCOL
 from pdctl.recording.null import NullRecorder
-from pdctl.recording.writer import RecordingWriter, process_start
+from pdctl.recording.writer import RecordingWriter
 
 if TYPE_CHECKING:
     from pdctl.agent.publish import Publisher
@@ -195,7 +196,7 @@ class Agent:
         return msgspec.structs.replace(
             identity,
             pid=self.pid,
-            proc_start=process_start(self.pid),
+            proc_start=look(self.pid).start,
             pdctl_version=pdctl.__version__,
             started_wall_ns=identity.started_wall_ns or time.time_ns(),
             started_mono_ns=identity.started_mono_ns or time.monotonic_ns(),

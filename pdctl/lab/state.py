@@ -26,7 +26,6 @@ from pdctl.protocol import paths, structs
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.files import read_regular
 from pdctl.protocol.processes import look
-from pdctl.recording.writer import process_start
 
 MAX_FILE = 1 << 20
 DONE = b"done"
@@ -57,7 +56,7 @@ class Process(msgspec.Struct, frozen=True):
 
 def me(label: str, state: str = STARTING, **more: str) -> Process:
     """Return this process."""
-    return Process(label, os.getpid(), process_start(os.getpid()), state, **more)
+    return Process(label, os.getpid(), look(os.getpid()).start, state, **more)
 
 
 def write(folder: Path, process: Process) -> None:

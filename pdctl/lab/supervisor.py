@@ -21,7 +21,7 @@ from typing import NoReturn
 from pdctl.agent.plugin import switch_flight_recorder_on
 from pdctl.lab import network, rank, state
 from pdctl.lab.config import LabConfig
-from pdctl.recording.writer import process_start
+from pdctl.protocol.processes import look
 
 _PR_SET_PDEATHSIG = 1
 ORDER_S = 5.0
@@ -31,7 +31,7 @@ def _fork(folder: Path, label: str, body: Callable[[], None]) -> state.Process:
     parent = os.getpid()
     pid = os.fork()
     if pid:
-        return state.Process(label, pid, process_start(pid))
+        return state.Process(label, pid, look(pid).start)
     return _child(folder, label, body, parent)
 
 
@@ -130,7 +130,7 @@ class Supervisor:
         config, number = self.config, self._starts[server]
         self._starts[server] += 1
         me = os.getpid()
-        start = f"{me}.{process_start(me)}{f'.{number}' if number else ''}"
+        start = f"{me}.{look(me).start}{f'.{number}' if number else ''}"
         for bootstrap in self._own_bootstrap(server):
             self._fork(bootstrap, partial(rank.bootstrap_main, config, bootstrap))
         shape = config.shape(server)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Process:
-    """A process. state: the letter in /proc/PID/stat (R S D T t Z X), "" if there is no such process. start: clock ticks.
+    """A process. state: the letter in /proc/PID/stat (R S D T t Z X), "" if there is no such process.
 
-    state is F for a process that is frozen, from :func:`look_closely` only. exit_status: of a zombie, as waitpid gives it,
-    where this user may read it; else 0. wait: of one in state D, from :func:`look_closely` only: the kernel's function that it
-    waits in, "" where this user may not read it. switches: how often its main thread has been taken off a processor then, which
-    stays the same in one wait.
+    start: clock ticks since boot; with the pid it names one process for as long as the host is up. state is F for a process
+    that is frozen, from :func:`look_closely` only. exit_status: of a zombie, as waitpid gives it, where this user may read it;
+    else 0. wait: of one in state D, from :func:`look_closely` only: the kernel's function that it waits in, "" where this user
+    may not read it. switches: how often its main thread has been taken off a processor then, which stays the same in one wait.
     """
 
     state: str = ""

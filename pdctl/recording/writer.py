@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from zlib import crc32
 
+from pdctl.protocol.processes import look
 from pdctl.recording import format as f
 from pdctl.recording.file import Store, out_of_the_way, survive_file_limits
 
@@ -167,7 +168,7 @@ def _header(identity_json: bytes, size: int) -> bytearray:
     pid = os.getpid()
     f.FIXED.pack_into(
         head, 0, f.MAGIC, f.VERSION, f.HEADER_SIZE, size, time.time_ns(), time.monotonic_ns(), pid, f.STATE_WRITING,
-        process_start(pid), *f.layout(size),
+        look(pid).start, *f.layout(size),
     )  # fmt: skip
     f.IDENTITY_FIELDS.pack_into(head, f.IDENTITY_OFFSET_FIELDS, len(identity_json), crc32(identity_json))
     head[f.IDENTITY_OFFSET : f.IDENTITY_OFFSET + len(identity_json)] = identity_json
@@ -217,15 +218,3 @@ class LiveRun:
         self._write[seq & 1]()
         self.tag = (seq & _SEQ_TAG) << f.REPEAT_BITS
         self.words[0] = self.words[2] = 0  # not yet in the file, where their tag does not fit this cell
-
-
-def process_start(pid: int) -> int:
-    """Return the start time of a process in clock ticks since boot (field 22 of /proc/PID/stat), 0 when it is gone.
-
-    With the pid it names one process for as long as the host is up.
-    """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return 0
-    return int(stat.rsplit(b")", 1)[1].split()[19])

@@ -9,7 +9,7 @@ from typing import Any
 from pdctl import __version__
 from pdctl.engines.shared import group_number
 from pdctl.protocol.model import GroupInfo, Identity
-from pdctl.recording.writer import process_start
+from pdctl.protocol.processes import look
 
 KINDS = ("attn-tp", "attn-cp", "tp", "pp", "world")
 
@@ -34,7 +34,7 @@ def identify(scheduler: Any) -> tuple[Identity, dict[int, int]]:
         role=role,
         host=socket.gethostname(),
         pid=os.getpid(),
-        proc_start=process_start(os.getpid()),
+        proc_start=look(os.getpid()).start,
         started_wall_ns=0,
         started_mono_ns=0,
         instance=instance,

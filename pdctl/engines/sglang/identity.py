@@ -15,7 +15,7 @@ from pdctl.engines.sglang.backends import backend_of
 from pdctl.engines.sglang.elements import reduced_type
 from pdctl.engines.shared import group_number
 from pdctl.protocol.model import GroupInfo, Identity
-from pdctl.recording.writer import process_start
+from pdctl.protocol.processes import look
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ def here() -> Around:
     return Around(
         host=socket.gethostname(),
         pid=pid,
-        proc_start=process_start(pid),
-        parent=(parent, process_start(parent)),
+        proc_start=look(pid).start,
+        parent=(parent, look(parent).start),
         world_rank=_world_rank(),
         ranks_of=_ranks,
         number_of=group_number,

@@ -18,9 +18,10 @@ import zmq
 
 from pdctl.protocol import paths, wire
 from pdctl.protocol.model import Identity
+from pdctl.protocol.processes import look
 from pdctl.protocol.stream import HEAD, framed
 from pdctl.recording import format as f
-from pdctl.recording.writer import RecordingWriter, process_start
+from pdctl.recording.writer import RecordingWriter
 from tests.support import crafted
 from tests.support.patience import patience
 from tests.support.tiny_ranks import ROOT, TinyRanks
@@ -207,7 +208,7 @@ class Near:
         for number in range(count):
             self._processes.append(subprocess.Popen(["sleep", "1000"]))
             pid = self._processes[-1].pid
-            start = process_start(pid)
+            start = look(pid).start
             place = path.with_name(f"{paths.stem(pid, start)}{paths.SOCKET_SUFFIX}")
             listener = socket.socket(socket.AF_UNIX)
             listener.bind(str(place))

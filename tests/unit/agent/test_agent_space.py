@@ -11,8 +11,9 @@ import pytest
 from pdctl.agent.space import KEEP_STARTS, SHARE, make_way, recording_size
 from pdctl.protocol import paths
 from pdctl.protocol.model import Identity
+from pdctl.protocol.processes import look
 from pdctl.recording import format as f
-from pdctl.recording.writer import RecordingWriter, process_start
+from pdctl.recording.writer import RecordingWriter
 from tests.support.identities import identity
 
 GONE = 2**22 + 1
@@ -47,7 +48,7 @@ def test_what_is_not_an_earlier_start_of_this_server_stays(tmp_path: Path) -> No
         leave(tmp_path, identity(pid=GONE + 2, host="elsewhere", started_wall_ns=old)),
         leave(tmp_path, identity(pid=GONE + 3, cluster="other", started_wall_ns=old)),
         leave(tmp_path, identity(pid=GONE + 4, instance="new", started_wall_ns=old)),
-        leave(tmp_path, identity(pid=os.getpid(), proc_start=process_start(os.getpid()), instance="old")),
+        leave(tmp_path, identity(pid=os.getpid(), proc_start=look(os.getpid()).start, instance="old")),
     ]
     keep += [leave(tmp_path, identity(pid=GONE + 20 + n, instance=f"kept{n}")) for n in range(KEEP_STARTS)]
     damaged = tmp_path / "9-9.pdrec"

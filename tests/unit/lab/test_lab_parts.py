@@ -19,7 +19,7 @@ from pdctl.lab.config import LabConfig
 from pdctl.lab.engine import bootstrap
 from pdctl.lab.engine.receiver import DecodeKVManager
 from pdctl.lab.engine.transport import SocketTransport
-from pdctl.recording.writer import process_start
+from pdctl.protocol.processes import look
 
 TOKENS = st.lists(st.integers(1, toymodel.VOCABULARY - 1), min_size=1, max_size=20)
 
@@ -146,7 +146,7 @@ def test_the_socket_transport_writes_registered_memory_only() -> None:
 
 def test_ending_a_stopped_process_and_one_that_is_not_ours_any_more() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    start = process_start(child.pid)
+    start = look(child.pid).start
     os.kill(child.pid, signal.SIGSTOP)
     stranger = state.Process("x", child.pid, start + 1)  # the pid was used again
     assert state.end([stranger], grace_s=0.1) == []

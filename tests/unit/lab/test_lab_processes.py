@@ -13,7 +13,7 @@ from pdctl.lab import processes, rank, state
 from pdctl.lab.config import LabConfig, Shape
 from pdctl.lab.launch import expected
 from pdctl.protocol.errors import Exit, PdctlError
-from pdctl.recording.writer import process_start
+from pdctl.protocol.processes import look
 from tests.support.patience import patience
 
 CONFIG = LabConfig("x", prefill=Shape(pp=2), decode=Shape(tp=2), prefills=2)
@@ -46,7 +46,7 @@ def test_what_names_no_process(text: str) -> None:
 
 def test_signals_reach_processes_that_are_there() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    start = process_start(child.pid)
+    start = look(child.pid).start
     there, stranger = state.Process("a", child.pid, start), state.Process("b", child.pid, start + 1)
     assert processes.send_signal([there, stranger], "STOP") == [there]
     assert not processes.wait_for_end([there], 0.0)

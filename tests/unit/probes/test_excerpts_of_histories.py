@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from pdctl.agent.tap import QueueTap
 from pdctl.probes.queues.model import RankView
 from pdctl.protocol.model import EventKind
+from pdctl.protocol.processes import look
 from pdctl.recording import format as f
 from pdctl.recording.answers import Answerer, Known, answer
 from pdctl.recording.excerpt import Wanted
 from pdctl.recording.reader import BadRecording, parse
-from pdctl.recording.writer import process_start
 from tests.support.crafted import places, seal
 from tests.support.excerpted import judge
 from tests.unit.probes.test_queue_judge import FAILED, SUCCESS, TRANSFERRING, WAITING, Rank, turn
@@ -37,7 +37,7 @@ class History:
         self.gate = self.chance.random() < 0.5
         size = self.chance.randrange(2, 5)
         self.group = [Rank(n, size, folder, lacks=() if self.gate else ("gate",)) for n in range(size)]
-        self.followers = [Answerer(rank.path, os.getpid(), process_start(os.getpid())) for rank in self.group]
+        self.followers = [Answerer(rank.path, os.getpid(), look(os.getpid()).start) for rank in self.group]
         self.read_early: dict[int, bytes] = {}
         self.queues = [self.group, [self._second(rank) for rank in self.group]]
         self.rooms = count(1)

@@ -17,9 +17,10 @@ from pdctl.probes.run import Asked, find
 from pdctl.protocol import paths
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.model import Identity
+from pdctl.protocol.processes import look
 from pdctl.protocol.wire import PROTOCOL
 from pdctl.recording import format as f
-from pdctl.recording.writer import RecordingWriter, process_start
+from pdctl.recording.writer import RecordingWriter
 from pdctl.report.output import Output
 from pdctl.targets.find import Found, discover, load_source
 from pdctl.targets.places import parse_places
@@ -44,7 +45,7 @@ class Host:
         """Start a process that lives until the test ends; returns its pid and start time."""
         child = subprocess.Popen(["sleep", "1000"])
         self.children.append(child)
-        return child.pid, process_start(child.pid)
+        return child.pid, look(child.pid).start
 
     def live(self, **changes: object) -> Identity:
         """Leave what a live rank has, without a socket."""
@@ -98,7 +99,7 @@ def test_a_scheduler_that_nobody_reaped_is_no_second_rank_beside_its_recording(h
     named.symlink_to(shutil.which("sleep") or "sleep")
     child = subprocess.Popen([named, "1000"])
     host.children.append(child)
-    host.dead(pid=child.pid, proc_start=process_start(child.pid))
+    host.dead(pid=child.pid, proc_start=look(child.pid).start)
     places = parse_places({**host.env, "PDCTL_OUTSIDE": "all"})
     os.kill(child.pid, 9)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)

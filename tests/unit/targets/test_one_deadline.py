@@ -22,7 +22,6 @@ from pdctl.protocol.model import FlightEntry, Status
 from pdctl.protocol.processes import look
 from pdctl.protocol.rank import FoundRank, Silence
 from pdctl.protocol.requests import Rooms
-from pdctl.recording.writer import process_start
 from pdctl.targets.client import Client
 from pdctl.targets.find import Found
 from tests.support.identities import identity
@@ -38,7 +37,7 @@ class Deaf:
         self._socket.bind(str(path))
         self._socket.listen()
         self._socket.settimeout(0.2)
-        who = identity(pid=os.getpid(), proc_start=process_start(os.getpid()))
+        who = identity(pid=os.getpid(), proc_start=look(os.getpid()).start)
         self.rank = FoundRank(who, "live", endpoint=f"ipc://{path}")
 
     def asked(self) -> int:
@@ -113,7 +112,7 @@ def test_a_stopped_rank_is_not_waited_for_as_others_are(deaf: Deaf) -> None:
         try:
             child.send_signal(signal.SIGSTOP)
             until("a stopped process", lambda: look(child.pid).state == "T")
-            who = identity(pid=child.pid, proc_start=process_start(child.pid))
+            who = identity(pid=child.pid, proc_start=look(child.pid).start)
             with Client(timeout_s=60, rank_timeout_s=60) as client:
                 [answer] = client.ask([replace(deaf.rank, identity=who)], "status", Status)
             with Client(timeout_s=60, rank_timeout_s=0.7, acts=True) as client:
