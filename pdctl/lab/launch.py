@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -131,8 +131,16 @@ def _tail(folder: Path, label: str) -> str:
 
 
 def status(name: str, env: dict[str, str]) -> tuple[LabConfig, list[state.Process]]:
-    """Return a lab's configuration and processes. Raises PdctlError (UNREACHABLE) when there is no such lab."""
-    folder = paths.run_dirs(env)[0] / f"lab-{name}"
+    """Return a lab's configuration and processes. Raises PdctlError (UNREACHABLE) when there is no such lab.
+
+    A default directory that another user could have made tells of no lab: whoever ends it would end what that user likes.
+    """
+    run_dir = paths.run_dirs(env)[0]
+    folder = run_dir / f"lab-{name}"
+    with suppress(OSError):  # what can't be looked at can't be read, which says why
+        why = "" if env.get("PDCTL_RUN_DIR") else paths.not_private(run_dir)
+        if why:
+            raise PdctlError(f"lab {name!r} is not looked for: {why}", "name a directory of yours with --run-dir")
     return state.read_config(folder), state.processes(folder)
 
 
@@ -144,6 +152,10 @@ def down(folder: Path, *, recordings: bool = True) -> tuple[list[state.Process],
     when a process is still there after SIGKILL.
     """
     config = state.read_config(folder)
+    if not config.state_dir.exists() or not config.state_dir.samefile(folder):
+        raise PdctlError(
+            f"{folder} says that its lab is in {config.state_dir}", "nothing was ended, and nothing removed"
+        )
     known: dict[tuple[int, int], state.Process] = {}
     ended: list[state.Process] = []
     while True:  # ranks that were forked while the supervisor was being ended have written their files by now

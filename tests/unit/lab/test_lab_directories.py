@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from pdctl.commands.lab_show import LabProcess, LabStatus, draw_lab
-from pdctl.lab import state
+from pdctl.lab import launch, state
 from pdctl.lab.config import LabConfig
 from pdctl.protocol import paths
 from pdctl.protocol.errors import Exit, PdctlError
@@ -78,3 +79,29 @@ def test_why_plain_sockets_move_kv_is_said_once() -> None:
     draw_lab(status, console)
     assert console.file.getvalue().count("no Mooncake") == 1  # type: ignore[attr-defined]
     assert console.file.getvalue().count("plain sockets") == 3  # type: ignore[attr-defined]
+
+
+def test_a_lab_in_a_default_directory_that_others_could_have_made_is_not_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "pdctl"
+    config = LabConfig("x", run_dir=str(folder))
+    config.state_dir.mkdir(parents=True)
+    (config.state_dir / "lab.json").write_bytes(msgspec.json.encode(config))
+    folder.chmod(0o755)
+    with pytest.raises(PdctlError, match="open to others"):
+        launch.status("x", {"XDG_RUNTIME_DIR": str(tmp_path)})
+    folder.chmod(0o700)
+    assert launch.status("x", {"XDG_RUNTIME_DIR": str(tmp_path)})[0] == config
+
+
+def test_a_lab_that_says_it_is_elsewhere_removes_nothing_there(tmp_path: Path) -> None:
+    there, other = LabConfig("x", run_dir=str(tmp_path)), LabConfig("../kept", run_dir=str(tmp_path))
+    there.state_dir.mkdir()
+    (tmp_path / "lab-..").mkdir()
+    (tmp_path / "kept").mkdir()
+    (there.state_dir / "lab.json").write_bytes(msgspec.json.encode(other))
+    with pytest.raises(PdctlError, match="says that its lab is in"):
+        launch.down(there.state_dir)
+    assert (tmp_path / "kept").exists()
+    assert there.state_dir.exists()
