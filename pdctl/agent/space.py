@@ -63,6 +63,8 @@ def make_way(folders: list[Path], own: Identity) -> int:
     left: dict[str, _Left] = {}
     for folder in folders:
         try:
+            if paths.not_private(folder):  # another user made a default one, and what is in it
+                continue
             with os.scandir(folder) as entries:
                 names = [entry.name for entry in itertools.islice(entries, _MOST_FILES)]
         except OSError:

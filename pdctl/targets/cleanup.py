@@ -80,7 +80,10 @@ def _stem(rank: FoundRank) -> str:
 
 
 def _files(folder: Path) -> list[Path]:
+    """Return the files of pdctl's kinds in a directory of this user; of any other, nothing is removed."""
     try:
+        if paths.not_private(folder):
+            return []
         return sorted(path for path in folder.iterdir() if path.suffix in KINDS and not path.is_dir())
     except OSError:
         return []  # discover has said so where it is more than missing

@@ -57,6 +57,19 @@ def test_what_is_not_an_earlier_start_of_this_server_stays(tmp_path: Path) -> No
     assert sorted(tmp_path.iterdir()) == sorted([*keep, damaged])
 
 
+def test_what_others_put_into_a_default_directory_makes_no_recording_go(tmp_path: Path) -> None:
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    mine.mkdir(mode=0o700)
+    theirs.mkdir()
+    theirs.chmod(0o755)
+    kept = leave(mine, identity(pid=GONE, service="decode here:30002", started_wall_ns=10**10))
+    leave(theirs, identity(pid=GONE, instance="old", started_wall_ns=10**10))
+    for n in range(KEEP_STARTS):
+        leave(theirs, identity(pid=GONE + 1 + n, instance=f"kept{n}", started_wall_ns=(2 + n) * 10**10))
+    assert make_way([mine, theirs], identity(instance="new")) == 0
+    assert kept.exists()
+
+
 def test_a_size_asked_for_is_taken_and_nonsense_refused(tmp_path: Path) -> None:
     assert recording_size(tmp_path, "1048576") == 1048576
     with pytest.raises(ValueError, match="a lot"):
