@@ -186,9 +186,17 @@ def _trace(loaded: list[_Loaded], manifest: Manifest | None, problems: tuple[str
 
 
 def _names(identities: list[Identity]) -> list[str]:
-    """Return the label of each rank, with its pid where two have the same one."""
+    """Return the label of each rank, with its pid where two have the same one, and a number where that is the same, too."""
     twice = {label for label, count in Counter(i.label for i in identities).items() if count > 1}
-    return [f"{i.label} pid {i.pid}" if i.label in twice else i.label for i in identities]
+    names: dict[str, None] = {}
+    for i in identities:
+        name = own = f"{i.label} pid {i.pid}" if i.label in twice else i.label
+        number = 1
+        while name in names:  # of another host, or of a trace that somebody made up
+            number += 1
+            name = f"{own} #{number}"
+        names[name] = None
+    return list(names)
 
 
 def _joined(

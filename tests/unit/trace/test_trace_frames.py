@@ -203,6 +203,15 @@ def test_two_ranks_of_one_place_are_told_apart(tmp_path: Path) -> None:
     assert names == ["decode dp0 pp0 tp0 pid 1", "decode dp0 pp0 tp0 pid 2"]
 
 
+def test_ranks_of_one_label_and_one_pid_on_two_hosts_are_two_rows(tmp_path: Path) -> None:
+    for host in ("a", "b"):
+        drive(tmp_path / f"{host}.pdrec", 1, turns=3, pid=1, host=host)
+    trace = pdctl.load_trace(tmp_path)
+    names = ["decode dp0 pp0 tp0 pid 1", "decode dp0 pp0 tp0 pid 1 #2"]
+    assert trace.ranks.index.tolist() == names
+    assert sorted(set(trace.events["rank"])) == names
+
+
 def test_nothing_to_read_is_said(tmp_path: Path) -> None:
     for path, words in ((tmp_path, "no recordings"), (tmp_path / "no.pdtrace", "No such file")):
         with pytest.raises(PdctlError, match=words):
