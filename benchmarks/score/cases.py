@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmarks.score.stage import NotFiredError, Stage, Truth
-from pdctl.lab import state
 
 Up = tuple[str, ...]
 
@@ -458,7 +457,7 @@ def busy(stage: Stage, **how: object) -> None:
 def gone(stage: Stage, *labels: str) -> None:
     """Wait for the end of processes."""
     those = [stage.lab.process(label) for label in labels]
-    stage.acts(f"the end of {labels}", lambda: not any(state.alive(one.pid, one.start) for one in those))
+    stage.acts(f"the end of {labels}", lambda: not any(one.alive for one in those))
 
 
 PATIENT = ("--waiting-timeout", "10m", "--bootstrap-timeout", "10m", "--heartbeat", "10m")

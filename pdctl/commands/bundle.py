@@ -93,8 +93,9 @@ def command(
     check_target(path, force=force)
     began = time.monotonic()
     reach_of(ctx).for_commands()
+    looking = timeout if source is not None else min(timeout / 4, opt.TIMEOUT_S)  # the parts need the rest
     found = find(
-        run_dir, record_dir, source, reach=reach_of(ctx), every_start=every_start, timeout=timeout,
+        run_dir, record_dir, source, reach=reach_of(ctx), every_start=every_start, timeout=looking,
         rank_timeout=rank_timeout,
     )  # fmt: skip
     from pdctl.targets.follow import interruptible

@@ -74,7 +74,7 @@ def find(pid: int, environments: Sequence[Path] = ()) -> str:
     """
     on_path = shutil.which("py-spy")
     if on_path:
-        return on_path
+        return str(Path(on_path).absolute())  # it is run from elsewhere
     beside = Path(sys.executable).parent / "py-spy"
     if os.access(beside, os.X_OK):
         return str(beside)
@@ -86,7 +86,7 @@ def find(pid: int, environments: Sequence[Path] = ()) -> str:
                 continue
             if _ours(root, path):
                 return str(path)
-            unsafe = f"; {path} belongs to another user"
+            unsafe = f"; others can change {path}, or a link leads to it"
     raise PySpyError(f"py-spy is not installed: it finds where a process's objects begin{unsafe}", NEXT_STEP)
 
 

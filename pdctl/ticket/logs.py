@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,7 +21,8 @@ def open_log(path: Path) -> int:
     Who may write into a directory of logs could link to what only the bundle's maker can read. Raises OSError as
     :func:`pdctl.protocol.files.open_regular`.
     """
-    return open_regular(path, follow=path.lstat().st_uid in owners())
+    found = path.lstat()
+    return open_regular(path, follow=stat.S_ISLNK(found.st_mode) and found.st_uid in owners())
 
 
 def tail(path: Path) -> list[str]:

@@ -20,6 +20,7 @@ from pdctl.probes.queues.now import length_of, now
 from pdctl.probes.queues.pairing import pairing
 from pdctl.probes.queues.stages import pipelines
 from pdctl.probes.queues.waits import kept_waiting
+from pdctl.probes.turns import STOOD_S
 from pdctl.protocol.model import COMPARED_QUEUES, POLLED_QUEUES, QUEUES, Phase
 from pdctl.recording.requests import last_sign_ns
 from pdctl.report.findings import Finding, finding
@@ -245,8 +246,12 @@ def _waiting_elsewhere(group: Group, stalled_s: float) -> list[Finding]:
     """Ranks wait for another one in a collective that is no round, as one of the model."""
     if group.info.size < 2 or len(group.known) < group.info.size:
         return []
-    wait = kept_waiting(_by_name(group), stalled_s)
-    return [_late(group, wait.waiting, wait.late, wait.waited_s)] if wait.late else []
+    members = _by_name(group)
+    wait = kept_waiting(members, stalled_s)
+    stood = [turn.stood_s for name in wait.waiting if (turn := members[name].turn) is not None]
+    if not stood or min(stood) < STOOD_S:  # a turn that began long ago may have waited for an instant only
+        return []
+    return [_late(group, wait.waiting, wait.late, wait.waited_s)]
 
 
 def _late(group: Group, leaders: tuple[str, ...], late: tuple[str, ...], waited: float) -> Finding:

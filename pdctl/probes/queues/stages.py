@@ -150,6 +150,8 @@ def _stands_since(members: Sequence[RankView], did: Sequence[Did]) -> bool:
 def _blocked(members: Sequence[RankView]) -> bool:
     """Return whether all these ranks wait, each at one place in several looks, and no collective of a forward can end."""
     turns = [view.turn for view in members]
+    if len({view.identity.pp for view in members}) < members[0].identity.pp_size:
+        return False
     if not all(
         turn is not None and turn.waiting and turn.turned is False and turn.stood_s >= STOOD_S for turn in turns
     ):

@@ -159,7 +159,8 @@ def too_late(request: Waiting) -> Advice:
 
 
 def _abort(request: Waiting) -> str:
-    wait = "" if request.left_s is None else f", or wait for {request.cover}"
+    ends = request.left_s is not None and request.left_s > 0 and request.note != AFTER_RETRACTED
+    wait = f", or wait for {request.cover}" if ends else ""
     return f"Abort the request on {request.role} (POST /abort_request with its rid){wait}."
 
 

@@ -112,11 +112,11 @@ def _findings(
     first: dict[tuple[object, ...], _Group] = {}
     given_up: dict[int, dict[int, Waiting]] = defaultdict(dict)
     held = _held_up(side for those in peers.values() for side in those)
-    gets_on = {(side.cluster, one.room) for side, one in requests if one.room and one.progress == "moving"}
+    gets_on = {(id(side), one.room) for side, one in requests if one.room and one.progress == "moving"}
     stuck: dict[int, dict[str, list[Waiting]]] = defaultdict(lambda: defaultdict(list))
     for side, request in requests:
         code = "" if held and id(side) in held else _code(request, side, pause_s, stuck_s, peers)
-        if code == "PD141" and (side.cluster, request.room) in gets_on:
+        if code == "PD141" and any((id(of), request.room) in gets_on for of in _other(request, side, peers)):
             code = ""  # the other side has got on with it between the looks
         if code:
             why = _advice(code, request, side, peers)

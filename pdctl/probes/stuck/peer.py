@@ -12,6 +12,7 @@ from functools import cached_property
 import msgspec
 
 from pdctl.probes import turns
+from pdctl.probes.routing.model import FAKE
 from pdctl.probes.stuck.model import Last, RankLooks
 from pdctl.probes.stuck.sides import Side
 from pdctl.probes.turns import RECENT_S
@@ -81,7 +82,10 @@ class Peers(list[Side]):
             for look in peer.looks:
                 if look.second is not None:
                     found[_server(peer)].update(look.second.rooms.distinct("bootstrap"))
-        return {server: addresses - {""} for server, addresses in found.items()}
+        return {
+            server: {one for one in addresses if one and not one.startswith(FAKE)}
+            for server, addresses in found.items()
+        }
 
     @cached_property
     def _behind(self) -> dict[str, Peers]:

@@ -54,15 +54,17 @@ def full(
         codes = " and ".join(code for code, _ in held)
         words.append(" ".join(said for _, said in held))
         next_step = (
-            f"See to what is stuck first ({codes}): it holds what the others wait for, and more capacity ends no wait."
+            f"See to what is stuck first ({codes}): it holds what the others wait for, and more capacity ends no wait. "
         )
     if given_up:
         count = len(given_up)
         words.append(f"Prefill has given up {count} {_verb(count, 'request', 'requests')} meanwhile.")
-        next_step = (
+        next_step += (
             "Abort on decode what prefill has given up (POST /abort_request with its rid): it holds a place in line, and then"
-            f" space, for nothing. Add decode capacity, admit less, or raise {BOOTSTRAP_TIMEOUT} on prefill."
+            " space, for nothing. "
         )
+        if not held:
+            next_step += f"Add decode capacity, admit less, or raise {BOOTSTRAP_TIMEOUT} on prefill."
     retracted = [seen.entry.room for seen in side.retracted] or [space.head]
     return finding(
         "PD140",
@@ -70,7 +72,7 @@ def full(
         group=side.title,
         rooms=tuple(dict.fromkeys((*retracted, *(one.room for one in line if not _unheard(one)), *given_up))),
         evidence=_held(space, side),
-        next_step=next_step,
+        next_step=next_step.strip(),
         units=(side.unit,),
     )
 

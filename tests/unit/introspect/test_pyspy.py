@@ -28,7 +28,7 @@ def test_one_that_only_this_user_can_change_is_run(tmp_path: Path, command: Path
 @pytest.mark.parametrize("place", ["env", "env/bin", "env/bin/py-spy"])
 def test_one_that_others_could_replace_is_not_run(tmp_path: Path, command: Path, place: str) -> None:
     (tmp_path / place).chmod(0o777)
-    with pytest.raises(pyspy.PySpyError, match="belongs to another user"):
+    with pytest.raises(pyspy.PySpyError, match="others can change"):
         pyspy.find(os.getpid(), [tmp_path / "env"])
 
 

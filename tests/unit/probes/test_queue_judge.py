@@ -388,6 +388,8 @@ def test_who_is_waited_for_outside_of_rounds_is_named_as_well(ranks: Callable[..
     for well in (replace(away, computing=True), replace(away, age_s=3.0), replace(away, turned=True), None):
         document = judge([a.view(turn=waits), b.view(turn=well)])
         assert (document.groups[0].verdict, document.findings) == ("AGREE", ())
+    document = judge([a.view(turn=replace(waits, stood_s=0.0)), b.view(turn=away)])  # it may wait since just now
+    assert (document.groups[0].verdict, document.findings) == ("AGREE", ())
 
 
 def test_nobody_waits_on_after_its_end(ranks: Callable[..., list[Rank]]) -> None:

@@ -179,6 +179,9 @@ def test_what_the_other_side_got_on_with_is_not_stuck() -> None:
     now, then = (entry("decode.transfer", state=state, clock_s=-1.0) for state in (KVPoll.TRANSFERRING, KVPoll(2)))
     assert {each.code for each in result(sent, look("decode", now)).findings} == {"PD141"}
     assert result(sent, look("decode", now, before=(then,))).findings == ()
+    twin, earlier = (msgspec.structs.replace(one, rid="twin") for one in (now, then))
+    with_a_twin = look("decode", now, twin, before=(now, earlier))
+    assert "PD141" in {each.code for each in result(sent, with_a_twin).findings}, "what moves is on its own side"
 
 
 # ---- the running batch -----------------------------------------------------------------------------------------------

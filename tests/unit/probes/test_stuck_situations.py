@@ -85,6 +85,7 @@ def test_a_message_that_is_lost_is_found_behind_retracted_requests_too() -> None
     found = connect(result(prefill, look("decode", RETRACTED, entry("decode.transfer"))).findings)
     assert [each.code for each in found] == ["PD142", "PD140"]
     assert "No time-out is looked at while retracted requests wait for space." in found[0].summary
+    assert "or wait for" not in found[0].next_step
 
 
 # ---- full on one rank, and full prefill ----------------------------------------------------------------------------------
@@ -198,6 +199,7 @@ def test_a_time_out_that_has_passed_ends_nothing() -> None:
     assert found.code == "PD141"
     assert "SGLANG_DISAGGREGATION_WAITING_TIMEOUT should have ended it 40.0 s ago." in found.summary
     assert "Decode has sent its addresses, and prefill still waits for them" in found.summary
+    assert "or wait for" not in found.next_step
     assert codes(prefill, look("decode", entry("decode.transfer", clock_s=320.0))) == []  # it will in its next turns
 
 
