@@ -16,7 +16,7 @@ from pdctl.protocol.errors import Exit, PdctlError
 
 SIGNALS = ("TERM", "KILL", "STOP", "CONT", "INT", "ABRT", "SEGV")
 _ENDING = ("TERM", "KILL", "INT", "ABRT", "SEGV")
-NOTED_S = 1.0
+NOTED_S = 10.0
 
 
 def select(config: LabConfig, processes: Sequence[state.Process], text: str) -> list[state.Process]:
@@ -57,12 +57,18 @@ def send_signal(processes: Sequence[state.Process], name: str, wait_s: float = 5
 
 
 def how_they_are(config: LabConfig, processes: Sequence[state.Process]) -> list[state.Process]:
-    """Return the processes as their files say now, with how they ended as soon as the supervisor has noted it."""
+    """Return the processes as their files say now, with how they ended as soon as the supervisor has noted it.
+
+    It is waited for where the supervisor is there, NOTED_S at most.
+    """
     deadline = time.monotonic() + NOTED_S
     while True:
-        told = {(p.pid, p.start): p for p in state.processes(config.state_dir)}
+        every = state.processes(config.state_dir)
+        told = {(p.pid, p.start): p for p in every}
         now = [told.get((p.pid, p.start), p) for p in processes]
-        if all(p.alive or p.state in (state.ENDED, state.FAILED) for p in now) or time.monotonic() > deadline:
+        told_all = all(p.alive or p.state in (state.ENDED, state.FAILED) for p in now)
+        nobody = not any(p.label == "supervisor" and p.alive for p in every)
+        if told_all or nobody or time.monotonic() > deadline:
             return now
         time.sleep(0.02)
 

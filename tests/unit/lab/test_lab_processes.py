@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -62,3 +63,27 @@ def test_an_abort_is_told_to_those_that_listen(tmp_path: Path) -> None:
         socket.bind(rank.request_endpoint(config, "prefill", 1))
         assert processes.abort(config, ["a"], ["prefill"], patience(1.0)) == {"prefill dp0": False, "prefill dp1": True}
         assert socket.poll(patience(1000)), "it has come"
+
+
+@pytest.mark.parametrize(("supervised", "says"), [(True, state.ENDED), (False, state.READY)])
+def test_how_a_process_ended_is_waited_for_while_somebody_can_note_it(
+    supervised: bool, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    ended = state.Process("decode dp0 pp0 tp0", child.pid, look(child.pid).start, state.READY)
+    child.wait()
+    config = LabConfig("x", run_dir=str(tmp_path))
+    config.state_dir.mkdir()
+    state.write(config.state_dir, ended)
+    if supervised:
+        state.write(config.state_dir, state.me("supervisor", state.READY))
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 100:  # later than a quiet machine needs
+            state.write(config.state_dir, state.Process(ended.label, ended.pid, ended.start, state.ENDED))
+
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: sum(slept), sleep=sleep))
+    assert [one.state for one in processes.how_they_are(config, [ended])] == [says]
+    assert (len(slept) >= 100) == supervised
