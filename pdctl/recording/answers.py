@@ -21,7 +21,7 @@ from pdctl.recording.digest import Digests, whole
 from pdctl.recording.excerpt import GATED, MAX_ROWS, Body, Part, Wanted
 from pdctl.recording.header import parse_header
 from pdctl.recording.reader import Recording
-from pdctl.recording.rings import among, events, later_rounds, select_records
+from pdctl.recording.rings import among, distinct, events, later_rounds, select_records
 from pdctl.recording.source import FileSource
 from pdctl.recording.streams import Stream, foreign, gated
 from pdctl.recording.sums import right_sums
@@ -160,18 +160,19 @@ def _body(known: Known, wanted: Wanted, head: bytes) -> Body | None:
         lists = [stream.index(n) for n in wanted.lists.get(number, ())]
         if wanted.newest:
             at_gate = wanted.held[0] and stream.queue == GATED
-            tail = max(0, size - max(wanted.newest, _held(stream, *wanted.held) if at_gate else 0))
+            many = max(wanted.newest, _held(stream, *wanted.held) if at_gate else 0)
+            tail = max(0, size - many)
             tails[number] = int(stream.table["ordinal"][tail])
-            asked.append(known.oldest(stream))
-            lists += range(tail, size)
+            asked += [known.oldest(stream), size - 1]
+            lists += range(tail, size) if many > 1 else ()
         if wanted.foreign and stream.queue == GATED:
             changes = stream.changes(wanted.foreign)
-            lists += np.unique(changes.row[foreign(changes.items)]).tolist()
+            lists += distinct(changes.row[foreign(changes.items)]).tolist()
         chains = _chains(known.full(number), [n for n in lists if n >= 0])
         listed[number] = np.array(chains, np.int64)
         if wanted.seen:
-            listed[number] = np.union1d(listed[number], stream.sighted(wanted.rooms))
-        rows[number] = np.union1d(listed[number], np.array([n for n in asked if n >= 0], np.int64))
+            listed[number] = distinct(np.concatenate([listed[number], stream.sighted(wanted.rooms)]))
+        rows[number] = distinct(np.concatenate([listed[number], np.array([n for n in asked if n >= 0], np.int64)]))
     if sum(map(len, rows.values())) > MAX_ROWS:
         raise _TooMuchError
     found = [select_records(stream.table, rows[number]) for number, stream in streams.items() if len(rows[number])]

@@ -45,7 +45,8 @@ _Rounds = dict[_Stream, Annotated[list[_Number], msgspec.Meta(max_length=MAX_CUT
 class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a client asks for. Streams are named by their number in the recording.
 
-    newest: header, live cells, the oldest run of each stream, and so many of the newest runs with their lists; 0 nothing of it.
+    newest: header, live cells, the oldest run of each stream, and so many of the newest runs, with their lists where these are
+    more than one: a list may build on two thousand runs. 0 nothing of it.
     held: (runs, most more), wanted of GATED where the gate held a request in its newest runs; most more, if all that time.
     foreign: of the newest so many runs of GATED, those in which a slot held another room when its owner was decided on, with
     their lists.

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pdctl.protocol.model import QUEUES, EventKind, GroupInfo, Identity
 from pdctl.recording import format as f
 from pdctl.recording.header import BadRecording, Visits, parse_header
-from pdctl.recording.rings import ROUND, Ring, among, events, possible_rounds, rounds, select_records
+from pdctl.recording.rings import ROUND, Ring, among, distinct, events, possible_rounds, rounds, select_records
 from pdctl.recording.source import FileSource, Source
 from pdctl.recording.streams import Item, Run, Stream
 
@@ -259,7 +259,7 @@ def _streams(
     """Return the streams, and the number of runs left out because they contradict the others."""
     newest = {int(row["stream"][0]): row for row in live}
     streams, untrue = [], 0
-    for number in sorted(set(np.unique(closed["stream"]).tolist()) | set(newest)):
+    for number in sorted(set(distinct(closed["stream"]).tolist()) | set(newest)):
         rows = np.flatnonzero(closed["stream"] == number)
         row = newest.get(number)
         if row is not None and len(rows) and row["ordinal"][0] <= closed["ordinal"][rows[-1]]:

@@ -38,6 +38,17 @@ def select_records(table: NDArray[Any], which: NDArray[Any]) -> NDArray[Any]:
     return found
 
 
+def distinct(values: NDArray[Any]) -> NDArray[Any]:
+    """Return the values in ascending order, each once.
+
+    :func:`numpy.unique` does the same, and from numpy 2.3 on loads ``numpy.ma`` for it: 13 ms of CPU.
+    """
+    ordered: NDArray[Any] = np.sort(values)
+    new = np.ones(len(ordered), np.bool_)
+    new[1:] = ordered[1:] != ordered[:-1]
+    return ordered[new]
+
+
 @dataclass(frozen=True, slots=True)
 class Ring:
     """The sound records of a ring by number, the number of torn records, and the number with impossible values."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import tempfile
 from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,6 +137,8 @@ class Spool:
     def room(self, limit: int) -> Room:
         """Return a place for a recording of ``limit`` bytes at most. Raises OSError where there is none."""
         if self._file is None:
+            import tempfile  # loads what packs archives: a gateway, which keeps nothing, does without
+
             self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # as long as it is read from
         base = self._end
         self._end += -(-limit // _PAGE) * _PAGE

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pdctl.protocol.model import QUEUES, UNKNOWN, Action, GroupInfo, KVPoll, Phase
 from pdctl.recording import format as f
-from pdctl.recording.rings import ITEM, ItemSpan, among, hide, select_records
+from pdctl.recording.rings import ITEM, ItemSpan, among, distinct, hide, select_records
 from pdctl.recording.source import Source
 
 MAX_REBUILT = 1 << 26
@@ -169,7 +169,7 @@ class Stream:
 
     def sighted(self, rooms: Collection[int]) -> NDArray[np.int64]:
         """Return the rows of the runs with an item about one of ``rooms``, each once, oldest first."""
-        return np.unique(self._sighted(rooms)[0])
+        return distinct(self._sighted(rooms)[0])
 
     def _sighted(self, rooms: Collection[int]) -> tuple[NDArray[np.int64], NDArray[Any]]:
         """Return the items about ``rooms``, and the row of each."""
@@ -183,7 +183,7 @@ class Stream:
         order = order[np.argsort(starts[order], kind="stable")]
         at = np.searchsorted(starts[order], numbers, "right") - 1
         rows = order[at[at >= 0]]
-        named = np.unique(rows[numbers[at >= 0] < starts[rows] + counts[rows]])
+        named = distinct(rows[numbers[at >= 0] < starts[rows] + counts[rows]])
         runs = self.table[named]
         items, row = span.of(runs, span.sound(runs))
         mine = among(items["room"], rooms)

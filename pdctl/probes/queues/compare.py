@@ -14,6 +14,7 @@ import numpy as np
 
 from pdctl.protocol.model import Phase
 from pdctl.recording.reader import Visits
+from pdctl.recording.rings import distinct
 from pdctl.recording.streams import Run, Stream
 
 
@@ -95,7 +96,7 @@ def _walk(streams: Sequence[Stream], first: int, last: int) -> tuple[Difference 
 
     Runs are compared piece by piece: between two boundaries no rank begins a new run, so one round stands for all.
     """
-    starts = np.unique(np.concatenate([s.table["ordinal"].astype(np.int64) for s in streams] + [np.array([first])]))
+    starts = distinct(np.concatenate([s.table["ordinal"].astype(np.int64) for s in streams] + [np.array([first])]))
     starts = starts[(starts >= first) & (starts <= last)]
     rows = [np.searchsorted(s.ends, starts) for s in streams]
     held = np.ones(len(starts), bool)

@@ -122,13 +122,17 @@ class Reading:
         return jobs
 
     def _asked(self, jobs: Sequence[_Compared], wanted: Callable[[_Compared, int], dict[str, list[int]]]) -> None:
-        """Ask the far members of these jobs; what ``wanted`` returns of one is of its stream. Take what is answered."""
+        """Ask the far members of these jobs; what ``wanted`` returns of one is of its stream. Take what is answered.
+
+        wanted: takes a job and the number of a view.
+        """
         asked: dict[int, dict[str, dict[int, list[int]]]] = {}
         for job in jobs:
             for n in job.members:
                 stream = self._stream(job, n) if n in self._excerpts else None
-                for name, rounds in wanted(job, stream.number).items() if stream is not None else ():
-                    asked.setdefault(n, {}).setdefault(name, {})[stream.number] = rounds  # type: ignore[union-attr]
+                for name, rounds in wanted(job, n).items() if stream is not None else ():
+                    if rounds:
+                        asked.setdefault(n, {}).setdefault(name, {})[stream.number] = rounds  # type: ignore[union-attr]
         self._parts = self._take({n: Wanted(**one) for n, one in asked.items()})  # type: ignore[arg-type]
 
     def _take(self, asked: Mapping[int, Wanted]) -> Mapping[int, Part]:
@@ -174,13 +178,13 @@ class Reading:
     def _ends(self, jobs: Sequence[_Compared]) -> None:
         """Read the first and last rounds that ranks have in common, and compare those before the last."""
 
-        def wanted(job: _Compared, _: int) -> dict[str, list[int]]:
-            if job.last < 0:
-                return {"rounds": [0]}  # one has never polled it, and may have skipped the first round
+        def wanted(job: _Compared, n: int) -> dict[str, list[int]]:
+            if job.last < 0:  # one has never polled it, and may have skipped the first round
+                return {"rounds": self._lacks(job, n, [0])}
             if job.first > job.last:
                 return {}
-            ends = {"rounds": [job.first, job.last, job.last + 1]}
-            return {**ends, "cuts": [job.first, *job.cuts]} if job.cuts else ends
+            ends = self._lacks(job, n, [job.first, job.last, job.last + 1])
+            return {"rounds": ends, "cuts": [job.first, *job.cuts] if job.cuts else []}
 
         for job in jobs:
             job.cuts = [job.first, job.last] if job.first < job.last else []
@@ -188,6 +192,11 @@ class Reading:
         for job in jobs:
             if job.cuts:
                 self._narrow(job, self._differs(job), equal=True)
+
+    def _lacks(self, job: _Compared, n: int, rounds: Sequence[int]) -> list[int]:
+        """Return those of ``rounds`` that a far member has entered and its excerpt does not have: its first part has most."""
+        stream = self._stream(job, n)
+        return [one for one in rounds if stream is not None and one <= stream.last and stream.index(one) < 0]
 
     def _narrow(self, job: _Compared, differs: list[bool] | None, *, equal: bool) -> None:
         if differs is None or not (equal or any(differs)):
@@ -221,6 +230,15 @@ class Reading:
                 self.whole.update(job.members)
         later = [job for job in jobs if job.at is not None and not job.found]
         self._asked(later, lambda job, _: {"lists": [job.at or 0]})
+        for job in later:  # in a round that was going on, and has gone on since the first answers
+            if not all(self._listed(job, n) for n in job.members if n in self._excerpts):
+                self.whole.update(job.members)
+
+    def _listed(self, job: _Compared, n: int) -> bool:
+        """Return whether a far member's requests in the round that differs are there, where it has entered that round."""
+        stream = self._stream(job, n)
+        run = stream.at(job.at) if stream is not None and job.at is not None else None
+        return stream is None or run is None or stream.items(run) is not None
 
     def _difference(self, job: _Compared) -> int | None:
         recordings = [self._recording(n) for n in job.members]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -67,3 +69,18 @@ def test_where_the_file_is_not_to_be_had_the_rank_is_asked(path: Path, monkeypat
     assert one.answer(question) is None
     path.write_bytes(b"no recording")
     assert one.answer(question) is None
+
+
+def test_an_answer_loads_no_more_of_numpy_than_numpy_itself(path: Path) -> None:
+    recording = read(path)
+    args = {"newest": 1, "held": [60, 4000], "foreign": 60, "rooms": [5], "seen": True}
+    program = f"""
+import sys, numpy
+before = set(sys.modules)
+from pdctl.gateway.rounds import OP, Rounds
+from pdctl.protocol import wire
+assert Rounds({str(path)!r}, {recording.pid}, {recording.proc_start}).answer(wire.Request(OP, args={args}))
+print(sorted({{"numpy.ma", "tempfile"}} & (set(sys.modules) - before)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
