@@ -19,6 +19,7 @@ from pdctl.protocol import structs
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.metadata import Wanted
 from pdctl.protocol.model import ATTACHED, Call, FlightEntry, Snapshot, Status
+from pdctl.protocol.moment import Moment
 from pdctl.protocol.paths import Registration
 from pdctl.recording.writer import RecordingWriter
 
@@ -61,13 +62,16 @@ class Answers:
             raise PdctlError(f"this agent does not know {op[:40]!r}", "It may be of an older pdctl.", Exit.UNREACHABLE)
         return known(args)
 
-    def _status(self, _: dict[str, Any]) -> Status:
+    def _status(self, args: dict[str, Any]) -> Status | Moment:
         adapter, r = self._agent.adapter, self.registration
         frame = main_frame()
         stack = frames_of(frame)
         call = call_of(frame, stack, adapter.group_kind, adapter.step_of) if frame is not None else Call()
         del frame  # a frame keeps its thread's locals alive
         ticks, tick_ns = adapter.ticks()
+        if args.get("moment"):
+            now_ns, rounds = time.monotonic_ns(), adapter.ordinals()
+            return Moment(now_ns, ticks, tick_ns, call, stack, rounds, counts(adapter.group_kind))
         return Status(
             identity=r.identity,
             mono_ns=time.monotonic_ns(),

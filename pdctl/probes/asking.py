@@ -9,6 +9,7 @@ import msgspec
 
 from pdctl.protocol.metadata import Metadata
 from pdctl.protocol.model import EventKind, FlightEntry, Snapshot, Status
+from pdctl.protocol.moment import Moment
 from pdctl.protocol.rank import Answer, FoundRank, Silence
 from pdctl.protocol.requests import Rooms, Settings
 from pdctl.targets.client import Client
@@ -101,6 +102,10 @@ class Asking:
     def status(self, ranks: Iterable[FoundRank] | None = None) -> list[Answer[Status]]:
         """Return who each rank is, where its main thread is, and its counters."""
         return self.ask("status", Status, ranks)
+
+    def moments(self, ranks: Iterable[FoundRank] | None = None) -> list[Answer[Moment]]:
+        """Return how far each rank's loop is, and where its main thread is: what of a status changes, for further looks."""
+        return self.ask("status", Moment, ranks, {"moment": True})
 
     def queues(self, ranks: Iterable[FoundRank] | None = None) -> list[Answer[Snapshot]]:
         """Return which rooms are in each queue."""

@@ -11,6 +11,7 @@ from pdctl.probes import service_threads, turns
 from pdctl.probes.endings import Ending
 from pdctl.probes.turns import OUTSIDE_S, STOOD_S, Looked, Pulse, Turn
 from pdctl.protocol.model import EventKind, Status
+from pdctl.protocol.moment import Moment
 from pdctl.protocol.notes import SCHEDULER_ENDED
 from pdctl.protocol.processes import NO_PROCESS, Process
 from pdctl.protocol.rank import Answer, FoundRank
@@ -35,7 +36,7 @@ def unsettled(turn: Turn, *, first: bool) -> bool:
     return turn.stood_s < (STOOD_S if turn.age_s is not None else OUTSIDE_S)
 
 
-def with_look(one: Looked, rank: FoundRank, answer: Answer[Status] | None, after_s: float) -> Looked:
+def with_look(one: Looked, rank: FoundRank, answer: Answer[Status] | Answer[Moment] | None, after_s: float) -> Looked:
     """Return the looks at a rank's loop with one more, now: ``after_s`` seconds after the first."""
     statuses = () if answer is None or answer.body is None else (answer.body,)
     pulses = () if statuses and not one.outside else _pulses(rank)

@@ -17,6 +17,7 @@ from pdctl.probes.parting import Recorded
 from pdctl.probes.processes import ending, noted, now_ns, unsettled, with_look
 from pdctl.probes.turns import STOOD_S, Looked, Loop, Turn
 from pdctl.protocol.model import Frame, Status
+from pdctl.protocol.moment import Moment
 from pdctl.protocol.processes import look
 from pdctl.protocol.rank import Answer, FoundRank
 from pdctl.protocol.requests import Rooms
@@ -181,7 +182,7 @@ class View(Asking):
         return {n: rooms_of(one, last_sign_ns(one)) for n, one in enumerate(recordings) if one is not None}
 
     def _watch_turns(self) -> list[Turn]:
-        answers: list[Answer[Status] | None] = [None] * len(self.ranks)
+        answers: list[Answer[Status] | Answer[Moment] | None] = [None] * len(self.ranks)
         if not self.recorded:
             now = {id(answer.rank): answer for answer in self.status([r for r in self.ranks if not self._timed_out(r)])}
             answers = [now.get(id(rank)) for rank in self.ranks]
@@ -195,8 +196,8 @@ class View(Asking):
                 break
             self.pause(_TURN_S)
             asked = [rank for rank, answer in self._pairs(answers) if answer is not None and answer.body is not None]
-            now = {id(answer.rank): answer for answer in self.again().status(asked)}
-            answers = [now.get(id(rank)) for rank in self.ranks]
+            later = {id(answer.rank): answer for answer in self.again().moments(asked)}
+            answers = [later.get(id(rank)) for rank in self.ranks]
             after_s = time.monotonic() - begun
             looked = [
                 with_look(one, rank, answer, after_s)
@@ -205,7 +206,9 @@ class View(Asking):
             judged = [turns.judge(one) for one in looked]
         return judged
 
-    def _pairs(self, answers: Sequence[Answer[Status] | None]) -> list[tuple[FoundRank, Answer[Status] | None]]:
+    def _pairs(
+        self, answers: Sequence[Answer[Status] | Answer[Moment] | None]
+    ) -> list[tuple[FoundRank, Answer[Status] | Answer[Moment] | None]]:
         return list(zip(self.ranks, answers, strict=True))
 
     # ---- from outside ------------------------------------------------------------------------------------------------

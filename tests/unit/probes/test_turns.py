@@ -15,7 +15,9 @@ from pdctl.probes import processes, turns
 from pdctl.probes import view as view_module
 from pdctl.probes.turns import ENDED, KERNEL, RUNNING, STOPPED, Looked, Pulse, judge
 from pdctl.probes.view import View
+from pdctl.protocol import structs
 from pdctl.protocol.model import Call, Frame, GroupCount, Status
+from pdctl.protocol.moment import Moment
 from pdctl.protocol.processes import Process
 from pdctl.protocol.rank import Answer, FoundRank, Silence
 from pdctl.recording import format as f
@@ -40,7 +42,7 @@ def status(at_s: float, tick_s: float = 5.0, ticks: int = 9, call: Call = COLLEC
     return Status(**fields | changes)
 
 
-def looked(*statuses: Status, **changes: Any) -> Looked:
+def looked(*statuses: Status | Moment, **changes: Any) -> Looked:
     return Looked(**{"statuses": statuses, "process": RUNNING} | changes)
 
 
@@ -163,6 +165,26 @@ def test_a_loop_is_looked_at_until_it_has_stood_for_a_while() -> None:
     assert (stands.turned, turns_on.turned) == (False, True)
     assert stands.stood_s == 2.0
     assert len(client.asked) == 5
+
+
+def test_looks_after_the_first_ask_for_the_moment_which_an_older_agent_s_status_is_too() -> None:
+    asked: list[tuple[str, Any, dict[str, Any]]] = []
+
+    class Noting(Answering):
+        def ask_each(
+            self, questions: Sequence[tuple[FoundRank, dict[str, Any]]], op: str, kind: Any
+        ) -> list[Answer[Any]]:
+            asked.append((op, kind, questions[0][1]))
+            return super().ask_each(questions, op, kind)
+
+    looks = [status(20 + n * 0.5) for n in range(9)]
+    [stands] = View(Found(ranks("live")), Noting(*[(one,) for one in looks])).turns()
+    assert asked == [("status", Status, {}), *[("status", Moment, {"moment": True})] * 4]
+    moments = [structs.from_msgpack(msgspec.msgpack.encode(one), Moment) for one in looks[1:5]]
+    turn = judge(looked(looks[0], *moments))
+    assert (turn.turned, turn.age_s, turn.stood_s, turn.doing) == (
+        stands.turned, stands.age_s, stands.stood_s, stands.doing,
+    )  # fmt: skip
 
 
 def test_a_long_forward_is_looked_at_twice() -> None:
