@@ -30,7 +30,7 @@ _STRANGE = "a client did not get through: no CURVE, or made for another server k
 class Question:
     """A message of a client. connection: its name at the relay; user: the public key that CURVE proved, "" without.
 
-    frames: number of frames. body: None if it is no question. route: the frames of the way back.
+    frames: number of frames. body: None if it is no question. route: the frames of the way back. packs: its answer is packed.
     """
 
     connection: bytes
@@ -39,6 +39,7 @@ class Question:
     body: bytes | None
     at: float
     route: list[bytes] = field(default_factory=list)
+    packs: bool = False
 
 
 class Door:

@@ -230,6 +230,7 @@ class Service:
             if request.op == OP and self._told(c, request, now):
                 return True
             self._not_stopped()
+            c.questions[0].packs = request.packs
             self._link.ask(body, now)
         except wire.ProtocolMismatch as error:
             self._refuse(c, str(error), now, number)
@@ -287,6 +288,7 @@ class Service:
     def _send(self, c: Connection, answer: bytes, now: float) -> None:
         """Answer the oldest question of this client. Nothing is sent if too many of its answers are unread."""
         question = c.questions[0]
+        answer = wire.packed(answer) if question.packs else answer
         gets = c.owed < _ROOM_OF_ONE and self._relay.door.answer(question, answer)
         self._relay.answered(c, len(answer) if gets else 0, now)
         self._pace(c, now)

@@ -17,6 +17,7 @@ from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.report import progress
 from pdctl.report.causes import connect
 from pdctl.report.output import Format, Output
+from pdctl.targets.far_connections import FarConnections
 from pdctl.targets.reach import Reach
 from pdctl.targets.selectors import Selection
 
@@ -84,17 +85,19 @@ def _run(probe: AnyProbe, options: Any, asked: Asked, out: Output) -> Exit:
             return show(
                 probe, kept, options, out, seen=True, asked=asked, notes=("as it was when the bundle was made",)
             )
-    found, others = choose(find(asked, out, spent_s=time.monotonic() - began), asked.selection)
-    from pdctl.probes.view import View  # loads what asks: not before there is somebody
-    from pdctl.targets.client import Client
+    with FarConnections() as far:
+        found, others = choose(find(asked, out, spent_s=time.monotonic() - began, far=far), asked.selection)
+        from pdctl.probes.view import View  # loads what asks: not before there is somebody
+        from pdctl.targets.client import Client
 
-    progress.doing(f"looking at {len(found.ranks)} rank{'s'[: len(found.ranks) != 1]}")
-    with Client(timeout_s=asked.timeout_s, spent_s=found.took_s, rank_timeout_s=asked.rank_timeout_s) as client:
-        if probe.waits_once:
-            client.give_up_on_silent()
-        view = View.open(found, client, others=others, recorded=asked.source is not None, asks=probe.asks(options))
-        document = look(probe, view, options)
-        seen = probe.seen(document, view)
+        progress.doing(f"looking at {len(found.ranks)} rank{'s'[: len(found.ranks) != 1]}")
+        took_s, rank_timeout_s = found.took_s, asked.rank_timeout_s
+        with Client(timeout_s=asked.timeout_s, spent_s=took_s, rank_timeout_s=rank_timeout_s, far=far) as client:
+            if probe.waits_once:
+                client.give_up_on_silent()
+            view = View.open(found, client, others=others, recorded=asked.source is not None, asks=probe.asks(options))
+            document = look(probe, view, options)
+            seen = probe.seen(document, view)
     left_out = f"{found.left_out}; --all shows them" if found.left_out and probe.starts else found.left_out
     return show(
         probe,
@@ -271,11 +274,19 @@ def exit_code(
     return Exit.PARTIAL if partial else Exit.CLEAN
 
 
-def find(asked: Asked, out: Output, *, outside: bool = True, spent_s: float = 0.0) -> Found:
+def find(
+    asked: Asked,
+    out: Output,
+    *,
+    outside: bool = True,
+    spent_s: float = 0.0,
+    far: FarConnections | None = None,
+) -> Found:
     """Return the ranks that these options mean, and say what was left alone since it belongs to other users.
 
     outside: also those here that have no agent and are read from outside, within the same time. spent_s: the part of that time
-    that reading the source took before. Raises PdctlError (UNREACHABLE) where there are none, or none may be seen.
+    that reading the source took before. far: as for :func:`pdctl.targets.find.discover`. Raises PdctlError (UNREACHABLE) where
+    there are none, or none may be seen.
     """
     from pdctl.targets.find import discover, load_source
 
@@ -294,6 +305,7 @@ def find(asked: Asked, out: Output, *, outside: bool = True, spent_s: float = 0.
         timeout_s=asked.timeout_s,
         rank_timeout_s=min(asked.timeout_s, asked.rank_timeout_s),
         outside=outside,
+        far=far,
     )
     if found.ranks and found.others:
         out.note(found.left_alone)

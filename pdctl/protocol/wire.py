@@ -8,6 +8,7 @@ reported, and not misread. Both sides refuse messages over MAX_MESSAGE bytes.
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import msgspec
@@ -17,6 +18,9 @@ from pdctl.protocol import structs
 PROTOCOL = 2
 MAX_MESSAGE = 8 * 1024 * 1024
 MAX_REQUEST = 64 * 1024
+MAX_PACKED = 256 * 1024
+"""Bytes of a reply that may travel packed: as many as any rank may answer with, so that few bytes are never many."""
+_LEAST_PACKED = 256
 NOT_AUTHORISED = "not authorised: "
 """How the error begins of a request that is refused because of who asks, whatever it asks for."""
 
@@ -26,12 +30,14 @@ class Request(msgspec.Struct):
 
     ``op``: ``hello status queues rooms settings metadata recording flight_recorder faults inject renew heal``. A
     gateway itself answers ``rounds`` (:mod:`pdctl.recording.excerpt`), where it can read its rank's recording.
+    ``packs``: who asks reads a packed reply. Gateways pack, ranks never do.
     """
 
     op: str
     v: int = PROTOCOL
     id: int = 0
     args: dict[str, Any] = {}
+    packs: bool = False
 
 
 class Reply(msgspec.Struct):
@@ -44,10 +50,18 @@ class Reply(msgspec.Struct):
     code: int = 0
 
 
+class Packed(msgspec.Struct):
+    """A reply that travels packed. ``packed``: the reply, compressed by zlib."""
+
+    packed: bytes
+    v: int = PROTOCOL
+
+
 class Envelope(msgspec.Struct):
-    """The part of a message that is the same in every protocol version: the version."""
+    """The part of a message that is the same in every protocol version: the version. packed: as :class:`Packed` has it."""
 
     v: int
+    packed: bytes = b""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -69,15 +83,35 @@ def encode(message: Any) -> bytes:
     return _encoder.encode(message)
 
 
-def _check(frame: bytes, limit: int) -> None:
+def packed(reply: bytes) -> bytes:
+    """Return an encoded reply packed, or as it is where that is no longer, or where it has over MAX_PACKED bytes."""
+    if not _LEAST_PACKED <= len(reply) <= MAX_PACKED:
+        return reply
+    short = encode(Packed(zlib.compress(reply, 1)))
+    return short if len(short) < len(reply) else reply
+
+
+def _unpacked(data: bytes) -> bytes:
+    machine = zlib.decompressobj()
+    try:
+        frame = machine.decompress(data, MAX_PACKED)
+    except zlib.error as error:
+        raise ValueError(f"its packed reply can't be read: {error}") from None
+    if not machine.eof:
+        raise ValueError(f"its packed reply is cut off, or over the limit of {MAX_PACKED} bytes")
+    return frame
+
+
+def _check(frame: bytes, limit: int) -> Envelope:
     if len(frame) > limit:
         raise ValueError(f"message of {len(frame)} bytes is over the limit of {limit}")
     try:
-        version = _envelope.decode(frame).v
+        envelope = _envelope.decode(frame)
     except RecursionError:
         raise ValueError("message is nested too deep") from None
-    if version != PROTOCOL:
-        raise ProtocolMismatch(version)
+    if envelope.v != PROTOCOL:
+        raise ProtocolMismatch(envelope.v)
+    return envelope
 
 
 def decode_request(frame: bytes) -> Request:
@@ -87,6 +121,9 @@ def decode_request(frame: bytes) -> Request:
 
 
 def decode_reply(frame: bytes) -> Reply:
-    """Return the reply in ``frame``. Raises ValueError for garbage, ProtocolMismatch for another version."""
-    _check(frame, MAX_MESSAGE)
+    """Return the reply in ``frame``, unpacked. Raises ValueError for garbage, ProtocolMismatch for another version."""
+    short = _check(frame, MAX_MESSAGE).packed
+    if short:
+        frame = _unpacked(short)
+        _check(frame, MAX_PACKED)
     return _reply.decode(frame)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -12,6 +11,7 @@ from pdctl.protocol import structs, wire
 from pdctl.protocol.errors import Exit
 from pdctl.protocol.processes import look_closely
 from pdctl.protocol.rank import Answer, FoundRank, Silence
+from pdctl.targets.far_connections import FarConnections
 from pdctl.targets.lines import AGAIN_S, Line, LocalLine
 from pdctl.targets.recordings import Recordings
 from pdctl.targets.silence import ended, no_connection, not_asked, stopped
@@ -20,7 +20,6 @@ from pdctl.targets.waiting import SMALL, Question, Watch
 if TYPE_CHECKING:
     from pdctl.introspect.ranks import Asking
     from pdctl.targets.bridges import BridgeLine
-    from pdctl.targets.far_lines import FarLine
 
 TIMEOUT_S = 10.0
 RANK_TIMEOUT_S = 2.0
@@ -63,6 +62,7 @@ class Client:
     spent_s: the part of it used before, for instance to find the ranks. rank_timeout_s: how long one question waits for one
     rank; all ranks are waited for at the same time. One whose process is stopped is waited for STOPPED_S at most,
     and as long as any other where the client ``acts`` on ranks: it may go on, and then has to be healed.
+    far: connections to other hosts that stay open when this client is closed; without them it has its own.
     """
 
     def __init__(
@@ -72,13 +72,12 @@ class Client:
         rank_timeout_s: float = RANK_TIMEOUT_S,
         spent_s: float = 0.0,
         acts: bool = False,
+        far: FarConnections | None = None,
     ) -> None:
         self._local: dict[str, LocalLine] = {}
-        self._far: dict[str, FarLine] = {}
         self._carried: dict[str, BridgeLine] = {}
-        self._context: Any = None
-        """ZeroMQ's, once there is a rank of another host."""
-        self._numbers = itertools.count(1)
+        self._far = FarConnections() if far is None else far
+        self._shares = far is not None
         self._timeout_s = timeout_s
         self.rank_timeout_s = rank_timeout_s
         self._spent_s = spent_s
@@ -94,12 +93,11 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close all connections. Unanswered questions are dropped."""
-        for connection in [*self._local, *self._far, *self._carried]:
+        """Close all connections that are this client's own. Unanswered questions are dropped."""
+        for connection in [*self._local, *self._carried]:
             self._drop(connection)
-        if self._context is not None:
-            self._context.destroy(linger=0)
-            self._context = None
+        if not self._shares:
+            self._far.close()
 
     def restart(self) -> None:
         """Begin the overall deadline anew, for a command that follows ranks and asks again and again."""
@@ -158,8 +156,9 @@ class Client:
     def _begin(self, question: Question) -> tuple[Silence, str] | None:
         """Send a question; returns why it can't be, None where it is on its way."""
         rank = question.rank
-        question.number = next(self._numbers)
-        payload = wire.encode(wire.Request(question.op, id=question.number, args=question.args))
+        question.number = next(self._far.numbers)
+        request = wire.Request(question.op, id=question.number, args=question.args, packs=_over_tcp(rank))
+        payload = wire.encode(request)
         try:
             question.line = self._line(rank, self.deadline.left(question.wait_s))
             question.line.begin(payload, question.limit)
@@ -272,26 +271,16 @@ class Client:
             return carried
         if rank.access is None:
             return self._local.setdefault(rank.connection, LocalLine(rank.endpoint.removeprefix("ipc://")))
-        line = self._far.get(rank.connection)
-        if line is None:
-            import zmq  # only where something is remote
-
-            from pdctl.targets.far_lines import FarLine
-
-            if self._context is None:
-                self._context = zmq.Context(io_threads=1)
-            line = self._far[rank.connection] = FarLine(self._context, rank)
-        return line
+        return self._far.line(rank)
 
     def _drop(self, connection: str) -> str:
         """Close a connection. Return why it was not established, "" if it was, or if it is local."""
-        local, far = self._local.pop(connection, None), self._far.pop(connection, None)
-        carried = self._carried.pop(connection, None)
+        local, carried = self._local.pop(connection, None), self._carried.pop(connection, None)
         if carried is not None:
             carried.close()
         if local is not None:
             local.close()
-        return far.close() if far is not None else ""
+        return self._far.drop(connection)
 
     def _timed_out(self, question: Question) -> Answer[Any]:
         rank = question.rank

@@ -27,6 +27,7 @@ from pdctl.targets.sources.agentless import NONE, Agentless, attach_hint, select
 
 if TYPE_CHECKING:
     from pdctl.introspect.find import Candidate
+    from pdctl.targets.far_connections import FarConnections
 
 
 @dataclass(frozen=True)
@@ -101,13 +102,14 @@ def discover(
     timeout_s: float = 10.0,
     rank_timeout_s: float = 2.0,
     outside: bool = False,
+    far: FarConnections | None = None,
 ) -> Found:
     """Return the ranks of this host, or those at the endpoints and in the stores of ``places``.
 
     every_start: also return dead ranks of earlier starts of a server. Ranks at endpoints and in stores get rank_timeout_s
     together, stores half of timeout_s. With endpoints or stores, directories are searched only where they are named; a rank
     found there too is reached there. outside: also read agentless ranks of this host, within rank_timeout_s
-    (:func:`pdctl.targets.sources.agentless.select_processes`).
+    (:func:`pdctl.targets.sources.agentless.select_processes`). far: connections to other hosts, which stay open for a client.
 
     Raises PdctlError (UNREACHABLE) for a directory that is not private to this user or can't be read.
     """
@@ -115,7 +117,7 @@ def discover(
     problems: list[str] = []
     others: list[str] = []
     claims: list[registration.Claim] = []
-    away = _away(places, timeout_s, rank_timeout_s, problems)
+    away = _away(places, timeout_s, rank_timeout_s, problems, far)
     until = time.monotonic() + timeout_s / 2  # asking the ranks has to have some of it
     elsewhere = places.elsewhere
     # With hosts the directories named are theirs.
@@ -227,7 +229,9 @@ def _outside(chosen: Sequence[Candidate], ranks: Sequence[FoundRank], timeout_s:
     ]
 
 
-def _away(places: Places, timeout_s: float, rank_timeout_s: float, problems: list[str]) -> list[FoundRank]:
+def _away(
+    places: Places, timeout_s: float, rank_timeout_s: float, problems: list[str], far: FarConnections | None
+) -> list[FoundRank]:
     """Return the ranks on other hosts."""
     found: list[FoundRank] = []
     if places.pods is not None:
@@ -237,7 +241,7 @@ def _away(places: Places, timeout_s: float, rank_timeout_s: float, problems: lis
     if places.endpoints or places.stores:
         from pdctl.targets.sources import endpoints  # only where something is remote
 
-        found += endpoints.find(places, timeout_s, rank_timeout_s, problems)
+        found += endpoints.find(places, timeout_s, rank_timeout_s, problems, far)
     if places.hosts:
         from pdctl.targets.sources import hosts
 

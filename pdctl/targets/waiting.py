@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import select
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,8 @@ from pdctl.targets.lines import Line
 
 _LIMITS = {"hello": 64 << 10, "status": 1 << 20, "settings": 256 << 10, "leave": 4 << 10}
 """Bytes of an answer where it is known to be small."""
+_GATHER_S = 1e-5
+"""Seconds, for each connection, in which answers of other hosts gather before all are looked at: that takes a tenth of it."""
 _FRAME = 1 << 10
 """Bytes of a reply around its body."""
 SMALL = 256 << 10
@@ -50,6 +53,7 @@ class Watch:
         """By what is watched: a bridge's is that of many questions."""
         self._on: dict[int, object] = {}
         self._held: dict[int, int] = {}
+        self._far = far
         self._poll: Any = select.poll()
         if far:
             import zmq  # only where something is remote
@@ -74,6 +78,8 @@ class Watch:
 
     def ready(self, wait_s: float) -> list[Question]:
         """Wait until a question is ready. Return all ready questions."""
+        if self._far:
+            time.sleep(min(wait_s, _GATHER_S * len(self._on)))
         found = [one for on, _ in self._poll.poll(int(wait_s * 1000)) for one in self._watched.get(on, ())]
         return found + list(self.ticking.values())
 

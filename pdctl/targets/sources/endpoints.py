@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from pdctl.protocol.model import Identity
 from pdctl.protocol.rank import Access, FoundRank, Silence
@@ -22,18 +23,27 @@ from pdctl.targets import endpoint_cache, registration
 from pdctl.targets.places import Places
 from pdctl.targets.resolve import Resolved, at_address, host_of, look_up
 
+if TYPE_CHECKING:
+    from pdctl.targets.far_connections import FarConnections
+
 REFUSED_S = 0.3
 """How long hosts of ranks that did not answer have to say that nobody listens there."""
 
 _AS_IT_IS = Resolved()
 
 
-def find(places: Places, timeout_s: float, rank_timeout_s: float, problems: list[str]) -> list[FoundRank]:
+def find(
+    places: Places,
+    timeout_s: float,
+    rank_timeout_s: float,
+    problems: list[str],
+    far: FarConnections | None = None,
+) -> list[FoundRank]:
     """Return the ranks at the endpoints and in the stores of ``places``, each asked who it is.
 
     Silent ranks are included, with the reason. Stores get at most half of ``timeout_s``. All ranks together get rank_timeout_s,
     at most a quarter of ``timeout_s``. The rest is for the command's own questions. An unreadable store is one of
-    ``problems``. Raises PdctlError if a rank needs a key and this user has none.
+    ``problems``. far: connections to ask over, which stay open. Raises PdctlError if a rank needs a key and this user has none.
     """
     own = functools.cache(places.own_keys)
 
@@ -66,7 +76,7 @@ def find(places: Places, timeout_s: float, rank_timeout_s: float, problems: list
                 ranks.append(replace(rank, access=access("" if rank.silent else entry.registration.server_key)))
                 ages.append(stores.age_of(beat, answer.read_ns))
                 published += 1
-    found = _asked(ranks, ages, min(rank_timeout_s, timeout_s / 4), len(ranks) - published)
+    found = _asked(ranks, ages, min(rank_timeout_s, timeout_s / 4), len(ranks) - published, far)
     return endpoint_cache.apply_identities(places, found)
 
 
@@ -79,7 +89,13 @@ def identified(endpoints: Sequence[str], places: Places, timeout_s: float) -> li
     )
 
 
-def _asked(ranks: Sequence[FoundRank], ages: Sequence[float], timeout_s: float, unnamed: int) -> list[FoundRank]:
+def _asked(
+    ranks: Sequence[FoundRank],
+    ages: Sequence[float],
+    timeout_s: float,
+    unnamed: int,
+    far: FarConnections | None = None,
+) -> list[FoundRank]:
     """Return the ranks with the identities that they report. ages: of their heartbeats in a store when that was read,
     seconds. unnamed: number of ranks at the start known by address only."""
     from pdctl.protocol.paths import Registration
@@ -95,7 +111,7 @@ def _asked(ranks: Sequence[FoundRank], ages: Sequence[float], timeout_s: float, 
     unnamed = len(spread)
     spent = time.monotonic() - began
     timeout_s = round(max(timeout_s / 2, timeout_s - spent), 2) if spent > 0.05 else timeout_s
-    with Client(timeout_s=timeout_s + 1.0, rank_timeout_s=timeout_s) as client:
+    with Client(timeout_s=timeout_s + 1.0, rank_timeout_s=timeout_s, far=far) as client:
         each = {rank.connection: rank for rank in ranks if not rank.silent}
         heard = dict(zip(each, client.ask(each.values(), "hello", Registration), strict=True))
     answers = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -72,3 +74,30 @@ def test_what_is_too_long_is_refused_before_it_is_decoded() -> None:
     body = msgspec.Raw(wire.encode(b"x" * wire.MAX_MESSAGE))
     with pytest.raises(ValueError, match="over the limit"):
         wire.decode_reply(wire.encode(wire.Reply(body=body)))
+
+
+def test_a_packed_reply_is_read_as_the_reply_itself() -> None:
+    frame = wire.encode(wire.Reply(id=7, body=msgspec.Raw(wire.encode(["decode.transfer"] * 50)), code=3))
+    assert len(wire.packed(frame)) < len(frame) / 4
+    assert wire.decode_reply(wire.packed(frame)) == wire.decode_reply(frame)
+    for same in (wire.encode(wire.Reply(id=7)), frame + bytes(wire.MAX_PACKED)):
+        assert wire.packed(same) is same
+
+
+@pytest.mark.parametrize(
+    ("packed", "why"),
+    [
+        (zlib.compress(bytes(wire.MAX_PACKED + 1)), "over the limit"),
+        (zlib.compress(wire.encode(wire.Reply()))[:-5], "cut off"),
+        (b"garbage", "can't be read"),
+        (zlib.compress(b"garbage"), r".+"),
+    ],
+)
+def test_what_is_packed_is_bounded_and_read_with_the_same_care(packed: bytes, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        wire.decode_reply(wire.encode(wire.Packed(packed)))
+
+
+def test_a_packed_reply_of_another_protocol_is_named() -> None:
+    with pytest.raises(wire.ProtocolMismatch):
+        wire.decode_reply(wire.encode(wire.Packed(zlib.compress(wire.encode(wire.Reply(v=99))))))

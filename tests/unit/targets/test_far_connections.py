@@ -1,0 +1,84 @@
+"""Ranks of other hosts shake hands once with a command that finds and asks them, and their answers are looked for together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from pdctl.protocol import wire
+from pdctl.protocol.paths import Registration
+from pdctl.targets import waiting
+from pdctl.targets.client import Client
+from pdctl.targets.far_connections import FarConnections
+from pdctl.targets.places import parse_places
+from pdctl.targets.sources import endpoints
+from tests.support.identities import identity
+from tests.support.patience import patience
+
+
+class Answering:
+    """A rank that answers whatever it is asked with who it is. names: of the connections over which it was asked."""
+
+    def __init__(self) -> None:
+        self.context: zmq.Context[Any] = zmq.Context()
+        self.names: list[bytes] = []
+        self._socket = self.context.socket(zmq.ROUTER)
+        self.where = f"tcp://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
+        self.thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        body = msgspec.Raw(wire.encode(Registration(wire.PROTOCOL, identity())))
+        try:
+            while True:
+                name, question = self._socket.recv_multipart()
+                self.names.append(name)
+                request = wire.decode_request(question)
+                reply = wire.encode(wire.Reply(id=request.id, body=body))
+                self._socket.send_multipart([name, wire.packed(reply) if request.packs else b"it packs no reply"])
+        except zmq.ContextTerminated:
+            self._socket.close(linger=0)
+
+
+@pytest.fixture
+def rank() -> Iterator[Answering]:
+    made = Answering()
+    made.thread.start()
+    yield made
+    made.context.term()
+    made.thread.join()
+
+
+def test_who_is_found_over_a_connection_is_asked_over_it(rank: Answering, tmp_path: Path) -> None:
+    places = parse_places({"PDCTL_ENDPOINT": rank.where, "HOME": str(tmp_path)})
+    with FarConnections() as far:
+        wait_s = patience(20)
+        [found] = endpoints.find(places, 4 * wait_s, wait_s, [], far)
+        for _ in range(2):
+            with Client(timeout_s=wait_s, rank_timeout_s=wait_s, far=far) as client:
+                [answer] = client.ask([found], "status", Registration)
+                assert answer.body is not None, answer.reason
+    assert len(rank.names) == 3
+    assert len(set(rank.names)) == 1
+    [other] = endpoints.find(places, 4 * wait_s, wait_s, [])
+    assert other.identity == found.identity
+    assert rank.names[3] != rank.names[0], "the others were closed"
+
+
+def test_answers_of_many_other_hosts_gather_before_they_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(sleep=slept.append))
+    for far in (False, True):
+        watch = waiting.Watch(far=far)
+        for number in range(8):
+            watch.look(SimpleNamespace(index=number, line=SimpleNamespace(poll_on=None)))  # type: ignore[arg-type]
+        watch._on = dict.fromkeys(range(8))
+        watch.ready(1.0)
+        watch.ready(0.0)
+    assert slept == [8 * waiting._GATHER_S, 0.0]
