@@ -7,7 +7,8 @@ the headers of TCP and IP, in both directions.
 
 What is not as it is in production: all gateways share the client's cores; they are forked from one process that has loaded
 what a gateway loads (`numpy` too, 0.1 s of CPU that a real gateway needs once, at the first such question), which is what lets
-hundreds of them fit into memory; the eight recordings of a group have the same bytes but for their headers.
+hundreds of them fit into memory; the eight recordings of a group have the same bytes but for their headers; no rank has a loop:
+it says that its loop turns, as that of a rank does which agrees with its group, and where a group has parted, that it stands.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ ODD = 20_000
 """The run in which the last rank of the first group has another request, where a group has diverged: half-way in the ring."""
 _CLONE_NEWNET = 0x40000000
 _START_S = 300.0
+_TURN_NS = 100_000_000
 _WAITS = ("--rank-timeout", "120", "--timeout", "120")
 
 
@@ -79,8 +81,8 @@ class Forked:
         self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def be_rank(number: int, ranks: int, template: Path) -> None:
-    """Be one rank for ever: an agent, its gateway, and a recording as full as ``template``."""
+def be_rank(number: int, ranks: int, template: Path, *, stands: bool = False) -> None:
+    """Be one rank for ever: an agent, its gateway, and a recording as full as ``template``. stands: its loop does not turn."""
     gateways.subprocess.Popen = Forked  # type: ignore[assignment, misc]
     server, place = divmod(number, GROUP)
     size = min(GROUP, ranks - server * GROUP)
@@ -91,6 +93,8 @@ def be_rank(number: int, ranks: int, template: Path) -> None:
         groups=(GroupInfo("attn-tp", tuple(range(size)), world),),
     )  # fmt: skip
     adapter.identity = lambda: who  # type: ignore[method-assign]
+    if not stands:
+        adapter.ticks = lambda: (time.monotonic_ns() // _TURN_NS, time.monotonic_ns())  # type: ignore[method-assign]
     agent = core.Agent.start(adapter, loaded_by="benchmark", says=lambda _: None)
     assert agent is not None
     assert agent.registration.tcp, agent.start_line()
@@ -125,7 +129,8 @@ class Ranks:
             number = len(self.pids)
             pid = os.fork()
             if not pid:
-                be_rank(number, count, odd if odd is not None and number == GROUP - 1 else template)
+                parted = odd is not None and number < GROUP
+                be_rank(number, count, odd if odd and number == GROUP - 1 else template, stands=parted)
             self.pids.append(pid)
             if number % 16 == 15 or number == count - 1:  # not all of them at once
                 self._wait(number + 1)
