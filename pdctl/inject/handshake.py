@@ -39,7 +39,7 @@ def handshake(view: View | None, address: Address | None, env: Mapping[str, str]
         return Handshake(None, f"not sent: {error.message}")
     if view is None or not sent.room:
         return Handshake(sent.answered, sent.said, sent.room)
-    pasts = collect(view.again()).pasts
+    pasts = collect(view.again(), str(sent.room)).pasts
     told = story(pasts, sent.room)
     queues: dict[str, tuple[str, ...]] = {}
     unseen = []

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pdctl.protocol.model import EventKind
 from pdctl.recording import format as f
 from pdctl.recording.digest import Digests, whole
-from pdctl.recording.excerpt import GATED, MAX_ROWS, Body, Part, Wanted
+from pdctl.recording.excerpt import GATED, MAX_BODY, MAX_ROWS, Body, Part, Wanted
 from pdctl.recording.header import parse_header
 from pdctl.recording.reader import Recording
 from pdctl.recording.rings import among, distinct, events, later_rounds, select_records
@@ -28,7 +28,9 @@ from pdctl.recording.sums import right_sums
 from pdctl.recording.tail import Tail
 from pdctl.recording.witness import oldest
 
-MAX_EVENTS, MAX_ITEM_BYTES = 8192, 4 << 20
+MAX_EVENTS, MAX_ITEM_BYTES = 32768, 4 << 20
+MAX_RUNS = 49152
+"""Runs of an answer that has all of a stream."""
 TOO_MUCH = "more is asked for than an excerpt may have"
 
 
@@ -139,15 +141,22 @@ def answer(known: Known, wanted: Wanted, head: bytes = b"") -> Part:
         return Part(known.odd)
     try:
         body = _body(known, wanted, head)
-    except _TooMuchError:
-        return Part(TOO_MUCH)
+    except _OddError as error:
+        return Part(str(error))
     digests = {number: known.digests(number, cuts) for number, cuts in wanted.cuts.items()}
-    packed = zlib.compress(msgspec.msgpack.encode(body), 1) if body is not None else b""
-    return Part(digests=digests, packed=packed)
+    data = msgspec.msgpack.encode(body) if body is not None else b""
+    if len(data) > MAX_BODY:
+        return Part(TOO_MUCH)
+    return Part(digests=digests, packed=zlib.compress(data, 1) if data else b"")
 
 
-class _TooMuchError(Exception):
-    pass
+class _OddError(Exception):
+    """Says why the whole recording has to be read instead."""
+
+
+class _TooMuchError(_OddError):
+    def __init__(self) -> None:
+        super().__init__(TOO_MUCH)
 
 
 def _body(known: Known, wanted: Wanted, head: bytes) -> Body | None:
@@ -165,6 +174,8 @@ def _body(known: Known, wanted: Wanted, head: bytes) -> Body | None:
             tails[number] = int(stream.table["ordinal"][tail])
             asked += [known.oldest(stream), size - 1]
             lists += range(tail, size) if many > 1 else ()
+        if number in wanted.runs:
+            asked += range(known.oldest(stream), size)
         if wanted.foreign and stream.queue == GATED:
             changes = stream.changes(wanted.foreign)
             lists += distinct(changes.row[foreign(changes.items)]).tolist()
@@ -173,11 +184,11 @@ def _body(known: Known, wanted: Wanted, head: bytes) -> Body | None:
         if wanted.seen:
             listed[number] = distinct(np.concatenate([listed[number], stream.sighted(wanted.rooms)]))
         rows[number] = distinct(np.concatenate([listed[number], np.array([n for n in asked if n >= 0], np.int64)]))
-    if sum(map(len, rows.values())) > MAX_ROWS:
+    if sum(map(len, rows.values())) > (MAX_RUNS if wanted.runs else MAX_ROWS):
         raise _TooMuchError
     found = [select_records(stream.table, rows[number]) for number, stream in streams.items() if len(rows[number])]
     pieces: list[tuple[int, bytes]] = []
-    if wanted.rooms or wanted.kinds or wanted.oldest:
+    if wanted.rooms or wanted.kinds or wanted.oldest or wanted.rids or wanted.slots:
         pieces += _events(recording, wanted)
     elif wanted.newest:
         pieces += _newest_event(recording) or _events(recording, wanted)
@@ -275,25 +286,50 @@ def _newest_event(recording: Recording) -> list[tuple[int, bytes]]:
 
 def _events(recording: Recording, wanted: Wanted) -> list[tuple[int, bytes]]:
     _, _, _, _, offset, capacity = recording.rings
-    codes = np.array(wanted.kinds, np.uint8)
-    landed = int(EventKind.LANDED)
-
-    def meant(table: NDArray[Any]) -> NDArray[np.bool_]:
-        found = np.isin(table["kind"], codes) | among(table["room"], wanted.rooms)
-        if wanted.rooms:
-            found |= (table["kind"] == landed) & among(table["b"].astype(np.uint64), wanted.rooms)
-        return found
+    rooms = set(wanted.rooms)
 
     def kept(table: NDArray[Any]) -> NDArray[np.bool_]:
         found: NDArray[np.bool_] = table["seq"] == table["seq"].max(initial=0)  # one of these is the newest of all
-        return found | meant(table) | oldest(table)
+        return found | _meant(table, rooms, wanted) | oldest(table)
 
-    table = events(recording.source, offset, capacity, kept)
-    named = meant(table) | (oldest(table) if wanted.oldest else False)
+    every = wanted.sound or bool(wanted.rids)
+    table = events(recording.source, offset, capacity, None if every else kept)
+    if wanted.sound and len(table) and int(table["seq"][-1]) - int(table["seq"][0]) + 1 != len(table):
+        raise _OddError("events are missing in it")
+    rooms |= _called(table, wanted.rids)
+    named = _meant(table, rooms, wanted) | (oldest(table) if wanted.oldest else False)
     named[-1:] |= wanted.newest > 0
     table = select_records(table, named)
     if len(table) > MAX_EVENTS:
         raise _TooMuchError
+    if not len(table):
+        return []
     data = table.view(f"V{f.EVENT_SIZE}").tobytes()
-    places = ((table["seq"].astype(np.int64) - 1) % capacity * f.EVENT_SIZE + offset).tolist()
-    return [(at, data[n * f.EVENT_SIZE : (n + 1) * f.EVENT_SIZE]) for n, at in enumerate(places)]
+    places = (table["seq"].astype(np.int64) - 1) % capacity
+    starts = np.flatnonzero(np.diff(places, prepend=-2) != 1)  # of those that follow one another in the file
+    ends = np.r_[starts[1:], len(places)]
+    return [
+        (offset + place * f.EVENT_SIZE, data[start * f.EVENT_SIZE : end * f.EVENT_SIZE])
+        for place, start, end in zip(places[starts].tolist(), starts.tolist(), ends.tolist(), strict=True)
+    ]
+
+
+_SLOTTED = (int(EventKind.SLOT_ALLOC), int(EventKind.SLOT_FREE))
+
+
+def _meant(table: NDArray[Any], rooms: Collection[int], wanted: Wanted) -> NDArray[np.bool_]:
+    """Return which events are about these rooms, of the kinds that are wanted, or about its slots."""
+    kind = table["kind"]
+    found = np.isin(kind, np.array(wanted.kinds, np.uint8)) | among(table["room"], rooms)
+    if rooms:
+        found |= (kind == int(EventKind.LANDED)) & among(table["b"].astype(np.uint64), rooms)
+    if wanted.slots:
+        found |= np.isin(kind, _SLOTTED) & np.isin(table["slot"], wanted.slots)
+    return found
+
+
+def _called(table: NDArray[Any], rids: Collection[str]) -> set[int]:
+    """Return the rooms that entered a queue under one of these ids."""
+    entered = np.flatnonzero(table["kind"] == int(EventKind.ENQUEUE)) if rids else np.zeros(0, np.int64)
+    names = zip(table["room"][entered].tolist(), table["text"][entered].tolist(), strict=True)
+    return {room for room, text in names if room and text and text.decode("utf-8", "replace") in rids}

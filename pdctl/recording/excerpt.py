@@ -35,7 +35,7 @@ MAX_ROWS = 16384
 MAX_PIECES = 4 * MAX_ROWS
 MAX_HELD = 4 * MAX_BODY
 """Bytes that one recording's answers may have together; over it the recording is read whole."""
-MAX_CUTS, MAX_ROOMS = 64, 4096
+MAX_CUTS, MAX_ROOMS, MAX_RIDS = 64, 4096, 128
 
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=f.MAX_COUNT)]
 _Stream = Annotated[int, msgspec.Meta(ge=0, lt=256)]
@@ -52,8 +52,11 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     their lists.
     rounds: the runs with these rounds. lists: the same, with the runs that their lists build on. cuts: a round from which turns
     are counted, then rounds; asked for is a digest of the rounds between each two of them.
+    runs: all runs of these streams, without lists.
     rooms, kinds: events about these rooms, and of these kinds. seen: also the runs that say something of these rooms. oldest:
     also the oldest events.
+    rids: events about the rooms that entered a queue under these ids. slots: when these slots were taken and given back.
+    sound: nothing, where an event lacks between the oldest and the newest.
     """
 
     newest: Annotated[int, msgspec.Meta(ge=0, le=MAX_ROWS)] = 0
@@ -66,6 +69,10 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     seen: bool = False
     oldest: bool = False
     kinds: Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=256)]], msgspec.Meta(max_length=64)] = []
+    runs: Annotated[list[_Stream], msgspec.Meta(max_length=f.MAX_STREAMS)] = []
+    rids: Annotated[list[Annotated[str, msgspec.Meta(max_length=f.TEXT_BYTES)]], msgspec.Meta(max_length=MAX_RIDS)] = []
+    slots: Annotated[list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]], msgspec.Meta(max_length=MAX_ROOMS)] = []
+    sound: bool = False
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -127,6 +134,7 @@ class Excerpt:
 
     def _read(self) -> Recording:
         recording = read_from(_Pieces(self._body.size, self._pieces), self._name, lambda *_: Ring(self._rows))
+        recording.excerpt = True
         for stream in recording.streams:
             since = self._body.tails.get(stream.number, 0)
             stream.tail = int(np.searchsorted(stream.table["ordinal"].astype(np.int64), since))

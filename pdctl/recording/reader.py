@@ -48,6 +48,7 @@ class Recording:
     """A recording as read at one moment. problems: what could not be trusted, in words.
 
     source, rings: its bytes, and (offset, capacity in records) of rounds, items and events in them. told: reads its events.
+    excerpt: events and runs are left out of it (:mod:`pdctl.recording.excerpt`).
     """
 
     path: str
@@ -65,6 +66,7 @@ class Recording:
     source: Source
     rings: tuple[int, int, int, int, int, int]
     told: Callable[[Source, int, int], NDArray[Any]] = events
+    excerpt: bool = False
     _table: NDArray[Any] | None = None
     _events: list[Event] | None = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,7 @@ def collect(view: View, *, watch_s: float, looks: int = LOOKS) -> list[RankWatch
                 taken[id(rank)].append(_shared(look(first.body, second.body), known))
     live = [rank for rank in view.ranks if id(rank) not in silence]
     after = {id(a.rank): a.body for a in now.status(live) if a.body is not None}
+    failed = _failed(view.ranks, now, taken)
     watches = []
     for rank in view.ranks:
         status, seen = after.get(id(rank)), taken[id(rank)]
@@ -53,7 +55,7 @@ def collect(view: View, *, watch_s: float, looks: int = LOOKS) -> list[RankWatch
                 idle=turn.idle,
                 computing=turn.computing and inside,
                 turned=inside and status is not None and bool(seen) and status.ticks != seen[-1].ticks,
-                failed=_failed(rank, now, seen),
+                failed=failed.get(id(rank), {}),
             )
         )
     return watches
@@ -64,18 +66,29 @@ def _shared(one: Look, known: dict[frozenset[int], frozenset[int]]) -> Look:
     return replace(one, rooms=known.setdefault(one.rooms, one.rooms))
 
 
-def _failed(rank: FoundRank, view: View, looks: list[Look]) -> dict[int, float]:
-    """Return when the failed requests in the bootstrap queue of a later pipeline stage failed, seconds before the end."""
-    if rank.identity.pp == 0 or rank.identity.role != "prefill" or not looks:
-        return {}
-    last = looks[-1]
-    if not last.failed:
-        return {}
-    recording = view.recording(rank).body
-    if recording is None:
-        return {}
-    return {
-        event.room: max(0.0, (last.mono_ns - event.mono_ns) / 1e9)
-        for event in recording.events_told((EventKind.STATE,), last.failed)
-        if event.a == KVPoll.FAILED
+def _failed(ranks: Sequence[FoundRank], view: View, taken: Mapping[int, list[Look]]) -> dict[int, dict[int, float]]:
+    """Return when failed requests in the bootstrap queue of later pipeline stages failed, by the id of the rank.
+
+    In seconds before the end of the watch.
+    """
+    last = {
+        id(rank): taken[id(rank)][-1]
+        for rank in ranks
+        if rank.identity.pp and rank.identity.role == "prefill" and taken[id(rank)] and taken[id(rank)][-1].failed
     }
+    asked = [rank for rank in ranks if id(rank) in last]
+    if not asked:
+        return {}
+    from pdctl.recording.excerpt import MAX_ROOMS, Wanted  # loads numpy
+
+    rooms = {key: sorted(look.failed) for key, look in last.items()}
+    far = [rank for rank in asked if view.is_far(rank) and len(rooms[id(rank)]) <= MAX_ROOMS]
+    answers = view.excerpts([(rank, Wanted(newest=1, rooms=rooms[id(rank)])) for rank in far])
+    recordings = {id(answer.rank): answer.body.recording for answer in answers if answer.body is not None}
+    found = {}
+    for rank in asked:
+        recording = recordings.get(id(rank)) or view.recording(rank).body
+        events = recording.events_told((EventKind.STATE,), rooms[id(rank)]) if recording is not None else ()
+        end = last[id(rank)].mono_ns
+        found[id(rank)] = {e.room: max(0.0, (end - e.mono_ns) / 1e9) for e in events if e.a == KVPoll.FAILED}
+    return found

@@ -64,10 +64,8 @@ def story(pasts: Sequence[RankPast], room: int, logs: Sequence[LogText] = (), ca
     """
     names = short_names([past.identity for past in pasts])
     recorded = [(name, past, past.recording) for name, past in zip(names, pasts, strict=True) if past.recording]
-    stories = [rank_story(recording, room) for _, _, recording in recorded]
-    near = [(s.moments[0].ns + s.moments[-1].ns) // 2 if s.moments else None for s in stories]
-    reference = next((n for n, ns in enumerate(near) if ns is not None), 0)
-    found, remarks = times([recording for _, _, recording in recorded], near, reference) if recorded else ([], [])
+    stories, found, remarks = aligned([recording for _, _, recording in recorded], room)
+    reference = next((n for n, s in enumerate(stories) if s.moments), 0)
     told = [
         _Told(name, past, recording, s, time)
         for (name, past, recording), s, time in zip(recorded, stories, found, strict=True)
@@ -110,6 +108,14 @@ def story(pasts: Sequence[RankPast], room: int, logs: Sequence[LogText] = (), ca
             *ahead,
         ),
     )
+
+
+def aligned(recordings: Sequence[Recording], room: int) -> tuple[list[RankStory], list[Time], list[str]]:
+    """Return what each recording has of ``room``, the time of each rank, and remarks on that."""
+    stories = [rank_story(recording, room) for recording in recordings]
+    near = [(s.moments[0].ns + s.moments[-1].ns) // 2 if s.moments else None for s in stories]
+    reference = next((n for n, ns in enumerate(near) if ns is not None), 0)
+    return stories, *(times(recordings, near, reference) if recordings else ([], []))
 
 
 def _ends(lines: Sequence[_Line]) -> tuple[int, int]:

@@ -66,8 +66,11 @@ def polls(stream: Stream, room: int, recording: Recording) -> Polls:
 
 
 def _hole(stream: Stream, before: int, after: int) -> tuple[int, int] | None:
-    """Return the first and last of the rounds lost between two rows, None when there are all."""
-    if before < 0 or after == before:
+    """Return the first and last of the rounds lost between two rows, None when there are all.
+
+    An excerpt leaves runs out, and is not made where any is lost.
+    """
+    if before < 0 or after == before or stream.tail:
         return None
     starts = stream.table["ordinal"][before + 1 : after + 1].astype(np.int64)
     gaps = np.flatnonzero(starts != stream.ends[before:after] + 1)

@@ -97,7 +97,8 @@ class Story(Probe["StoryOptions", "Seen", "StoryDocument"]):
         from pdctl.probes.story.collect import collect, with_logs
 
         sockets = options.through != "recordings" and not view.recorded
-        seen = collect(view, sockets=sockets, files=options.through != "sockets")
+        asked = "" if options.logs else options.asked  # a log may call it something else, of which all has to be known
+        seen = collect(view, asked, sockets=sockets, files=options.through != "sockets")
         return with_logs(view, seen, options.asked, options.logs) if options.logs else seen
 
     def judge(self, evidence: Seen, options: StoryOptions) -> StoryDocument:

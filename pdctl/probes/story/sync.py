@@ -46,9 +46,7 @@ def times(recordings: Sequence[Recording], near: Sequence[int | None], reference
     walls = [r.start_wall_ns - r.start_mono_ns for r in recordings]
     known = next((walls[n] + ns for n, ns in enumerate(near) if ns is not None), walls[reference])
     moments = [known - walls[n] if ns is None else ns for n, ns in enumerate(near)]
-    clocks = groups_of(
-        [(r.identity.host, wall) for r, wall in zip(recordings, walls, strict=True)], tolerance_ns=SAME_BOOT_NS
-    )
+    clocks = clocks_of(recordings)
     remarks = []
     rounds = _rounds(recordings, moments)
     if any(bound.most < 0 and clocks[bound.before] == clocks[bound.after] for bound in rounds):
@@ -59,6 +57,13 @@ def times(recordings: Sequence[Recording], near: Sequence[int | None], reference
         return [Time(0, same, "one clock: all ranks ran on one host") for _ in recordings], remarks
     messages = _messages(recordings, moments)
     return _aligned(clocks, walls, reference, rounds, messages, remarks), remarks
+
+
+def clocks_of(recordings: Iterable[Recording]) -> list[int]:
+    """Return the number of the clock of each rank, by its host and when that was booted."""
+    return groups_of(
+        [(r.identity.host, r.start_wall_ns - r.start_mono_ns) for r in recordings], tolerance_ns=SAME_BOOT_NS
+    )
 
 
 def _aligned(
@@ -107,18 +112,23 @@ def _why(clock: int, offset: Offset, clocks: list[int], reference: int, by_round
 # ---- rounds ----------------------------------------------------------------------------------------------------------
 
 
-def _rounds(recordings: Sequence[Recording], near: Sequence[int]) -> list[Bound]:
-    """Return a bound for each two ranks that have rounds in common, in both directions."""
+def shared_streams(recordings: Iterable[Recording]) -> list[list[tuple[int, Stream]]]:
+    """Return the streams of each queue over one group, with the numbers of their recordings."""
     streams: dict[tuple[str, str], list[tuple[int, Stream]]] = {}
     for n, recording in enumerate(recordings):
         for stream in recording.streams:
             instance = recording.identity.instance
             streams.setdefault((f"{instance} {stream.group.key}", stream.queue), []).append((n, stream))
+    return list(streams.values())
+
+
+def _rounds(recordings: Sequence[Recording], near: Sequence[int]) -> list[Bound]:
+    """Return a bound for each two ranks that have rounds in common, in both directions."""
     least: dict[tuple[int, int], int] = {}
-    for (_, queue), members in streams.items():
+    for members in shared_streams(recordings):
         for place, (i, one) in enumerate(members):
             for j, other in members[place + 1 :]:
-                for a, b, most in _pair(recordings, queue, (i, one), (j, other), near):
+                for a, b, most in _pair(recordings, one.queue, (i, one), (j, other), near):
                     least[a, b] = min(most, least.get((a, b), most))
     return [Bound(a, b, most) for (a, b), most in least.items()]
 
@@ -170,6 +180,18 @@ def _within(
 
 
 # ---- messages --------------------------------------------------------------------------------------------------------
+
+
+STEPS = (
+    EventKind.ENQUEUE,
+    EventKind.STATE,
+    EventKind.DP_REGISTER,
+    EventKind.DP_ANSWER,
+    EventKind.META_SENT,
+    EventKind.FAULT_FIRED,
+    EventKind.NOTE,
+)
+"""The events that messages between the sides are known by."""
 
 
 @dataclass

@@ -235,7 +235,7 @@ def _lost(recording: Recording, events: Sequence[Event]) -> list[Lost]:
     lost = [Lost(f"{problem}") for problem in recording.problems]
     if events and events[0].seq > 1:
         lost.append(Lost("older events are overwritten", events[0].mono_ns))
-    missing = events[-1].seq - events[0].seq + 1 - len(events) if events else 0
+    missing = events[-1].seq - events[0].seq + 1 - len(events) if events and not recording.excerpt else 0
     if missing:
         lost.append(Lost(f"{missing} event record{'s'[: missing != 1]} torn and left out"))
     if not events and recording.problems:

@@ -50,6 +50,7 @@ def test_it_answers_from_the_file(path: Path) -> None:
     [
         {"newest": -1}, {"newest": "all"}, {"cuts": {0: list(range(100))}}, {"cuts": {0: [-1]}}, {"rooms": [0] * 5000},
         {"more": 1}, {"kinds": [300]}, {"lists": {0: [1 << 63]}}, {"cuts": {"a": [1]}},
+        {"rids": ["x" * 73]}, {"slots": [-1]}, {"runs": [300]},
     ],
 )  # fmt: skip
 def test_a_question_that_is_none_is_refused(path: Path, args: dict[str, Any]) -> None:

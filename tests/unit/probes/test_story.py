@@ -12,15 +12,16 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from pdctl.probes.story import judge
 from pdctl.probes.story.absence import never_came, others_of, shared
 from pdctl.probes.story.find import called_by, known_rooms, meant, nearest
-from pdctl.probes.story.judge import story
 from pdctl.probes.story.model import RankPast, RoomStory, StoryDocument
 from pdctl.probes.story.perfetto import arrows, trace, uncertainty
 from pdctl.probes.story.render import render
 from pdctl.protocol.model import Action, EventKind
 from pdctl.protocol.notes import WRONG_ELSEWHERE, WRONG_KV
 from pdctl.recording import format as f
+from tests.support.excerpted import story
 from tests.support.story_world import MS, Rank, Request, World, served
 
 ROOM, RID = 7203441, "request-1"
@@ -119,7 +120,7 @@ def test_without_messages_the_sides_have_wall_clocks_only(world: World) -> None:
     for past in pasts[:1]:
         assert past.recording is not None
         past.recording.events().clear()
-    told = story(pasts, ROOM)
+    told = judge.story(pasts, ROOM)
     lines = {line.rank: line for line in told.ranks}
     assert lines["prefill tp0"].uncertainty_s is None or lines["decode tp0"].uncertainty_s is None
     assert any(line.clock.startswith("wall clocks only") for line in told.ranks)

@@ -1,0 +1,133 @@
+"""A story by excerpts is that by whole recordings: of made-up worlds, of traces of real engines, of agents that know none."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pdctl.probes.story.collect import Seen, collect
+from pdctl.probes.story.find import known_rooms
+from pdctl.probes.story.model import RankPast, StoryDocument
+from pdctl.probes.story.probe import _document
+from pdctl.probes.view import View
+from pdctl.protocol.errors import PdctlError
+from pdctl.protocol.model import Action, EventKind
+from pdctl.recording import format as f
+from pdctl.recording.reader import parse, read
+from pdctl.targets.find import Found
+from pdctl.trace.reader import open_trace
+from tests.support.excerpted import excerpted_pasts
+from tests.support.far import Far, far_ranks
+from tests.support.story_world import Rank, Request, World, served
+
+DATA = Path(__file__).parents[2] / "data"
+SIZES = (f.RINGS_OFFSET + 24_000, f.RINGS_OFFSET + 80_000, f.MIN_SIZE)
+"""Recordings with rings for 46, 156 and 472 events: small ones wrap."""
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(f, "MIN_SIZE", SIZES[0])
+    return World(tmp_path, monkeypatch)
+
+
+def told(asked: str, pasts: Sequence[RankPast]) -> StoryDocument | str:
+    try:
+        return _document(asked, Seen(list(pasts), now_ns=1 << 61))
+    except PdctlError as error:
+        return f"{error.message} {error.next_step}"
+
+
+def asked_of(pasts: Sequence[RankPast]) -> list[str]:
+    known = known_rooms([past.recording for past in pasts if past.recording is not None])
+    return list(dict.fromkeys(["4711", "nobody", *(name for one in known for name in (str(one.room), *one.rids))]))
+
+
+def lived(world: World, seed: int) -> list[RankPast]:
+    """Make up hosts and clocks, requests that share ids and slots, aborts, faults, and ranks that part."""
+    chance = random.Random(seed)
+    hosts = chance.choice((1, 2, 3))
+
+    def rank(role: str, tp: int, tp_size: int) -> Rank:
+        host = chance.randrange(hosts)
+        clock = {"offset": 10**12 * host, "wall_error": -(10**12) * host}
+        if chance.random() < 0.05:
+            clock["offset"] += 5 * 10**9  # no clock of that host
+        return world.rank(
+            role, tp, tp_size=tp_size, host=f"h{host}", pid=len(world.ranks) + 1, size=chance.choice(SIZES), **clock
+        )
+
+    prefill = rank("prefill", 0, 1)
+    decode = [rank("decode", tp, 3) for tp in range(3)]
+    for room in range(1, chance.randrange(4, 30)):
+        who = decode if chance.random() < 0.9 else decode[: chance.randrange(1, 3)]
+        rid = f"rid-{room if chance.random() < 0.8 else chance.randrange(3)}"
+        late = chance.choice((0.0, 0.0, 0.0, 20.0)) if who is decode else 0.0
+        served(world, prefill, who, room, rid, slot=chance.randrange(3), late_ms=late)
+        if chance.random() < 0.2:
+            chance.choice(decode).event(EventKind.ABORT, text=rid)
+        if chance.random() < 0.1:
+            prefill.event(EventKind.FAULT_ENDED, a=1, text="it is over")
+        for _ in range(chance.choice((0, 0, 5, 40))):
+            waiting = [Request(chance.randrange(90, 99), "", slot=1, poll=2)]
+            for one in decode:
+                one.queues["decode.transfer"] = list(waiting)
+            world.round("decode.transfer", decode, reduced=2, skew=0.01, leaves=chance.choice((None, Action.KEPT)))
+    return world.pasts()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_made_up_past_is_told_alike(world: World, seed: int) -> None:
+    pasts = lived(world, seed)
+    for asked in random.Random(seed).sample(asked_of(pasts), 4):
+        whole = told(asked, pasts)
+        for far in (None, [0], [1, 2], [0, 3]):
+            short, _ = excerpted_pasts(pasts, asked, far)
+            assert told(asked, short) == whole
+
+
+@pytest.mark.parametrize("path", sorted(DATA.glob("*.pdtrace")), ids=lambda path: path.name)
+def test_a_trace_is_told_alike(path: Path) -> None:
+    with open_trace(path) as trace:
+        ranks = [rank for rank in trace.manifest.ranks if rank.member]
+        pasts = [RankPast(rank.identity, "live", read(trace.folder / Path(rank.member).name)) for rank in ranks]
+        for asked in asked_of(pasts)[:12]:
+            short, sent = excerpted_pasts(pasts, asked)
+            assert told(asked, short) == told(asked, pasts)
+            assert asked in ("4711", "nobody") or all(sent), (asked, sent)  # none is read whole
+
+
+def test_of_ranks_of_one_clock_little_is_read(world: World) -> None:
+    who = {"host": "h", "size": 1 << 20}
+    prefill, decode = world.rank("prefill", **who), [world.rank("decode", tp, tp_size=2, **who) for tp in (0, 1)]
+    for room in range(1, 80):
+        served(world, prefill, decode, room, f"rid-{room}", slot=room % 64)
+    short, sent = excerpted_pasts(world.pasts(), "40")
+    assert told("40", short) == told("40", world.pasts())
+    assert all(0 < size < 12_000 for size in sent), sent
+    torn = world.pasts()
+    data = bytearray(world.data(decode[0]))
+    data[f.layout(1 << 20)[4] + 2 * f.EVENT_SIZE + 20] ^= 0xFF
+    torn[1] = world.past(decode[0], bytes(data))
+    short, sent = excerpted_pasts(torn, "40")
+    assert (sent[1], short[1]) == (0, torn[1])  # an event is torn: that is told, and nothing hides it
+
+
+@pytest.mark.parametrize("old", [set(), {2}, {1, 2, 3}])
+def test_an_agent_that_knows_no_excerpts_is_read_whole(world: World, old: set[int]) -> None:
+    prefill = world.rank("prefill", pid=1)
+    decode = [world.rank("decode", tp, tp_size=2, pid=2 + tp) for tp in (0, 1)]
+    for room in (7, 8):
+        served(world, prefill, decode, room, "one id")
+    files = {rank.identity.pid: world.data(rank) for rank in world.ranks}
+    ranks = far_ranks(files)
+    client = Far(files, old)
+    seen = collect(View(Found(ranks), client), "one id")
+    whole = [RankPast(rank.identity, "live", parse(files[rank.identity.pid])) for rank in ranks]
+    assert told("one id", seen.pasts) == told("one id", whole)
+    assert client.fetched == old
+    collect(View(Found(ranks), client), "nobody")
+    assert client.fetched == set(files)
