@@ -62,19 +62,20 @@ def lived(world: World, seed: int) -> list[RankPast]:
 
     prefill = rank("prefill", 0, 1)
     decode = [rank("decode", tp, 3) for tp in range(3)]
-    for room in range(1, chance.randrange(4, 30)):
+    steady = {one: Request(80, "", slot=1, poll=2) for one in decode}  # of which most runs say nothing
+    for number in range(1, chance.randrange(4, 30)):
         who = decode if chance.random() < 0.9 else decode[: chance.randrange(1, 3)]
-        rid = f"rid-{room if chance.random() < 0.8 else chance.randrange(3)}"
+        rid = f"rid-{number if chance.random() < 0.8 else chance.randrange(3)}"
         late = chance.choice((0.0, 0.0, 0.0, 20.0)) if who is decode else 0.0
-        served(world, prefill, who, room, rid, slot=chance.randrange(3), late_ms=late)
+        served(world, prefill, who, number, rid, slot=chance.randrange(3), late_ms=late)
         if chance.random() < 0.2:
             chance.choice(decode).event(EventKind.ABORT, text=rid)
         if chance.random() < 0.1:
             prefill.event(EventKind.FAULT_ENDED, a=1, text="it is over")
         for _ in range(chance.choice((0, 0, 5, 40))):
-            waiting = [Request(chance.randrange(90, 99), "", slot=1, poll=2)]
+            room, poll = chance.randrange(90, 99), chance.choice((2, 3))
             for one in decode:
-                one.queues["decode.transfer"] = list(waiting)
+                one.queues["decode.transfer"] = [steady[one], Request(room, "", slot=2, poll=poll)]
             world.round("decode.transfer", decode, reduced=2, skew=0.01, leaves=chance.choice((None, Action.KEPT)))
     return world.pasts()
 
@@ -82,7 +83,7 @@ def lived(world: World, seed: int) -> list[RankPast]:
 @pytest.mark.parametrize("seed", range(40))
 def test_a_made_up_past_is_told_alike(world: World, seed: int) -> None:
     pasts = lived(world, seed)
-    for asked in random.Random(seed).sample(asked_of(pasts), 4):
+    for asked in ("80", *random.Random(seed).sample(asked_of(pasts), 3)):
         whole = told(asked, pasts)
         for far in (None, [0], [1, 2], [0, 3]):
             short, _ = excerpted_pasts(pasts, asked, far)
