@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from pdctl.protocol.model import EventKind
+from tests.support import cli_server
+from tests.support.curve import Keyring
 from tests.support.labs import Lab, Labs
-from tests.support.patience import until
+from tests.support.patience import patience, until
 
 pytestmark = pytest.mark.system
 
@@ -153,6 +155,34 @@ def test_through_sockets_alone(labs: Labs) -> None:
         file.write_text("nothing of use")
     assert story(labs, room, "--through", "sockets", code=3)["entries"] == told["entries"]  # files are not understood
     assert "no recording can be read" in labs.cli("story", room, "--through", "recordings", code=4).stderr
+
+
+def test_over_tcp_it_is_told_as_by_files(labs: Labs, ring: Keyring) -> None:
+    labs.env |= ring.env
+    lab = labs.up("--listen", "tcp://127.0.0.1")
+    lab.load(requests=3)
+    where = [json.loads(path.read_text())["tcp"] for path in (labs.folder / "run").glob("*.json")]
+    reach = [word for one in where for word in ("--endpoint", one)]
+    reach += ["--server-key", ring.server.public, "--key", "alice"]
+    away = {name: value for name, value in labs.env.items() if name not in ("PDCTL_RUN_DIR", "PDCTL_RECORD_DIR")}
+    limits = ["--timeout", f"{patience(20):.0f}", "--rank-timeout", f"{patience(5):.0f}"]
+
+    def far(asked: object) -> dict[str, Any]:
+        done = cli_server.run([*reach, "story", str(asked), "-o", "json", *limits], away)
+        assert done.returncode == 0, done
+        [told] = json.loads(done.stdout)["stories"]
+        return dict(told)
+
+    for room in served(lab):
+        told = story(labs, room)
+        assert [far(asked)["entries"] for asked in (room, told["rids"][0])] == [told["entries"]] * 2
+        assert far(room)["gaps"] == told["gaps"] == []
+    with lab.waiting(4711, "decode"):
+        until("it waits", lambda: any(4711 in rooms for queues in lab.queues().values() for rooms in queues.values()))
+        told, told_far = story(labs, 4711), far(4711)
+        assert not [gap for gap in told_far["gaps"] if "can't be read" in gap]
+        both = [sorted((e["rank"], e["kind"]) for e in one["entries"]) for one in (told, told_far)]
+        assert both[0] == both[1]
 
 
 def test_a_hung_room_with_a_killed_rank_and_with_half_of_the_files(labs: Labs, tmp_path: Path) -> None:

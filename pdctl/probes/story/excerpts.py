@@ -1,21 +1,22 @@
 """Reads of far recordings only what ``story`` tells from.
 
-That is the events and runs of the room, the events of other rooms with its request ids, aborts and ends of faults that may be
-its, and when its slots were taken. Of ranks with different clocks it is also the messages between the sides, and all runs of
-queues that they share. Of ranks with one clock, digests prove that they had the same rounds: then a few rounds tell whether
-they have one. Else all runs of the queue are read, and where an answer is odd, the whole recording.
+That is the events and runs of the room, the newest list of a queue in which it may still be, the same of other rooms with its
+request ids, aborts and ends of faults that may be its, and when its slots were taken. Of ranks with different clocks it is
+also the messages between the sides, and all runs of queues that they share. Of ranks with one clock, digests prove that they
+had the same rounds: then a few rounds tell whether they have one. Else all runs of the queue are read, and where an answer is
+odd, the whole recording.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pdctl.probes.story.find import known_rooms, meant, room_of
 from pdctl.probes.story.judge import aligned
 from pdctl.probes.story.sync import STEPS, clocks_of, shared_streams
-from pdctl.protocol.model import EventKind
+from pdctl.protocol.model import UNKNOWN, Action, EventKind
 from pdctl.recording.digest import Digests, whole
 from pdctl.recording.excerpt import MAX_RIDS, Excerpt, Part, Wanted, digests_of
 from pdctl.recording.format import kept_text
@@ -69,7 +70,10 @@ class Reading:
         self._asked, self._ask, self._whole = asked, ask, read
         self._excerpts = dict(excerpts)
         self._rooms: list[int] = []
-        self._had: dict[tuple[int, str], set[Any]] = {}
+        first = first_of(asked)
+        self._had: dict[tuple[int, str], set[Any]] = {
+            (n, name): set(getattr(first, name)) for n in excerpts for name in ("rooms", "rids", "slots", "lists")
+        }
         self._parts: dict[int, Part] = {}
 
     def read(self) -> None:
@@ -85,6 +89,8 @@ class Reading:
             if asked:
                 self._take(asked)
                 more, shared = self._unproven(shared), []
+            elif lacking := [n for n in self._excerpts if not self._listed(n)]:
+                self._read_whole(lacking)
             else:
                 more = self._contradicted() if self._excerpts and not doubted else {}
                 doubted = True
@@ -131,17 +137,25 @@ class Reading:
         rooms = {one.room for one in known if not rids.isdisjoint(one.rids)}.union(self._rooms)
         wanted: dict[int, dict[str, Any]] = {}
         for n, excerpt in self._excerpts.items():
-            slots = _slots(excerpt.recording, self._rooms)
+            slots = _slots(excerpt.recording, set(self._rooms))
             for name, each, most in (("rooms", rooms, _MOST), ("rids", rids, MAX_RIDS), ("slots", slots, _MOST)):
-                had = self._had.setdefault((n, name), set())
-                new = sorted(each - had)
+                new = sorted(each - self._had[n, name])
                 if len(new) > most:
                     return None
-                had.update(new)
+                self._had[n, name].update(new)
                 if new:
                     wanted.setdefault(n, {})[name] = new
-                    wanted[n]["seen"] = not set(wanted[n].get("rooms", ())).isdisjoint(self._rooms)
+                    wanted[n]["seen"] = "rooms" in wanted[n]
+            for number, last in _waited_in(excerpt.recording, rooms).items():
+                if number not in self._had[n, "lists"]:
+                    self._had[n, "lists"].add(number)
+                    wanted.setdefault(n, {}).setdefault("lists", {})[number] = [last]
         return wanted
+
+    def _listed(self, n: int) -> bool:
+        """Return whether the newest lists that were asked for can be read: not where another client's look came between."""
+        streams = self._excerpts[n].recording.streams
+        return all(s.rows(len(s) - 1) is not None for s in streams if s.number in self._had[n, "lists"])
 
     # ---- clocks ------------------------------------------------------------------------------------------------------
 
@@ -205,9 +219,11 @@ class Reading:
 
     def _contradicted(self) -> dict[int, dict[str, Any]]:
         """Return a question for all that tells of clocks, where ranks of one host have several by their rounds."""
-        recordings = list(self.recordings.values())
+        recordings = [self.recordings[n] for n in sorted(self.recordings)]
         count = len(set(clocks_of(recordings)))
-        if all(len({time.clock for time in aligned(recordings, room)[1]}) == count for room in self._rooms):
+        if count == len(recordings) or all(
+            len({time.clock for time in aligned(recordings, room)[1]}) == count for room in self._rooms
+        ):
             return {}
         wanted = self._steps()
         _join(wanted, self._all(self._streams()))
@@ -222,7 +238,24 @@ def _join(wanted: dict[int, dict[str, Any]], more: Mapping[int, dict[str, Any]])
             wanted[n][name] = {**before, **those} if isinstance(those, dict) else [*before, *those]
 
 
-def _slots(recording: Recording, rooms: Sequence[int]) -> set[int]:
+def _waited_in(recording: Recording, rooms: Collection[int]) -> dict[int, int]:
+    """Return the newest round of each stream in whose newest list one of these rooms may be, by the stream's number.
+
+    It may be where nothing says that it was decided on in an earlier run.
+    """
+    found = {}
+    for stream in recording.streams:
+        last, kept = dict[int, int](), dict[int, int]()
+        for row, item in stream.sightings(rooms):
+            last[item.room] = row
+            if item.action in (Action.KEPT, UNKNOWN):
+                kept[item.room] = row
+        if any(row in (kept.get(room), len(stream) - 1) for room, row in last.items()):
+            found[stream.number] = stream.last
+    return found
+
+
+def _slots(recording: Recording, rooms: Collection[int]) -> set[int]:
     """Return the slots that these rooms had."""
     found = {e.slot for e in recording.events() if e.room in rooms or e.kind is EventKind.LANDED}
     found.update(item.slot for stream in recording.streams for _, item in stream.sightings(rooms))

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pdctl.probes.story.collect import Seen, collect
 from pdctl.probes.story.find import known_rooms
 from pdctl.probes.story.model import RankPast, StoryDocument
-from pdctl.probes.story.probe import _document
+from pdctl.probes.story.probe import PROBE, StoryOptions, _document
 from pdctl.probes.view import View
 from pdctl.protocol.errors import PdctlError
 from pdctl.protocol.model import Action, EventKind
+from pdctl.protocol.rank import Silence
 from pdctl.recording import format as f
 from pdctl.recording.reader import parse, read
 from pdctl.targets.find import Found
@@ -63,6 +66,7 @@ def lived(world: World, seed: int) -> list[RankPast]:
     prefill = rank("prefill", 0, 1)
     decode = [rank("decode", tp, 3) for tp in range(3)]
     steady = {one: Request(80, "", slot=1, poll=2) for one in decode}  # of which most runs say nothing
+    moving = {one: Request(81, "rid-0", slot=2) for one in decode}
     for number in range(1, chance.randrange(4, 30)):
         who = decode if chance.random() < 0.9 else decode[: chance.randrange(1, 3)]
         rid = f"rid-{number if chance.random() < 0.8 else chance.randrange(3)}"
@@ -75,7 +79,9 @@ def lived(world: World, seed: int) -> list[RankPast]:
         for _ in range(chance.choice((0, 0, 5, 40))):
             room, poll = chance.randrange(90, 99), chance.choice((2, 3))
             for one in decode:
-                one.queues["decode.transfer"] = [steady[one], Request(room, "", slot=2, poll=poll)]
+                moving[one].poll = poll
+                last = moving[one] if number % 2 else Request(room, "", slot=2, poll=poll)
+                one.queues["decode.transfer"] = [steady[one], last]
             world.round("decode.transfer", decode, reduced=2, skew=0.01, leaves=chance.choice((None, Action.KEPT)))
     return world.pasts()
 
@@ -83,11 +89,26 @@ def lived(world: World, seed: int) -> list[RankPast]:
 @pytest.mark.parametrize("seed", range(40))
 def test_a_made_up_past_is_told_alike(world: World, seed: int) -> None:
     pasts = lived(world, seed)
-    for asked in ("80", *random.Random(seed).sample(asked_of(pasts), 3)):
+    for asked in ("80", "rid-0", *random.Random(seed).sample(asked_of(pasts), 3)):
         whole = told(asked, pasts)
         for far in (None, [0], [1, 2], [0, 3]):
             short, _ = excerpted_pasts(pasts, asked, far)
             assert told(asked, short) == whole
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_damaged_lists_are_told_alike(world: World, seed: int) -> None:
+    pasts, chance = lived(world, seed), random.Random(seed)
+    names = chance.sample(asked_of(pasts), 3)
+    for n, rank in enumerate(world.ranks):
+        data = bytearray(world.data(rank))
+        offset, capacity = f.layout(len(data))[2:4]
+        for _ in range(20):
+            data[offset + chance.randrange(capacity * f.ITEM_SIZE)] ^= 0xFF
+        pasts[n] = world.past(rank, bytes(data))
+    for asked in ("80", *names):
+        for far in (None, [1, 2]):
+            assert told(asked, excerpted_pasts(pasts, asked, far)[0]) == told(asked, pasts)
 
 
 @pytest.mark.parametrize("path", sorted(DATA.glob("*.pdtrace")), ids=lambda path: path.name)
@@ -132,3 +153,51 @@ def test_an_agent_that_knows_no_excerpts_is_read_whole(world: World, old: set[in
     assert client.fetched == old
     collect(View(Found(ranks), client), "nobody")
     assert client.fetched == set(files)
+
+
+def still_waits(world: World) -> dict[int, bytes]:
+    """Make up a request of which the newest rounds say nothing, and a later one of its id that is in no list."""
+    decode = [world.rank("decode", tp, tp_size=2, pid=1 + tp, host="h") for tp in (0, 1)]
+    for rank in decode:
+        rank.enter("decode.transfer", Request(7, "one id", slot=1, poll=2))
+        rank.enter("decode.transfer", Request(9, "another", slot=2))
+    for number in range(9):
+        for rank in decode:
+            rank.queues["decode.transfer"][1].poll = 1 + number % 2
+            if number == 4:
+                rank.event(EventKind.ENQUEUE, "decode.transfer", room=8, text="one id")
+        world.round("decode.transfer", decode, reduced=2, leaves=Action.KEPT)
+    return {rank.identity.pid: world.data(rank) for rank in decode}
+
+
+class Listless(Far):
+    """A client of ranks that are asked for lists in vain: other runs are the newest ones meanwhile."""
+
+    def _said(self, pid: int, op: str, args: dict[str, Any]) -> tuple[Any, Silence, str]:
+        return super()._said(pid, op, {name: one for name, one in args.items() if name != "lists"})
+
+
+@pytest.mark.parametrize("kind", [Far, Listless])
+def test_the_newest_list_of_a_queue_in_which_it_may_be_is_read(world: World, kind: type[Far]) -> None:
+    files = still_waits(world)
+    ranks, client = far_ranks(files), kind(files)
+    document = told("one id", [RankPast(rank.identity, "live", parse(files[rank.identity.pid])) for rank in ranks])
+    assert isinstance(document, StoryDocument)
+    assert [one.room for one in document.stories] == [8, 7]  # the one that was heard of last comes last
+    assert sum(entry.kind == "last" for entry in document.stories[1].entries) == 2
+    assert told("one id", collect(View(Found(ranks), client), "one id").pasts) == document
+    assert client.fetched == (set() if kind is Far else set(files))
+
+
+def test_files_are_read_beside_excerpts_and_all_is_read_where_logs_may_name_it(world: World, tmp_path: Path) -> None:
+    files = still_waits(world)
+    (tmp_path / "1.pdrec").write_bytes(files[1])
+    (tmp_path / "log").write_text("nothing")
+    far, other = far_ranks(files)
+    near = replace(far, access=None, endpoint="", recording=tmp_path / "1.pdrec")
+    client = Far(files)
+    whole = [RankPast(rank.identity, "live", parse(files[rank.identity.pid])) for rank in (near, other)]
+    assert told("7", collect(View(Found((near, other)), client), "7").pasts) == told("7", whole)
+    assert client.fetched == set()
+    PROBE.collect(View(Found((near, other)), client), StoryOptions("7", logs=(tmp_path / "log",)))
+    assert client.fetched == {2}
