@@ -198,14 +198,16 @@ class Asking:
 
         None with Silence.NONE: the whole recording has to be read, as of a rank whose agent does not know excerpts.
         """
-        from pdctl.recording.excerpt import opened
+        from pdctl.recording.excerpt import Together, opened
 
+        together = Together()
         found: list[Answer[Excerpt]] = []
         for answer in self.parts(wanted) if wanted else ():
             if answer.body is None and answer.silence is not Silence.ERROR:
                 found.append(Answer(answer.rank, None, answer.silence, answer.reason, answer.next_step, answer.code))
             else:
-                excerpt = opened(answer.body, answer.rank.identity) if answer.body is not None else None
+                identity = answer.rank.identity
+                excerpt = opened(answer.body, identity, together) if answer.body is not None else None
                 found.append(Answer(answer.rank, excerpt))
         self._note(*found)
         return found

@@ -35,6 +35,8 @@ MAX_ROWS = 16384
 MAX_PIECES = 4 * MAX_ROWS
 MAX_HELD = 4 * MAX_BODY
 """Bytes that one recording's answers may have together; over it the recording is read whole."""
+MAX_TOGETHER = 128 << 20
+"""The same of all recordings that are looked at together: few bytes of many ranks may unpack to as many as are allowed."""
 MAX_CUTS, MAX_ROOMS, MAX_RIDS = 64, 4096, 128
 
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=f.MAX_COUNT)]
@@ -99,15 +101,32 @@ class Body(msgspec.Struct, frozen=True):
     tails: dict[_Stream, _Number] = {}
 
 
+class Together:
+    """The bytes that the excerpts of all recordings that are looked at together may still have."""
+
+    def __init__(self) -> None:
+        self._left = MAX_TOGETHER
+
+    def take(self, body: Body) -> int:
+        """Return the bytes of a body's records, which are held from now on. Raises BadRecording where there is no room."""
+        count = len(body.head) + len(body.rows) + sum(len(data) for _, data in body.pieces)
+        if count > self._left:
+            raise BadRecording("the answers of all ranks are longer than they may be")
+        self._left -= count
+        return count
+
+
 class Excerpt:
     """What one client has of a recording. The first part has its header; the recording is as it was then."""
 
-    def __init__(self, part: Part, name: str) -> None:
-        """Raises BadRecording where the part can't be read, or is not the first."""
+    def __init__(self, part: Part, name: str, together: Together | None = None) -> None:
+        """Raises BadRecording where the part can't be read, or is not the first, and as :meth:`Together.take`."""
         self._name = name
+        self._together = together or Together()
         body = _unpacked(part)
         if not f.RINGS_OFFSET <= body.size <= f.MAX_SIZE or len(body.head) != f.RINGS_OFFSET:
             raise BadRecording("the answer has no header")
+        self._together.take(body)
         self._body = body
         self._taken = 0
         self._pieces = _joined({0: body.head}, body.pieces, body.size)
@@ -120,7 +139,7 @@ class Excerpt:
         if not part.packed:
             return
         body = _unpacked(part)
-        self._taken += len(body.rows) + sum(len(data) for _, data in body.pieces)
+        self._taken += self._together.take(body)
         if self._taken > MAX_HELD:
             raise BadRecording("the answers are longer than they may be")
         self._pieces = _joined(self._pieces, body.pieces, self._body.size)
@@ -141,15 +160,15 @@ class Excerpt:
         return recording
 
 
-def opened(part: Part, identity: Identity) -> Excerpt | None:
+def opened(part: Part, identity: Identity, together: Together | None = None) -> Excerpt | None:
     """Return what one client has after the first part, None where it has to read the whole recording.
 
-    identity: of the process that was asked.
+    identity: of the process that was asked. together: what all excerpts of this look share.
     """
     if part.whole:
         return None
     try:
-        excerpt = Excerpt(part, f"{identity.label} (excerpt)")
+        excerpt = Excerpt(part, f"{identity.label} (excerpt)", together)
     except BadRecording:
         return None
     found = excerpt.recording.identity

@@ -18,6 +18,7 @@ from pdctl.probes.view import View
 from pdctl.protocol.errors import PdctlError
 from pdctl.protocol.model import Action, EventKind
 from pdctl.protocol.rank import Silence
+from pdctl.recording import excerpt
 from pdctl.recording import format as f
 from pdctl.recording.reader import parse, read
 from pdctl.targets.find import Found
@@ -187,6 +188,19 @@ def test_the_newest_list_of_a_queue_in_which_it_may_be_is_read(world: World, kin
     assert sum(entry.kind == "last" for entry in document.stories[1].entries) == 2
     assert told("one id", collect(View(Found(ranks), client), "one id").pasts) == document
     assert client.fetched == (set() if kind is Far else set(files))
+
+
+def test_what_all_ranks_send_is_bounded_and_the_rest_is_read_whole(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = still_waits(world)
+    ranks = far_ranks(files)
+    whole = [RankPast(rank.identity, "live", parse(files[rank.identity.pid])) for rank in ranks]
+    for most, fetched in ((2 * f.RINGS_OFFSET - 1, {2}), (10 * f.RINGS_OFFSET, set())):
+        monkeypatch.setattr(excerpt, "MAX_TOGETHER", most)
+        client = Far(files)
+        assert told("7", collect(View(Found(ranks), client), "7").pasts) == told("7", whole)
+        assert client.fetched == fetched
 
 
 def test_files_are_read_beside_excerpts_and_all_is_read_where_logs_may_name_it(world: World, tmp_path: Path) -> None:
