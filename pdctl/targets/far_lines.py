@@ -63,15 +63,24 @@ class FarLine:
     held = 0
 
     def __init__(self, context: zmq.Context[Any], rank: FoundRank) -> None:
-        self._socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_MESSAGE)
-        self._socket.setsockopt(zmq.SNDHWM, 64)
-        self._socket.setsockopt(zmq.RCVHWM, 4)
+        """Raises OSError where the connection can't be made: this process has too many."""
         assert rank.access is not None
-        self._watch = Watch(self._socket, rank.access)
         self._limit = wire.MAX_MESSAGE
-        self._socket.connect(rank.endpoint)
+        try:
+            self._socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+        except zmq.ZMQError as error:
+            raise _no_line(error) from None
+        try:
+            self._socket.setsockopt(zmq.LINGER, 0)
+            self._socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_MESSAGE)
+            self._socket.setsockopt(zmq.SNDHWM, 64)
+            self._socket.setsockopt(zmq.RCVHWM, 4)
+            self._watch = Watch(self._socket, rank.access)
+            self._socket.connect(rank.endpoint)
+        except zmq.ZMQError as error:
+            self._socket.disable_monitor()
+            self._socket.close(linger=0)
+            raise _no_line(error) from None
 
     def begin(self, payload: bytes, limit: int) -> None:
         """Ask. Raises OSError where too many questions wait to be sent."""
@@ -111,6 +120,10 @@ class FarLine:
         why = self._watch.close()
         self._socket.close(linger=0)
         return why
+
+
+def _no_line(error: zmq.ZMQError) -> OSError:
+    return OSError(f"not reachable: no connection can be made: {error}")
 
 
 class Memory:

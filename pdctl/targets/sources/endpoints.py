@@ -194,11 +194,14 @@ def refused(endpoints: Iterable[str], wait_s: float) -> set[str]:
                 if code == errno.ECONNREFUSED:
                     found.add(where)
         end = time.monotonic() + wait_s
-        waiting = [probe for probe, where in tried.items() if where not in found]
-        while waiting and time.monotonic() < end:
-            _, ready, _ = select.select([], waiting, [], max(0.0, end - time.monotonic()))
-            for probe in ready:
-                waiting.remove(probe)
+        waiting = {probe.fileno(): probe for probe, where in tried.items() if where not in found}
+        poll = select.poll()  # no select: connections to those that answered are open, with high descriptors
+        for on in waiting:
+            poll.register(on, select.POLLOUT)
+        while waiting and (left_s := end - time.monotonic()) > 0:
+            for on, _ in poll.poll(left_s * 1000):
+                poll.unregister(on)
+                probe = waiting.pop(on)
                 if probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED:
                     found.add(tried[probe])
     finally:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +17,15 @@ import zmq
 
 from pdctl.protocol import wire
 from pdctl.protocol.paths import Registration
-from pdctl.targets import waiting
+from pdctl.protocol.rank import Access
+from pdctl.targets import far_connections, waiting
 from pdctl.targets.client import Client
 from pdctl.targets.far_connections import FarConnections
 from pdctl.targets.places import parse_places
 from pdctl.targets.sources import endpoints
 from tests.support.identities import identity
 from tests.support.patience import patience
+from tests.support.tiny_ranks import free_port
 
 
 class Answering:
@@ -82,3 +87,28 @@ def test_answers_of_many_other_hosts_gather_before_they_are_looked_for(monkeypat
         watch.ready(1.0)
         watch.ready(0.0)
     assert slept == [8 * waiting._GATHER_S, 0.0]
+
+
+def test_a_connection_that_can_not_be_made_is_why_a_rank_is_silent(
+    rank: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(far_connections, "_SOCKETS", 4)
+    those = [endpoints.unknown_rank(where, Access()) for where in (rank.where, "tcp://127.0.0.1:9")]
+    with Client(timeout_s=patience(20), rank_timeout_s=patience(20)) as client:
+        answered, silent = client.ask(those, "status", Registration)
+    assert answered.body is not None
+    assert "no connection can be made" in silent.reason
+
+
+def test_who_refuses_is_known_though_connections_have_taken_the_low_descriptors() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        nobody, there = f"tcp://127.0.0.1:{free_port()}", f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        low = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]  # select has 1024
+        try:
+            assert endpoints.refused([nobody, there], patience(1)) == {nobody}
+        finally:
+            for one in low:
+                os.close(one)
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
