@@ -78,8 +78,10 @@ class Watch:
 
     def ready(self, wait_s: float) -> list[Question]:
         """Wait until a question is ready. Return all ready questions."""
-        if self._far:
-            time.sleep(min(wait_s, _GATHER_S * len(self._on)))
+        if self._far and len(self._on) > 1:
+            gather_s = min(wait_s, _GATHER_S * len(self._on))
+            time.sleep(gather_s)
+            wait_s -= gather_s
         found = [one for on, _ in self._poll.poll(int(wait_s * 1000)) for one in self._watched.get(on, ())]
         return found + list(self.ticking.values())
 

@@ -78,15 +78,21 @@ def test_who_is_found_over_a_connection_is_asked_over_it(rank: Answering, tmp_pa
 
 def test_answers_of_many_other_hosts_gather_before_they_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
+    waited: list[int] = []
+
+    def poll(ms: int) -> list[tuple[object, int]]:
+        waited.append(ms)
+        return []
+
     monkeypatch.setattr(waiting, "time", SimpleNamespace(sleep=slept.append))
-    for far in (False, True):
+    for far, count in ((False, 8), (True, 1), (True, 8)):
         watch = waiting.Watch(far=far)
-        for number in range(8):
-            watch.look(SimpleNamespace(index=number, line=SimpleNamespace(poll_on=None)))  # type: ignore[arg-type]
-        watch._on = dict.fromkeys(range(8))
-        watch.ready(1.0)
+        watch._poll = SimpleNamespace(poll=poll)
+        watch._on = dict.fromkeys(range(count))
+        watch.ready(0.001)
         watch.ready(0.0)
     assert slept == [8 * waiting._GATHER_S, 0.0]
+    assert waited == [1, 0, 1, 0, 0, 0], "what it slept is no time to wait any more"
 
 
 def test_a_connection_that_can_not_be_made_is_why_a_rank_is_silent(
