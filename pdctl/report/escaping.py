@@ -25,7 +25,10 @@ ASCII = "pdctl.ascii"
 
 _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0")  # letters and marks that take no ink
 _BLANKS = re.compile(f"[{''.join(sorted(_BLANK))}]")
-_FORMULA = re.compile(r"(?:^|(?<=;))(?=[=+\-@＝＋－＠].)")
+_SIGNS = r"=+\-@＝＋－＠"
+"""What begins a formula."""
+_FORMULA = re.compile(rf'^(?=[{_SIGNS}].)|(?<=;)(?="*[{_SIGNS}])')
+_PARTED = re.compile(rf"(?<=;)[{_SIGNS}]")
 _WORDS = {
     "…": "...", "·": "-", "×": "x", "–": "-", "—": "-", "→": "->", "←": "<-", "⋯": "...", "≥": ">=", "≤": "<=",
     "─": "-", "│": "|", "├": "|", "└": "`", "┃": "|", "━": "-", "┣": "|", "┗": "`", "\u00a0": " ",
@@ -74,8 +77,16 @@ def json_encoded(value: Any, *, ascii_only: bool = False) -> str:
 
 
 def cell(text: str) -> str:
-    """Return ``text`` for a cell of a spreadsheet: one line, and never a formula, also where ``;`` parts cells."""
+    """Return ``text`` for a cell of a spreadsheet: one line, and never a formula, also where ``;`` parts cells.
+
+    Quotes around the cell would not prevent that: they mean nothing in a line that is parted elsewhere.
+    """
     return _FORMULA.sub("'", escape(text, most=max(1, len(text))))
+
+
+def json_cell(value: Any) -> str:
+    """Return ``value`` as :func:`json_encoded` for such a cell. It is read back as it was: a sign behind ``;`` is an escape."""
+    return _PARTED.sub(lambda found: f"\\u{ord(found[0]):04x}", json_encoded(value))
 
 
 def argument(text: object) -> str:

@@ -332,7 +332,7 @@ def _cell(value: Any) -> Any:
         return "true" if value else "false"
     if isinstance(value, str):
         return escaping.cell(value)
-    return escaping.cell(escaping.json_encoded(value)) if isinstance(value, (dict, list, tuple)) else value
+    return escaping.json_cell(value) if isinstance(value, (dict, list, tuple)) else value
 
 
 __all__ = ["Document", "Format", "Output", "hang_up", "settle_streams"]
