@@ -7,7 +7,6 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -249,7 +248,7 @@ def _written(path: Path, made: _Bundle, base: Manifest, *, force: bool) -> Manif
 
 
 def _packed(path: Path, made: _Bundle, base: Manifest, members: Iterable[Member], *, force: bool) -> Manifest:
-    hider = None if made.asked.names else _hider(made, base)
+    hider, teller = (None, None) if made.asked.names else _hiders(made, base)
     if hider is not None and not base.salt:
         base = msgspec.structs.replace(
             base,
@@ -265,37 +264,41 @@ def _packed(path: Path, made: _Bundle, base: Manifest, members: Iterable[Member]
         rows.append(msgspec.structs.replace(row, size=size, reason=said))
     manifest = msgspec.structs.replace(base, collectors=tuple(rows))
     if hider is not None:
-        manifest = msgspec.structs.replace(manifest, problems=tuple(_told(one, hider) for one in base.problems))
-        members = (_without_names(one, hider) for one in members)
+        manifest = msgspec.structs.replace(manifest, problems=tuple(_told(one, teller) for one in base.problems))
+        members = (_without_names(one, teller) for one in members)
     return write_trace(path, members, manifest, force=force, documents=documents)
 
 
-def _hider(made: _Bundle, base: Manifest) -> Hider:
-    """Return what takes names out, with the salt of the trace, so that a name has one hash in the whole bundle.
+def _hiders(made: _Bundle, base: Manifest) -> tuple[Hider, Hider | None]:
+    """Return what takes names out, a name by one hash in the whole bundle; and that, or None, for what the manifest says.
 
-    It knows all names before it takes out the first. A part that it could not learn from is not kept.
+    It knows all names before it takes out the first. What it could not learn from is not told; the manifest has half the time.
     """
     hider = Hider(base.salt or new_salt(), [socket.gethostname(), *made.asked.hosts], fields=field_names())
     hider.learn([row.reason for row in made.rows])
     hider.check = made.hide_more
-    with suppress(HidingError):  # then there is no time to tell any of it
+    end, made.end = made.end, (time.monotonic() + made.end) / 2
+    try:
         hider.learn(msgspec.to_builtins(base))
+        teller: Hider | None = hider
+    except HidingError:
+        teller = None
+    made.end = end
     for number, row in enumerate(made.rows):
         if row.member:
             try:
-                hider.learn(
-                    made.logs[row.member].split("\n") if row.member in made.logs else _json(made.made[row.name])
-                )
+                log = made.logs.get(row.member)
+                hider.learn(_json(made.made[row.name]) if log is None else log.split("\n"))
             except HidingError as error:
                 made.rows[number] = _lost(row, error.message)
-    return hider
+    return hider, teller
 
 
 def _lost(row: Collector, why: str) -> Collector:
     return msgspec.structs.replace(row, status=MISSING, reason=why, member="")
 
 
-def _without_names(one: Member, hider: Hider) -> Member:
+def _without_names(one: Member, hider: Hider | None) -> Member:
     """Return a recording whose reasons tell no name that other parts of the bundle tell."""
     rank = one.rank
     said = msgspec.structs.replace(
@@ -304,9 +307,9 @@ def _without_names(one: Member, hider: Hider) -> Member:
     return replace(one, rank=said)
 
 
-def _told(text: str, hider: Hider) -> str:
+def _told(text: str, hider: Hider | None) -> str:
     try:
-        return hider.said(text) if text else ""
+        return (LEFT_OUT if hider is None else hider.said(text)) if text else ""
     except HidingError:
         return LEFT_OUT
 

@@ -45,6 +45,8 @@ _MOST_ODD = 200
 MOST_TEXT = 1 << 20
 """Characters of one text: a longer one would take more than seconds to be searched for names."""
 _MOST_HOSTS = 65_536
+_MOST_RIDS = 262_144
+"""Request ids that are known, without those that are found by their form."""
 
 
 class HidingError(PdctlError):
@@ -84,14 +86,15 @@ class Hider:
     def learn(self, *documents: Any) -> None:
         """Take note of the hosts and request ids that documents, or lines of a log, name: other texts lose them, too.
 
-        Raises HidingError where they are too many.
+        Raises HidingError as soon as they are too many, and what ``check`` raises; then nothing of these is known.
         """
-        before, self._names = self._hosts.copy(), None
-        for document in documents:
-            self._learn(document, "")
-        if len(self._hosts) > _MOST_HOSTS:
-            self._hosts = before
-            raise HidingError(f"it would make more than {_MOST_HOSTS} names known")
+        before, self._names = (self._hosts.copy(), self._rids.copy()), None
+        try:
+            for document in documents:
+                self._learn(document, "")
+        except HidingError:
+            self._hosts, self._rids = before
+            raise
 
     def _learn(self, value: Any, key: str) -> None:
         if isinstance(value, dict):
@@ -106,9 +109,10 @@ class Hider:
         elif isinstance(value, str) and value and not HASHED.fullmatch(value):
             self.check()
             value = value[:MOST_TEXT]  # one that is longer is not told
-            self._rids.update(_QUOTED_RID.findall(value))
+            for rid in _QUOTED_RID.findall(value):
+                self._know(rid)
             if key in _RID_KEYS:
-                self._rids.add(value)
+                self._know(value)
             elif key in _HOST_KEYS:
                 self._add(value)
             elif key in _ADDRESS_KEYS and "/" not in value.replace("://", ""):
@@ -116,10 +120,17 @@ class Hider:
             else:
                 self._hosts.update(filter(may_be, _AT.findall(value)) if key in _SERVER_KEYS else ())
                 self._hosts |= told([value])
+            for known, most, what in ((self._hosts, _MOST_HOSTS, "names"), (self._rids, _MOST_RIDS, "request ids")):
+                if len(known) > most:
+                    raise HidingError(f"it would make more than {most} {what} known")
 
     def _add(self, host: str) -> None:
         if host and host != "lab" and not HASHED.fullmatch(host):
             self._hosts.add(host)
+
+    def _know(self, rid: str) -> None:
+        if not _RID.fullmatch(rid):  # such a one is found wherever it is
+            self._rids.add(rid)
 
     def document(self, value: Any, key: str = "") -> Any:
         """Return a document, as JSON has it, without names. Raises as :meth:`said`."""

@@ -14,6 +14,8 @@ from pdctl.ticket import collect, hide
 from pdctl.ticket import logs as ends
 from pdctl.ticket.collect import Asked, Wanted, bundle
 from pdctl.ticket.hide import HidingError
+from pdctl.trace.manifest import new
+from tests.support.patience import patience
 
 SAID: dict[str, object] = {"findings": [{"summary": "node9 is gone"}]}
 
@@ -116,6 +118,18 @@ def test_parts_leave_time_for_hiding(tmp_path: Path, logs: tuple[Path, ...], mon
     slow(monkeypatch, 80.0)
     _, missing = taken(tmp_path / "b.zip", Asked({}, logs=logs, timeout_s=100.0))
     assert missing == {"stuck": "not run: no time left of 100 s (--timeout)"}
+
+
+def test_a_manifest_with_too_many_names_tells_nothing_and_parts_do(
+    tmp_path: Path, logs: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problems = tuple(f"connect to host gpu-{number} port 22" for number in range(10))
+    made = collect._Bundle(Asked({}, logs=logs), tmp_path, time.monotonic() + patience(100))
+    collect._logs(made)
+    monkeypatch.setattr(hide, "_MOST_HOSTS", 8)
+    written = collect._packed(tmp_path / "b.zip", made, new("", problems=problems), (), force=False)
+    assert written.problems == (hide.LEFT_OUT,) * 10
+    assert [row.status for row in written.collectors] == [collect.KEPT] * 2
 
 
 def test_a_text_too_long_to_be_searched_is_left_out(

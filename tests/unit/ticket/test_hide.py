@@ -132,6 +132,17 @@ def test_a_host_called_as_a_field_renames_no_field() -> None:
     assert made == {"findings": [{"summary": f"{host} is gone"}], "silent": {f"decode@{host}:1": "x"}}
 
 
+@pytest.mark.parametrize("key", ["host", "rid"])
+def test_names_without_end_are_not_all_learned(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    for most in ("_MOST_HOSTS", "_MOST_RIDS"):
+        monkeypatch.setattr(hide, most, 2)
+    hider, seen = Hider(SALT), iter(range(20))
+    hider.check = lambda: next(seen)
+    with pytest.raises(HidingError, match="more than 2"):
+        hider.learn([{key: f"order-{number}"} for number in range(1000)])
+    assert hider.text("order-1") == "order-1", "nothing of it is known"
+
+
 def test_names_that_are_too_many_to_be_known_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hide, "_MOST_HOSTS", 2)
     hider = Hider(SALT, ["n1", "n2"])
