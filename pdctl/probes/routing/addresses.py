@@ -8,6 +8,9 @@ from pdctl.probes.routing.model import Look, RankView, ServerView, place_of
 from pdctl.protocol.numbers import PORT, whole
 from pdctl.protocol.requests import Peer
 
+LOOPBACK, WILDCARD = "a loopback address", "the wildcard address"
+_ANY = ("0.0.0.0", "::")
+
 
 def setting(view: RankView, name: str) -> str:
     """Return a setting of the rank, "" unknown."""
@@ -29,14 +32,21 @@ def serves(prefill: RankView, decode: RankView, address: str) -> bool:
 
 
 def own_address(view: RankView) -> str:
-    """Return where a prefill rank's own bootstrap server should be by its settings, "" where they do not tell."""
+    """Return where a prefill rank's own bootstrap server should be by its settings, "" where they do not tell.
+
+    One that listens on all addresses is on loopback in a network that is seen from here. Elsewhere it has the address by which
+    the other side reaches the rank, that of its server's first one (:func:`beside_server`).
+    """
     if view.settings is None or view.identity.role != "prefill":
         return ""
     values = view.settings.values
     host, port = values.get("host", ""), values.get("disaggregation_bootstrap_port", "")
     if not whole(port, PORT):
         return ""
-    host = "127.0.0.1" if host in ("", "0.0.0.0", "localhost", "::") else host
+    if host in _ANY and not view.network:
+        host = values.get("rank_ip", "").strip("[]") or host
+    elif host in ("", "localhost", *_ANY):
+        host = "127.0.0.1"
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -47,12 +57,28 @@ def addresses(view: RankView) -> set[str]:
     return {*found, own} if own else found
 
 
-def _loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+def beside_server(view: RankView) -> bool:
+    """Return whether a prefill rank's server has its bootstrap server in this rank's network: it is beside the first one."""
+    return bool(view.network) or view.identity.world_rank <= 0
+
+
+def means_itself(host: str) -> str:
+    """Return LOOPBACK or WILDCARD for a host that means another one on each host, "" for any other."""
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        found = ipaddress.ip_address(host)
     except ValueError:
-        return False
+        return LOOPBACK if host == "localhost" else ""
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    found = mapped or found
+    return WILDCARD if found.is_unspecified else LOOPBACK if found.is_loopback else ""
+
+
+def _loopback(address: str) -> bool:
+    return bool(means_itself(_host(address)))
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].removeprefix("[").removesuffix("]")
 
 
 def is_target(peer: Peer, prefill: RankView, decode: RankView) -> bool:
@@ -92,12 +118,25 @@ def shared(look: Look) -> list[tuple[RankView, RankView, ServerView]]:
 
 
 def near(view: RankView, look: Look) -> list[ServerView]:
-    """Return the bootstrap servers that may be this prefill rank's: at its port, in its network."""
+    """Return the bootstrap servers that may be this prefill rank's: at its port, in its network.
+
+    Where its network is not seen from here, servers of several hosts have one port: then at an address of its own server.
+    """
     if look.instead:
         return list(look.servers.values())
     port = setting(view, "disaggregation_bootstrap_port")
-    return [
+    there = [
         server
         for (network, address), server in look.servers.items()
         if network == view.network and address.rpartition(":")[2] == port
     ]
+    if view.network or not there:
+        return there
+    mates = look.mates[view.identity.role, view.identity.instance]
+    own = {address for one in mates for address in addresses(one) if not _loopback(address)}
+    names = {_label(one.identity.host) for one in mates}
+    return [server for server in there if not own or server.address in own or _label(_host(server.address)) in names]
+
+
+def _label(host: str) -> str:
+    return host.partition(".")[0].lower()

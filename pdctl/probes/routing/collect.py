@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import socket
 import time
@@ -11,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pdctl.probes.routing import GRACE_S
-from pdctl.probes.routing.addresses import own_address
+from pdctl.probes.routing.addresses import beside_server, means_itself, own_address
 from pdctl.probes.routing.bootstrap import Question, ask, split
 from pdctl.probes.routing.judge import pause_s
 from pdctl.probes.routing.model import FAKE, Fault, Look, Place, RankView, ServerView, waits
@@ -217,10 +216,11 @@ def _addresses(views: Sequence[RankView]) -> dict[tuple[str, str], RankView]:
     for view in views:
         for address in addresses_of(view):
             found.setdefault((view.network, address), view)
-    ports = {(network, address.rpartition(":")[2]) for network, address in found}
+    named = {(network, address.rpartition(":")[2] if network else address) for network, address in found}
     for view in views:  # a server that nobody has needed yet is known to its own prefill ranks only
         address = own_address(view)
-        if address and (view.network, address.rpartition(":")[2]) not in ports:
+        which = address.rpartition(":")[2] if view.network else address
+        if address and beside_server(view) and (view.network, which) not in named:
             found.setdefault((view.network, address), view)
     return found
 
@@ -236,16 +236,15 @@ def addresses_of(view: RankView) -> list[str]:
 def _unsafe(network: str, address: str, view: RankView) -> str:
     """Return why asking this address from here could reach somebody else's server, "" when it can't."""
     try:
-        host, _ = split(address)
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+        itself = means_itself(split(address)[0])
     except ValueError:
-        loopback = False
-    if not loopback:
+        itself = ""
+    if not itself:
         return ""
     if view.identity.host != socket.gethostname():
-        return f"it is a loopback address of {view.identity.host}, and would mean this host here: {_INSTEAD}"
+        return f"it is {itself} of {view.identity.host}, and would mean this host here: {_INSTEAD}"
     if not network:
-        return f"it is a loopback address, and the network of this rank's process can't be seen from here: {_INSTEAD}"
+        return f"it is {itself}, and the network of this rank's process can't be seen from here: {_INSTEAD}"
     return ""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pdctl.probes.queues.formatting import names
-from pdctl.probes.routing.addresses import addresses, serves
+from pdctl.probes.routing.addresses import addresses, beside_server, serves
 from pdctl.probes.routing.model import FAKE, RECENT_S, Fault, Look, Misses, RankView, ServerView
 from pdctl.probes.routing.suspects import Suspect
 from pdctl.protocol.durations import seconds
@@ -256,9 +256,10 @@ def _behind(address: str, one: _Address, prefill: Sequence[RankView]) -> tuple[l
     if behind:
         service = behind[0].identity.service
         return behind, _WITHOUT.format(service=service)
-    known = [sorted(filter(None, addresses(view))) for view in prefill if view.settings is not None]
-    if len({view.identity.service for view in prefill}) == 1 and len(known) < len(prefill):
+    told = [view for view in prefill if view.settings is not None]
+    if len({view.identity.service for view in prefill}) == 1 and len(told) < len(prefill):
         return list(prefill), ""  # it does not answer either, and there is no other
+    known = [sorted(filter(None, addresses(view))) for view in told if beside_server(view)]
     if known and all(known):
         there = names(dict.fromkeys(found[0] for found in known))
         return [], (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -152,6 +152,14 @@ class Look:
     def silent(self) -> frozenset[tuple[str, str]]:
         """Cluster and role of ranks that do not."""
         return frozenset((v.identity.cluster, v.identity.role) for v in self.views if v.rooms is None)
+
+    @cached_property
+    def mates(self) -> Mapping[tuple[str, str], Sequence[RankView]]:
+        """Role and instance → the ranks of that server."""
+        found: dict[tuple[str, str], list[RankView]] = {}
+        for view in self.views:
+            found.setdefault((view.identity.role, view.identity.instance), []).append(view)
+        return found
 
     def server(self, view: RankView, address: str) -> ServerView | None:
         """Return what the bootstrap server said that this rank calls ``address``, None when it was not asked."""

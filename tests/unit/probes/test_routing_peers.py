@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from pdctl.probes.routing import collect
+from pdctl.probes.routing.addresses import near
 from pdctl.probes.routing.bootstrap import Question, ask
 from pdctl.probes.routing.judge import judge, pause_s
 from pdctl.probes.routing.model import Fault, Look, RankView, RoutingDocument, ServerView
@@ -495,13 +496,46 @@ def test_many_addresses_in_a_recording_are_bounded() -> None:
     assert len(decode(0, peers=(), events=events).missed) == MAX_LOOKUPS
 
 
-@pytest.mark.parametrize(("host", "why"), [("gpu1", "loopback address of gpu1"), (socket.gethostname(), "be seen")])
-def test_a_loopback_address_of_a_rank_elsewhere_is_not_asked_and_says_what_asks_it(host: str, why: str) -> None:
+@pytest.mark.parametrize(
+    ("address", "host", "why"),
+    [
+        ("127.0.0.1:8998", "gpu1", "a loopback address of gpu1"),
+        ("127.0.0.1:8998", socket.gethostname(), "be seen"),
+        ("0.0.0.0:8998", "gpu1", "the wildcard address of gpu1"),
+        ("[::ffff:127.0.0.1]:8998", "gpu1", "a loopback address of gpu1"),
+    ],
+)
+def test_an_address_of_a_rank_elsewhere_that_means_each_host_is_not_asked_and_says_what_asks_it(
+    address: str, host: str, why: str
+) -> None:
     one = msgspec.structs.replace(identity(role="prefill"), host=host)
     there = replace(prefill(), identity=one, network="")
-    said = collect._unsafe("", "127.0.0.1:8998", there)
+    said = collect._unsafe("", address, there)
     assert why in said
     assert "pdctl verify-routing there, or with --bootstrap HOST:PORT" in said
+
+
+def idle(number: int, **settings: str) -> RankView:
+    """Return a prefill rank of another host that listens on all addresses, and that nobody has needed yet."""
+    one = prefill(port=5000 + number)
+    assert one.settings is not None
+    values = {**one.settings.values, "host": "0.0.0.0", "rank_ip": f"10.0.0.{number}", **settings}
+    who = msgspec.structs.replace(one.identity, host=f"gpu{number}", instance=f"of gpu{number}", pid=number)
+    return replace(one, network="", settings=Settings(values, {}), identity=who)
+
+
+def test_idle_servers_of_other_hosts_are_at_the_addresses_of_their_ranks() -> None:
+    second = replace(idle(3), identity=msgspec.structs.replace(idle(3).identity, instance="of gpu2", world_rank=1))
+    found = collect._addresses([idle(1), idle(2), second, idle(4, rank_ip="")])
+    assert set(found) == {("", "10.0.0.1:8998"), ("", "10.0.0.2:8998"), ("", "0.0.0.0:8998")}
+
+
+@pytest.mark.parametrize("host", ["10.0.0.2", "gpu2.cluster"])
+def test_the_bootstrap_server_of_another_host_is_held_against_no_rank_of_this_one(host: str) -> None:
+    at = ServerView(f"{host}:8998", info={"dp_size": "1"}, routes={(0, 0, 0, 0): 5002})
+    seen = Look((idle(1), idle(2)), {("", at.address): at})
+    assert codes(judge(replace(seen, taken_s=10.0), seen)) == []
+    assert [near(view, seen) for view in seen.views] == [[], [at]]
 
 
 @pytest.mark.parametrize("host", ["a b", "a\nb", "a\0b", "\x7f"])
