@@ -12,7 +12,7 @@ from pdctl.probes.check import probe as check
 from pdctl.probes.run import choose
 from pdctl.protocol.errors import PdctlError
 from pdctl.report.causes import connect
-from pdctl.watch.carrying import carried
+from pdctl.watch.carrying import Behind, carried, lost
 
 if TYPE_CHECKING:
     from pdctl.probes.check.model import Outcome
@@ -77,6 +77,8 @@ class Checker:
         self.now: Checked | None = None
         """The one that is under way."""
         self._asked, self._places, self._check_s, self._news = asked, places, check_s, news
+        self._behind: dict[str, Behind] = {}
+        """Far side → the ranks that were last seen there."""
         self._told = threading.Event()
         self.parted = False
         """Ranks have parted: slots, which tell why, are looked at first."""
@@ -137,6 +139,7 @@ class Checker:
             rank_timeout_s=self._asked.rank_timeout_s,
             outside=True,
         ).require()
+        away = lost(found.ranks, self._behind)
         chosen, others = choose(found, self._asked.selection)
         with Client(timeout_s=timeout_s, spent_s=found.took_s, rank_timeout_s=self._asked.rank_timeout_s) as client:
             client.give_up_on_silent()
@@ -150,7 +153,7 @@ class Checker:
             for outcome in chain(check.run(view, stages, PAUSE_S), map(storms.look, (view,))):
                 if self._over.is_set() or (self._anew and self._told.is_set()):
                     return None
-                kept = carried(outcome, self.last.outcomes, there)
+                kept = carried(outcome, self.last.outcomes, there, away)
                 so_far = self.now = replace(so_far, outcomes=(*so_far.outcomes, kept))
                 self._news.set()
             views = collect(view)
