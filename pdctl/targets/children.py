@@ -6,6 +6,8 @@ import atexit
 import contextlib
 import functools
 import os
+import re
+import resource
 import select
 import shutil
 import signal
@@ -24,8 +26,11 @@ MAX_UNSENT = 16 << 20
 """Bytes that wait until a child takes them."""
 PARTS_A_TURN = 16
 """Parts of a child's output, of PART bytes, that are read before others get their turn."""
-_EXIT_CODE = "command terminated with exit code"
-"""With this kubectl ends, whatever its command has said before."""
+_EXIT_CODE = re.compile(r"command terminated with exit code|srun: error: \S+ tasks? \S+ Exited with exit code", re.ASCII)
+"""With this kubectl and srun end, whatever their command has said before."""
+_FILES = 4
+"""Files that a child takes here: three pipes, and what polls them."""
+_SPARE_FILES = 256
 _EOF_S = 0.3
 _TERM_S = 0.2
 _CODE_S = 0.2
@@ -44,6 +49,7 @@ class Child:
     """
 
     def __init__(self, argv: Sequence[str]) -> None:
+        allow_files(_FILES * (len(_running) + 1))
         self._poll = select.epoll()  # first: where no more files can be open, no process is left behind
         self._process = subprocess.Popen(
             list(argv),
@@ -88,7 +94,7 @@ class Child:
         """The last line of its standard error that tells a cause, "" without one."""
         self._drain()
         lines = [line.strip() for line in self._stderr.decode(errors="replace").splitlines() if line.strip()]
-        telling = [line for line in lines if not line.startswith(_EXIT_CODE)]
+        telling = [line for line in lines if not _EXIT_CODE.match(line)]
         return (telling or lines or [""])[-1][-MAX_WORDS:]
 
     def send(self, data: bytes) -> None:
@@ -172,6 +178,15 @@ class Child:
         self._poll.close()
         self._watched.clear()
         _running.discard(self)
+
+
+def allow_files(many: int) -> None:
+    """Let this process have ``many`` files open beside its own, or as many as it may: the usual limit is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = many + _SPARE_FILES if hard == resource.RLIM_INFINITY else min(many + _SPARE_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def end(children: Collection[Child]) -> None:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import resource
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pdctl.protocol.rank import FoundRank
     from pdctl.targets.far_lines import FarLine
-
-_SOCKETS = 1 << 14
-"""Sockets that a context may have. Each connection takes three: libzmq's own limit would end at 341 ranks."""
-_DESCRIPTORS = 1 << 16
 
 
 class FarConnections:
@@ -35,16 +30,12 @@ class FarConnections:
         """Return the connection to ``rank``, made where there is none. Raises OSError where it can't be made."""
         line = self._lines.get(rank.connection)
         if line is None:
-            import zmq  # only where something is remote
-
-            from pdctl.targets.far_lines import FarLine
+            from pdctl.targets.children import allow_files
+            from pdctl.targets.far_lines import FILES, FarLine, new_context  # only where something is remote
 
             if self._context is None:
-                self._context = zmq.Context(io_threads=1)
-                self._context.set(zmq.MAX_SOCKETS, _SOCKETS)
-                soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-                if soft < _DESCRIPTORS:
-                    resource.setrlimit(resource.RLIMIT_NOFILE, (min(_DESCRIPTORS, hard), hard))
+                self._context = new_context()
+            allow_files(FILES * (len(self._lines) + 1))
             line = self._lines[rank.connection] = FarLine(self._context, rank)
         return line
 

@@ -19,6 +19,10 @@ from pdctl.protocol.rank import Access, FoundRank
 
 MAX_HELD = 32 << 20
 """Bytes that this process may grow by while it waits for answers."""
+MAX_SOCKETS = 32_768
+"""Sockets of one context: a line takes three, its watch included. ZeroMQ itself stops at 1,023."""
+FILES = 16
+"""Files that are allowed for a line. It takes some five, and a process has several clients."""
 _MAX_FRAMES = 4
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -55,6 +59,13 @@ class Watch:
         if zmq.EVENT_CONNECTED in seen:
             return "not authorised or not reachable: nobody shakes hands: its process is stopped, or no agent"
         return "not authorised or not reachable: no connection"
+
+
+def new_context() -> zmq.Context[Any]:
+    """Return a context for as many lines as endpoints may be named."""
+    context: zmq.Context[Any] = zmq.Context(io_threads=1)
+    context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
+    return context
 
 
 class FarLine:

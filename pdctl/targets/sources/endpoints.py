@@ -182,7 +182,10 @@ def refused(endpoints: Iterable[str], wait_s: float) -> set[str]:
         for where in dict.fromkeys(endpoints):
             host, _, port = where.removeprefix("tcp://").rpartition(":")
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            probe = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                probe = socket.socket(family, socket.SOCK_STREAM)
+            except OSError:  # no more files may be open
+                break
             tried[probe] = where
             probe.setblocking(False)
             try:

@@ -118,3 +118,22 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:  # it goes while it is read
         return b""
+
+
+@pytest.mark.parametrize(
+    "end", ["srun: error: gpu001: task 0: Exited with exit code 2", "command terminated with exit code 126"]
+)
+def test_the_last_words_are_the_cause_and_not_what_srun_and_kubectl_end_with(end: str) -> None:
+    said = "execve(): pdctl: No such file or directory"
+    child = Child(("sh", "-c", f"echo '{said}' >&2; echo '{end}' >&2"))
+    until("it has ended", lambda: child.receive() or child.gone)
+    assert child.last_words == said
+
+
+def test_many_children_may_have_their_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed: list[tuple[int, int]] = []
+    monkeypatch.setattr(children.resource, "getrlimit", lambda _: (1024, 4096))
+    monkeypatch.setattr(children.resource, "setrlimit", lambda _, limits: allowed.append(limits))
+    for many in (100, 2000, 9000):
+        children.allow_files(many)
+    assert allowed == [(2256, 4096), (4096, 4096)]
