@@ -1,8 +1,9 @@
 """The far side of a bridge: lists the ranks that pdctl finds here, and carries a client's questions to them.
 
 One thread reads standard input. Each rank has a thread of its own, with one question at a time: a rank that hangs holds up
-no other. A question goes the way that one of this host's commands takes: to the rank's socket, or from outside. So the far
-side's word for a rank that gives no answer is what a command there would print.
+no other. So has the list of ranks, once there is one: they are asked while the next is made. A question goes the way that one
+of this host's commands takes: to the rank's socket, or from outside. So the far side's word for a rank that gives no answer is
+what a command there would print.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ IDLE_S = 600.0
 MAX_WAITING = 64
 """Questions to one rank that wait for each other."""
 MAX_WAIT_S = 60.0
+_LISTS = "\0"
+"""The key of the questions for the ranks themselves: no rank has it."""
 MAX_PART = 1 << 20
 """Bytes of a recording in one answer."""
 
@@ -69,25 +72,26 @@ class Side:
                 self._take(structs.from_msgpack(frame, Ask))
 
     def _take(self, ask: Ask) -> None:
-        if ask.op == LIST:
-            self._list(ask)
+        key = _LISTS if ask.op == LIST else ask.key
+        if key is _LISTS and not self._ranks:
+            self._tell(self._list(ask))  # nobody can be asked before
             return
-        waiting = self._queues.get(ask.key)
-        if ask.key not in self._ranks:
-            self._tell(Told(ask.channel, b"", Silence.DEAD.value, "it is not there any more"))
+        waiting = self._queues.get(key)
+        if key is not _LISTS and key not in self._ranks:
+            self._tell(_gone(ask))
             return
         if waiting is None:
-            if len(self._queues) >= MAX_RANKS:
+            if len(self._queues) > MAX_RANKS:
                 self._tell(Told(ask.channel, b"", Silence.ERROR.value, f"over {MAX_RANKS} ranks are asked there"))
                 return
-            waiting = self._queues[ask.key] = queue.Queue(MAX_WAITING)
+            waiting = self._queues[key] = queue.Queue(MAX_WAITING)
             threading.Thread(target=self._work, args=(waiting,), daemon=True).start()
         try:
             waiting.put_nowait(ask)
         except queue.Full:
             self._tell(Told(ask.channel, b"", Silence.TIMED_OUT.value, f"{MAX_WAITING} questions wait for it already"))
 
-    def _list(self, ask: Ask) -> None:
+    def _list(self, ask: Ask) -> Told:
         settings = structs.from_msgpack(ask.payload, Settings)
         try:
             found = discover(
@@ -97,12 +101,11 @@ class Side:
                 outside=True,
             )
         except PdctlError as error:
-            self._tell(Told(ask.channel, b"", Silence.ERROR.value, f"{error.message}; {error.next_step}"))
-            return
+            return Told(ask.channel, b"", Silence.ERROR.value, f"{error.message}; {error.next_step}")
         if any(rank.via for rank in found.ranks):
             bridges.relay()
         self._ranks = {process_key(rank.identity): rank for rank in found.ranks if rank.state in STATES}
-        self._tell(Told(ask.channel, wire.encode(_listing(found, self._ranks))))
+        return Told(ask.channel, wire.encode(_listing(found, self._ranks)))
 
     def _work(self, waiting: queue.Queue[Ask]) -> None:
         while True:
@@ -114,13 +117,17 @@ class Side:
             self._tell(told)
 
     def _answered(self, ask: Ask) -> Told:
+        if ask.op == LIST:
+            return self._list(ask)
+        rank = self._ranks.get(ask.key)
+        if rank is None:
+            return _gone(ask)
         request = wire.decode_request(ask.payload)
         if request.op == "inject":
             try:
                 self._forbid()
             except PdctlError as error:
                 return _refused(ask, request, f"{error.message}\n{error.next_step}", error.code)
-        rank = self._ranks[ask.key]
         if request.op == "recording" and rank.recording is not None:
             part = _of_file(rank.recording, request.args)
             return Told(ask.channel, wire.encode(wire.Reply(id=request.id, body=msgspec.Raw(wire.encode(part)))))
@@ -163,6 +170,10 @@ def _of_file(recording: Path, args: Mapping[str, Any]) -> bytes:
         return os.pread(descriptor, length, offset)
     finally:
         os.close(descriptor)
+
+
+def _gone(ask: Ask) -> Told:
+    return Told(ask.channel, b"", Silence.DEAD.value, "it is not there any more")
 
 
 def _told(ask: Ask, request: wire.Request, answer: Answer[msgspec.Raw]) -> Told:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -37,6 +38,10 @@ from pdctl.targets.silence import Answered
 
 SLOW_S = 30.0
 """How long a later look counts on what did not come in time: a far side that has not begun, a list of ranks."""
+KEPT_S = 60.0
+"""How long a list of ranks is used again where no newer one comes."""
+GONE_S = 120.0
+"""After so long without a byte, though it was asked, a far side is begun anew: its host may have been started anew, too."""
 MAX_REASON = 500
 """Characters of a reason that a far side gives."""
 _NOT_FOUND, _CANT_RUN, _USAGE = 127, 126, 2
@@ -99,11 +104,18 @@ class Bridge:
         self._owed = 0
         """Answers that are still to come, with those on channels that were dropped."""
         self._channel = 0
-        self._listing: Told | None = None
+        self._told: Told | None = None
+        """The newest answer with a list that was not read, or says why there is none."""
+        self._last: Listing | None = None
+        self._last_at = 0.0
+        self._used = False
+        """The newest list that was read, when it was asked for, and whether a look has used it."""
         self._asked = 0
         self._listed = 0
         """Times that the ranks were asked for, and up to which of them there is an answer: they come in this order."""
-        self._asked_at = 0.0
+        self._asked_at: dict[int, float] = {}
+        """When they were, of those without an answer and of the last one with one."""
+        self._heard_at = 0.0
 
     @property
     def child(self) -> Child:
@@ -119,8 +131,12 @@ class Bridge:
 
     @property
     def hangs(self) -> bool:
-        """Whether it has begun long ago, and has not said a thing."""
-        return self.alive and self._preamble is not None and time.monotonic() - self.child.started_at > SLOW_S
+        """Whether it has begun long ago and has not said a thing, or has not said one for long, though it was asked."""
+        now = time.monotonic()
+        if self._preamble is not None:
+            return self.alive and now - self.child.started_at > SLOW_S
+        open_ = [at for number, at in self._asked_at.items() if number > self._listed]
+        return self.alive and now - max(self._heard_at, min(open_, default=now)) > GONE_S
 
     def fileno(self) -> int | None:
         """Return the descriptor to poll, of this child; None where there is none, or its output has ended."""
@@ -136,34 +152,63 @@ class Bridge:
     def ask_listing(self) -> None:
         """Ask for the ranks, starting the child where there is none. Raises OSError if it can't be started.
 
-        A list that was asked for SLOW_S ago at most, and did not come in time, is waited for, or has come by now: it is used.
+        A list that was asked for SLOW_S ago at most, and has not come, is waited for. What has come is :meth:`earlier`'s.
         """
+        if self.alive:
+            with suppress(OSError):  # it is begun anew
+                self.pump()
         if not self.alive or self.child.exit_code is not None:
             self._start()
-        elif (self.listed or self._listed < self._asked) and time.monotonic() - self._asked_at < SLOW_S:
+        elif not self.listed and time.monotonic() - self._asked_at[self._asked] < SLOW_S:
             return
         self._list()
 
     @property
     def listed(self) -> bool:
-        """Whether a list has come that was not read."""
-        return self._listing is not None and bool(self._listing.payload)
+        """Whether an answer to the last question for the ranks has come."""
+        return self._listed == self._asked
 
     @_alone
     def listing(self) -> Listing | None:
-        """Return the ranks there, once; None while they are not known. Raises OSError with the reason why there are none."""
-        if self._listing is None:
+        """Return the ranks there, None while the last question for them is open.
+
+        Raises OSError with the reason why there are none.
+        """
+        if not self.listed:
             self.pump()
-        told = self._listing
-        if told is None:
+        self._read()
+        if not self.listed:
             return None
-        if told.silence:
-            raise Answered(Silence.ERROR, told.reason[:MAX_REASON])
-        self._listing = Told(told.channel)  # what is read is held once
+        if self._told is not None:
+            raise Answered(Silence.ERROR, self._told.reason[:MAX_REASON])
+        self._used = True
+        return self._last
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the list that was read last was asked for."""
+        return time.monotonic() - self._last_at
+
+    @_alone
+    def earlier(self) -> Listing | None:
+        """Return the list that came last, for a look in which no newer one does. None where it was used, and is too old."""
+        with suppress(OSError):  # a later look has the reason
+            self._read()
+        if self._last is None or (self._used and self.age_s > KEPT_S):
+            return None
+        self._used = True
+        return self._last
+
+    def _read(self) -> None:
+        told = self._told
+        if told is None or told.silence:
+            return
+        self._told = None  # what is read is held once
         try:
             if len(told.payload) > MAX_LISTING:
                 raise ValueError(f"it has over {MAX_LISTING >> 20} MiB")
-            return structs.from_msgpack(told.payload, Listing)
+            self._last, self._used = structs.from_msgpack(told.payload, Listing), False
+            self._last_at = self._asked_at[self._listed]
         except ValueError as error:
             self.close()
             raise Answered(Silence.GARBAGE, f"its list of ranks can't be read: {error}"[:300]) from None
@@ -230,14 +275,15 @@ class Bridge:
             data = self.child.receive()
             if not data:
                 break
+            self._heard_at = time.monotonic()
             try:
                 for frame in self._reader.feed(self._after_preamble(data)):
                     self._take(structs.from_msgpack(frame, Told))
             except ValueError as error:
                 self.close()
                 raise Answered(Silence.GARBAGE, f"what it sends can't be read: {error}"[:300]) from None
-        if self.child.gone and (self._listing is None or self._open):
-            began, why = self._listing is not None, self.why()
+        if self.child.gone and (not self.listed or self._open):
+            began, why = self.listed, self.why()
             self.close()
             raise ConnectionResetError(f"its bridge ended: {why}") if began else Answered(Silence.REFUSED, why)
 
@@ -252,7 +298,8 @@ class Bridge:
 
     def _start(self) -> None:
         self.close()
-        self._reader, self._preamble, self._listing, self._owed = Reader(MAX_LISTING), b"", None, 0
+        self._reader, self._preamble, self._owed = Reader(MAX_LISTING), b"", 0
+        self._told, self._last, self._listed = None, None, self._asked
         try:
             self._child = Child(self.far.argv)
         except FileNotFoundError:
@@ -261,9 +308,8 @@ class Bridge:
             raise Answered(Silence.REFUSED, f"{self.far.argv[0]} can't be run: {error.strerror}") from None
 
     def _list(self) -> None:
-        self._listing = None
         self._asked += 1
-        self._asked_at = time.monotonic()
+        self._asked_at[self._asked] = time.monotonic()
         settings = msgspec.msgpack.encode(self.settings)
         self._send(Ask(-self._asked, LIST, wait_s=self.settings.timeout_s, payload=settings))
 
@@ -300,9 +346,8 @@ class Bridge:
         if told.channel < 0:
             if not self._listed < -told.channel <= self._asked:
                 raise ValueError("an answer came that nobody waits for")
-            self._listed = -told.channel
-            if self._listed == self._asked:
-                self._listing = told
+            self._listed, self._told = -told.channel, told
+            self._asked_at = {number: at for number, at in self._asked_at.items() if number >= self._listed}
             return
         self._owed -= 1
         if self._owed < 0 or not self._open.get(told.channel, 1):

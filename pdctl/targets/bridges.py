@@ -23,6 +23,8 @@ BRIDGE = ("pdctl", "bridge")
 """The end of a far side's command line."""
 AT_ONCE = 64
 """Far sides that are started at the same time."""
+_STARTS_S = 1.0
+"""So long one that says nothing counts as being started: a rack that is down keeps nobody from the others."""
 MAX_PROBLEMS = 8
 """Problems of one far side that are passed on."""
 MAX_PATH = 4096
@@ -30,6 +32,8 @@ MAX_PATH = 4096
 _SOONER = 0.85
 """Part of the time for an answer after which the far side gives up: its reason has to arrive in time."""
 _AGAIN_S = 0.02
+_LATE_S = 0.5
+"""How long those that were late in an earlier look are waited for where no other is."""
 
 
 class BridgeLine:
@@ -93,15 +97,19 @@ def open_all(
 ) -> list[FoundRank]:
     """Return the ranks of all far sides, and one row for each far side that gives none, with the reason.
 
-    At most ``at_once`` are started at the same time, until the monotonic time ``until``. One that did not begin in time is
-    kept for the next look, which waits no longer for it than for the others.
+    At most ``at_once`` are started at the same time, until the monotonic time ``until``. One that did not answer in time is
+    kept for the next look, which waits hardly longer for it than for the others. A list that came too late for the look that
+    asked for it is that of the next one, which says how old it is.
     """
-    settings = settings or Settings()
+    settings, began = settings or Settings(), time.monotonic()
     results: dict[str, list[FoundRank]] = {}
     unstarted = deque(fars)
     starting: dict[str, Bridge] = {}
+    since: dict[str, float] = {}
     while unstarted or starting:
-        while unstarted and len(starting) < at_once and time.monotonic() < until:
+        now = time.monotonic()
+        busy = sum(now - since[name] < _STARTS_S for name, one in starting.items() if not one.late)
+        while unstarted and busy < at_once and time.monotonic() < until:
             far = unstarted.popleft()
             bridge = _bridge(far)
             bridge.settings = settings
@@ -110,10 +118,14 @@ def open_all(
             except OSError as error:
                 results[far.name] = [_unreached(far.name, error)]
                 continue
-            starting[far.name] = bridge
+            starting[far.name], since[far.name] = bridge, time.monotonic()
+            busy += not bridge.late
+        if not (unstarted or starting):
+            break
+        if not unstarted and all(one.late for one in starting.values()):
+            until = min(until, time.monotonic() + _LATE_S)
         left_s = until - time.monotonic()
-        waits = bool(unstarted) or any(not one.late for one in starting.values())
-        for name in _ready(starting, left_s if waits else min(left_s, _AGAIN_S)):
+        for name in _ready(starting, min(left_s, _STARTS_S) if unstarted else left_s):
             if time.monotonic() >= until:
                 break
             bridge = starting[name]
@@ -124,14 +136,15 @@ def open_all(
                 del starting[name]
                 continue
             if listing is not None:
-                bridge.late = False
-                results[name] = _ranks(name, listing, problems)
+                bridge.late = bridge.age_s > time.monotonic() - began
+                results[name] = _ranks(bridge, listing, problems)
                 del starting[name]
-        if time.monotonic() >= until or not waits:
+        if time.monotonic() >= until:
             break
-    for bridge in starting.values():
-        bridge.late = True
-        results[bridge.far.name] = [unreached(bridge.far.name, Silence.TIMED_OUT, bridge.why())]
+    for name, bridge in starting.items():
+        bridge.late, listing = True, bridge.earlier()
+        late = [unreached(name, Silence.TIMED_OUT, bridge.why())]
+        results[name] = late if listing is None else _ranks(bridge, listing, problems)
         if bridge.hangs:
             bridge.close()
     end_aside()
@@ -174,15 +187,18 @@ def _unreached(name: str, error: OSError) -> FoundRank:
 
 def _bridge(far: Far) -> Bridge:
     known = _pool.get(far.name)
-    if known is None or known.far.argv != far.argv:
+    if known is None or (known.far.argv != far.argv and not known.alive):  # other time limits are in ssh's options, too
         if known is not None:
             known.close()
         known = _pool[far.name] = Bridge(far)
     return known
 
 
-def _ranks(name: str, listing: Listing, problems: list[str]) -> list[FoundRank]:
+def _ranks(bridge: Bridge, listing: Listing, problems: list[str]) -> list[FoundRank]:
+    name = bridge.far.name
     found = [_rank(name, one) for one in listing.ranks if one.state in STATES]
+    if bridge.late:
+        problems.append(f"{name}: its list of ranks is {bridge.age_s:.0f} s old: {bridge.why()}")
     problems += [f"{name}: {problem[:MAX_REASON]}" for problem in listing.problems[:MAX_PROBLEMS]]
     if found:
         return found

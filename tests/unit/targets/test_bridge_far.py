@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,11 +16,11 @@ from pdctl.protocol import wire
 from pdctl.protocol.rank import FoundRank, Silence
 from pdctl.targets import bridges
 from pdctl.targets.bridge_far import Side
-from pdctl.targets.bridge_frames import QUESTION, Ask
+from pdctl.targets.bridge_frames import LIST, QUESTION, Ask, Told
 from pdctl.targets.bridges import Far, open_all
 from pdctl.targets.client import Client
 from tests.support.identities import identity
-from tests.support.patience import patience
+from tests.support.patience import patience, until
 from tests.support.tiny_ranks import ROOT
 
 LEAF = f"""
@@ -99,3 +100,17 @@ def test_what_a_recording_tells_is_read_beside_the_rank(tmp_path: Path, monkeypa
     assert msgspec.msgpack.decode(told("recording", offset=8, length=1 << 40).body) == b"89"
     assert msgspec.msgpack.decode(told("recording", offset=99, length=5).body) == b""
     assert told("rounds").error == ""
+
+
+def test_ranks_are_asked_while_the_next_list_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = threading.Event()
+    told: list[int] = []
+    side = Side(-1, -1, dict(os.environ))
+    side._ranks = {"k": FoundRank(identity(), "dead")}
+    monkeypatch.setattr(side, "_list", lambda ask: made.wait(patience(60)) and Told(ask.channel))
+    monkeypatch.setattr(side, "_tell", lambda one: told.append(one.channel))
+    side._take(Ask(-2, LIST))
+    side._take(Ask(1, QUESTION, "k", 1.0, wire.encode(wire.Request("status", id=7))))
+    until("the rank is answered for", lambda: told == [1])
+    made.set()
+    until("the list is there", lambda: told == [1, -2])

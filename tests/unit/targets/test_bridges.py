@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pdctl.protocol.rank import FoundRank, Silence
-from pdctl.targets import bridges, children
+from pdctl.targets import bridge_near, bridges, children
 from pdctl.targets.bridge_frames import MAGIC, MAX_PREAMBLE
 from pdctl.targets.bridges import Far, open_all
 from pdctl.targets.children import Child
@@ -119,6 +119,55 @@ def test_a_list_that_comes_between_two_looks_is_used_by_the_second(tmp_path: Pat
         until("it is whole", lambda: bridges._pool["gpu1"].pump() or bridges._pool["gpu1"].listed)
     [row] = opened(slow)
     assert row.silent is Silence.NONE
+
+
+def test_a_host_that_needs_longer_than_a_look_is_seen_at_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bridges, "_LATE_S", 0.01)
+    slow = far(
+        "import time\nfirst = MAGIC\n"
+        "for n in range(9):\n"
+        "    told = ask().channel\n"
+        f"    while not os.path.exists({str(tmp_path / 'gate')!r} + str(n)): time.sleep(0.01)\n"
+        "    tell(Told(told, msgspec.msgpack.encode(Listing(ranks=(rank('0'),)))), first); first = b''"
+    )
+    problems: list[str] = []
+    assert [row.silent for row in opened(slow, within_s=0.05)] == [Silence.TIMED_OUT]
+    for n in range(3):
+        (tmp_path / f"gate{n}").touch()
+        until("the list is here", lambda: bridges._pool["gpu1"].pump() or bridges._pool["gpu1"].listed)
+        assert [row.silent for row in opened(slow, problems=problems)] == [Silence.NONE]
+        assert len(problems) == n + 1
+    assert "gpu1: its list of ranks is " in problems[0]
+    monkeypatch.setattr(bridge_near, "KEPT_S", 0.0)
+    assert [row.silent for row in opened(slow)] == [Silence.TIMED_OUT], "a list is used again for a while only"
+
+
+def test_those_that_were_late_keep_nobody_from_being_asked() -> None:
+    hangs, good = far("import time; time.sleep(600)", "a"), far("listing(rank('0')); ask()", "b")
+    opened(hangs, within_s=0.05)
+    rows = open_all([hangs, good], time.monotonic() + patience(30), [], at_once=1)
+    assert [row.silent for row in rows] == [Silence.TIMED_OUT, Silence.NONE]
+
+
+def test_one_that_is_silent_for_long_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    side = far("listing(rank('0')); ask(); ask()")
+    opened(side)
+    first = bridges._pool["gpu1"].child
+    monkeypatch.setattr(bridge_near, "GONE_S", 0.0)
+    assert [row.silent for row in opened(side, within_s=0.05)] == [Silence.NONE], "by its last list"
+    monkeypatch.setattr(bridge_near, "GONE_S", 600.0)
+    monkeypatch.setattr(bridges, "_LATE_S", patience(30))
+    assert [row.silent for row in opened(side)] == [Silence.NONE]
+    assert bridges._pool["gpu1"].child is not first
+
+
+def test_a_look_with_another_time_limit_asks_over_the_same_ssh() -> None:
+    again = "tell(Told(ask().channel, msgspec.msgpack.encode(Listing(ranks=(rank('0'),)))))"
+    side = far(f"listing(rank('0')); {again}; ask()")
+    opened(side)
+    first = bridges._pool["gpu1"].child
+    opened(Far("gpu1", (*side.argv, "-o", "ConnectTimeout=5")))
+    assert bridges._pool["gpu1"].child is first
 
 
 def test_a_login_may_print_something_first() -> None:
