@@ -28,7 +28,7 @@ def lost(ranks: Sequence[FoundRank], known: dict[str, Behind]) -> Behind:
             seen.setdefault(rank.via, set()).add((i.label, i.unit))
     unseen = {side: set(known.get(side, ())) - seen.get(side, set()) for side in silent}
     known.update({side: ranks | unseen.get(side, set()) for side, ranks in seen.items()})  # one may lead to several hosts
-    return set().union(*unseen.values())
+    return {one for ranks in unseen.values() for one in ranks}
 
 
 def carried(outcome: Outcome, before: Sequence[Outcome], there: Collection[str], away: Behind = ()) -> Outcome:

@@ -28,14 +28,14 @@ def watch(
 ) -> Exit:
     """Watch until ``over``, for ``for_s`` seconds, or to the first alarm; return what the command exits with.
 
-    FINDING where an alarm stands at the end, or was waited for; UNREACHABLE where there was no rank at all. Where nobody reads
-    standard output any more it goes on for its actions, and ends without any.
+    FINDING where an alarm stands at the end, or was waited for; else UNREACHABLE where there was no rank at all: a host that is
+    not reached is none. Where nobody reads standard output any more it goes on for its actions, and ends without any.
     """
     incidents, there, alarmed = Incidents(), False, False
     end = None if for_s is None else time.monotonic() + for_s
     while not over.is_set() and (end is None or time.monotonic() < end):
         state = eye.next()
-        there = there or bool(state.ranks)
+        there = there or any(rank.role != "unknown" or rank.state != "silent" for rank in state.ranks)
         for change in incidents.see(state):
             teller.say(show(change))
             if change.incident:
@@ -45,6 +45,6 @@ def watch(
         teller.look()
         if (teller.closed and not actions) or (until_finding and alarmed):
             break
-    if not there:
-        return Exit.UNREACHABLE
-    return Exit.FINDING if incidents.standing or (until_finding and alarmed) else Exit.CLEAN
+    if incidents.standing or (until_finding and alarmed):
+        return Exit.FINDING
+    return Exit.CLEAN if there else Exit.UNREACHABLE
