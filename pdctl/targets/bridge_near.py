@@ -130,6 +130,11 @@ class Bridge:
         return self._child is not None and not self._child.ended
 
     @property
+    def over(self) -> bool:
+        """Whether there is a child process that has ended."""
+        return self._child is not None and self._child.exit_code is not None
+
+    @property
     def hangs(self) -> bool:
         """Whether it has begun long ago and has not said a thing, or has not said one for long, though it was asked."""
         now = time.monotonic()
@@ -157,7 +162,7 @@ class Bridge:
         if self.alive:
             with suppress(OSError):  # it is begun anew
                 self.pump()
-        if not self.alive or self.child.exit_code is not None:
+        if not self.alive or self.over:
             self._start()
         elif not self.listed and time.monotonic() - self._asked_at[self._asked] < SLOW_S:
             return
@@ -216,7 +221,7 @@ class Bridge:
     @_alone
     def open(self) -> int:
         """Return a new channel. Raises OSError if the child has ended and can't be started."""
-        if not self.alive or self.child.exit_code is not None:
+        if not self.alive or self.over:
             self._start()
             self._list()
         self._channel += 1

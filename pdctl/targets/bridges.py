@@ -147,10 +147,12 @@ def open_all(
         results[name] = late if listing is None else _ranks(bridge, listing, problems)
         if bridge.hangs:
             bridge.close()
-    end_aside()
     for far in unstarted:
         why = f"it was not asked: the {len(fars)} far sides took all the time (--timeout)"
         results[far.name] = [unreached(far.name, Silence.TIMED_OUT, why)]
+    for bridge in [one for name, one in _pool.items() if one.over and name not in results]:
+        bridge.close()  # of a pod that is gone: no look asks for it any more
+    end_aside()
     found = [rank for far in fars for rank in results[far.name]]
     # Hosts may share a directory: the one that has the process knows, to the others it has ended.
     return sorted(found, key=lambda rank: rank.state == "dead")

@@ -159,6 +159,8 @@ def _forwarded(
     """Return the ranks whose agents listen in these pods, and rows for pods in which none answers."""
     from pdctl.targets.sources import endpoints
 
+    over = [command for command, one in _FORWARDING.items() if one.code is not None]
+    end([_FORWARDING.pop(command).child for command in over])  # of pods that are gone, too
     ports = {pod.name: query.ports or pod.ports for pod in pods}
     rows = [silent_row(pod, _NO_PORT, Silence.NO_SOCKET) for pod in pods if not ports[pod.name]]
     each = [(pod, _forward(pod, query, ports[pod.name])) for pod in pods if ports[pod.name]]

@@ -161,6 +161,13 @@ def test_one_that_is_silent_for_long_is_begun_anew(monkeypatch: pytest.MonkeyPat
     assert bridges._pool["gpu1"].child is not first
 
 
+def test_of_a_pod_that_is_gone_no_child_stays() -> None:
+    opened(far("listing(rank('0'))", "pod/gone"))
+    until("it has ended", lambda: bridges._pool["pod/gone"].over)
+    opened(far("listing(rank('0')); ask()", "pod/new"))
+    assert len(children._running) == 1
+
+
 def test_a_look_with_another_time_limit_asks_over_the_same_ssh() -> None:
     again = "tell(Told(ask().channel, msgspec.msgpack.encode(Listing(ranks=(rank('0'),)))))"
     side = far(f"listing(rank('0')); {again}; ask()")

@@ -19,7 +19,7 @@ class Once:
 
     def __init__(self, *ranks: RankState) -> None:
         self.over = threading.Event()
-        self.state = WatchState(version=1, at_wall_ns=1, took_s=0.0, ranks=ranks)
+        self.state = WatchState(at_wall_ns=1, took_s=0.0, ranks=ranks)
 
     def next(self) -> WatchState:
         self.over.set()
