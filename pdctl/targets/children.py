@@ -26,7 +26,9 @@ MAX_UNSENT = 16 << 20
 """Bytes that wait until a child takes them."""
 PARTS_A_TURN = 16
 """Parts of a child's output, of PART bytes, that are read before others get their turn."""
-_EXIT_CODE = re.compile(r"command terminated with exit code|srun: error: \S+ tasks? \S+ Exited with exit code", re.ASCII)
+_EXIT_CODE = re.compile(
+    r"command terminated with exit code|srun: error: \S+ tasks? \S+ Exited with exit code", re.ASCII
+)
 """With this kubectl and srun end, whatever their command has said before."""
 _FILES = 4
 """Files that a child takes here: three pipes, and what polls them."""

@@ -27,7 +27,8 @@ def lost(ranks: Sequence[FoundRank], known: dict[str, Behind]) -> Behind:
         elif rank.via:
             seen.setdefault(rank.via, set()).add((i.label, i.unit))
     unseen = {side: set(known.get(side, ())) - seen.get(side, set()) for side in silent}
-    known.update({side: ranks | unseen.get(side, set()) for side, ranks in seen.items()})  # one may lead to several hosts
+    for side, there in seen.items():  # one may lead to several hosts
+        known[side] = there | unseen.get(side, set())
     return {one for ranks in unseen.values() for one in ranks}
 
 
