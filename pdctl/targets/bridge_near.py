@@ -135,6 +135,7 @@ class Bridge:
         return self._child is not None and self._child.exit_code is not None
 
     @property
+    @_alone
     def hangs(self) -> bool:
         """Whether it has begun long ago and has not said a thing, or has not said one for long, though it was asked."""
         now = time.monotonic()

@@ -101,7 +101,7 @@ def open_all(
     kept for the next look, which waits hardly longer for it than for the others. A list that came too late for the look that
     asked for it is that of the next one, which says how old it is.
     """
-    settings, began = settings or Settings(), time.monotonic()
+    settings, within_s = settings or Settings(), until - time.monotonic()
     results: dict[str, list[FoundRank]] = {}
     unstarted = deque(fars)
     starting: dict[str, Bridge] = {}
@@ -136,7 +136,7 @@ def open_all(
                 del starting[name]
                 continue
             if listing is not None:
-                bridge.late = bridge.age_s > time.monotonic() - began
+                bridge.late = bridge.age_s > within_s
                 results[name] = _ranks(bridge, listing, problems)
                 del starting[name]
         if time.monotonic() >= until:

@@ -137,7 +137,11 @@ def test_names_without_end_are_not_all_learned(monkeypatch: pytest.MonkeyPatch, 
     for most in ("_MOST_HOSTS", "_MOST_RIDS"):
         monkeypatch.setattr(hide, most, 2)
     hider, seen = Hider(SALT), iter(range(20))
-    hider.check = lambda: next(seen)
+
+    def check() -> None:
+        next(seen)
+
+    hider.check = check
     with pytest.raises(HidingError, match="more than 2"):
         hider.learn([{key: f"order-{number}"} for number in range(1000)])
     assert hider.text("order-1") == "order-1", "nothing of it is known"
