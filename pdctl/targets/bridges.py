@@ -166,7 +166,10 @@ def _ready(starting: Mapping[str, Bridge], left_s: float) -> set[str]:
     poll = select.poll()
     names: dict[int, str] = {}
     over: set[str] = set()
-    """Those whose output has ended, since nothing tells when their exit codes are known; and those whose list is here."""
+    """Those whose output has ended, since nothing tells when their exit codes are known; and those whose list is here.
+
+    Where other threads read from them, too, no poll tells of the latter.
+    """
     for name, one in starting.items():
         fd = one.fileno()
         if fd is None or one.listed:
@@ -174,7 +177,7 @@ def _ready(starting: Mapping[str, Bridge], left_s: float) -> set[str]:
         else:
             names[fd] = name
             poll.register(fd, select.POLLIN)
-    left_s = min(left_s, _AGAIN_S) if over else left_s
+    left_s = min(left_s, _AGAIN_S) if over or _relays else left_s
     return {names[fd] for fd, _ in poll.poll(max(0, int(left_s * 1000)))} | over
 
 

@@ -66,6 +66,10 @@ class Eye:
     ) -> None:
         self._asked, self._every_s, self._asks = asked, every_s, asks
         self._places = asked.reach.places()
+        if self._places.hosts or self._places.pods is not None:
+            from pdctl.targets import bridges
+
+            bridges.relay()  # looks, checks and details are threads: one may read what another waits for
         self._news = threading.Event()
         self._checker = Checker(asked, self._places, check_s, self._news)
         wait_s = FAR_S if self._places.elsewhere else NEAR_S

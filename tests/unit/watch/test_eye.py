@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pdctl.probes.run import Asked
+from pdctl.targets import bridges
 from pdctl.targets.follow import interruptible
 from pdctl.targets.reach import Reach
 from pdctl.watch import eye
@@ -48,3 +49,10 @@ def test_a_check_that_failed_has_come_to_an_end_too(tmp_path: Path, monkeypatch:
     with eye.Eye(Asked(Reach(run_dir=tmp_path, record_dir=tmp_path))) as one:
         assert "no ranks found" in one.next().problems
         assert one.checked
+
+
+def test_what_a_check_reads_of_a_bridge_is_not_lost_to_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eye, "Checker", Nothing)
+    monkeypatch.setattr(bridges, "_relays", [])
+    with eye.Eye(Asked(Reach(hosts=("gpu1",)))):
+        assert bridges._relays
