@@ -67,7 +67,7 @@ class Eye:
         self._asked, self._every_s, self._asks = asked, every_s, asks
         self._places = asked.reach.places()
         if self._places.hosts or self._places.pods is not None:
-            from pdctl.targets import bridges
+            from pdctl.targets import bridges  # only where something is remote
 
             bridges.relay()  # looks, checks and details are threads: one may read what another waits for
         self._news = threading.Event()

@@ -218,22 +218,6 @@ def test_answers_come_in_any_order_and_silence_has_the_far_sides_reason() -> Non
         assert again.body == "again"
 
 
-def test_an_answer_that_another_thread_has_read_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bridges, "_relays", [])
-    bridges.relay()
-    begin = bridges.BridgeLine.begin
-
-    def begun(line: bridges.BridgeLine, payload: bytes, limit: int) -> None:
-        begin(line, payload, limit)
-        until("it is read", lambda: line._bridge.pump() or line._bridge._waiting[line._channel])
-
-    monkeypatch.setattr(bridges.BridgeLine, "begin", begun)
-    one = "wire.encode(wire.Reply(id=wire.decode_request(one.payload).id, body=msgspec.Raw(wire.encode('here'))))"
-    found = opened(far(f"listing(rank('0')); one = ask(); tell(Told(one.channel, {one})); ask()"))
-    with Client(timeout_s=patience(60), rank_timeout_s=patience(1)) as client:
-        assert client.ask(found, "status", str)[0].body == "here"
-
-
 @pytest.mark.parametrize(
     ("told", "why"),
     [
