@@ -6,7 +6,7 @@ What a request came to must be the same on all, and a stage lets go what the oth
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -100,13 +100,13 @@ def _pipeline(title: str, members: Sequence[RankView], stalled_s: float) -> tupl
     if wait.late:
         findings.append(late_finding(wait, ranks, title))
     alike = _alike(done, one.pp_size)
-    unheard = len(stages) < one.pp_size or any(not view.answers or view.recording is None for view in members)
+    lacks = _lacks(stages, one.pp_size)
     if each:
         verdict = "DIVERGED"
     elif wait.late or any(view.stands for view in members):
         verdict = "WAITING"
     else:
-        verdict = "KEPT" if kept else "UNKNOWN" if unheard else "AGREE"
+        verdict = "KEPT" if kept else "UNKNOWN" if lacks or not alike else "AGREE"
     return GroupReport(
         title=title,
         ranks=tuple(f"pp{pp}" for pp in range(one.pp_size)),
@@ -120,7 +120,7 @@ def _pipeline(title: str, members: Sequence[RankView], stalled_s: float) -> tupl
         now=tuple(now(_name(view), view) for view in members),
         compared=alike,
         kind="stages",
-        said=_said(alike, unheard=unheard),
+        said=_said(alike, lacks),
         role=one.role,
         cluster=one.cluster,
     ), findings
@@ -217,15 +217,22 @@ def _alike(done: Done, size: int) -> dict[str, int]:
     return {queue: found[queue] for queue in POLLED_QUEUES if queue in found}
 
 
-def _said(alike: dict[str, int], *, unheard: bool) -> str:
+def _lacks(stages: Mapping[int, Sequence[RankView]], size: int) -> str:
+    """Return why what there is can't be of all stages, "" where it is."""
+    members = [view for those in stages.values() for view in those]
+    if len(stages) < size or not all(view.answers for view in members):
+        return "not every stage was heard"
+    return "" if all(view.recording is not None for view in members) else "not every stage has a recording"
+
+
+def _said(alike: Mapping[str, int], lacks: str) -> str:
     many = sum(alike.values())
     what = (
         f"what became of requests on every stage, {many:,} times, and which it took on together"
         if many
-        else "nothing: no request left a queue of every stage"
+        else "nothing, since the recordings have no request that left a queue of every stage"
     )
-    whole = "; not every stage was heard" if unheard else ""
-    return f"compared: {what}{whole}. Not compared: what stages send each other"
+    return f"compared: {'; '.join(filter(None, (what, lacks)))}. Not compared: what stages send each other"
 
 
 def _rows(

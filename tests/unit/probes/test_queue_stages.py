@@ -189,7 +189,22 @@ def differ(
 )
 def test_a_stage_that_is_behind_keeps_nothing(views: list[RankView]) -> None:
     report, found = judged(*views)
-    assert (report.verdict, found) == ("AGREE", [])
+    assert (report.verdict, found) == ("UNKNOWN", [])  # nothing has left both
+
+
+@pytest.mark.parametrize(
+    ("second", "why"),
+    [
+        (Kept(run(11, 30.0, r5=Action.MOVED)), "no request that left a queue of every stage"),
+        (Kept(), "no request that left a queue of every stage"),
+        (None, "not every stage has a recording"),
+    ],
+)
+def test_stages_of_which_nothing_was_compared_do_not_agree(second: Kept | None, why: str) -> None:
+    report, found = judged(stage(0, Kept(run(9, 20.0, r4=Action.MOVED))), stage(1, second))
+    assert (report.verdict, report.compared, found) == ("UNKNOWN", {}, [])
+    assert why in report.said
+    assert "not known of prefill dp0 · pipeline" in PROBE.summary(QueuesDocument(groups=(report,)))
 
 
 def test_no_agreement_without_all_stages() -> None:
