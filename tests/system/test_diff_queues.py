@@ -128,21 +128,23 @@ def test_late_metadata_without_the_gate(hung: tuple[Labs, Lab]) -> None:
     check_late_metadata(look(labs, "--from", labs.folder / "rec", code=1))
 
 
-def test_with_the_gate_it_is_held_and_clean(labs: Labs) -> None:
+def test_with_the_gate_it_is_held_and_in_step(labs: Labs) -> None:
+    """The same hold is PD102, and PD148 once it has lasted: how old it is when it is looked at is the machine's matter."""
     lab = labs.up()
     lab.inject_late_metadata(delay="10m")
     load = in_background(lab, requests=4, concurrency=4)
     document = until(
-        "a difference that is held", lambda: (d := look(labs, code=0)) and group(d)["verdict"] == "HELD" and d
+        "a difference that is held", lambda: (d := look(labs, code=None)) and group(d)["verdict"] == "HELD" and d
     )
-    assert serious(document) == []
-    [finding] = document["findings"]
-    assert finding["code"] == "PD102"
-    assert "held by the gate on tp1 for" in finding["summary"]
+    held = {finding["code"]: finding for finding in document["findings"]}
+    assert held.keys() <= {"PD102", "PD148"}
+    assert "held by the gate on tp1 " in " ".join(finding["summary"] for finding in held.values())
+    assert serious(document) == [finding for code, finding in held.items() if code == "PD148"]
     labs.cli("heal", "--all")
     load.join()
-    document = until("agreement", lambda: (d := look(labs, code=0)) and group(d)["verdict"] == "AGREE" and d)
+    document = until("agreement", lambda: (d := look(labs, code=None)) and group(d)["verdict"] == "AGREE" and d)
     assert document["findings"] == []
+    assert look(labs, code=0)["findings"] == []
 
 
 def test_one_rank_lost_its_only_request(labs: Labs) -> None:
