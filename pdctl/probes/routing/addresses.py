@@ -31,6 +31,28 @@ def serves(prefill: RankView, decode: RankView, address: str) -> bool:
     return prefill.identity.host == decode.identity.host and prefill.network == decode.network
 
 
+def is_another(address: str, prefill: RankView, decode: RankView, own: str) -> bool:
+    """Return whether ``address``, as this decode rank uses it, is surely of another bootstrap server than this prefill rank's.
+
+    own: what a request of the prefill rank has as its address. Of IPv6, only decode's has brackets; a host that a request
+    does not name is the engine's ``None``.
+    """
+    host = own.rpartition(":")[0]
+    if not address or host in ("", "None"):
+        return False
+    if _plain(own) != _plain(address) and _plain(address) not in map(_plain, addresses(prefill)):
+        return True
+    if not _loopback(address):
+        return False
+    if prefill.network and decode.network:
+        return prefill.network != decode.network
+    return "" not in (hosts := {prefill.identity.host, decode.identity.host}) and len(hosts) > 1
+
+
+def _plain(address: str) -> str:
+    return address.replace("[", "").replace("]", "")
+
+
 def own_address(view: RankView) -> str:
     """Return where a prefill rank's own bootstrap server should be by its settings, "" where they do not tell.
 

@@ -24,6 +24,7 @@ from pdctl.probes.routing.facts import (
     way_out,
 )
 from pdctl.probes.routing.model import waits
+from pdctl.probes.routing.pairs import pairs
 from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import EventKind
 from pdctl.protocol.requests import FORCE_QUERY, NOTES_CONFLICTS, RoomEntry
@@ -67,7 +68,8 @@ def suspects_of(facts: RoomFacts, *, named: bool) -> Iterator[Suspect]:
     yield from split
     if not split:
         yield from _elsewhere(facts)
-        yield from _conflict(facts)
+        for pair in pairs(facts):
+            yield from _conflict(pair)
         yield from _unregistered(facts)
     yield from _expiring(facts)
     yield from _refused(facts, named=named)

@@ -160,6 +160,44 @@ def test_the_conflict_is_found_without_a_bootstrap_server() -> None:
     assert document.partial
 
 
+OTHER_ADDRESS = "10.0.0.2:30300"
+
+
+def of_another(one: RankView, host: str = "here") -> RankView:
+    """The same rank of another deployment that is seen beside this one."""
+    who = msgspec.structs.replace(one.identity, service=f"{one.identity.role} other", instance="other/2", host=host)
+    return replace(one, identity=who)
+
+
+@pytest.mark.parametrize(
+    ("held", "taken", "host", "expected"),
+    [
+        (ADDRESS, OTHER_ADDRESS, "here", []),
+        ("127.0.0.1:30300", "127.0.0.1:30300", "there", []),
+        ("127.0.0.1:30300", "127.0.0.1:30300", "here", ["PD120"]),
+        (ADDRESS, ADDRESS, "there", ["PD120"]),
+        ("fd00::1:30300", "[fd00::1]:30300", "here", ["PD120"]),
+        ("None:30300", OTHER_ADDRESS, "here", ["PD120"]),  # nothing tells that it is another's
+        (ADDRESS, "", "here", ["PD120"]),
+    ],
+)
+def test_a_room_of_another_pair_of_servers_is_another_request(
+    held: str, taken: str, host: str, expected: list[str]
+) -> None:
+    here = prefill(0, entry("prefill.bootstrap", bootstrap=held), seams=OLD_ENGINE)
+    assert codes(judge(look(here, of_another(decode(0, waits(rid="other", bootstrap=taken)), host)))) == expected
+    same_request = decode(0, waits(bootstrap=taken))
+    assert codes(judge(look(here, of_another(same_request, host)))) == ["PD120"]
+
+
+def test_a_room_of_another_pair_hides_no_conflict() -> None:
+    here = prefill(0, entry("prefill.bootstrap"), seams=OLD_ENGINE)
+    there = of_another(prefill(1, entry("prefill.bootstrap", rid="other", bootstrap=OTHER_ADDRESS)))
+    found = {one.code: one for one in judge(look(here, there, decode(0, waits()))).findings}
+    assert "dispatched 0, implied 1, registered none, receiver expects 1" in found["PD120"].summary
+    assert found["PD120"].ranks == ("prefill dp0 pp0 tp0", "decode dp0 pp0 tp0")
+
+
 @pytest.mark.parametrize("room", [6, 8])
 def test_twin_a_room_routed_by_the_formula(room: int) -> None:
     views = prefill(0, entry("prefill.bootstrap", room)), decode(0, waits(0, room)), decode(1, waits(0, room))
