@@ -18,7 +18,7 @@ import zmq
 from pdctl.protocol import wire
 from pdctl.protocol.paths import Registration
 from pdctl.protocol.rank import Access
-from pdctl.targets import far_connections, waiting
+from pdctl.targets import far_lines, waiting
 from pdctl.targets.client import Client
 from pdctl.targets.far_connections import FarConnections
 from pdctl.targets.places import parse_places
@@ -98,7 +98,7 @@ def test_answers_of_many_other_hosts_gather_before_they_are_looked_for(monkeypat
 def test_a_connection_that_can_not_be_made_is_why_a_rank_is_silent(
     rank: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(far_connections, "_SOCKETS", 4)
+    monkeypatch.setattr(far_lines, "MAX_SOCKETS", 4)
     those = [endpoints.unknown_rank(where, Access()) for where in (rank.where, "tcp://127.0.0.1:9")]
     with Client(timeout_s=patience(20), rank_timeout_s=patience(20)) as client:
         answered, silent = client.ask(those, "status", Registration)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import socket
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pdctl.protocol.rank import Access, Silence
-from pdctl.targets import children, resolve
+from pdctl.targets import resolve
 from pdctl.targets.client import Client
 from pdctl.targets.places import parse_places
 from pdctl.targets.resolve import Resolved, at_address, look_up, one_family
@@ -66,11 +63,3 @@ def test_more_endpoints_than_zeromq_has_sockets_by_itself() -> None:
     with Client(timeout_s=1.0, rank_timeout_s=1.0) as client:
         lines = [client._line(unknown_rank(f"tcp://127.0.0.1:{port}", Access()), 1.0) for port in range(1, 401)]
         assert len({id(line) for line in lines}) == 400
-
-
-def test_who_listens_is_found_beside_many_open_files() -> None:
-    children.allow_files(1200)
-    with ExitStack() as held, socket.create_server(("127.0.0.1", 0)) as there:
-        for _ in range(1100):
-            held.enter_context(Path(os.devnull).open("rb"))
-        assert endpoints.refused([f"tcp://127.0.0.1:{there.getsockname()[1]}"], 0.01) == set()
