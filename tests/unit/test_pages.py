@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tools.man_pages import HEADING, man_pages
-from tools.pages import ROOT, Link, complaint, links, slug
+from tools.pages import ROOT, Link, complaint, links, pages, slug
 
 REFERENCE = (ROOT / "docs" / "commands.md").read_text()
+_PARTS = HEADING.split(REFERENCE)[1:]
+OPTIONS = {
+    name: set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", " ".join(re.findall(r"^\* `(-[^`]+)`", told, re.MULTILINE))))
+    for name, told in zip(_PARTS[::2], _PARTS[1::2], strict=True)
+}
+"""The options of each command, by its name."""
+NOT_TYPED = ("CHANGELOG.md", "commands.md")
+"""Pages that have lines of older versions, or whose lines are run."""
 
 
 @pytest.mark.parametrize(
@@ -48,6 +59,39 @@ def test_a_link_that_leads_nowhere_is_named_with_its_line(tmp_path: Path) -> Non
 def test_an_anchor_of_a_folder_leads_nowhere() -> None:
     assert "no heading" in complaint(Link(ROOT / "README.md", 1, "docs#x"))
     assert not complaint(Link(ROOT / "README.md", 1, "docs"))
+
+
+def misplaced(line: str) -> Iterator[str]:
+    """Yield the options in a command line that are not where their command takes them."""
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError:  # a sentence with an apostrophe
+        words = line.split()
+    command = "pdctl"
+    for word in words[1:]:
+        if word in ("--", "|", ">", "&", "&&"):
+            return
+        if f"{command} {word}" in OPTIONS:
+            command += f" {word}"
+        elif re.fullmatch(r"--?[a-z][a-z-]*(=.*)?", word) and word.partition("=")[0] not in OPTIONS[command]:
+            yield f"{command}: {word}"
+
+
+def test_an_option_that_its_command_does_not_take_is_misplaced() -> None:
+    assert list(misplaced("pdctl --hosts a --run-dir b ranks --rank=c -o json # -x")) == ["pdctl: --run-dir"]
+    assert list(misplaced("pdctl lab up --depth 2 -- --x")) == ["pdctl lab up: --depth"]
+
+
+def test_command_lines_of_pages_have_options_where_their_commands_take_them() -> None:
+    typed = re.compile(r"^[> ]*(?:\$ )?(pdctl .*)|`(pdctl [^`\n]+)`", re.MULTILINE)
+    lines = [
+        (page, "".join(found))
+        for page in pages()
+        if page.name not in NOT_TYPED
+        for found in typed.findall(page.read_text())
+    ]
+    assert len(lines) > 300
+    assert [(page.name, wrong) for page, line in lines for wrong in misplaced(line)] == []
 
 
 def test_each_command_has_a_man_page_with_its_options() -> None:
