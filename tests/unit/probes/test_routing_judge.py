@@ -192,8 +192,11 @@ def test_a_room_of_another_pair_of_servers_is_another_request(
 
 def test_a_room_of_another_pair_hides_no_conflict() -> None:
     here = prefill(0, entry("prefill.bootstrap"), seams=OLD_ENGINE)
-    there = of_another(prefill(1, entry("prefill.bootstrap", rid="other", bootstrap=OTHER_ADDRESS)))
-    found = {one.code: one for one in judge(look(here, there, decode(0, waits()))).findings}
+    others = (
+        prefill(1, entry("prefill.bootstrap", rid="other", bootstrap=OTHER_ADDRESS)),
+        decode(0, waits(rid="other", bootstrap=OTHER_ADDRESS), dp_size=4),
+    )
+    found = {one.code: one for one in judge(look(here, *map(of_another, others), decode(0, waits()))).findings}
     assert "dispatched 0, implied 1, registered none, receiver expects 1" in found["PD120"].summary
     assert found["PD120"].ranks == ("prefill dp0 pp0 tp0", "decode dp0 pp0 tp0")
 
