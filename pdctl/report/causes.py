@@ -16,7 +16,9 @@ _DEADLOCKED = ("PD160", "PD161")
 _REPLACED = ("PD137", "PD144")
 _ROUTED = ("PD120", "PD121", "PD122", "PD123", "PD124", "PD125", "PD128", "PD129")
 _SHARED = ("PD127", "PD147")
-_WAITS = ("PD140", "PD141", "PD142", "PD143", "PD146", "PD148")
+_UNHEARD = ("PD141", "PD142", "PD143", "PD155")
+"""Of requests that wait for the other side."""
+_WAITS = ("PD140", *_UNHEARD, "PD146", "PD148")
 """Of requests that wait."""
 _STANDS = ("PD102", "PD110", "PD111", "PD112", "PD114")
 """Of ranks that do not go on."""
@@ -45,16 +47,17 @@ RULES = (
     Rule(_DEADLOCKED, (*_STANDS, *_WAITS), ("unit",)),
     Rule(("PD114",), ("PD102", "PD110", "PD111", "PD112"), ("server",)),
     Rule(("PD114",), _WAITS, ("rooms", "unit")),
-    Rule(("PD117",), ("PD126", "PD141", "PD142", "PD143"), ("unit",)),
-    Rule(("PD118",), ("PD126", "PD141", "PD142", "PD143", "PD145"), ("unit",)),
-    Rule(("PD110",), ("PD112", "PD141", "PD142", "PD143", "PD148"), ("unit",)),
-    Rule(("PD111",), ("PD112", "PD141", "PD142", "PD143"), ("unit",)),
-    Rule(("PD116", "PD152"), ("PD141", "PD142", "PD143"), ("rooms",)),
-    Rule(("PD145",), ("PD141", "PD142", "PD143", "PD122", "PD126"), ("rooms",)),
+    Rule(("PD117",), ("PD126", *_UNHEARD), ("unit",)),
+    Rule(("PD118",), ("PD126", *_UNHEARD, "PD145"), ("unit",)),
+    Rule(("PD110",), ("PD112", *_UNHEARD, "PD148"), ("unit",)),
+    Rule(("PD111",), ("PD112", *_UNHEARD), ("unit",)),
+    Rule(("PD116", "PD152"), _UNHEARD, ("rooms",)),
+    Rule(("PD145",), (*_UNHEARD, "PD122", "PD126"), ("rooms",)),
     Rule(_REPLACED, ("PD120", "PD122", "PD125", "PD128", "PD129"), ("rooms", "server")),
-    Rule(_REPLACED, ("PD141", "PD142", "PD143"), ("rooms", "units")),
-    Rule(_ROUTED, ("PD126", "PD141", "PD142", "PD143"), ("rooms",)),
-    Rule(_SHARED, ("PD141", "PD142", "PD143"), ("rooms",)),
+    Rule(_REPLACED, _UNHEARD, ("rooms", "units")),
+    Rule(_ROUTED, ("PD126", *_UNHEARD), ("rooms",)),
+    Rule(_SHARED, _UNHEARD, ("rooms",)),
+    Rule(("PD155",), ("PD141",), ("rooms",)),
     Rule(("PD148",), ("PD102", "PD141"), ("rooms",)),
     Rule(("PD146",), ("PD140",), ("unit",)),
     Rule(("PD140",), ("PD126", "PD141", "PD142", "PD143"), ("rooms",)),
@@ -63,7 +66,7 @@ RULES = (
 ORDER = (
     "PD115", "PD131", "PD132", "PD133", *_DIVERGED, "PD113", *_DEADLOCKED, "PD114", "PD117", "PD118", "PD110",
     "PD111", *_REPLACED, "PD145", "PD123", "PD124", "PD120", "PD121", "PD122", "PD125", "PD128", "PD129", *_SHARED,
-    "PD116", "PD152", "PD148", "PD146", "PD140",
+    "PD116", "PD152", "PD155", "PD148", "PD146", "PD140",
 )  # fmt: skip
 """Causes, those first that others follow from. A finding follows from one that comes before it here, so nothing goes round."""
 

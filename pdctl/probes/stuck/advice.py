@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pdctl.probes.queues.formatting import names
+from pdctl.probes.stuck.handshake import lacks_addresses
 from pdctl.probes.stuck.model import Last, Waiting
 from pdctl.probes.stuck.sides import COMPUTED, Side
 from pdctl.protocol.durations import seconds
@@ -172,8 +173,7 @@ def clock_s(request: Waiting) -> float | None:
 def unheard(request: Waiting, other: Sequence[Side]) -> Advice:
     """Return why decode waits for prefill while that waits for decode's addresses, nothing where it does not."""
     there = [seen.entry for side in other for seen in side.rooms.get(request.room, ())]
-    waits = all((one.queue, one.state) == ("prefill.bootstrap", KVPoll.BOOTSTRAPPING) for one in there)
-    if not there or not waits or any(one.queue != "decode.transfer" for one in request.ranks):
+    if not lacks_addresses(there) or any(one.queue != "decode.transfer" for one in request.ranks):
         return Advice()
     return Advice(
         "addresses unheard",

@@ -10,6 +10,7 @@ from pdctl.probes.queues.formatting import names
 from pdctl.probes.queues.formatting import rooms as some_rooms
 from pdctl.probes.stuck import STUCK_S, UNHEARD_S, advice, place
 from pdctl.probes.stuck.advice import AFTER_RETRACTED, BEHIND, FIRST, NO_SLOT, NOT_TOLD, Advice, overdue_s
+from pdctl.probes.stuck.handshake import addresses_lost, has_sent
 from pdctl.probes.stuck.model import Place, RankLooks, SideSpace, StuckDocument, Waiting
 from pdctl.probes.stuck.peer import ABSENT, ENDED, GONE, LATER, NEVER, UNREAD, Peers
 from pdctl.probes.stuck.released import released
@@ -157,7 +158,7 @@ def _advice(code: str, request: Waiting, side: Side, peers: Mapping[tuple[str, s
         return advice.complete(request, side)
     if request.peer_is == LATER:
         return advice.too_late(request)
-    if code == "PD141" and request.role == "decode":
+    if code == "PD155" or (code == "PD141" and request.role == "decode"):
         return advice.unheard(request, _other(request, side, peers))
     return Advice()
 
@@ -167,8 +168,13 @@ def _failed_there(request: Waiting, side: Side, peers: Mapping[tuple[str, str], 
     return last is not None and last.what != SUCCESS
 
 
+def _stages(side: Side, peers: Mapping[tuple[str, str], Peers]) -> list[Side]:
+    """Return the groups of a side's server that have the same requests."""
+    return [one for one in peers[side.key] if one.unit == side.unit]
+
+
 def _first_stage(side: Side, peers: Mapping[tuple[str, str], Peers]) -> list[Side]:
-    return [one for one in peers[side.key] if one.unit == side.unit and one.looks[0].identity.pp == 0]
+    return [one for one in _stages(side, peers) if one.looks[0].identity.pp == 0]
 
 
 def _other(request: Waiting, side: Side, peers: Mapping[tuple[str, str], Peers]) -> Sequence[Side]:
@@ -223,7 +229,13 @@ def _code(request: Waiting, side: Side, pause_s: float, stuck_s: float, peers: M
     ended_s = request.peer_ended_s
     if ended_s is not None and ended_s >= max(UNHEARD_S, pause_s) and not _heard(request):
         return "PD142"
-    if request.age_s < stuck_s or request.progress != "still":
+    if request.age_s < stuck_s:
+        return ""
+    other = _other(request, side, peers)
+    endless = request.cover == "nothing" or overdue_s(request) >= stuck_s
+    if not endless and has_sent(request) and addresses_lost(request.room, _stages(side, peers), other, stuck_s):
+        return "PD155"
+    if request.progress != "still":
         return ""
     if request.note in (FIRST, BEHIND):
         return ""  # full is not stuck
@@ -233,8 +245,7 @@ def _code(request: Waiting, side: Side, pause_s: float, stuck_s: float, peers: M
         return "PD143" if request.peer_without_s >= max(UNHEARD_S, pause_s) else ""
     if request.peer_is == UNREAD or request.note in (AFTER_RETRACTED, NO_SLOT):
         return ""
-    endless = request.cover == "nothing" or overdue_s(request) >= stuck_s
-    return "PD141" if endless and not _being_computed(request, _other(request, side, peers)) else ""
+    return "PD141" if endless and not _being_computed(request, other) else ""
 
 
 def _heard(request: Waiting) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pdctl.probes.turns import Turn
+from pdctl.probes.turns import RECENT_S, Turn
 from pdctl.protocol.documents import Document
 from pdctl.protocol.model import Identity
 from pdctl.protocol.requests import Rooms
@@ -84,6 +84,16 @@ class RankLooks:
         if first is None or second is None or not first.ticks == second.ticks > 0:
             return None
         return (second.mono_ns - first.mono_ns) / 1e9
+
+    @property
+    def turned(self) -> bool:
+        """Whether its loop surely turned: it began two turns between the looks, or was recorded to turn until the end."""
+        first, second = self.first, self.second
+        if first is None or second is None:
+            return False
+        if self.state == "recorded":
+            return second.ticks > 0 and not self.unseen_s and self.stood_s < RECENT_S
+        return second.ticks - first.ticks > 1
 
 
 class Place(msgspec.Struct, frozen=True, gc=False):

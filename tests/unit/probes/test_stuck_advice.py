@@ -70,10 +70,10 @@ def test_an_engine_that_tells_of_no_failure_has_lost_no_message() -> None:
 
 
 @pytest.mark.parametrize(
-    "code", ["PD113", "PD114", "PD116", "PD120", "PD140", "PD141", "PD142", "PD143", "PD146", "PD148", "PD149"]
+    "code", ["PD113", "PD114", "PD116", "PD120", "PD140", "PD141", "PD142", "PD143", "PD146", "PD148", "PD149", "PD155"]
 )
 def test_where_an_abort_on_decode_ends_a_thread_of_prefill_that_is_said(code: str) -> None:
-    advised = {"PD116", "PD120", "PD141", "PD142", "PD148", "PD149"}
+    advised = {"PD116", "PD120", "PD141", "PD142", "PD148", "PD149", "PD155"}
     old = [look(role).identity for role in ("prefill", "decode")]
     mine = [msgspec.structs.replace(each, lacks=("aborts", "failures")) for each in old]
     found = finding(code, "it waits", units=(mine[1].unit,))

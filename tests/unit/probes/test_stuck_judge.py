@@ -41,17 +41,24 @@ def entry(queue: str, room: int = 7, **more: Any) -> RoomEntry:
 
 
 def look(
-    role: str, *entries: RoomEntry, before: tuple[RoomEntry, ...] | None = None, tp: int = 0, space: Space = ROOMY
+    role: str,
+    *entries: RoomEntry,
+    before: tuple[RoomEntry, ...] | None = None,
+    tp: int = 0,
+    space: Space = ROOMY,
+    turns: int = 0,
 ) -> RankLooks:
-    def rooms(those: tuple[RoomEntry, ...]) -> Rooms:
-        return Rooms(0, 0, RoomTable.of(those), COVERS[role], space, {}, {}, {})
+    """turns: that its loop began between the looks; 0: of an engine that does not count them."""
+
+    def rooms(those: tuple[RoomEntry, ...], ticks: int) -> Rooms:
+        return Rooms(0, ticks, RoomTable.of(those), COVERS[role], space, {}, {}, {})
 
     who = identity(role=role, service=role, tp=tp, tp_size=2 if role == "decode" else 1, world_rank=tp)
     return RankLooks(
         who,
         "live",
-        first=rooms(entries if before is None else before),
-        second=rooms(entries),
+        first=rooms(entries if before is None else before, 5 if turns else 0),
+        second=rooms(entries, 5 + turns if turns else 0),
         recorded=True,
         whole_s=1000.0,
         whole_why="it begins there",

@@ -36,7 +36,7 @@ def test_rules_name_codes_that_there_are_and_run_one_way() -> None:
 @pytest.mark.parametrize(
     "cause", ["PD101", "PD103", "PD104", "PD105", "PD107", "PD108", "PD160", "PD161", "PD110", "PD111"]
 )
-@pytest.mark.parametrize("code", ["PD141", "PD142", "PD143"])
+@pytest.mark.parametrize("code", ["PD141", "PD142", "PD143", "PD155"])
 def test_a_group_that_does_not_go_on_explains_the_waits_of_its_requests(cause: str, code: str) -> None:
     group = finding(cause, "They differ.", units=(DECODE,))
     here = finding(code, "Waits.", rooms=(7,), units=(DECODE, PREFILL))
