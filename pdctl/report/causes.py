@@ -18,7 +18,7 @@ _ROUTED = ("PD120", "PD121", "PD122", "PD123", "PD124", "PD125", "PD128", "PD129
 _SHARED = ("PD127", "PD147")
 _UNHEARD = ("PD141", "PD142", "PD143", "PD155")
 """Of requests that wait for the other side."""
-_WAITS = ("PD140", *_UNHEARD, "PD146", "PD148")
+_WAITS = ("PD140", *_UNHEARD, "PD146", "PD148", "PD156")
 """Of requests that wait."""
 _STANDS = ("PD102", "PD110", "PD111", "PD112", "PD114")
 """Of ranks that do not go on."""

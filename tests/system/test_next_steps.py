@@ -232,6 +232,7 @@ NO_STATE = {
     "PD151": "the same",
     "PD154": "watch finds it, and not check",
     "PD155": "no fault of a lab loses a message of decode; judged from built looks",
+    "PD156": "a lab's scheduler takes whatever it has a place for; judged from built looks",
     "PD134": "a lab's settings are those of a whole side",
     "PD136": "a lab has one version",
 }

@@ -23,6 +23,7 @@ from pdctl.probes.stuck.sides import (
     sides_of,
     space_of,
 )
+from pdctl.probes.stuck.untaken import untaken
 from pdctl.probes.stuck.waiting import waiting_of
 from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import OTHER, KVPoll, poll_name
@@ -115,7 +116,10 @@ def _findings(
     held = _held_up(side for those in peers.values() for side in those)
     gets_on = {(id(side), one.room) for side, one in requests if one.room and one.progress == "moving"}
     stuck: dict[int, dict[str, list[Waiting]]] = defaultdict(lambda: defaultdict(list))
+    unmoved: dict[int, list[Waiting]] = defaultdict(list)
     for side, request in requests:
+        if request.queue == "waiting" and request.progress == "still" and request.age_s >= stuck_s:
+            unmoved[id(side)].append(request)
         code = "" if held and id(side) in held else _code(request, side, pause_s, stuck_s, peers)
         if code == "PD141" and any((id(of), request.room) in gets_on for of in _other(request, side, peers)):
             code = ""  # the other side has got on with it between the looks
@@ -139,6 +143,8 @@ def _findings(
             yield place.full(one, side, here, given_up[id(side)], failed, stuck[id(side)])
         if side.role == "decode" and (batch := place.batch(side)) is not None:
             yield batch
+        if id(side) in unmoved and not one.full:
+            yield from untaken(side, _stages(side, peers), unmoved[id(side)])
     for group, ones in groups.items():
         of = next((one for side, one in space if side is group.side), None)
         yield _finding(group, list(ones.values()), list(sides[group].values()), of, peers)
