@@ -163,8 +163,8 @@ class Client:
             question.line = self._line(rank, self.deadline.left(question.wait_s))
             question.line.begin(payload, question.limit)
         except OSError as error:
-            self._drop(rank.connection)
-            return no_connection(rank, error)
+            not_through = self._drop(rank.connection)  # a far side may refuse before the question is sent
+            return (Silence.NOT_AUTHORISED, not_through) if not_through else no_connection(rank, error)
         return None
 
     def _wait(

@@ -17,7 +17,7 @@ import zmq
 
 from pdctl.protocol import wire
 from pdctl.protocol.paths import Registration
-from pdctl.protocol.rank import Access
+from pdctl.protocol.rank import Access, Silence
 from pdctl.targets import far_lines, waiting
 from pdctl.targets.client import Client
 from pdctl.targets.far_connections import FarConnections
@@ -104,6 +104,18 @@ def test_a_connection_that_can_not_be_made_is_why_a_rank_is_silent(
         answered, silent = client.ask(those, "status", Registration)
     assert answered.body is not None
     assert "no connection can be made" in silent.reason
+
+
+def test_who_refuses_the_handshake_before_a_question_is_sent_is_why_it_can_not_be_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(*_: object) -> None:
+        raise TimeoutError("question can't be sent: Resource temporarily unavailable")
+
+    monkeypatch.setattr(far_lines.FarLine, "begin", refused)
+    with Client(timeout_s=patience(20)) as client:
+        [silent] = client.ask([endpoints.unknown_rank("tcp://127.0.0.1:9", Access())], "status", Registration)
+    assert (silent.silence, silent.reason) == (Silence.NOT_AUTHORISED, "not authorised or not reachable: no connection")
 
 
 def test_who_refuses_is_known_though_connections_have_taken_the_low_descriptors() -> None:
