@@ -15,6 +15,7 @@ import msgspec
 
 from pdctl.agent import flight
 from pdctl.agent.stack import call_of, counts, frames_of, main_frame
+from pdctl.faults import ops
 from pdctl.protocol import structs
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.metadata import Wanted
@@ -54,8 +55,6 @@ class Answers:
     def answer(self, op: str, args: dict[str, Any]) -> Any:
         """Return what ``op`` asks for, ready to encode. Raises PdctlError, or whatever the adapter raises."""
         if op in _FAULT_OPS:
-            from pdctl.faults import ops
-
             return ops.handle(op, args, self._agent.faults, self._agent.adapter)
         known = self._ops.get(op)
         if known is None:

@@ -81,6 +81,8 @@ def test_a_rank_without_a_descriptor_is_looked_at_and_lives(ranks: TinyRanks) ->
     no_descriptor(child.pid)
     [row] = ranks.rows(code=0)
     assert row["state"] == "live"
+    assert not ranks.pdctl("faults").returncode, "what answers was loaded while there were descriptors"
+    assert not ranks.pdctl("heal", "--all").returncode
     failed: list[object] = []
 
     def client() -> None:
