@@ -9,8 +9,10 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import cached_property
 
 from pdctl.probes.covers import NOTHING, Covers
 from pdctl.protocol.durations import seconds
@@ -66,6 +68,39 @@ class Endings:
     rooms: Mapping[int, Rooms] = field(default_factory=dict)
     """By number among ``living``."""
 
+    @cached_property
+    def names(self) -> Mapping[nodeset.Server, str]:
+        """What each server is called."""
+        return nodeset.server_names([one.identity for one in self.ended] + list(self.living))
+
+    @cached_property
+    def running(self) -> Mapping[str, Sequence[tuple[nodeset.Server, Identity]]]:
+        """Cluster → its ranks that have not ended, each with its server."""
+        found: dict[str, list[tuple[nodeset.Server, Identity]]] = {}
+        for one in self.living:
+            found.setdefault(one.cluster, []).append((nodeset.server(one), one))
+        return found
+
+    @cached_property
+    def knew(self) -> Mapping[tuple[str, str, int], AbstractSet[nodeset.Server]]:
+        """Cluster, role and room → the servers with a rank that has ended and knew the room."""
+        found: dict[tuple[str, str, int], set[nodeset.Server]] = {}
+        for one in self.ended:
+            for room in one.known:
+                found.setdefault((one.identity.cluster, one.identity.role, room), set()).add(
+                    nodeset.server(one.identity)
+                )
+        return found
+
+    @cached_property
+    def fell(self) -> Mapping[tuple[str, str], bool]:
+        """Clusters and roles of which some rank has ended → whether none of these ended in good order."""
+        found: dict[tuple[str, str], bool] = {}
+        for one in self.ended:
+            side = (one.identity.cluster, one.identity.role)
+            found[side] = found.get(side, True) and not one.in_order
+        return found
+
 
 def judge(seen: Endings) -> tuple[Finding, ...]:
     """Return a finding for each server that has ended, or some rank of which has."""
@@ -79,23 +114,22 @@ def judge(seen: Endings) -> tuple[Finding, ...]:
 
 def _server(ranks: Sequence[Ending], seen: Endings) -> Finding | None:
     who = ranks[0].identity
-    left = [one for one in seen.living if nodeset.server(one) == nodeset.server(who)]
-    peers = [one for one in seen.living if one.cluster == who.cluster and nodeset.server(one) != nodeset.server(who)]
+    own = nodeset.server(who)
+    running = seen.running.get(who.cluster, ())
+    left = [one for server, one in running if server == own]
+    peers = [one for server, one in running if server != own]
     others = [one for one in peers if one.role == who.role]
     heard = [seen.living[n] for n in seen.rooms]
     waiting = _waiting(ranks, seen, alone=not others)
     held = frozenset(room for one in ranks for room in one.held)
     successor = any(one.started_wall_ns > max(rank.last_ns for rank in ranks) for one in others)
     if not left and not waiting:
-        beside = [
-            one for one in seen.ended if one.identity.cluster == who.cluster and one.identity.role == OTHER[who.role]
-        ]
-        together = not seen.living and not any(rank.in_order for rank in (*ranks, *beside)) and bool(beside)
+        together = not seen.living and _both_fell(ranks, seen)
         harmless = not held and not together and (not peers or all(one.in_order for one in ranks))
         if successor or harmless or (seen.living and not peers):
             return None
     first = _first(ranks)
-    name = nodeset.server_names([one.identity for one in seen.ended] + list(seen.living))[nodeset.server(who)]
+    name = seen.names[own]
     known = {(one.dp, one.pp, one.cp, one.tp) for one in (*(rank.identity for rank in ranks), *left)}
     some = f"{len(ranks)} of {len(known)} ranks of {name}" if left else f"server {name}"
     labels = " or ".join(one.identity.label for one in first[:MOST_FIRST])
@@ -119,6 +153,13 @@ def _server(ranks: Sequence[Ending], seen: Endings) -> Finding | None:
         level=Level.WARNING if gap else None,
         next_step=_next(waiting, held, OTHER[who.role], successor=successor, gap=gap),
     )
+
+
+def _both_fell(ranks: Sequence[Ending], seen: Endings) -> bool:
+    """Return whether ranks of the other side have ended, too, and none of these and those in good order."""
+    who = ranks[0].identity
+    beside = (who.cluster, OTHER[who.role])
+    return beside in seen.fell and not any(one.in_order for one in ranks) and seen.fell[beside]
 
 
 def _nobody_waits(held: Collection[int], unheard: Sequence[Identity]) -> str:
@@ -229,9 +270,8 @@ def _waiting(ranks: Sequence[Ending], seen: Endings, *, alone: bool) -> list[tup
     one has to have known it.
     """
     who = ranks[0].identity
+    own = frozenset((nodeset.server(who),))
     known = frozenset(room for one in ranks for room in one.known)
-    beside = [one for one in seen.ended if (one.identity.cluster, one.identity.role) == (who.cluster, who.role)]
-    elsewhere = frozenset(room for one in beside if one not in ranks for room in one.known)
     found: dict[int, tuple[RoomEntry, str]] = {}
     for n, rooms in seen.rooms.items():
         one = seen.living[n]
@@ -240,7 +280,9 @@ def _waiting(ranks: Sequence[Ending], seen: Endings, *, alone: bool) -> list[tup
         covers = Covers(rooms.covers)
         for entry in rooms.rooms:
             waits = entry.queue in WAITS_FOR_OTHER and entry.state not in (KVPoll.SUCCESS, KVPoll.FAILED)
-            if entry.room and waits and (entry.room in known or (alone and entry.room not in elsewhere)):
+            if not (entry.room and waits):
+                continue
+            if entry.room in known or (alone and not seen.knew.get((who.cluster, who.role, entry.room), own) - own):
                 found.setdefault(entry.room, (entry, _ends(covers, rooms, entry)))
     return list(found.values())
 
