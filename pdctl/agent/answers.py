@@ -19,8 +19,7 @@ from pdctl.faults import ops
 from pdctl.protocol import structs
 from pdctl.protocol.errors import Exit, PdctlError
 from pdctl.protocol.metadata import Wanted
-from pdctl.protocol.model import ATTACHED, Call, FlightEntry, Snapshot, Status
-from pdctl.protocol.moment import Moment
+from pdctl.protocol.model import ATTACHED, Call, FlightEntry, Moment, Snapshot, Status
 from pdctl.protocol.paths import Registration
 from pdctl.recording.writer import RecordingWriter
 
@@ -61,7 +60,7 @@ class Answers:
             raise PdctlError(f"this agent does not know {op[:40]!r}", "It may be of an older pdctl.", Exit.UNREACHABLE)
         return known(args)
 
-    def _status(self, args: dict[str, Any]) -> Status | Moment:
+    def _status(self, args: dict[str, Any]) -> Moment:
         adapter, r = self._agent.adapter, self.registration
         frame = main_frame()
         stack = frames_of(frame)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from pdctl.protocol.metadata import Metadata
-from pdctl.protocol.model import EventKind, FlightEntry, Snapshot, Status
-from pdctl.protocol.moment import Moment
+from pdctl.protocol.model import EventKind, FlightEntry, Moment, Snapshot, Status
 from pdctl.protocol.rank import Answer, FoundRank, Silence
 from pdctl.protocol.requests import Rooms, Settings
 from pdctl.targets.client import Client

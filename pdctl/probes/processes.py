@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from pdctl.probes import service_threads, turns
 from pdctl.probes.endings import Ending
 from pdctl.probes.turns import OUTSIDE_S, STOOD_S, Looked, Pulse, Turn
-from pdctl.protocol.model import EventKind, Status
-from pdctl.protocol.moment import Moment
+from pdctl.protocol.model import EventKind, Moment, Status
 from pdctl.protocol.notes import SCHEDULER_ENDED
 from pdctl.protocol.processes import NO_PROCESS, Process
 from pdctl.protocol.rank import Answer, FoundRank

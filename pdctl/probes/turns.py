@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from pdctl.protocol.model import NEXT_STAGE, STAGE_BEFORE, Call, Frame, Identity, Status
-from pdctl.protocol.moment import Moment
+from pdctl.protocol.model import NEXT_STAGE, STAGE_BEFORE, Call, Frame, Identity, Moment
 from pdctl.protocol.processes import NO_PROCESS, Process, in_kernel
 
 RECENT_S = 1.0
@@ -57,7 +56,7 @@ class Looked:
     first seen so, without a change since. stopped_s: over how many seconds the newest looks found it so.
     """
 
-    statuses: tuple[Status | Moment, ...] = ()
+    statuses: tuple[Moment, ...] = ()
     pulses: tuple[Pulse, ...] = ()
     outside: bool = False
     process: str = UNSEEN
@@ -156,7 +155,7 @@ def _turned(looked: Looked, age_s: float | None) -> bool | None:
     return False if len(counts) > 1 else None
 
 
-def _stood_s(statuses: Sequence[Status | Moment]) -> float:
+def _stood_s(statuses: Sequence[Moment]) -> float:
     """Return over how many seconds the newest looks found the same stack and no progress."""
     last = statuses[-1]
     since = last.mono_ns
@@ -167,7 +166,7 @@ def _stood_s(statuses: Sequence[Status | Moment]) -> float:
     return max(0.0, (last.mono_ns - since) / 1e9)
 
 
-def _progress(status: Status | Moment) -> tuple[object, ...]:
+def _progress(status: Moment) -> tuple[object, ...]:
     return status.ticks, tuple(status.rounds.items()), status.counts
 
 

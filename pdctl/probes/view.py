@@ -16,8 +16,7 @@ from pdctl.probes.endings import Endings
 from pdctl.probes.parting import Recorded
 from pdctl.probes.processes import ending, noted, now_ns, unsettled, with_look
 from pdctl.probes.turns import STOOD_S, Looked, Loop, Turn
-from pdctl.protocol.model import Frame, Status
-from pdctl.protocol.moment import Moment
+from pdctl.protocol.model import Frame, Moment, Status
 from pdctl.protocol.processes import look
 from pdctl.protocol.rank import Answer, FoundRank
 from pdctl.protocol.requests import Rooms

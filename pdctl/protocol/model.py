@@ -360,19 +360,26 @@ class ServiceThread(msgspec.Struct, frozen=True):
     error: Name = ""
 
 
-class Status(msgspec.Struct, frozen=True):
-    """A live rank's answer to ``status``: cheap, no queue is walked. Times in ns of the rank's monotonic clock.
+class Moment(msgspec.Struct, frozen=True):
+    """The part of a status that changes between two looks at a loop. Times in ns of the rank's monotonic clock.
 
-    counts: of every process group of more than one rank. threads: of the engine, beside the scheduler's.
+    It is the answer to ``status`` with ``moment`` set. An older agent answers with its whole status, which is one, too.
+    counts: of every process group of more than one rank.
     """
 
-    identity: Identity
     mono_ns: int
     ticks: int
     tick_mono_ns: int
     call: Call
     stack: tuple[Frame, ...]
     rounds: dict[str, int]
+    counts: tuple[GroupCount, ...] = ()
+
+
+class Status(Moment, frozen=True, kw_only=True):
+    """A live rank's answer to ``status``: cheap, no queue is walked. threads: of the engine, beside the scheduler's."""
+
+    identity: Identity
     seams: tuple[Seam, ...]
     recording: str
     recording_off: str
@@ -380,7 +387,6 @@ class Status(msgspec.Struct, frozen=True):
     hooks_removed: tuple[str, ...]
     faults: tuple[FaultStatus, ...]
     agent_cpu_s: float
-    counts: tuple[GroupCount, ...] = ()
     threads: tuple[ServiceThread, ...] = ()
 
 

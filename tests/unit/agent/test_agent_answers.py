@@ -7,8 +7,7 @@ from typing import Any
 
 from pdctl.agent.answers import Answers
 from pdctl.protocol import structs, wire
-from pdctl.protocol.model import Status
-from pdctl.protocol.moment import Moment
+from pdctl.protocol.model import Moment, Status
 
 
 def test_a_moment_is_the_part_of_a_status_that_changes_and_nothing_else_is_read_for_it() -> None:

@@ -16,8 +16,7 @@ from pdctl.probes import view as view_module
 from pdctl.probes.turns import ENDED, KERNEL, RUNNING, STOPPED, Looked, Pulse, judge
 from pdctl.probes.view import View
 from pdctl.protocol import structs
-from pdctl.protocol.model import Call, Frame, GroupCount, Status
-from pdctl.protocol.moment import Moment
+from pdctl.protocol.model import Call, Frame, GroupCount, Moment, Status
 from pdctl.protocol.processes import Process
 from pdctl.protocol.rank import Answer, FoundRank, Silence
 from pdctl.recording import format as f
@@ -42,7 +41,7 @@ def status(at_s: float, tick_s: float = 5.0, ticks: int = 9, call: Call = COLLEC
     return Status(**fields | changes)
 
 
-def looked(*statuses: Status | Moment, **changes: Any) -> Looked:
+def looked(*statuses: Moment, **changes: Any) -> Looked:
     return Looked(**{"statuses": statuses, "process": RUNNING} | changes)
 
 

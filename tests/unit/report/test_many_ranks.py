@@ -39,8 +39,8 @@ def _stacks(among: list[Identity]) -> Document:
     looks = []
     for n, one in enumerate(among):
         seen = [
-            Status(one, 5 * 10**9 + k * 10**8, n + k, 5 * 10**9 + k * 10**8, Call(), places[(n + k) % 2], {}, (), "", "",
-                   {}, (), (), 0.1)
+            Status(5 * 10**9 + k * 10**8, n + k, 5 * 10**9 + k * 10**8, Call(), places[(n + k) % 2], {}, identity=one,
+                   seams=(), recording="", recording_off="", hook_errors={}, hooks_removed=(), faults=(), agent_cpu_s=0.1)
             for k in range(3)
         ]  # fmt: skip
         looks.append(RankLooks(one, "live", looks=tuple(seen)))
