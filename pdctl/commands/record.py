@@ -151,7 +151,7 @@ def command(
     seen: Divergence | None = None
     way = "following" if lasting is not None or trigger else "copying recordings of"
     progress.doing(f"{way} {len(found.ranks)} rank{'s'[: len(found.ranks) != 1]}")
-    with Client(timeout_s=timeout, spent_s=found.took_s, rank_timeout_s=rank_timeout) as client:
+    with Client(timeout_s=timeout, rank_timeout_s=rank_timeout) as client:
         if lasting is None and not trigger:
             stopped = "recorded what there was"
             members = _copied(_allowed(found, through), client, names, sockets=through == "sockets")

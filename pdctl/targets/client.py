@@ -34,6 +34,8 @@ DEAR = frozenset(("flight_recorder",))
 
 They are waited for longer than ``rank_timeout_s`` where there is time: up to half of what is left of the deadline.
 """
+HELD_UP_S = 0.5
+"""A wait that ends later than this was held up: this process, or its whole machine, was stopped meanwhile."""
 _TICK_S = 0.002
 """What a poll that counts milliseconds may leave of a deadline that it waited for: none."""
 _CUT_OFF = "connected, but nothing comes back: its host is cut off, its process is stopped, or something holds the GIL"
@@ -55,9 +57,15 @@ class Deadline:
         """Return the seconds left, at most ``most``, at least 0."""
         return max(0.0, min(most, self._end - time.monotonic()))
 
+    def move(self, seconds: float) -> None:
+        """End later by this much."""
+        self._end += seconds
+
 
 class Client:
     """Keeps one connection to each rank. ``timeout_s`` covers all questions, from the client's construction on.
+
+    Time in which this process was stopped while it waited (Ctrl-Z, a machine that paused) does not count.
 
     spent_s: the part of it used before, for instance to find the ranks. rank_timeout_s: how long one question waits for one
     rank; all ranks are waited for at the same time. One whose process is stopped is waited for STOPPED_S at most,
@@ -186,7 +194,12 @@ class Client:
             left_s = left_s if grace is None else grace.left(left_s)
             if memory is not None:
                 memory.waits()
+            began = time.monotonic()
             ready = watch.ready(left_s)
+            held_up_s = time.monotonic() - began - left_s
+            if held_up_s > HELD_UP_S:  # nobody listened: a rank whose answer is missing now was not silent for so long
+                patience.move(held_up_s)
+                self.deadline.move(held_up_s)
             if memory is not None and memory.waited():
                 return self._flooded(list(watch.open.values()), answers, kind, patience)
             for question in ready:

@@ -128,7 +128,7 @@ def test_a_name_server_that_never_answers_costs_the_deadline_at_most(ranks: Tiny
 def test_a_stopped_rank_is_one_row_by_the_name_it_had_when_it_was_reached(ranks: TinyRanks, ring: Keyring) -> None:
     children = [ranks.start("--rank", n, "--size", 2, **LISTEN, **ring.env, PDCTL_ARM="1") for n in (0, 1)]
     where = [endpoint_of(ranks, child.pid) for child in children]
-    command = (*at(ring, *where), "ranks", "-o", "json", "--rank-timeout", "2")
+    command = (*at(ring, *where), "ranks", "-o", "json", *patient())
 
     stop(children[1])
     strange, missed, answers = sorted(
@@ -137,20 +137,21 @@ def test_a_stopped_rank_is_one_row_by_the_name_it_had_when_it_was_reached(ranks:
     assert (strange["rank"], strange["dp"], strange["pp"], strange["tp"]) == (where[1], -1, -1, -1)
     assert (missed["rank"], answers["rank"]) == ("decode dp0 pp0 tp1", "decode dp0 pp0 tp0")
     assert where[1] in missed["reason"], "it may be the one that is missed"
-    for other in (("check",), ("faults",), ("stuck",)):
-        said = away(ranks, *at(ring, *where), *other, **ring.env)
+    for other in ("check", "faults", "stuck"):
+        said = away(ranks, *at(ring, *where), other, *patient(), **ring.env)
         assert where[1] in said.stdout + said.stderr, said
         assert "-1" not in said.stdout + said.stderr
         assert "unknown dp" not in said.stdout + said.stderr
     trace = ranks.run_dir.parent / "one.pdtrace"
-    assert away(ranks, *at(ring, *where), "record", str(trace), **ring.env).returncode == 3
+    recorded = away(ranks, *at(ring, *where), "record", str(trace), *patient(), **ring.env)
+    assert recorded.returncode == 3, recorded
     with zipfile.ZipFile(trace) as held:
         manifest = held.read("manifest.json").decode()
     assert where[1].rpartition(":")[2] in manifest
     assert socket.gethostname() not in manifest, "names are taken out; that of each host, 127.0.0.1, is none"
 
     children[1].send_signal(signal.SIGCONT)
-    assert [row["state"] for row in rows(away(ranks, *command, *patient(), **ring.env), 0)] == ["live", "live"]
+    assert [row["state"] for row in rows(away(ranks, *command, **ring.env), 0)] == ["live", "live"]
     stop(children[1])
     seen = rows(away(ranks, *command, **ring.env), 3)
     assert [(row["rank"], row["state"], row["pid"]) for row in seen] == [

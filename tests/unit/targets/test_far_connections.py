@@ -6,6 +6,7 @@ import os
 import resource
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ import zmq
 from pdctl.protocol import wire
 from pdctl.protocol.paths import Registration
 from pdctl.protocol.rank import Access, Silence
-from pdctl.targets import far_lines, waiting
+from pdctl.targets import client, far_lines, waiting
 from pdctl.targets.client import Client
 from pdctl.targets.far_connections import FarConnections
 from pdctl.targets.places import parse_places
@@ -93,6 +94,27 @@ def test_answers_of_many_other_hosts_gather_before_they_are_looked_for(monkeypat
         watch.ready(0.0)
     assert slept == [8 * waiting._GATHER_S, 0.0]
     assert waited == [1, 0, 1, 0, 0, 0], "what it slept is no time to wait any more"
+
+
+def test_time_in_which_nobody_listened_is_no_silence_of_a_rank(
+    rank: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = 0.0
+    ready = waiting.Watch.ready
+
+    def stopped_at_first(watch: waiting.Watch, wait_s: float) -> list[waiting.Question]:
+        nonlocal ahead
+        if ahead:
+            return ready(watch, wait_s)
+        ahead = 3600.0  # Ctrl-Z, lunch, fg
+        return []
+
+    monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead))
+    monkeypatch.setattr(waiting.Watch, "ready", stopped_at_first)
+    with Client(timeout_s=patience(20), rank_timeout_s=patience(20)) as one:
+        [answer] = one.ask([endpoints.unknown_rank(rank.where, Access())], "status", Registration)
+        assert answer.body is not None, answer.reason
+        assert not one.over, "nor is its --timeout used up"
 
 
 def test_a_connection_that_can_not_be_made_is_why_a_rank_is_silent(
