@@ -8,7 +8,8 @@ the headers of TCP and IP, in both directions.
 What is not as it is in production: all gateways share the client's cores; they are forked from one process that has loaded
 what a gateway loads (`numpy` too, 0.1 s of CPU that a real gateway needs once, at the first such question), which is what lets
 hundreds of them fit into memory; the eight recordings of a group have the same bytes but for their headers; no rank has a loop:
-it says that its loop turns, as that of a rank does which agrees with its group, and where a group has parted, that it stands.
+it says that its loop turns, as that of a rank does which agrees with its group, and where a group has parted, that it stands
+since it started.
 """
 
 from __future__ import annotations
@@ -93,8 +94,13 @@ def be_rank(number: int, ranks: int, template: Path, *, stands: bool = False) ->
         groups=(GroupInfo("attn-tp", tuple(range(size)), world),),
     )  # fmt: skip
     adapter.identity = lambda: who  # type: ignore[method-assign]
-    if not stands:
-        adapter.ticks = lambda: (time.monotonic_ns() // _TURN_NS, time.monotonic_ns())  # type: ignore[method-assign]
+    began = time.monotonic_ns()
+
+    def ticks() -> tuple[int, int]:
+        last = began if stands else time.monotonic_ns()
+        return last // _TURN_NS, last
+
+    adapter.ticks = ticks  # type: ignore[method-assign]
     agent = core.Agent.start(adapter, loaded_by="benchmark", says=lambda _: None)
     assert agent is not None
     assert agent.registration.tcp, agent.start_line()

@@ -4,6 +4,9 @@ Half of what a command costs is its imports, and tests run more than a thousand.
 a working directory and streams of its own, and ends as Python ends. What a command does with its start-up, its own
 streams or signals is tested with ``subprocess``.
 
+Ranks that answer get the time that a busy machine needs: where a test says nothing else, a command waits longer for them than
+a user's does.
+
 ``pdctl lab up`` is forked from one that has imported torch too, and the supervisor from that.
 """
 
@@ -33,6 +36,8 @@ ROOT = Path(__file__).parents[2]
 _MOST = 1 << 20
 _SLOW = ("pdctl.probes.story.plot",)
 """What imports matplotlib; nothing else that a command loads late is slow."""
+RANK_TIMEOUT_S, TIMEOUT_S = 20.0, 40.0
+"""What commands wait for ranks, and in all, by default."""
 _OF_START = ("PYTHON", "LC_", "LANG", "LD_")
 """Variables that Python reads when it starts."""
 
@@ -159,6 +164,12 @@ def _load_lab() -> None:
 
 def _load() -> None:
     from typer.testing import CliRunner
+
+    import pdctl.probes.base
+    import pdctl.targets.client
+
+    for module in (pdctl.probes.base, pdctl.targets.client):  # before commands take their defaults from there
+        module.RANK_TIMEOUT_S, module.TIMEOUT_S = RANK_TIMEOUT_S, TIMEOUT_S
 
     import pdctl.commands
     import pdctl.probes
