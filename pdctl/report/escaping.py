@@ -23,8 +23,10 @@ MOST_IN_SOURCE = 120
 ASCII = "pdctl.ascii"
 """How a stream with a small character set writes what it lacks: see :func:`_stand_in`."""
 
-_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0")  # letters and marks that take no ink
-_BLANKS = re.compile(f"[{''.join(sorted(_BLANK))}]")
+_BLANK = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U0001d159\U000e0100-\U000e01ef]"
+)
+"""Takes no ink, though Python calls it printable: what Unicode calls default ignorable, and blanks of other scripts."""
 _SIGNS = r"=+\-@＝＋－＠"
 """What begins a formula."""
 _FORMULA = re.compile(rf'^(?=[{_SIGNS}].)|(?<=;)(?="*[{_SIGNS}])')
@@ -40,12 +42,13 @@ T = TypeVar("T")
 def escape(text: str, *, most: int = MOST_SHOWN) -> str:
     """Return ``text`` as one line without effect on a terminal: invisible characters become escapes.
 
-    These are control characters, line ends, characters that change the writing direction, and characters without a width.
+    These are control characters, line ends, characters that change the writing direction, and characters without a width
+    or without ink: also what only chooses the form of the letter before it.
     Letters of all scripts stay. The result has at most ``most`` characters; a … replaces the rest.
     """
     if len(text) > most:
         text = f"{text[: most - 1]}…"
-    if text.isprintable() and (text.isascii() or not _BLANKS.search(text)):
+    if text.isprintable() and (text.isascii() or not _BLANK.search(text)):
         return text
     return "".join(char if _visible(char) else _escape(char) for char in text)
 
@@ -118,15 +121,15 @@ def all_visible(value: Any) -> bool:
 
 
 def _all_visible(encoded: str) -> bool:
-    return encoded.isprintable() and not _BLANKS.search(encoded) and not re.search(r"\\[bfnrtu]", encoded)
+    return encoded.isprintable() and not _BLANK.search(encoded) and not re.search(r"\\[bfnrtu]", encoded)
 
 
 def _visible(char: str) -> bool:
-    return char not in _BLANK if char.isprintable() else unicodedata.category(char) == "Zs"
+    return not _BLANK.match(char) if char.isprintable() else unicodedata.category(char) == "Zs"
 
 
 def _escape(char: str) -> str:
-    return char.encode("unicode_escape").decode("ascii") if char not in _BLANK else f"\\u{ord(char):04x}"
+    return char.encode("unicode_escape").decode("ascii")
 
 
 def _json_char(char: str, *, ascii_only: bool) -> str:

@@ -54,7 +54,7 @@ def draw(document: Whole, console: Console) -> None:
 
 HOSTILE = st.text(
     st.sampled_from(
-        "ab \n\r\t\x00\x07\x1b\x7f\x85\x9b\u200b\u2028\u202e\u2066\ufeff\ud800\U000e0041\u3164[]{}'\"`\\$=é漢…"
+        "ab \n\r\t\x00\x07\x1b\x7f\x85\x9b\u200b\u2028\u202e\u2066\ufeff\ud800\U000e0041\u3164\ufe0f[]{}'\"`\\$=é漢…"
     )
 )
 
@@ -73,6 +73,9 @@ def test_ordinary_text_of_all_scripts_stays(text: str) -> None:
         ("a\nb\tc\r", r"a\nb\tc\r"),
         ("\u202eabc\u2066", r"\u202eabc\u2066"),
         ("a\u200bb\ufeff\u00ad\u3164", r"a\u200bb\ufeff\xad\u3164"),
+        ("r\ufe0e1\ufe0f\U000e0100\U000e01ef", r"r\ufe0e1\ufe0f\U000e0100\U000e01ef"),
+        ("\u180b\u180d\u180e\u180f\u034f\u115f\uffa0", r"\u180b\u180d\u180e\u180f\u034f\u115f\uffa0"),
+        ("a\u2800\U0001d159", r"a\u2800\U0001d159"),
         ("\x85\x9b\x7f", r"\x85\x9b\x7f"),
         ("\udc80", r"\udc80"),
         ("\U000e0041", r"\U000e0041"),
@@ -81,6 +84,11 @@ def test_ordinary_text_of_all_scripts_stays(text: str) -> None:
 )
 def test_what_is_not_visible_is_shown_as_an_escape(text: str, seen: str) -> None:
     assert escaping.escape(text) == seen
+
+
+@pytest.mark.parametrize("form", list(Format))
+def test_two_ids_that_differ_in_what_takes_no_ink_do_not_look_alike(form: Format) -> None:
+    assert r"r1\ufe0f" in written(form, whole("r1", "r1\ufe0f")).lower()
 
 
 @settings(deadline=None)
