@@ -103,6 +103,11 @@ class FoundRank:
         return self.state in ("live", "outside")
 
     @property
+    def host(self) -> bool:
+        """Whether this is no rank, but a host or a pod that gives none: only its name is known."""
+        return self.live and self.identity.tp < 0 and not (self.endpoint or self.far_key or self.identity.pid)
+
+    @property
     def carries_recording(self) -> bool:
         """Whether its recording can be asked for: of its agent while it lives, of its far side also when it has ended."""
         return bool(self.recording_size and (self.live or self.via))

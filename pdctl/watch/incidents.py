@@ -7,7 +7,7 @@ another finding is no incident of its own: an alarm whose cause is found later b
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +24,8 @@ LINES, WINDOW_S = 4, 60.0
 """Lines about one incident within so many seconds; what is more is counted, and told once at their end."""
 MOST_ROOMS = 32
 MOST_KEYS = 64
+MOST_HOSTS = 5
+"""Hosts that a line names."""
 _NS = 1_000_000_000
 
 Key = tuple[str, ...]
@@ -234,13 +236,15 @@ class Incidents:
         if there == self._there:
             return []
         first, self._there = self._there is None, there
-        states: dict[str, int] = {}
-        for rank in state.ranks:
-            states[rank.state] = states.get(rank.state, 0) + 1
-        many = f"{len(there)} rank{'s'[: len(there) != 1]}" if there else "no ranks"
-        said = f"{many}: {', '.join(f'{number} {name}' for name, number in sorted(states.items()))}" if there else many
+        states = Counter(rank.state for rank in state.ranks if not rank.host)
+        said = f"{states.total()} rank{'s'[: states.total() != 1]}: " if states else "no ranks"
+        said += ", ".join(f"{number} {name}" for name, number in sorted(states.items()))
+        if hosts := sorted(rank.rank for rank in state.ranks if rank.host):
+            kind = "pod" if hosts[0].startswith("pod/") else "host"
+            more = f" and {len(hosts) - MOST_HOSTS} more" if len(hosts) > MOST_HOSTS else ""
+            said += f"; none seen on {kind}{'s'[: len(hosts) != 1]} {', '.join(hosts[:MOST_HOSTS])}{more}"
         if not there and state.problems:
-            said = f"{many}: {state.problems[0]}"
+            said += f": {state.problems[0]}"
         self._lines.finding = Finding("", Level.INFO, said)
         if first:
             self._lines.told.append(state.at_wall_ns)

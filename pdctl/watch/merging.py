@@ -324,6 +324,7 @@ def _rank(
         gated_s=max(held, default=None),
         faults=sum(not fault.ended for fault in status.faults) if status is not None else None,
         agent_cpu_s=said.agent_cpu_s,
+        host=answer.rank.host,
     )
 
 

@@ -197,7 +197,7 @@ def own(*, up: bool, state: WatchState | None, looks: int, left_out: Mapping[str
     if state is not None:
         samples.most(LOOKED, (), state.at_wall_ns / NS)
         samples.most(TOOK, (), state.took_s)
-        samples.most(SEEN, (), len(state.ranks))
+        samples.most(SEEN, (), sum(not rank.host for rank in state.ranks))
         samples.most(PROBLEMS, (), len(state.problems))
         samples.most(CHECKED, (), state.checked_wall_ns / NS if state.checked_wall_ns else None)
     for name, count in left_out.items():

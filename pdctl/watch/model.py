@@ -17,6 +17,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     oldest_s: queue → seconds that its oldest request has been there. slots, slots_used: metadata slots.
     gated: requests that only the gate holds, gated_s: seconds that the longest has been held.
     faults: injected ones that are active. agent_cpu_s: CPU seconds that its agent has used. None or empty where unknown.
+    host: it is no rank, but a host or a pod that gives none; reason says why.
     """
 
     rank: str
@@ -39,6 +40,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     gated_s: float | None = None
     faults: int | None = None
     agent_cpu_s: float | None = None
+    host: bool = False
 
 
 class GroupState(msgspec.Struct, frozen=True, kw_only=True):

@@ -127,7 +127,8 @@ def status(state: WatchState) -> str:
     checked = "no whole check yet"
     if state.checked_wall_ns:
         checked = f"whole check {seconds(max(0.0, (state.at_wall_ns - state.checked_wall_ns) / 1e9))} ago"
-    count = f"{_many(len(state.groups), 'group')}, {_many(len(state.ranks), 'rank')}"
+    there = sum(not rank.host for rank in state.ranks)
+    count = f"{_many(len(state.groups), 'group')}, {_many(there, 'rank')}"
     return f"{count}, look of {seconds(state.took_s)}, {checked}"
 
 

@@ -100,6 +100,20 @@ def test_the_end_of_the_check_that_found_a_warning_is_no_second_check() -> None:
     assert alarm.change == "began"
 
 
+def test_hosts_and_pods_that_give_no_rank_are_not_counted_as_ranks() -> None:
+    def said(*hosts: str, ranks: int = 2) -> str:
+        there = [RankState(rank=f"decode dp0 pp0 tp{n}", role="decode", state="live") for n in range(ranks)]
+        there += [RankState(rank=name, role="unknown", state="silent", host=True) for name in hosts]
+        [change] = Incidents().see(WatchState(at_wall_ns=1, took_s=0.0, ranks=tuple(there)))
+        return change.summary
+
+    assert said("gpu2", "gpu1") == "2 ranks: 2 live; none seen on hosts gpu1, gpu2"
+    assert said("pod/llm-5", ranks=0) == "no ranks; none seen on pod pod/llm-5"
+    assert said(*(f"gpu{n}" for n in range(1, 9)), ranks=1).endswith(
+        "1 rank: 1 live; none seen on hosts gpu1, gpu2, gpu3, gpu4, gpu5 and 3 more"
+    )
+
+
 def test_what_is_only_information_is_no_alarm_and_hides_what_follows_from_it() -> None:
     world = World()
     for _ in range(4):

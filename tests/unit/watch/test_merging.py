@@ -10,8 +10,10 @@ from pdctl.probes.check.model import Outcome
 from pdctl.probes.queues.judge import judge
 from pdctl.probes.queues.model import GroupReport, QueuesDocument, RankView
 from pdctl.protocol.model import Call, GroupInfo, QueueEntry, SlotEntry, Snapshot, Status
-from pdctl.protocol.rank import Answer, FoundRank, Silence
+from pdctl.protocol.rank import Access, Answer, FoundRank, Silence
 from pdctl.report.findings import Finding, finding
+from pdctl.targets.bridges import unreached
+from pdctl.targets.registration import nameless
 from pdctl.watch.checking import Checked, with_parts
 from pdctl.watch.merging import NOT_READ, Look, merged, suspicions
 from tests.unit.agent.test_tap_recording import IDENTITY
@@ -74,6 +76,23 @@ def test_ranks_that_parted_stand_until_a_check_that_began_later_does_not_find_it
     assert codes(state) == ["PD104"]
     _, state = merged(look(15.0), later, checked(11.5), None)
     assert codes(state) == []
+
+
+def test_a_far_side_without_ranks_is_a_host_and_an_endpoint_is_a_rank() -> None:
+    seen = look(10.0, silent=True)
+    far = unreached("gpu2", Silence.REFUSED, "ssh can't get there")
+    endpoint = FoundRank(nameless("tcp://gpu3:7000"), "live", endpoint="tcp://gpu3:7000", access=Access())
+    for rank in (far, endpoint):
+        seen = replace(
+            seen,
+            ranks=(*seen.ranks, rank),
+            answers=(*seen.answers, Answer(rank, None, Silence.REFUSED, "refused")),
+            views=(*seen.views, RankView(rank.identity, "live", silence="refused")),
+        )
+    _, state = merged(seen, Look(), Checked(), None)
+    assert [(one.rank, one.host) for one in state.ranks] == [
+        ("decode dp0 pp0 tp0", False), ("decode dp0 pp0 tp1", False), ("gpu2", True), ("tcp://gpu3:7000", False),
+    ]  # fmt: skip
 
 
 def test_of_a_group_that_has_parted_the_check_tells_the_cause() -> None:

@@ -99,6 +99,11 @@ def test_of_ranks_that_ended_only_their_state_is_told() -> None:
     ]
 
 
+def test_a_host_that_is_not_reached_is_no_rank_of_a_look() -> None:
+    seen = state(rank(), rank("gpu2", role="unknown", state="silent", host=True))
+    assert samples(metrics.own(up=True, state=seen, looks=1, left_out={}))["pdctl_look_ranks"] == 1
+
+
 def test_every_code_has_a_series_and_a_consequence_is_not_counted_as_a_cause() -> None:
     import msgspec
 

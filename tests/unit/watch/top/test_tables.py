@@ -21,6 +21,8 @@ def test_a_healthy_state_says_what_was_looked_at() -> None:
     state = healthy()
     assert tables.headline(state) == (Cell("Nothing was found.", "well"),)
     assert tables.status(state) == "1 group, 2 ranks, look of 12 ms, whole check 3.0 s ago"
+    host = replace(state.ranks[0], rank="gpu2", state="silent", host=True)
+    assert tables.status(replace(state, ranks=(*state.ranks, host))) == tables.status(state)
     assert cells(tables.groups(state, Rates())) == [["AGREE", "decode dp0 pp0 · attention-TP group of 2", "", ""]]
     assert cells(tables.ranks(state, Rates(), wide=False))[1] == [
         "decode dp0 pp0 tp1", "live", "transfer 2", "0.3 s", "now", "", "2/64"
