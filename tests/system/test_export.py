@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
+from pdctl.faults.limits import DEFAULT_TTL_S, MAX_TTL_S
 from tests.support.labs import Labs
 from tests.support.patience import patience, until
 from tools.provision import find_program
@@ -108,6 +109,21 @@ def liveness(port: int) -> int:
     words = engine["livenessProbe"]["exec"]["command"]
     assert "127.0.0.1:9477" in words[-1]
     return subprocess.run([*words[:-1], words[-1].replace("9477", str(port))], check=False).returncode
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="no promtool here: make setup has it")
+@pytest.mark.parametrize(("lasts_s", "fires"), [(MAX_TTL_S, True), (DEFAULT_TTL_S, False)])
+def test_the_longest_fault_fires_its_alert_and_a_usual_one_does_not(
+    tmp_path: Path, lasts_s: float, fires: bool
+) -> None:
+    shutil.copy(DEPLOY / "export-rules.yml", tmp_path)
+    fault = {"series": 'pdctl_faults_active{job="pdctl", service="s"}', "values": f"0x9 1x{int(lasts_s / 5) - 1} 0x99"}
+    fired = "count(max_over_time(ALERTS{alertname='PdctlFaultInPlace', alertstate='firing'}[20m]))"
+    asked = {"expr": fired, "eval_time": "20m", "exp_samples": [{"labels": "{}", "value": 1}] * fires}
+    test = {"interval": "5s", "input_series": [fault], "promql_expr_test": [asked]}
+    file = tmp_path / "test.yml"
+    file.write_text(yaml.safe_dump({"rule_files": ["export-rules.yml"], "evaluation_interval": "5s", "tests": [test]}))
+    promtool("test", "rules", file)
 
 
 @pytest.mark.skipif(

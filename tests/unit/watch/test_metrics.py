@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdctl.faults.limits import DEFAULT_TTL_S, MAX_TTL_S
 from pdctl.report.findings import catalogue, finding
 from pdctl.watch import metrics
 from pdctl.watch.metrics import FAMILIES, LOOK, MOST_LABEL, Totals
@@ -228,6 +229,9 @@ def test_the_page_and_what_is_in_deploy_name_the_metrics_that_there_are() -> Non
     assert {name: labels.strip() for name, labels in rows.items()} == {
         family.name: ", ".join(family.labels) for family in FAMILIES
     }
+    [minutes] = re.findall(r"PdctlFaultInPlace\n.*\n +for: (\d+)m", (root / "deploy" / "export-rules.yml").read_text())
+    assert DEFAULT_TTL_S < int(minutes) * 60 < MAX_TTL_S, "one fault fires its alert"
+    assert f"faults are in place for {minutes} minutes" in page
     for file in (root / "deploy").glob("export-*"):
         used = set(re.findall(r"\bpdctl_[a-z_]+", file.read_text()))
         assert used <= names, file.name
