@@ -51,7 +51,7 @@ ENDING = "get_exception_traceback"
 
 
 def _plain(pollers: Any, _group: Any = None, decode_reqs: Any = None, *_: Any, **__: Any) -> list[Any]:
-    # decode_reqs since 0.5.13.post1. With a hierarchical cache the pollers are made anew every turn, these are not.
+    # decode_reqs since 0.5.13. With a hierarchical cache the pollers are made anew every turn, these are not.
     return pollers if decode_reqs is None else list(decode_reqs)
 
 
@@ -112,7 +112,7 @@ def names_in(function: Any, depth: int = 0) -> set[str]:
 
 
 GATE = "_apply_metadata_gate"
-"""The metadata gate, in ``disaggregation/utils.py`` since 0.5.13.post1."""
+"""The metadata gate, in ``disaggregation/utils.py`` since 0.5.13."""
 
 
 def lacks(role: str, modules: Mapping[str, Any] | None = None) -> tuple[str, ...]:
@@ -317,7 +317,7 @@ def kv_manager(scheduler: Any) -> Any:
 def slot_view(scheduler: Any) -> tuple[Any, Seam]:
     """Return a numpy view of ``MetadataBuffers.bootstrap_room[:, 0]`` and what was found; None where it can't be read.
 
-    The buffers are CPU tensors, except with some memory pools (INTRA_NODE_NVLINK from 0.5.13.post1 on) and on NPU:
+    The buffers are CPU tensors, except with some memory pools (INTRA_NODE_NVLINK from 0.5.13 on) and on NPU:
     reading those would wait for the device behind work that may be stuck.
     """
     rooms = follow(scheduler, ("disagg_metadata_buffers", "bootstrap_room"))
@@ -331,7 +331,7 @@ def slot_view(scheduler: Any) -> tuple[Any, Seam]:
 
 
 def zeroes_slots(modules: Mapping[str, Any] | None = None) -> list[Seam]:
-    """Return whether a freed slot is set to 0 (0.5.13.post1 on: ``pop_transferred`` then uses the buffers itself)."""
+    """Return whether a freed slot is set to 0 (0.5.13 on: ``pop_transferred`` then uses the buffers itself)."""
     method = getattr(getattr(module(DECODE, modules), "DecodeTransferQueue", None), "pop_transferred", None)
     there = "metadata_buffers" in names_in(method)
     return [

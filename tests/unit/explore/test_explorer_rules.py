@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from pdctl.explore.kernels import Kernel
 from pdctl.explore.policies import BITS, POLICIES, Policy
 from pdctl.explore.rules import run
 from pdctl.explore.space import Model, Schedule, Space, choices, space_of
+from pdctl.report.findings import catalogue
 
 CPU = torch.device("cpu")
 MODELS = [Model(2, 1, 4), Model(3, 1, 3), Model(2, 2, 2, arrivals=2), Model(2, 1, 3, arrivals=3)]
@@ -27,6 +29,15 @@ def check(space: Space, numbers: list[int], parted: list[int], seed: int | None 
     for number, got in zip(numbers, parted, strict=True):
         schedule = space.schedule(digits_of(space, number, seed))
         assert got == bits(space.policy, schedule), schedule
+
+
+def test_findings_policies_and_their_page_name_the_same_releases() -> None:
+    for name, code in (("gate-zero", "PD101"), ("pp-filter-new", "PD152")):
+        assert POLICIES[name].engine == f"SGLang >= {catalogue()[code].affects.removeprefix('<')}"
+    page = (Path(__file__).parents[3] / "docs" / "explorer.md").read_text()
+    for policy in POLICIES.values():
+        if policy.engine.startswith("SGLang"):
+            assert f"| `{policy.name}` | {policy.engine.replace('>=', '≥').replace('<=', '≤')} |" in page
 
 
 @pytest.mark.parametrize("model", MODELS, ids=str)

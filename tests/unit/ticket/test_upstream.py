@@ -31,7 +31,7 @@ def test_the_recorded_hang_is_told_whole() -> None:
     assert f"round 247  tp0  {ROOM}  SUCCESS, reduced SUCCESS: committed" in text
     assert f"round 247  tp1  {ROOM}  SUCCESS, reduced SUCCESS, slot holds 0: kept" in text
     assert "no-gate (SGLang <= 0.5.12.post1): BROKEN" in text
-    assert "gate-zero (SGLang >= 0.5.13.post1): HOLDS" in text
+    assert "gate-zero (SGLang >= 0.5.13): HOLDS" in text
     assert "0.5.13 is the first version on which the test passes" in text
     assert "PR 26394" in text
     compile(text.partition("```python\n")[2].partition("\n```\n")[0], "test_ranks.py", "exec")
