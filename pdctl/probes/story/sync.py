@@ -221,21 +221,22 @@ def _messages(recordings: Sequence[Recording], near: Sequence[int]) -> list[Boun
         if roles[i] != "prefill":
             continue
         for event in recording.events():
-            if event.kind is not EventKind.META_SENT or event.b != 0 or seen[i][event.room].fault:
+            mine = seen[i].get(event.room)  # a hostile recording may name none
+            if event.kind is not EventKind.META_SENT or event.b != 0 or mine is None or mine.fault:
                 continue
             for j, other in enumerate(recordings):
                 at = seen[j].get(event.room)
                 if roles[j] != "decode" or at is None or not _is_tp(other, event.a):
                     continue
                 before(i, event.mono_ns, j, at.success_ns)
-                before(j, at.resolved_ns, i, seen[i][event.room].addresses_ns)
-    for i, mine in enumerate(seen):
-        for room in [room for room, steps in mine.items() if steps.registered]:
+                before(j, at.resolved_ns, i, mine.addresses_ns)
+    for i, known in enumerate(seen):
+        for room in [room for room, steps in known.items() if steps.registered]:
             if sum(room in s and s[room].registered for s in seen) > 1:
                 continue  # whose registration was found can't be told
             for j, theirs in enumerate(seen):
                 if room in theirs and roles[j] == "decode":
-                    before(i, mine[room].sender_ns, j, theirs[room].answered_ns)
+                    before(i, known[room].sender_ns, j, theirs[room].answered_ns)
     return bounds
 
 

@@ -127,6 +127,14 @@ def test_without_messages_the_sides_have_wall_clocks_only(world: World) -> None:
     assert uncertainty(None) == "± unknown: wall clocks only"
 
 
+def test_a_message_of_no_room_binds_no_clock(world: World) -> None:
+    prefill, decode = pair(world)
+    served(world, prefill, decode, 7, "rid-7")
+    before = story(world.pasts(), 7)
+    prefill.event(EventKind.META_SENT, room=0, slot=3, a=0, b=0)
+    assert story(world.pasts(), 7).ranks == before.ranks
+
+
 def test_ranks_of_one_host_have_one_clock(world: World) -> None:
     ranks = [world.rank("prefill", host="h"), *(world.rank("decode", tp, tp_size=2, host="h") for tp in (0, 1))]
     served(world, ranks[0], ranks[1:], ROOM, RID)
