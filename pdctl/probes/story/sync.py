@@ -13,6 +13,7 @@ META_SENT is written when the write has returned, so that LANDED may come a mome
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -210,6 +211,11 @@ class _Seen:
 def _messages(recordings: Sequence[Recording], near: Sequence[int]) -> list[Bound]:
     roles = [recording.identity.role for recording in recordings]
     seen = [_steps(recording.events(), role) for recording, role in zip(recordings, roles, strict=True)]
+    takers: dict[int, list[int]] = {}  # room → the decode ranks that know it: of many servers those of one
+    for j, known in enumerate(seen):
+        for room in known if roles[j] == "decode" else ():
+            takers.setdefault(room, []).append(j)
+    registered = Counter(room for known in seen for room, steps in known.items() if steps.registered)
     bounds: list[Bound] = []
 
     def before(i: int, ns: int | None, j: int, later: int | None) -> None:
@@ -224,19 +230,15 @@ def _messages(recordings: Sequence[Recording], near: Sequence[int]) -> list[Boun
             mine = seen[i].get(event.room)  # a hostile recording may name none
             if event.kind is not EventKind.META_SENT or event.b != 0 or mine is None or mine.fault:
                 continue
-            for j, other in enumerate(recordings):
-                at = seen[j].get(event.room)
-                if roles[j] != "decode" or at is None or not _is_tp(other, event.a):
-                    continue
-                before(i, event.mono_ns, j, at.success_ns)
-                before(j, at.resolved_ns, i, mine.addresses_ns)
+            for j in takers.get(event.room, ()):
+                if _is_tp(recordings[j], event.a):
+                    before(i, event.mono_ns, j, seen[j][event.room].success_ns)
+                    before(j, seen[j][event.room].resolved_ns, i, mine.addresses_ns)
     for i, known in enumerate(seen):
-        for room in [room for room, steps in known.items() if steps.registered]:
-            if sum(room in s and s[room].registered for s in seen) > 1:
-                continue  # whose registration was found can't be told
-            for j, theirs in enumerate(seen):
-                if room in theirs and roles[j] == "decode":
-                    before(i, known[room].sender_ns, j, theirs[room].answered_ns)
+        for room, steps in known.items():
+            if steps.registered and registered[room] == 1:  # of several it can't be told whose was found
+                for j in takers.get(room, ()):
+                    before(i, steps.sender_ns, j, seen[j][room].answered_ns)
     return bounds
 
 
