@@ -69,6 +69,9 @@ def adapter(engine: Any) -> Any:
         def seams(self) -> tuple[Any, ...]:
             return tuple(self.reader.seams())
 
+        def threads(self) -> tuple[Any, ...]:
+            return ()
+
         def ticks(self) -> tuple[int, int]:
             return self.tap.visits, 0
 

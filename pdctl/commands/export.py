@@ -184,12 +184,13 @@ def _once(
     exporter.take(state)
     if file is not None:
         file.write(exporter.metrics())
-    if not state.ranks:
-        raise PdctlError("no rank is seen", "pdctl ranks says where it looks.", details=state.problems)
+    problems = (*state.problems, *(f"{rank.rank}: {rank.reason}" for rank in state.ranks if not rank.there))
+    if not any(rank.there for rank in state.ranks):
+        raise PdctlError("no rank is seen", "pdctl ranks says where it looks.", details=problems)
     if file is None:
         out.lines(exporter.metrics(), end="")
-    for problem in state.problems:
+    for problem in problems:
         out.note(f"not seen or in part: {problem}")
     if not eye.checked:
         out.note("not seen or in part: the whole check did not end in time; --timeout gives it longer")
-    return Exit.PARTIAL if state.problems or not state.checked_wall_ns else Exit.CLEAN
+    return Exit.PARTIAL if problems or not state.checked_wall_ns else Exit.CLEAN

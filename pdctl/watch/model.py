@@ -42,6 +42,11 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
     agent_cpu_s: float | None = None
     host: bool = False
 
+    @property
+    def there(self) -> bool:
+        """Whether anything is known of it but where it was looked for: not of a host or an endpoint that gives nothing."""
+        return self.role != "unknown" or self.state != "silent"
+
 
 class GroupState(msgspec.Struct, frozen=True, kw_only=True):
     """One group of ranks now. kind, verdict, queue, round, age_s: as in :class:`pdctl.probes.queues.model.GroupReport`.

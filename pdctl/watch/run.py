@@ -35,7 +35,7 @@ def watch(
     end = None if for_s is None else time.monotonic() + for_s
     while not over.is_set() and (end is None or time.monotonic() < end):
         state = eye.next()
-        there = there or any(rank.role != "unknown" or rank.state != "silent" for rank in state.ranks)
+        there = there or any(rank.there for rank in state.ranks)
         for change in incidents.see(state):
             teller.say(show(change))
             if change.incident:

@@ -46,30 +46,38 @@ def status(exporter: Exporter, path: str) -> tuple[int, str]:
 
 
 class Seeing:
-    """An eye whose ranks are seen by the whole check only: by the third look. found: whether there are any."""
+    """An eye whose ranks are seen by the whole check only: by the third look. found: whether there are any.
 
-    def __init__(self, *, found: bool) -> None:
-        self._found, self._looks = found, 0
+    silent: also a host that gives no rank.
+    """
+
+    def __init__(self, *, found: bool, silent: bool = False) -> None:
+        host = RankState(rank="gpu2", role="unknown", state="silent", reason="Connection refused", host=True)
+        self._found, self._hosts, self._looks = found, (host,) * silent, 0
         self.checked = False
 
     def next(self) -> WatchState:
         self._looks += 1
         self.checked = self._looks > 2
         if not self.checked or not self._found:
-            return WatchState(at_wall_ns=1, took_s=0.1, ranks=(), problems=("no ranks found",) * self.checked)
-        return msgspec.structs.replace(state(), checked_wall_ns=1)
+            return WatchState(at_wall_ns=1, took_s=0.1, ranks=self._hosts, problems=("no ranks found",) * self.checked)
+        return msgspec.structs.replace(state(), ranks=(*state().ranks, *self._hosts), checked_wall_ns=1)
 
 
+@pytest.mark.parametrize("silent", [False, True])
 @pytest.mark.parametrize("found", [True, False])
-def test_once_waits_for_the_check_that_finds_ranks(tmp_path: Path, found: bool) -> None:
-    file, out = tmp_path / "pdctl.prom", Output(err=io.StringIO())
-    asked = (cast("Eye", Seeing(found=found)), Exporter(every_s=1, stall_s=30), TextFile(file), out, threading.Event())
+def test_once_waits_for_the_check_that_finds_ranks(tmp_path: Path, found: bool, silent: bool) -> None:
+    file, err = tmp_path / "pdctl.prom", io.StringIO()
+    eye = cast("Eye", Seeing(found=found, silent=silent))
+    asked = (eye, Exporter(every_s=1, stall_s=30), TextFile(file), Output(err=err), threading.Event())
     if found:
-        assert _once(*asked, 60.0) is Exit.CLEAN
+        assert _once(*asked, 60.0) is (Exit.PARTIAL if silent else Exit.CLEAN)
+        assert ("gpu2: Connection refused" in err.getvalue()) is silent
         assert "pdctl_rank" in file.read_text()
         return
-    with pytest.raises(PdctlError, match="no rank is seen"):
+    with pytest.raises(PdctlError, match="no rank is seen") as raised:
         _once(*asked, 60.0)
+    assert ("gpu2: Connection refused" in raised.value.details) is silent
 
 
 def test_before_the_first_look_nothing_is_told() -> None:
