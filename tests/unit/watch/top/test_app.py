@@ -103,7 +103,8 @@ def test_it_shows_groups_ranks_and_findings(tmp_path: Path, size: tuple[int, int
         wide = "prefill@host" in it.rows("ranks")[0]
         assert wide == (size[0] >= 120)
         for name in ("groups", "findings"):
-            assert it.screen.query_one(f"#{name}").size.height > 1
+            table = it.screen.query_one(f"#{name}")
+            await it.until(f"{name} have room", lambda table=table: table.size.height > 1)  # type: ignore[misc]
 
     walk(tmp_path, test, size)
 
