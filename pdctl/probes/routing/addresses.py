@@ -34,19 +34,32 @@ def serves(prefill: RankView, decode: RankView, address: str) -> bool:
 def is_another(address: str, prefill: RankView, decode: RankView, own: str) -> bool:
     """Return whether ``address``, as this decode rank uses it, is surely of another bootstrap server than this prefill rank's.
 
-    own: what a request of the prefill rank has as its address. Of IPv6, only decode's has brackets; a host that a request
-    does not name is the engine's ``None``.
+    own: what a request of the prefill rank has as its address. Of IPv6, only decode's has brackets.
     """
-    host = own.rpartition(":")[0]
-    if not address or host in ("", "None"):
+    if not address or not is_named(own):
         return False
     if _plain(own) != _plain(address) and _plain(address) not in map(_plain, addresses(prefill)):
         return True
+    return _itself(address, prefill, decode)
+
+
+def is_one(address: str, view: RankView, other: str, of: RankView) -> bool:
+    """Return whether the addresses of two requests, each as its rank uses it, name one bootstrap server."""
+    return is_named(address) and _plain(address) == _plain(other) and not _itself(address, view, of)
+
+
+def is_named(address: str) -> bool:
+    """Return whether an address tells of a server: a host that a request does not name is the engine's ``None``."""
+    return address.rpartition(":")[0] not in ("", "None")
+
+
+def _itself(address: str, one: RankView, other: RankView) -> bool:
+    """Return whether an address surely means another server to each of two ranks: loopback, and they are not together."""
     if not _loopback(address):
         return False
-    if prefill.network and decode.network:
-        return prefill.network != decode.network
-    return "" not in (hosts := {prefill.identity.host, decode.identity.host}) and len(hosts) > 1
+    if one.network and other.network:
+        return one.network != other.network
+    return "" not in (hosts := {one.identity.host, other.identity.host}) and len(hosts) > 1
 
 
 def _plain(address: str) -> str:

@@ -5,48 +5,118 @@ A room is unique only between servers that talk to each other. Two deployments o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from pdctl.probes.routing.addresses import is_another
+from pdctl.probes.routing.addresses import is_another, is_named, is_one
 from pdctl.probes.routing.facts import Decoding, Ranks, RoomFacts
+from pdctl.probes.routing.model import RankView, ServerView
 from pdctl.protocol.requests import RoomEntry
 from pdctl.targets.servers import server_of
 
+Request = tuple[Ranks, RoomEntry]
+"""A room on ranks that say the same of it."""
+
 
 def pairs(facts: RoomFacts) -> Iterator[RoomFacts]:
-    """Yield what was said of a room, by the prefill ranks that decode ranks may mean: all of it where these are the same."""
-    meant: dict[tuple[int, ...], list[Decoding]] = {}
+    """Yield what was said of a room, by the prefill ranks that decode ranks may mean: all of it where these are the same.
+
+    What prefill ranks have and no decode rank means comes last, by server.
+    """
+    meant: dict[tuple[tuple[int, ...], str], list[Decoding]] = {}
     for decoding in facts.decode:
-        may = tuple(n for n, (ranks, held) in enumerate(facts.prefill) if not _apart(ranks, held, decoding))
-        meant.setdefault(may, []).append(decoding)
-    for may, decode in meant.items():
-        whole = len(may) == len(facts.prefill) and len(decode) == len(facts.decode)
-        yield facts if whole else _part(facts, [facts.prefill[n] for n in may], decode)
+        for taken in _by_address(decoding):
+            may = tuple(n for n, held in enumerate(facts.prefill) if not _apart(held, taken))
+            meant.setdefault((may, "" if may else taken.entries[0].bootstrap), []).append(taken)
+    left = [held for n, held in enumerate(facts.prefill) if not any(n in may for may, _ in meant)]
+    parts = [([facts.prefill[n] for n in may], decode) for (may, _), decode in meant.items()]
+    parts += [(held, []) for held in together(left)]
+    for prefill, decode in parts or [([], [])]:
+        yield _part(facts, prefill, decode, alone=len(parts) <= 1)
 
 
-def _apart(ranks: Ranks, held: RoomEntry, decoding: Decoding) -> bool:
+def together(requests: Sequence[Request]) -> list[list[Request]]:
+    """Return what one side has of a room, those together that have one server, request id or bootstrap server."""
+    groups: list[list[Request]] = []
+    for one in requests:
+        near: list[Request] = []
+        far = []
+        for group in groups:
+            if any(_meet(one, other) for other in group):
+                near += group
+            else:
+                far.append(group)
+        groups = [*far, [*near, one]]
+    return groups
+
+
+def _meet(one: Request, other: Request) -> bool:
+    (ranks, entry), (of, known) = one, other
+    if server_of(ranks.first.identity) == server_of(of.first.identity) or (entry.rid and entry.rid == known.rid):
+        return True
+    return is_one(entry.bootstrap, ranks.first, known.bootstrap, of.first)
+
+
+def _by_address(decoding: Decoding) -> list[Decoding]:
+    """Return what decode ranks have of a room, by the bootstrap server that it names."""
+    found: dict[str, list[RoomEntry]] = {}
+    for entry in decoding.entries:
+        found.setdefault(entry.bootstrap, []).append(entry)
+    return [decoding] if len(found) == 1 else [Decoding(decoding.ranks, entries) for entries in found.values()]
+
+
+def _apart(held: Request, decoding: Decoding) -> bool:
     """Return whether what prefill ranks hold is surely another request than the one that decode ranks have."""
+    ranks, entry = held
     taken = decoding.entries[0]
-    if held.rid and held.rid == taken.rid:
+    if entry.rid and entry.rid == taken.rid:
         return False
-    return is_another(taken.bootstrap, ranks.first, decoding.view, held.bootstrap)
+    return is_another(taken.bootstrap, ranks.first, decoding.view, entry.bootstrap)
 
 
-def _part(facts: RoomFacts, prefill: list[tuple[Ranks, RoomEntry]], decode: list[Decoding]) -> RoomFacts:
-    """Return the facts with these ranks alone, and with the bootstrap servers and events that are theirs."""
-    named = {(d.view.network, d.entries[0].bootstrap) for d in decode}
-    asked = tuple(server for server in facts.servers if (server.network, server.address) in named)
-    views = [*(ranks.first for ranks, _ in prefill), *(d.view for d in decode)]
-    ours = {server_of(view.identity) for view in views}
+def _part(facts: RoomFacts, prefill: list[Request], decode: list[Decoding], *, alone: bool) -> RoomFacts:
+    """Return the facts with these ranks alone, and with the bootstrap servers and events that are theirs.
+
+    Of prefill these are none where decode does not tell which of several requests it means. alone: there are no other ranks.
+    """
+    named = _named(prefill, decode)
+    everyone = named if alone else _named(facts.prefill, facts.decode)
+    # Those that no rank names, the user named.
+    servers = [one for one in facts.servers if alone or _names(named, one) or not _names(everyone, one)]
+    ours = {server_of(view.identity) for view, _ in named}
+    theirs = {server_of(view.identity) for view, _ in everyone} - ours
+    events = [
+        (view, event)
+        for view, event in facts.events
+        if (server := server_of(view.identity)) in ours or not (prefill or server in theirs)
+    ]
+    if (
+        decode
+        and len(prefill) > 1
+        and len(together(prefill)) > 1
+        and not any(is_named(d.entries[0].bootstrap) for d in decode)
+    ):
+        servers, events = [], [(view, event) for view, event in events if view.identity.role == "decode"]
+    if alone and len(servers) == len(facts.servers) and len(events) == len(facts.events):
+        return facts
     part = replace(
         facts,
         prefill=prefill,
         decode=decode,
-        servers=asked or facts.servers,  # those that the user named are under no rank's address
-        address=decode[0].entries[0].bootstrap,
-        events=tuple((view, event) for view, event in facts.events if server_of(view.identity) in ours),
+        servers=tuple(servers),
+        address=next((address for _, address in reversed(named) if address), ""),
+        events=tuple(events),
     )
     part.size, part.follows = part.find_size()
     part.registered = part.find_registered()
     return part
+
+
+def _named(prefill: Sequence[Request], decode: Sequence[Decoding]) -> list[tuple[RankView, str]]:
+    """Return ranks and the bootstrap servers that their requests name."""
+    held = [(ranks.first, entry.bootstrap) for ranks, entry in prefill]
+    return [*held, *((asking.view, entry.bootstrap) for asking in decode for entry in asking.entries)]
+
+
+def _names(named: Sequence[tuple[RankView, str]], server: ServerView) -> bool:
+    return any(server.address == address and server.network in ("", view.network) for view, address in named)

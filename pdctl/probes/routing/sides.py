@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from pdctl.probes.queues.formatting import names
-from pdctl.probes.routing.addresses import listens_on, near, shared
+from pdctl.probes.routing.addresses import is_another, is_named, listens_on, near, shared
 from pdctl.probes.routing.facts import (
     CONFLICTING,
     EVERY,
@@ -21,7 +21,7 @@ from pdctl.probes.routing.facts import (
     number,
     registers,
 )
-from pdctl.probes.routing.model import Look, RankView, Side, place_of
+from pdctl.probes.routing.model import FAKE, Look, RankView, Side, place_of
 from pdctl.probes.routing.suspects import Suspect
 from pdctl.protocol.requests import FORCE_QUERY, NOTES_CONFLICTS, REGISTERS_EVERY_ROOM
 
@@ -94,12 +94,24 @@ def suspects_of_sides(look: Look) -> Iterator[Suspect]:
 
 
 def _belong(prefill: Sequence[RankView], decode: Sequence[RankView], servers: dict[Key, list[RankView]]) -> bool:
+    """Return whether these decode ranks use this prefill server: by their requests, else as there is no other."""
     cluster = prefill[0].identity.cluster
     live = [key for key, views in servers.items() if key[:2] == (cluster, "prefill") and any(v.rooms for v in views)]
-    if len(live) == 1:
-        return any(view.rooms for view in prefill)
-    there = set().union(*map(addresses, prefill))
-    return bool(there & set().union(*map(addresses, decode)))
+    own, theirs = map(_named, (prefill, decode))
+    if (own and theirs) or len(live) != 1:
+        return any(not is_another(address, view, by, held) for view, held in own for by, address in theirs)
+    return any(view.rooms for view in prefill)
+
+
+def _named(views: Sequence[RankView]) -> list[tuple[RankView, str]]:
+    """Return a rank for each address that tells to whom a server belongs: no warm-up's, and none without a host."""
+    found = {
+        (one, view.network, view.identity.host): (view, one)
+        for view in views
+        for one in addresses(view)
+        if is_named(one) and not one.startswith(FAKE)
+    }
+    return list(found.values())
 
 
 def _one_side(prefill: Sequence[RankView], decode: Sequence[RankView]) -> Iterator[Suspect]:

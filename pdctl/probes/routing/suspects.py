@@ -24,10 +24,10 @@ from pdctl.probes.routing.facts import (
     way_out,
 )
 from pdctl.probes.routing.model import waits
-from pdctl.probes.routing.pairs import pairs
+from pdctl.probes.routing.pairs import Request, pairs, together
 from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import EventKind
-from pdctl.protocol.requests import FORCE_QUERY, NOTES_CONFLICTS, RoomEntry
+from pdctl.protocol.requests import FORCE_QUERY, NOTES_CONFLICTS
 
 LAST_QUARTER = 0.75
 
@@ -64,15 +64,15 @@ def suspects_of(facts: RoomFacts, *, named: bool) -> Iterator[Suspect]:
     if facts.plain:
         return
     yield from _duplicates(facts)
-    split = list(_split(facts))
-    yield from split
-    if not split:
-        yield from _elsewhere(facts)
-        for pair in pairs(facts):
+    for pair in pairs(facts):
+        split = list(_split(pair))
+        yield from split
+        if not split:
+            yield from _elsewhere(pair)
             yield from _conflict(pair)
-        yield from _unregistered(facts)
-    yield from _expiring(facts)
-    yield from _refused(facts, named=named)
+            yield from _unregistered(pair)
+        yield from _expiring(pair)
+        yield from _refused(pair, named=named)
 
 
 def _least(ages: Iterable[float | None]) -> float | None:
@@ -337,9 +337,9 @@ def _refused(facts: RoomFacts, *, named: bool) -> Iterator[Suspect]:
 
 
 def _duplicates(facts: RoomFacts) -> Iterator[Suspect]:
-    """Two requests of one side have the same room."""
-    for role in ("prefill", "decode"):
-        entries = facts.prefill if role == "prefill" else _flat(facts)
+    """Two requests of one side have the same room, and one server has both, or is to get both."""
+    sides = [("prefill", facts.prefill), ("decode", _flat(facts))]
+    for role, entries in ((role, group) for role, requests in sides for group in together(requests)):
         rids: dict[tuple[str, str], list[Ranks]] = {}
         for ranks, entry in entries:
             if entry.rid:
@@ -364,5 +364,5 @@ def _duplicates(facts: RoomFacts) -> Iterator[Suspect]:
         )
 
 
-def _flat(facts: RoomFacts) -> list[tuple[Ranks, RoomEntry]]:
+def _flat(facts: RoomFacts) -> list[Request]:
     return [(d.ranks, entry) for d in facts.decode for entry in d.entries]
