@@ -48,6 +48,13 @@ def is_one(address: str, view: RankView, other: str, of: RankView) -> bool:
     return is_named(address) and _plain(address) == _plain(other) and not _itself(address, view, of)
 
 
+def are_two(rid: str, address: str, other_rid: str, other: str) -> bool:
+    """Return whether one room on both sides is surely of two requests: other ids, and bootstrap servers of other names."""
+    if rid and rid == other_rid:
+        return False
+    return is_named(address) and is_named(other) and _plain(address) != _plain(other)
+
+
 def is_named(address: str) -> bool:
     """Return whether an address tells of a server: a host that a request does not name is the engine's ``None``."""
     return address.rpartition(":")[0] not in ("", "None")

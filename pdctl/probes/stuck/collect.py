@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from pdctl.probes.processes import now_ns
+from pdctl.probes.routing.addresses import are_two
 from pdctl.probes.stuck import UNHEARD_S
 from pdctl.probes.stuck.model import Earlier, Last, RankLooks
 from pdctl.probes.turns import TAKES_IN
@@ -205,15 +207,36 @@ def _told(look: RankLooks, recording: Recording, rooms: frozenset[int], now_ns: 
 
 
 def _missing(ranks: Sequence[FoundRank], answers: Sequence[Rooms | None]) -> dict[str, frozenset[int]]:
-    """Return the rooms that the other side has and this one lacks, by role."""
-    here: dict[str, set[int]] = {"prefill": set(), "decode": set()}
+    """Return the rooms of requests that the other side has and this one lacks, by role; it may have the room for another."""
+    tables: dict[tuple[str, str], list[RoomTable]] = defaultdict(list)
     for rank, rooms in zip(ranks, answers, strict=True):
-        if rooms is not None and rank.identity.role in here:
-            here[rank.identity.role] |= set(rooms.rooms.column("room")) - {0}
-    return {
-        "prefill": frozenset(here["decode"] - here["prefill"]),
-        "decode": frozenset(here["prefill"] - here["decode"]),
-    }
+        if rooms is not None:
+            tables[rank.identity.cluster, rank.identity.role].append(rooms.rooms)
+    lacked: dict[str, set[int]] = {role: set() for role in OTHER}
+    for cluster in {cluster for cluster, _ in tables}:
+        sides = {role: tables[cluster, role] for role in OTHER}
+        here = {role: {room for one in those for room in one.column("room")} - {0} for role, those in sides.items()}
+        addresses = {address for those in sides.values() for one in those for address in one.distinct("bootstrap")}
+        both = here["prefill"] & here["decode"] if len(addresses - {""}) > 1 else set()
+        requests = {role: _requests(those, both) for role, those in sides.items()}
+        for role, other in OTHER.items():
+            lacked[role] |= here[other] - here[role]
+            lacked[role].update(
+                room
+                for room in both
+                if any(all(are_two(*one, *known) for known in requests[role][room]) for one in requests[other][room])
+            )
+    return {role: frozenset(rooms) for role, rooms in lacked.items()}
+
+
+def _requests(tables: Sequence[RoomTable], rooms: Collection[int]) -> dict[int, set[tuple[str, str]]]:
+    """Return the ids of the requests that have these rooms, and the bootstrap servers that they name."""
+    found: dict[int, set[tuple[str, str]]] = {room: set() for room in rooms}
+    for table in {one.key("room", "rid", "bootstrap"): one for one in tables if rooms}.values():
+        for room, rid, address in table.rows("room", "rid", "bootstrap"):
+            if room in found:
+                found[room].add((rid, address))
+    return found
 
 
 def _with_since(

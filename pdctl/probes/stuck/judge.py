@@ -46,7 +46,9 @@ def judge(
     waiting: list[tuple[Side, Waiting]] = []
     for side in sides:
         other = peers[(side.cluster, OTHER.get(side.role, ""))]
-        waiting += [(side, request) for request in waiting_of(side, other, pause_s, full.get(id(side)))]
+        waiting += [
+            (side, request) for request in waiting_of(side, peers[side.key], other, pause_s, full.get(id(side)))
+        ]
     requests = [request for _, request in waiting] + [request for side in sides for request in released(side)]
     shown = [request for request in requests if request.age_s >= older_s or (older_s and request.age_s < 0)]
     problems = [f"{look.identity.label}: {look.silence}" for look in looks if look.silence]
@@ -187,7 +189,11 @@ def _other(request: Waiting, side: Side, peers: Mapping[tuple[str, str], Peers])
     """Return the groups that a request of ``side`` can be on."""
     there = side.requests.get((request.room, request.rid), ())
     other = peers[(request.cluster, OTHER.get(request.role, ""))]
-    return other.behind(there[0].entry) if there else other
+    if not there:
+        return other
+    strangers = other.strangers(there[0].entry, side, peers[side.key])
+    those = other.behind(there[0].entry)
+    return [one for one in those if one not in strangers] if strangers else those
 
 
 def _finding(

@@ -75,10 +75,15 @@ class Peers(list[Side]):
         return frozenset().union(*(peer.rooms_before for peer in self))
 
     @cached_property
+    def several(self) -> bool:
+        """Whether these are of several servers."""
+        return len({_server(peer) for peer in self}) > 1
+
+    @cached_property
     def _addresses(self) -> dict[tuple[str, str], set[str]]:
         """Server → addresses of its bootstrap server, as its requests name it."""
         found: dict[tuple[str, str], set[str]] = {_server(peer): set() for peer in self}
-        for peer in self if len(found) > 1 else ():
+        for peer in self if self.several else ():
             for look in peer.looks:
                 if look.second is not None:
                     found[_server(peer)].update(look.second.rooms.distinct("bootstrap"))
@@ -105,6 +110,24 @@ class Peers(list[Side]):
         named = entry.bootstrap and entry.queue.startswith("decode.")
         return self._behind.get(entry.bootstrap, self) if named else self
 
+    def strangers(self, entry: RoomEntry, side: Side, mine: Peers) -> list[Side]:
+        """Return the groups of decode that have a request's room for another one: theirs is on another prefill server.
+
+        mine: the groups of prefill, ``side`` among them, which has the request.
+        """
+        if side.role != "prefill" or not mine.several:
+            return []
+        return [
+            peer
+            for peer in self.having.get(entry.room, ())
+            if all(
+                seen.entry.bootstrap != entry.bootstrap
+                and (seen.entry.rid != entry.rid or not entry.rid)
+                and side not in mine.behind(seen.entry)
+                for seen in peer.rooms[entry.room]
+            )
+        ]
+
     @cached_property
     def _silent(self) -> list[RankLooks]:
         return [look for peer in self for look in peer.looks if look.silence]
@@ -127,20 +150,23 @@ class Peers(list[Side]):
         return found
 
 
-def peer_of(room: int, side: Side, other: Peers, since_s: float = -1.0, *, past: bool = False) -> Peer:
+def peer_of(
+    room: int, side: Side, other: Peers, since_s: float = -1.0, *, past: bool = False, strangers: Sequence[Side] = ()
+) -> Peer:
     """Return what the other side says of a room.
 
     since_s: how long this side has had the request, -1.0 unknown. What ended before that was another one with this room.
-    past: the request has all that it needs from there, however long ago that was.
+    past: the request has all that it needs from there, however long ago that was. strangers: who has the room for another.
     """
     if not room:
         return Peer("no room: a request without disaggregation", NOBODY)
     if not other:
         return Peer(f"no {OTHER[side.role]} rank in sight", NOBODY)
-    said = [peer.words(peer.rooms[room]) for peer in other.having.get(room, ())]
+    told = Peers(peer for peer in other if peer not in strangers) if strangers else other
+    said = [peer.words(peer.rooms[room]) for peer in told.having.get(room, ())]
     if said:
         return Peer("; ".join(said), HERE)
-    last = other.last.get(room, [])
+    last = told.last.get(room, [])
     came = [one for one in last if one[2].came]
     this = [one for one in came if past or since_s < 0 or one[2].age_s - side.unseen_s <= since_s + SAME_S]
     if this:
@@ -150,7 +176,7 @@ def peer_of(room: int, side: Side, other: Peers, since_s: float = -1.0, *, past:
     silent = other.silent(since_s + side.unseen_s if since_s >= 0 else -1.0)
     if silent is not None:
         return Peer(f"not known: {silent.identity.label}: {silent.silence}", SILENT)
-    return _without(room, side, other, since_s, last)
+    return _without(side, other, since_s, last, before=room in told.rooms_before)
 
 
 def _seen(room: int, side: Side, this: Sequence[tuple[Side, RankLooks, Last]]) -> Peer:
@@ -176,11 +202,15 @@ def _seen(room: int, side: Side, this: Sequence[tuple[Side, RankLooks, Last]]) -
     return Peer(f"{where} has it no more; last seen {ago} ago: {one.what}", GONE, without_s=one.age_s - took_in_s)
 
 
-def _without(room: int, side: Side, other: Peers, since_s: float, last: Sequence[tuple[Side, RankLooks, Last]]) -> Peer:
-    """Return what can be said of a request that no rank of the other side has, or is known to have had."""
+def _without(
+    side: Side, other: Peers, since_s: float, last: Sequence[tuple[Side, RankLooks, Last]], *, before: bool
+) -> Peer:
+    """Return what can be said of a request that no rank of the other side has, or is known to have had.
+
+    before: some rank had it at the first look.
+    """
     role = OTHER[side.role]
     came_s = since_s + side.unseen_s  # to the end of the recordings, as the other side's times are
-    before = room in other.rooms_before
     without_s, partly = float("inf"), ""
     began: dict[str, float] = {}
     gone: dict[str, None] = {}

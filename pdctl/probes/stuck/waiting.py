@@ -12,8 +12,11 @@ from pdctl.protocol.model import UNKNOWN, KVPoll, poll_name
 from pdctl.protocol.requests import RoomEntry
 
 
-def waiting_of(side: Side, other: Peers, pause_s: float, full: SideSpace | None) -> list[Waiting]:
-    """Return a side's requests. This runs ten thousand times in a second at most: what many share is looked up once."""
+def waiting_of(side: Side, mine: Peers, other: Peers, pause_s: float, full: SideSpace | None) -> list[Waiting]:
+    """Return a side's requests. mine, other: the groups of its role, and of the other one.
+
+    This runs ten thousand times in a second at most: what many share is looked up once.
+    """
     answer = side.first_answer
     if answer is None:
         return []
@@ -40,11 +43,13 @@ def waiting_of(side: Side, other: Peers, pause_s: float, full: SideSpace | None)
             cover = _NOT_TOLD
         room, rid = key
         here = there.get(room) if room else None
-        if alone is not None and here is not None:
+        strangers = other.strangers(entry, side, mine)
+        if alone is not None and here is not None and not strangers:
             peer = Peer(alone.words(here), HERE)
         else:
             since_s = max(age_s, since.get(key, -1.0)) if since else age_s
-            peer = peer_of(room, side, other.behind(entry), since_s, past=entry.queue in HEARD and role == "decode")
+            past = entry.queue in HEARD and role == "decode"
+            peer = peer_of(room, side, other.behind(entry), since_s, past=past, strangers=strangers)
         found.append(
             Waiting(
                 room=room,
