@@ -24,6 +24,7 @@ from pdctl.probes.story.clocks import DRIFT, Bound, Contradiction, Offset, Passe
 from pdctl.protocol.model import EventKind, KVPoll, Phase
 from pdctl.recording.reader import Event, Recording
 from pdctl.recording.streams import Stream
+from pdctl.targets.servers import server_of
 
 SAME_BOOT_NS = 60_000_000_000
 """The wall clock may have been set meanwhile; another boot of a host is further away than that."""
@@ -211,6 +212,7 @@ class _Seen:
 def _messages(recordings: Sequence[Recording], near: Sequence[int]) -> list[Bound]:
     roles = [recording.identity.role for recording in recordings]
     seen = [_steps(recording.events(), role) for recording, role in zip(recordings, roles, strict=True)]
+    _leave_out_shared(recordings, seen)
     takers: dict[int, list[int]] = {}  # room → the decode ranks that know it: of many servers those of one
     for j, known in enumerate(seen):
         for room in known if roles[j] == "decode" else ():
@@ -240,6 +242,17 @@ def _messages(recordings: Sequence[Recording], near: Sequence[int]) -> list[Boun
                 for j in takers.get(room, ()):
                     before(i, steps.sender_ns, j, seen[j][room].answered_ns)
     return bounds
+
+
+def _leave_out_shared(recordings: Sequence[Recording], seen: Sequence[dict[int, _Seen]]) -> None:
+    """Mark the rooms that several servers of one side have: whose message it was can't be told."""
+    servers: dict[tuple[str, int], tuple[str, str, str]] = {}
+    shared: set[int] = set()
+    for recording, steps in zip(recordings, seen, strict=True):
+        role, server = recording.identity.role, server_of(recording.identity)
+        shared.update(room for room in steps if servers.setdefault((role, room), server) != server)
+    for steps in seen:
+        steps.update((room, _Seen(fault=True)) for room in shared.intersection(steps))
 
 
 def _is_tp(recording: Recording, tp: int) -> bool:

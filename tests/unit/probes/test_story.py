@@ -135,6 +135,20 @@ def test_a_message_of_no_room_binds_no_clock(world: World) -> None:
     assert story(world.pasts(), 7).ranks == before.ranks
 
 
+def test_a_room_of_another_pair_of_servers_binds_no_clock(world: World) -> None:
+    prefill, decode = pair(world)
+    other = {"instance": "other", "service": "other:30000"}
+    there = world.rank("prefill", host="there", **other), world.rank("decode", host="far", offset=7 * 10**14, **other)
+    for n in range(3):
+        served(world, prefill, decode, ROOM + n, f"{RID}-{n}", slot=n)
+    served(world, there[0], [there[1]], ROOM, "other")
+    told = story(world.pasts(), ROOM)
+    lines = {line.host: line.clock for line in told.ranks}
+    assert "by " in lines["decode-0"]
+    assert lines["there"].startswith("wall clocks only")
+    assert lines["far"].startswith("wall clocks only")
+
+
 def test_ranks_of_one_host_have_one_clock(world: World) -> None:
     ranks = [world.rank("prefill", host="h"), *(world.rank("decode", tp, tp_size=2, host="h") for tp in (0, 1))]
     served(world, ranks[0], ranks[1:], ROOM, RID)
