@@ -26,8 +26,9 @@ def pairs(facts: RoomFacts) -> Iterator[RoomFacts]:
     meant: dict[tuple[tuple[int, ...], str], list[Decoding]] = {}
     for decoding in facts.decode:
         for taken in _by_address(decoding):
-            may = tuple(n for n, held in enumerate(facts.prefill) if not _apart(held, taken))
-            meant.setdefault((may, "" if may else taken.entries[0].bootstrap), []).append(taken)
+            address = _address(taken, facts)
+            may = tuple(n for n, held in enumerate(facts.prefill) if not _apart(held, taken, address))
+            meant.setdefault((may, "" if may else address), []).append(taken)
     left = [held for n, held in enumerate(facts.prefill) if not any(n in may for may, _ in meant)]
     parts = [([facts.prefill[n] for n in may], decode) for (may, _), decode in meant.items()]
     parts += [(held, []) for held in together(left)]
@@ -58,20 +59,33 @@ def _meet(one: Request, other: Request) -> bool:
 
 
 def _by_address(decoding: Decoding) -> list[Decoding]:
-    """Return what decode ranks have of a room, by the bootstrap server that it names."""
-    found: dict[str, list[RoomEntry]] = {}
-    for entry in decoding.entries:
-        found.setdefault(entry.bootstrap, []).append(entry)
-    return [decoding] if len(found) == 1 else [Decoding(decoding.ranks, entries) for entries in found.values()]
+    """Return what decode ranks have of a room, by the bootstrap server that it names, where there are several."""
+    entries = decoding.entries
+    named = dict.fromkeys(entry.bootstrap for entry in entries if is_named(entry.bootstrap))
+    if len(named) < 2:
+        return [decoding]
+    lots = [[entry for entry in entries if entry.bootstrap == address] for address in named]
+    unnamed = [entry for entry in entries if entry.bootstrap not in named]
+    return [Decoding(decoding.ranks, lot) for lot in (*lots, unnamed) if lot]
 
 
-def _apart(held: Request, decoding: Decoding) -> bool:
+def _address(taken: Decoding, facts: RoomFacts) -> str:
+    """Return the bootstrap server that decode ranks name, else the only one that ranks of their server name for the room."""
+    own = next((entry.bootstrap for entry in taken.entries if is_named(entry.bootstrap)), "")
+    if own:
+        return own
+    server = server_of(taken.view.identity)
+    mates = [one for one in facts.decode if server_of(one.view.identity) == server]
+    named = {entry.bootstrap for one in mates for entry in one.entries if is_named(entry.bootstrap)}
+    return named.pop() if len(named) == 1 else ""
+
+
+def _apart(held: Request, taken: Decoding, address: str) -> bool:
     """Return whether what prefill ranks hold is surely another request than the one that decode ranks have."""
     ranks, entry = held
-    taken = decoding.entries[0]
-    if entry.rid and entry.rid == taken.rid:
+    if entry.rid and entry.rid == taken.entries[0].rid:
         return False
-    return is_another(taken.bootstrap, ranks.first, decoding.view, entry.bootstrap)
+    return is_another(address, ranks.first, taken.view, entry.bootstrap)
 
 
 def _part(facts: RoomFacts, prefill: list[Request], decode: list[Decoding], *, alone: bool) -> RoomFacts:
@@ -90,12 +104,7 @@ def _part(facts: RoomFacts, prefill: list[Request], decode: list[Decoding], *, a
         for view, event in facts.events
         if (server := server_of(view.identity)) in ours or not (prefill or server in theirs)
     ]
-    if (
-        decode
-        and len(prefill) > 1
-        and len(together(prefill)) > 1
-        and not any(is_named(d.entries[0].bootstrap) for d in decode)
-    ):
+    if decode and len(together(prefill)) > 1 and not any(_address(one, facts) for one in decode):
         servers, events = [], [(view, event) for view, event in events if view.identity.role == "decode"]
     if alone and len(servers) == len(facts.servers) and len(events) == len(facts.events):
         return facts

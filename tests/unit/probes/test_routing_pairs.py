@@ -195,5 +195,15 @@ def test_servers_that_the_user_names_are_of_the_pair_that_names_them() -> None:
 
 def test_two_requests_of_one_number_are_no_group_that_parts() -> None:
     behind = decode(0, entry("decode.pending"), follow=False)
-    ahead = at(decode(1, entry("decode.prealloc", dp=1, rid="b"), follow=False), OTHER_ADDRESS)
+    answered = (event(EventKind.DP_ANSWER, 30.0, 1),)
+    ahead = at(decode(1, entry("decode.prealloc", dp=1, rid="b"), follow=False, events=answered), OTHER_ADDRESS)
     assert codes(judge(Look((behind, ahead)))) == ["PD127"]
+
+
+def test_a_request_that_names_no_server_yet_is_of_the_one_that_its_group_names() -> None:
+    """Up to SGLang 0.5.9 what is pending has no receiver."""
+    behind = decode(0, entry("decode.pending", bootstrap=""), follow=False)
+    answered = (event(EventKind.DP_ANSWER, 30.0, 1),)
+    ahead = decode(1, entry("decode.prealloc", dp=1), follow=False, events=answered)
+    assert codes(judge(Look((behind, ahead)))) == ["PD106"]
+    assert codes(judge(Look((of_other(held(1)), behind, ahead)))) == ["PD106"]
