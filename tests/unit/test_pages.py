@@ -61,6 +61,17 @@ def test_an_anchor_of_a_folder_leads_nowhere() -> None:
     assert not complaint(Link(ROOT / "README.md", 1, "docs"))
 
 
+def test_the_readme_fits_a_narrow_terminal_and_its_sample_is_what_is_printed_there() -> None:
+    readme = (ROOT / "README.md").read_text()
+    blocks = re.findall(r"^(?:> )?```$.*?^(?:> )?```$", readme, re.MULTILINE | re.DOTALL)
+    assert len(blocks) > 4
+    assert [line for block in blocks for line in block.splitlines() if len(line) > 80] == []
+    assert [line for line in readme.splitlines() if len(line) > 100] == []
+    printed = (ROOT / "tests/golden/files/offline/diff-queues-s1.txt").read_text()
+    sample = printed.partition("--- stdout\n")[2].partition("\n$ ")[0]
+    assert f"$ pdctl diff-queues --from docs/notebooks/s1.pdtrace\n{sample}```\n" in readme
+
+
 def misplaced(line: str) -> Iterator[str]:
     """Yield the options in a command line that are not where their command takes them."""
     try:
