@@ -1,4 +1,4 @@
-"""What import-linter does not hold: no two modules import each other, not even late."""
+"""What import-linter does not hold: no two modules import each other, not even late; unit tests have the rooms of pdctl."""
 
 from __future__ import annotations
 
@@ -12,6 +12,22 @@ import pytest
 import pdctl
 
 ROOT = Path(pdctl.__file__).parent
+LOOSE = {
+    "__init__.py": "all of these",
+    "conftest.py": "all of these",
+    "test_house.py": "all rooms",
+    "test_variables.py": "all rooms",
+    "test_pages.py": "docs/, README.md",
+    "test_site.py": "docs/, .github/",
+    "test_skill.py": "skills/",
+    "test_deploy.py": "deploy/",
+    "test_score.py": "benchmarks/",
+    "test_engine_versions.py": "tests/engine/",
+    "test_upstream_compared.py": "tests/engine/",
+    "test_gpu.py": "tests/gpu/",
+    "test_patience.py": "tests/support/",
+}
+"""Files of unit tests that test no one room, and what they test."""
 
 
 def _modules() -> dict[str, Path]:
@@ -50,3 +66,9 @@ def test_no_two_modules_import_each_other() -> None:
         TopologicalSorter(_graph(modules)).prepare()
     except CycleError as error:
         pytest.fail(" > ".join(error.args[1]))
+
+
+def test_unit_tests_have_the_rooms_of_pdctl() -> None:
+    here = Path(__file__).parent
+    assert {path.parent.name for path in here.glob("*/*.py")} == {path.parent.name for path in ROOT.glob("*/*.py")}
+    assert {path.name for path in here.glob("*.py")} == LOOSE.keys()
