@@ -11,7 +11,7 @@ import typer
 from pdctl.commands import options as opt
 from pdctl.commands.options import reach_of
 from pdctl.protocol.documents import Document, Rows
-from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.errors import Exit, PdctlError, exit_of
 from pdctl.report.output import Format, Output
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def command(
     rows = read(chosen, timeout_s=timeout, rank_timeout_s=rank_timeout, agents=_agents(env))
     out = Output(output)
     unread = sum(bool(row.reason) for row in rows)
-    code = Exit.CLEAN if not unread else Exit.UNREACHABLE if unread == len(rows) else Exit.PARTIAL
+    code = exit_of(seen=unread < len(rows), partial=unread > 0)
     out.document(AttachDocument(processes=rows), Rows(AttachRow, rows), draw, code=code)
     return int(code)
 

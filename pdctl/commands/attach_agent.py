@@ -12,7 +12,7 @@ import msgspec
 
 from pdctl.introspect.inject import Injected, inject, take_back
 from pdctl.protocol.documents import Document, Rows
-from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.errors import Exit, PdctlError, exit_of
 from pdctl.protocol.model import Status
 from pdctl.protocol.rank import Answer
 from pdctl.targets.client import Client
@@ -64,11 +64,9 @@ def put_in(
 def exit_code(found: Sequence[Injected]) -> Exit:
     """Return what the command exits with: see its help."""
     done = sum(one.state in ("running", "there") for one in found)
-    if done == len(found):
-        return Exit.CLEAN
-    if done or any(one.state == "pending" for one in found):
-        return Exit.PARTIAL
-    return Exit.REFUSED if all(one.unarmed for one in found) else Exit.UNREACHABLE
+    refused = Exit.REFUSED if all(one.unarmed for one in found) else Exit.UNREACHABLE
+    none = Exit.PARTIAL if any(one.state == "pending" for one in found) else refused
+    return exit_of(seen=done > 0, partial=done < len(found), none=none)
 
 
 def _answering(
@@ -125,7 +123,7 @@ def take_out(pids: Sequence[int], env: Mapping[str, str], out: Output, timeout_s
             console.print(f"{row.rank or f'pid {row.pid}'}: {row.kept or 'its agent has left'}")
 
     kept = sum(bool(row.kept) for row in rows)
-    code = Exit.CLEAN if not kept else Exit.REFUSED if kept == len(rows) else Exit.PARTIAL
+    code = exit_of(seen=kept < len(rows), partial=kept > 0, none=Exit.REFUSED)
     out.document(LeftDocument(ranks=rows), Rows(Left, rows), draw, code=code)
     return int(code)
 

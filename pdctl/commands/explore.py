@@ -85,7 +85,7 @@ def command(
         raise PdctlError("--exhaustive tries every schedule, --schedules some", "Leave one of them out.", Exit.USAGE)
     from pdctl.explore.document import Explored
     from pdctl.explore.render import draw
-    from pdctl.explore.run import Search, exit_code, search_model, search_near, select_policies
+    from pdctl.explore.run import CODES, Search, search_model, search_near, select_policies
 
     asked = Search(select_policies(policy or ()), schedules, exhaustive, seed, device, limit, write, near)
     progress.doing("trying schedules")
@@ -99,4 +99,4 @@ def command(
         if not output.whole:
             for problem in document.problems:
                 out.note(f"left out: {problem}")
-    return int(exit_code(document))
+    return int(CODES[document.verdict])

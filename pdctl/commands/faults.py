@@ -14,7 +14,7 @@ from pdctl.commands.watching import WatchOption, watch
 from pdctl.inject.parameter import format_fault
 from pdctl.protocol import durations
 from pdctl.protocol.documents import Rows
-from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.errors import Exit, PdctlError, exit_of
 from pdctl.report.output import Document, Format, Output
 
 if TYPE_CHECKING:
@@ -121,8 +121,7 @@ def command(
             answers = _ask(client, found)
             silent = _silent(answers)
             rows = _rows(answers, past=past)
-            unreached = not any(answer.body for answer in answers)
-            code = Exit.UNREACHABLE if unreached else Exit.PARTIAL if silent else Exit.CLEAN
+            code = exit_of(seen=any(answer.body for answer in answers), partial=bool(silent))
             _show(out, rows, silent, code)
             return code
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pdctl.protocol.documents import Rows
-from pdctl.protocol.errors import Exit
+from pdctl.protocol.errors import Exit, exit_of
 from pdctl.report.output import Document
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def show(out: Output, answers: Sequence[Answer[FaultsBody]]) -> Exit:
         for answer in answers
         if answer.body is None and answer.rank.state != "dead"
     ]
-    code = Exit.UNREACHABLE if not rows else Exit.PARTIAL if silent else Exit.CLEAN
+    code = exit_of(seen=bool(rows), partial=bool(silent))
     out.document(AvailableDocument(sites=rows, silent=silent), Rows(AvailableRow, rows), _draw, code=code)
     for line in silent:
         out.note(f"not asked, or no answer: {line}")

@@ -114,9 +114,7 @@ def command(
         )
         for result in results
     ]
-    code = healing.exit_code(results)
-    if left.harm and code is Exit.CLEAN:
-        code = Exit.FINDING
+    code = healing.exit_code(results, left.harm)
     if code is Exit.CLEAN and all(result.gone or not result.rank.live for result in results):
         code = Exit.UNREACHABLE  # nobody is left to say anything
     proof = None

@@ -177,13 +177,13 @@ class Foreground:
         healed = self._session.heal(why)
         for line in healing.lines(healed):
             self._out.error(line, "pdctl heal --all")
-        code = healing.exit_code(healed)
-        left = self._session.aftermath() if code is Exit.CLEAN else healing.Aftermath()
+        clean = healing.exit_code(healed) is Exit.CLEAN
+        left = self._session.aftermath() if clean else healing.Aftermath()
         for line in left.harm:
             self._out.error(line)
         for line in left.before:
             self._out.note(line)
-        return Exit.FINDING if left.harm else code
+        return healing.exit_code(healed, left.harm)
 
     def _report(self, counts: Counts, why: str, code: Exit) -> None:
         args, healed = self._session.args, code is Exit.CLEAN

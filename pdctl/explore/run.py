@@ -27,7 +27,8 @@ MOST = 10**10
 SAMPLE = 10**7
 """Schedules drawn by default from a space that is larger than AUTO."""
 
-_CODES = {"BROKEN": Exit.FINDING, "HOLDS": Exit.CLEAN, "INCONCLUSIVE": Exit.PARTIAL}
+CODES = {"BROKEN": Exit.FINDING, "HOLDS": Exit.CLEAN, "INCONCLUSIVE": Exit.PARTIAL}
+"""What the command exits with, by verdict."""
 
 
 @dataclass(frozen=True)
@@ -101,11 +102,6 @@ def search_near(asked: Search, found: Found, source: str) -> ExploreDocument:
         for policy, result in zip(policies, document.results, strict=True)
     )
     return msgspec.structs.replace(document, results=results, source=source, problems=tuple(problems))
-
-
-def exit_code(document: ExploreDocument) -> Exit:
-    """Return what the command exits with: FINDING for BROKEN, CLEAN for HOLDS, PARTIAL for INCONCLUSIVE."""
-    return _CODES[document.verdict]
 
 
 def _search(asked: Search, spaces: list[Space], bound: str) -> ExploreDocument:

@@ -170,15 +170,15 @@ def aftermath(client: Client, ranks: Sequence[FoundRank], placed: float) -> Afte
     return Aftermath(tuple(harm), tuple(before))
 
 
-def exit_code(results: Sequence[Healed]) -> Exit:
-    """Return the exit code of a healing command: FAULT_ACTIVE if a fault may remain.
+def exit_code(results: Sequence[Healed], harm: Sequence[str] = ()) -> Exit:
+    """Return the exit code of a healing command: FAULT_ACTIVE if a fault may remain, FINDING if it left ``harm``.
 
     PARTIAL if no rank knows the named fault and another is in place: the name was probably mistyped.
     """
     if not all(result.clean for result in results):
         return Exit.FAULT_ACTIVE
     mistyped = any(result.others for result in results) and not any(result.knew for result in results)
-    return Exit.PARTIAL if mistyped else Exit.CLEAN
+    return Exit.PARTIAL if mistyped else Exit.FINDING if harm else Exit.CLEAN
 
 
 def lines(results: Sequence[Healed]) -> list[str]:

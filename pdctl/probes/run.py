@@ -13,7 +13,7 @@ import msgspec
 from pdctl.probes.aborts import with_warnings
 from pdctl.probes.base import RANK_TIMEOUT_S, TIMEOUT_S, AnyProbe, WrongOptionError
 from pdctl.protocol.documents import Document, Rows
-from pdctl.protocol.errors import Exit, PdctlError
+from pdctl.protocol.errors import Exit, PdctlError, exit_of
 from pdctl.report import progress
 from pdctl.report.causes import connect
 from pdctl.report.output import Format, Output
@@ -267,11 +267,7 @@ def exit_code(
     counting = LEVELS[LEVELS.index(level) :]
     if any(found.level.value in counting and (seen or found.code != NOBODY) for found in findings):
         return Exit.FINDING
-    if alone:
-        return Exit.CLEAN
-    if not seen:
-        return Exit.UNREACHABLE
-    return Exit.PARTIAL if partial else Exit.CLEAN
+    return Exit.CLEAN if alone else exit_of(seen=seen, partial=partial)
 
 
 def find(

@@ -20,6 +20,14 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
+def exit_of(*, seen: bool, partial: bool, none: Exit = Exit.UNREACHABLE) -> Exit:
+    """Return what a command exits with that asked many, none of which is at fault.
+
+    seen: at least one gave what was asked for. partial: another one did not. none: the code where none did.
+    """
+    return none if not seen else Exit.PARTIAL if partial else Exit.CLEAN
+
+
 class PdctlError(Exception):
     """An error to show to the user. ``next_step`` says what to do about it. The command exits with ``code``.
 

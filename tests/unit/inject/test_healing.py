@@ -60,5 +60,6 @@ def test_what_a_fault_has_ended_is_told_from_what_had_ended_before(
         left = healing.aftermath(client, [RANK], result.placed)
     [line] = left.harm or left.before
     assert bool(left.harm) is harm
+    assert healing.exit_code([result], left.harm) == int(harm)
     verb = "has ended" if harm else "had ended before"
     assert line.endswith(f"its bootstrap_thread {verb} by KeyError, and only a restart starts it again")
