@@ -57,7 +57,11 @@ def _child(folder: Path, label: str, body: Callable[[], None], parent: int) -> N
 
 
 def _environment(config: LabConfig) -> None:
-    """Set what agent, Gloo and Mooncake read from the environment in every rank."""
+    """Set what agent, Gloo and Mooncake read from the environment in every rank.
+
+    It is set in this process, since a forked rank has the environment of the supervisor, as an engine's rank has its server's.
+    A value that is passed to the agent's start would not reach an agent that is put into the rank later.
+    """
     os.environ.update(
         PDCTL_CLUSTER=config.name,
         PDCTL_RUN_DIR=config.run_dir,
