@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from pdctl.faults.table import FaultTable
 from tools.man_pages import HEADING, man_pages
 from tools.pages import ROOT, Link, complaint, links, pages, slug
 
@@ -103,6 +105,19 @@ def test_command_lines_of_pages_have_options_where_their_commands_take_them() ->
     ]
     assert len(lines) > 300
     assert [(page.name, wrong) for page, line in lines for wrong in misplaced(line)] == []
+
+
+def test_what_a_contributor_types_and_calls_is_there() -> None:
+    """Paths are held in tests/system/test_contributing.py."""
+    text = "\n".join(page.read_text() for page in pages() if page.name != "CHANGELOG.md")
+    targets = set(re.findall(r"(?:`|^(?:\$ )?)make (?:[A-Z_]+=\S+ )*([a-z][a-z-]*)", text, re.MULTILINE))
+    assert len(targets) > 10
+    assert targets <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    modules = set(re.findall(r"python3? -m ((?:benchmarks|tests|tools)(?:\.\w+)*)", text))
+    assert len(modules) > 10
+    assert [name for name in sorted(modules) if find_spec(name) is None] == []
+    calls = set(re.findall(r"`table\.(\w+)\(", text))
+    assert {"decide", "offer"} <= calls <= set(dir(FaultTable))
 
 
 def test_each_command_has_a_man_page_with_its_options() -> None:
