@@ -222,14 +222,14 @@ def _first(ranks: Sequence[Ending]) -> list[Ending]:
 def how(one: Ending) -> str:
     """Return how a rank ended, in words."""
     logged = _LOGGED if one.logged else ""
+    if one.service and not one.raised and one.status in (0, signal.SIGKILL):  # so a server ends its schedulers
+        return f"by its own server, whose {one.service} had ended before, {_exit(one.service_status)}{_LOGGED}"
     if one.status & 0x7F:
         return f"{_exit(one.status)}{logged}"
     if one.raised:
         return one.raised
     if one.status:
         return f"{_exit(one.status)}{logged}"
-    if one.service:
-        return f"by its own server, whose {one.service} had ended before, {_exit(one.service_status)}{_LOGGED}"
     if one.recorded == CLOSED:
         return "in good order, as one that is told to end"
     killed = (

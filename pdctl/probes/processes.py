@@ -97,12 +97,11 @@ def noted(rank: FoundRank, recording: Recording | None) -> list[service_threads.
 def ending(rank: FoundRank, recording: Recording | None) -> Ending:
     """Return how a rank ended, as its recording, the kernel and the engine's log have it."""
     process = rank.process if rank.access is None else NO_PROCESS
-    asks = rank.access is None and not process.exit_status
-    logged = logs.ending(rank.log, rank.identity.pid) if asks else logs.Logged()
+    logged = logs.ending(rank.log, rank.identity.pid) if rank.access is None else logs.Logged()
     said = Ending(
         rank.identity,
         status=process.exit_status or logged.status,
-        logged=bool(logged.status),
+        logged=bool(logged.status and not process.exit_status),
         service=logged.service,
         service_status=logged.service_status,
     )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from pdctl.probes.endings import Ending, Endings, how, judge
+from pdctl.probes.processes import ending
 from pdctl.protocol.model import UNKNOWN, Identity, KVPoll
+from pdctl.protocol.processes import Process
+from pdctl.protocol.rank import FoundRank
 from pdctl.protocol.requests import Cover, Lookup, RoomEntry, Rooms, RoomTable, Space
 from pdctl.report.findings import Level
 from tests.support.identities import identity
@@ -194,12 +198,26 @@ def test_of_two_servers_that_ended_each_has_the_requests_that_it_knew() -> None:
             {"service": "detokenizer", "service_status": 9},
             "by its own server, whose detokenizer had ended before, killed by SIGKILL (the engine's log says so)",
         ),
+        (
+            {"status": 9, "service": "detokenizer", "service_status": 256},
+            "by its own server, whose detokenizer had ended before, with exit code 1 (the engine's log says so)",
+        ),
+        ({"status": 11, "service": "detokenizer", "service_status": 9}, "killed by SIGSEGV"),
         ({"recorded": "closed"}, "in good order, as one that is told to end"),
         ({"recorded": ""}, "how is not known (the engine's log or the kernel's may say more)"),
     ],
 )
 def test_how_a_rank_ended(changes: dict[str, Any], words: str) -> None:
     assert how(ended(**changes)) == words
+
+
+def test_the_log_is_asked_for_a_rank_whose_exit_status_is_known(tmp_path: Path) -> None:
+    """As where the first process of a container reaps nobody."""
+    log = tmp_path / "server.log"
+    log.write_text("Subprocess detokenizer (pid=99) crashed with exit code -9. Triggering SIGQUIT for cleanup...\n")
+    zombie = Process(state="Z", start=1, exit_status=9)
+    seen = ending(FoundRank(prefill(), "dead", log=log, process=zombie), None)
+    assert (seen.status, seen.logged, seen.service, seen.service_status) == (9, False, "detokenizer", 9)
 
 
 def test_attempts_at_its_bootstrap_server_end_what_no_time_out_ends() -> None:
