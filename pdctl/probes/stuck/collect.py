@@ -14,7 +14,7 @@ from pdctl.probes.processes import now_ns
 from pdctl.probes.routing.addresses import are_two
 from pdctl.probes.stuck import UNHEARD_S
 from pdctl.probes.stuck.model import Earlier, Last, RankLooks
-from pdctl.probes.turns import TAKES_IN
+from pdctl.probes.turns import TAKES_IN, Looked, judge
 from pdctl.protocol.metadata import NOT_READ
 from pdctl.protocol.model import (
     ATTACHED,
@@ -75,6 +75,8 @@ def collect(view: View, *, pause_s: float) -> list[RankLooks]:
         looks.append(look)
     if _open(looks, missing) or any(map(_unturned, looks)):
         looks = [replace(look, turn=turn) for look, turn in zip(looks, now.turns(), strict=True)]
+    else:
+        looks = _with_steps(now, looks)
     looks = _with_since(looks, missing, lambda n: recordings(now.ranks[n]).body)
     return _with_earlier(looks, lambda n, rooms: now.events(now.ranks[n], rooms, _COMINGS)[0])
 
@@ -113,9 +115,26 @@ _MOST_LOOKS = 6
 """At the main thread of a rank: a loop that turns all the time is taking in requests in most of them."""
 
 
+def _with_steps(view: View, looks: Sequence[RankLooks]) -> list[RankLooks]:
+    """Return the looks with what ranks do now that have requests and are read from outside: nobody counts their turns."""
+    asked = [
+        rank for rank, look in zip(view.ranks, looks, strict=True) if rank.state == "outside" and _has_requests(look)
+    ]
+    doing = {
+        id(answer.rank): judge(Looked((answer.body,), outside=True))
+        for answer in view.status(asked)
+        if answer.body is not None
+    }
+    return [replace(look, turn=doing.get(id(rank))) for rank, look in zip(view.ranks, looks, strict=True)]
+
+
+def _has_requests(look: RankLooks) -> bool:
+    return look.second is not None and bool(look.second.rooms)
+
+
 def _unturned(look: RankLooks) -> bool:
     """Return whether a rank has requests, and its loop did not turn between the looks."""
-    return look.unturned_s is not None and look.second is not None and bool(look.second.rooms)
+    return look.unturned_s is not None and _has_requests(look)
 
 
 _COMINGS = (EventKind.ENQUEUE, EventKind.STATE)

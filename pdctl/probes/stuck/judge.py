@@ -25,6 +25,7 @@ from pdctl.probes.stuck.sides import (
 )
 from pdctl.probes.stuck.untaken import untaken
 from pdctl.probes.stuck.waiting import waiting_of
+from pdctl.probes.turns import Turn
 from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import OTHER, KVPoll, poll_name
 from pdctl.report.findings import Finding, finding
@@ -97,11 +98,16 @@ def _server(side: Side) -> tuple[str, str, str]:
 
 
 def _computes(look: RankLooks) -> bool:
-    return look.turn is not None and look.turn.computing and look.turn.turned is False
+    return look.turn is not None and look.turn.computing and (look.turn.turned is False or _uncounted(look.turn))
 
 
 def _turns(look: RankLooks) -> bool:
-    return look.turn is None or look.turn.turned is not False
+    return look.turn is None or (look.turn.turned is not False and not _uncounted(look.turn))
+
+
+def _uncounted(turn: Turn) -> bool:
+    """Return whether nothing tells that a loop turns: it is read from outside, and not idle."""
+    return turn.outside and turn.turned is None and not turn.idle
 
 
 def _findings(

@@ -13,7 +13,7 @@ from pdctl.probes.stuck.judge import judge
 from pdctl.probes.stuck.model import Earlier, Last, RankLooks, StuckDocument
 from pdctl.probes.stuck.probe import PROBE
 from pdctl.probes.turns import Turn
-from pdctl.protocol.model import UNKNOWN, KVPoll
+from pdctl.protocol.model import UNKNOWN, Call, KVPoll
 from pdctl.protocol.requests import NO_LIMIT, NOT_KNOWN, Cover, Deferred, Lookup, RoomEntry, Rooms, RoomTable, Space
 from pdctl.report.drawing import Sheet
 from tests.support.drawing import drawing
@@ -282,6 +282,20 @@ def test_a_loop_that_has_not_turned_since_is_no_witness(last: dict[int, Last]) -
     assert peer(replace(busy, took_in_s=59.0))[1:] == ("unread", [])
     assert peer(replace(busy, took_in_s=31.0))[1:] == ("never", [])
     assert peer(replace(busy, took_in_s=29.0))[1:] == ("never", ["PD143"])
+
+
+@pytest.mark.parametrize(
+    ("turn", "expected"),
+    [
+        (Turn(doing="model forward", computing=True, outside=True), []),
+        (Turn(doing="idle", idle=True, outside=True), ["PD141"]),
+        (Turn(doing="recv_requests: broadcast", call=Call(op="broadcast"), outside=True), ["PD141"]),
+    ],
+)
+def test_what_is_read_from_outside_waits_behind_a_forward(turn: Turn, expected: list[str]) -> None:
+    """Nobody counts its turns: what waits there may go on when the forward ends."""
+    prefill = look("prefill", entry("prefill.bootstrap"))
+    assert codes(replace(prefill, state="outside", turn=turn), look("decode", entry("decode.transfer"))) == expected
 
 
 def test_a_stage_that_waits_for_one_that_computes_has_no_stuck_request() -> None:

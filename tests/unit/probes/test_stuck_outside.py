@@ -92,6 +92,14 @@ def test_a_process_that_is_stopped_in_its_idle_step_takes_in_nothing() -> None:
     assert said.startswith("not known")
 
 
+def test_what_a_rank_with_requests_does_is_seen() -> None:
+    decode = FoundRank(identity(role="decode", engine="sglang"), "outside")
+    for calls, requests in ((IDLE, True), (FORWARD, False)):
+        rank = decode if requests else FoundRank(identity(role="prefill", engine="sglang"), "outside")
+        [seen] = collect(View(Found((rank,)), Outside(calls)), pause_s=2.0)
+        assert (seen.turn is not None and seen.turn.outside and seen.turn.idle) == requests
+
+
 def test_what_came_after_the_earlier_look_may_be_unread() -> None:
     """The witness is of the earlier look: a request that may have come later than that is not said to be missing."""
     client = Outside(IDLE)
