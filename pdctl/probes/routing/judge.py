@@ -8,7 +8,7 @@ is not registered yet on one side and known already on the other.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 
@@ -26,6 +26,7 @@ from pdctl.probes.routing.model import (
     UnknownRoom,
     waits,
 )
+from pdctl.probes.routing.pairs import pairs, together, units_of
 from pdctl.probes.routing.peers import suspects_of_peers
 from pdctl.probes.routing.sides import sides_of, suspects_of_sides
 from pdctl.probes.routing.suspects import Suspect, suspects_of
@@ -53,23 +54,24 @@ _VERDICTS = {
 
 
 def judge(look: Look, before: Look | None = None, *, grace_s: float = GRACE_S) -> RoutingDocument:
-    """Return the document of a look. before: an earlier look, to tell what lasts."""
+    """Return the document of a look, with a row for each pair of servers that has a room.
+
+    before: an earlier look, to tell what lasts.
+    """
     rooms = gather(look)
     suspects = _suspects(look, rooms)
     if look.named:
         rooms = [facts for facts in rooms if facts.room in look.named]
         suspects = [one for one in suspects if not one.rooms or not set(one.rooms).isdisjoint(look.named)]
     sure = _sure(suspects, look, before, grace_s)
-    by_room: dict[tuple[str, int], list[Suspect]] = defaultdict(list)
-    for suspect in sure:
-        for room in suspect.rooms:
-            by_room[suspect.cluster, room].append(suspect)
-    doubted = {(s.cluster, room) for s in suspects if s not in sure for room in s.rooms}
-    rows = [
-        _row(facts, by_room.get(key, ()), look, key in doubted)
-        for facts in rooms
-        for key in [(facts.cluster, facts.room)]
-    ]
+    surely, perhaps = _by_room(sure), _by_room([s for s in suspects if s not in sure])
+    rows = []
+    for facts in rooms:
+        parts = [facts] if facts.plain else list(pairs(facts))
+        for part in parts:
+            several = len(parts) > 1
+            doubted = bool(_of(part, perhaps, several=several))
+            rows.append(_row(part, _of(part, surely, several=several), look, doubted))
     unknown = _unknown(look, rooms)
     problems = _problems(look)
     return RoutingDocument(
@@ -109,6 +111,23 @@ def _sure(suspects: Sequence[Suspect], look: Look, before: Look | None, grace_s:
     sure = [s for s in lasts if apart_s >= grace_s or (s.age_s is not None and s.age_s >= grace_s)]
     twice = f"the same at two looks, {seconds(apart_s)} apart"
     return [replace(s, evidence=(*s.evidence, twice)) if s.age_s is None else s for s in sure]
+
+
+def _by_room(suspects: Iterable[Suspect]) -> dict[tuple[str, int], list[Suspect]]:
+    found: dict[tuple[str, int], list[Suspect]] = defaultdict(list)
+    for suspect in suspects:
+        for room in suspect.rooms:
+            found[suspect.cluster, room].append(suspect)
+    return found
+
+
+def _of(facts: RoomFacts, by_room: Mapping[tuple[str, int], Sequence[Suspect]], *, several: bool) -> Sequence[Suspect]:
+    """Return what is wrong with the room on these servers. several: other pairs of servers have it, too."""
+    found = by_room.get((facts.cluster, facts.room), ())
+    if not several:
+        return found
+    units = units_of(facts)
+    return [one for one in found if not (whose := one.whose or one.units) or units.intersection(whose)]
 
 
 def _findings(suspects: Sequence[Suspect]) -> list[Finding]:
@@ -257,6 +276,8 @@ def _verdict(facts: RoomFacts, sure: Sequence[Suspect], look: Look, doubted: boo
         if need and facts.registered is not None:
             return "WAITS", f"registered, and {where} {'has' if len(places) == 1 else 'have'} not been told yet"
         return "WAITS", f"{where} {'does' if len(places) == 1 else 'do'} not know yet where it is"
+    if len(facts.prefill_dps) > 1 and len(together(facts.prefill)) > 1:
+        return "UNKNOWN", "several prefill requests have this number, and which of them decode has is not told"
     if set(facts.decode_dps) <= set(facts.prefill_dps):
         return "AGREE", f"prefill dp {names(map(str, facts.decode_dps))}"
     return "WAITS", "prefill has let it go, or has it elsewhere"

@@ -51,6 +51,12 @@ def together(requests: Sequence[Request]) -> list[list[Request]]:
     return groups
 
 
+def units_of(facts: RoomFacts) -> frozenset[str]:
+    """Return the data-parallel ranks that have the room, each with its server (``Identity.unit``)."""
+    ranks = [*(ranks for ranks, _ in facts.prefill), *(one.ranks for one in facts.decode)]
+    return frozenset(one.first.identity.unit for one in ranks)
+
+
 def _meet(one: Request, other: Request) -> bool:
     (ranks, entry), (of, known) = one, other
     if server_of(ranks.first.identity) == server_of(of.first.identity) or (entry.rid and entry.rid == known.rid):

@@ -6,7 +6,7 @@ A suspect is a difference in one look; whether it is a finding or only skew, :mo
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pdctl.probes.queues.formatting import names
 from pdctl.probes.routing.facts import (
@@ -24,7 +24,7 @@ from pdctl.probes.routing.facts import (
     way_out,
 )
 from pdctl.probes.routing.model import waits
-from pdctl.probes.routing.pairs import Request, pairs, together
+from pdctl.probes.routing.pairs import Request, pairs, together, units_of
 from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import EventKind
 from pdctl.protocol.requests import FORCE_QUERY, NOTES_CONFLICTS
@@ -36,7 +36,8 @@ LAST_QUARTER = 0.75
 class Suspect:
     """A difference. bundle: suspects of one code and bundle are one finding. age_s: for how long what differs has been as it
     is, at least; None where that can't be told. detail: what else tells two suspects of a room apart. passing: its rooms come
-    and go while it lasts. units, next_step: as in :class:`~pdctl.report.findings.Finding`, "" for the catalogue's.
+    and go while it lasts. units, next_step: as in :class:`~pdctl.report.findings.Finding`, "" for the catalogue's. whose: units
+    that have these rooms, where units is empty.
     """
 
     code: str
@@ -52,6 +53,7 @@ class Suspect:
     passing: bool = False
     units: tuple[str, ...] = ()
     next_step: str = field(default="", compare=False)
+    whose: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -65,14 +67,19 @@ def suspects_of(facts: RoomFacts, *, named: bool) -> Iterator[Suspect]:
         return
     yield from _duplicates(facts)
     for pair in pairs(facts):
-        split = list(_split(pair))
-        yield from split
-        if not split:
-            yield from _elsewhere(pair)
-            yield from _conflict(pair)
-            yield from _unregistered(pair)
-        yield from _expiring(pair)
-        yield from _refused(pair, named=named)
+        whose = units_of(pair)
+        yield from (replace(suspect, whose=whose) for suspect in _suspects_of(pair, named=named))
+
+
+def _suspects_of(pair: RoomFacts, *, named: bool) -> Iterator[Suspect]:
+    split = list(_split(pair))
+    yield from split
+    if not split:
+        yield from _elsewhere(pair)
+        yield from _conflict(pair)
+        yield from _unregistered(pair)
+    yield from _expiring(pair)
+    yield from _refused(pair, named=named)
 
 
 def _least(ages: Iterable[float | None]) -> float | None:
@@ -361,6 +368,7 @@ def _duplicates(facts: RoomFacts) -> Iterator[Suspect]:
             age_s=_least(entry.age_s for _, entry in entries),
             cluster=facts.cluster,
             detail=f"{role} {sorted(rids)}",
+            whose=frozenset(ranks.first.identity.unit for ranks, _ in entries),
         )
 
 

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from pdctl.probes.routing.judge import judge
-from pdctl.probes.routing.model import Look, RankView
+from pdctl.probes.routing.model import Fault, Look, RankView
 from pdctl.protocol.model import EventKind
-from pdctl.protocol.requests import RoomTable
+from pdctl.protocol.requests import Lookup, RoomTable
 from tests.unit.probes.test_routing_judge import (
     ADDRESS,
     BALANCED,
@@ -207,3 +207,50 @@ def test_a_request_that_names_no_server_yet_is_of_the_one_that_its_group_names()
     ahead = decode(1, entry("decode.prealloc", dp=1), follow=False, events=answered)
     assert codes(judge(Look((behind, ahead)))) == ["PD106"]
     assert codes(judge(Look((of_other(held(1)), behind, ahead)))) == ["PD106"]
+
+
+LOOKUP = Lookup(attempts=5, most=15, every_s=1.0, last_s=0.5)
+ROWS = {"PD122": "UNREGISTERED", "PD125": "CONFLICT", "PD126": "EXPIRES", "PD127": "DUPLICATE"}
+
+
+@pytest.mark.parametrize("code", ROWS)
+def test_each_pair_has_its_own_row(code: str) -> None:
+    case = CASES[code]
+    document = judge(two(case.well, case.wrong, case.well_at, case.wrong_at))
+    rows = {row.address: row for row in document.rooms}
+    assert {address: row.verdict for address, row in rows.items()} == {ADDRESS: "AGREE", OTHER_ADDRESS: ROWS[code]}
+    assert rows[ADDRESS].bootstrap == case.well_at[7]
+    assert rows[OTHER_ADDRESS].bootstrap == case.wrong_at.get(7)
+    assert (rows[ADDRESS].registered_s, len(rows[ADDRESS].prefill)) == (1.0, 1)
+
+
+def test_twin_one_pair_has_one_row_a_room() -> None:
+    case = CASES["PD125"]
+    assert [row.verdict for row in judge(two(case.wrong, [], case.wrong_at, {})).rooms] == ["CONFLICT"]
+
+
+def test_prefill_of_one_pair_and_decode_of_another_do_not_agree() -> None:
+    rows = judge(two([held(1)], [told(1)], {7: 1}, {})).rooms
+    assert {row.address: (row.verdict, row.bootstrap) for row in rows} == {
+        ADDRESS: ("WAITS", 1),
+        OTHER_ADDRESS: ("WAITS", None),
+    }
+
+
+def test_where_decode_does_not_tell_which_of_two_it_means_nobody_agrees() -> None:
+    unknown = at(decode(0, waits(1, rid="c"), follow=False), "")
+    [row] = judge(two([held(1), unknown], [held(0)], {7: 1}, {7: 0})).rooms
+    assert (row.verdict, row.bootstrap) == ("UNKNOWN", None)
+    assert judge(two([held(1), unknown], [], {7: 1}, {})).rooms[0].verdict == "AGREE"
+
+
+def test_a_bootstrap_server_that_is_not_heard_makes_no_row_of_another_pair_unheard() -> None:
+    silent = replace(server(), address=OTHER_ADDRESS, silence="connection refused", fault=Fault.REFUSES)
+    lost = of_other(decode(0, entry("decode.pending"), follow=False))
+    assert lost.rooms is not None
+    rooms = msgspec.structs.replace(lost.rooms, lookups={OTHER_ADDRESS: LOOKUP})
+    look = Look(
+        (held(1), told(1), replace(lost, network="n", rooms=rooms)),
+        {("", ADDRESS): server({7: 1}), ("n", OTHER_ADDRESS): silent},
+    )
+    assert {row.address: row.verdict for row in judge(look).rooms} == {ADDRESS: "AGREE", OTHER_ADDRESS: "UNHEARD"}
