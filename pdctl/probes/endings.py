@@ -15,12 +15,15 @@ from datetime import datetime, timezone
 from functools import cached_property
 
 from pdctl.probes.covers import NOTHING, Covers
+from pdctl.probes.routing.addresses import is_named, means_itself
 from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import OTHER, WAITS_FOR_OTHER, Identity, KVPoll
 from pdctl.protocol.requests import RoomEntry, Rooms
 from pdctl.report.findings import Finding, Level, finding
 from pdctl.targets import nodeset
 
+Request = tuple[int, str, str]
+"""A room, its bootstrap server, and the host that means this one by it, "" where all do."""
 CLOSED = "closed"
 MOST_ROOMS, MOST_FIRST = 8, 4
 TURN_NS = 200_000_000
@@ -90,6 +93,19 @@ class Endings:
                 found.setdefault((one.identity.cluster, one.identity.role, room), set()).add(
                     nodeset.server(one.identity)
                 )
+        return found
+
+    @cached_property
+    def having(self) -> Mapping[tuple[str, str, Request], AbstractSet[tuple[nodeset.Server, int]]]:
+        """Cluster, role and request → the servers that have it, and when each began, of rooms that one that ended knew."""
+        known = frozenset().union(*(one.known for one in self.ended))
+        found: dict[tuple[str, str, Request], set[tuple[nodeset.Server, int]]] = {}
+        for n, rooms in self.rooms.items():
+            one = self.living[n]
+            for room, address in rooms.rooms.rows("room", "bootstrap") if known else ():
+                if room in known and (request := _request(room, address, one)) is not None:
+                    there = found.setdefault((one.cluster, one.role, request), set())
+                    there.add((nodeset.server(one), one.started_wall_ns))
         return found
 
     @cached_property
@@ -267,9 +283,11 @@ def _waiting(ranks: Sequence[Ending], seen: Endings, *, alone: bool) -> list[tup
     """Return the requests of the other side that wait for this server, each room once, with what ends it.
 
     alone: no server that lives could be the one that they wait for, and of those that ended, none knew the room. Else this
-    one has to have known it.
+    one has to have known it, and none that ran beside it has it with the same bootstrap server: another pair of servers may
+    have a room of this number.
     """
     who = ranks[0].identity
+    last_ns = max(one.last_ns for one in ranks)
     own = frozenset((nodeset.server(who),))
     known = frozenset(room for one in ranks for room in one.known)
     found: dict[int, tuple[RoomEntry, str]] = {}
@@ -282,9 +300,19 @@ def _waiting(ranks: Sequence[Ending], seen: Endings, *, alone: bool) -> list[tup
             waits = entry.queue in WAITS_FOR_OTHER and entry.state not in (KVPoll.SUCCESS, KVPoll.FAILED)
             if not (entry.room and waits):
                 continue
+            request = _request(entry.room, entry.bootstrap, one) if entry.room in known else None
+            there = seen.having.get((who.cluster, who.role, request), ()) if request is not None else ()
+            if any(server not in own and began_ns <= last_ns for server, began_ns in there):
+                continue
             if entry.room in known or (alone and not seen.knew.get((who.cluster, who.role, entry.room), own) - own):
                 found.setdefault(entry.room, (entry, _ends(covers, rooms, entry)))
     return list(found.values())
+
+
+def _request(room: int, address: str, one: Identity) -> Request | None:
+    """Return what a rank says of a request, as the other side does; None where its address does not tell of a server."""
+    host = one.host if means_itself(address.rpartition(":")[0].strip("[]")) else ""
+    return (room, address.replace("[", "").replace("]", ""), host) if is_named(address) else None
 
 
 def _ends(covers: Covers, rooms: Rooms, entry: RoomEntry) -> str:

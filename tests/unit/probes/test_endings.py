@@ -232,3 +232,25 @@ def test_a_clock_that_has_not_begun_ends_nothing() -> None:
     [found] = judge(Endings([ended(0), ended(1)], [DECODE], {0: waits(entry(5, clock_s=-1.0))}))
     assert "no time-out ends it" in found.summary
     assert "Abort on decode the 1 room that no time-out ends" in found.next_step
+
+
+@pytest.mark.parametrize(
+    ("there", "began_s", "expected"),
+    [
+        ("10.0.0.2:8998", 1, (6,)),  # room 5 is of another pair of servers
+        ("10.0.0.1:8998", 1, (5, 6)),
+        ("", 1, (5, 6)),  # nothing tells whose it is
+        ("10.0.0.2:8998", 110, (5, 6)),  # one that began later has no request of before
+    ],
+)
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_request_that_another_pair_of_servers_has_does_not_wait_for_this_one(
+    role: str, there: str, began_s: int, expected: tuple[int, ...]
+) -> None:
+    queue = "prefill.inflight" if role == "decode" else "decode.transfer"
+    taken = [entry(room, queue=queue, bootstrap="10.0.0.2:8998", age_s=50.0) for room in (5, 6)]
+    gone = ended(identity=identity(role=role, instance="first"), known=frozenset({5, 6}))
+    mate = identity(role=role, service="other", instance="second", started_wall_ns=began_s * S)
+    asking = identity(role="prefill" if role == "decode" else "decode", service="asks", instance="third")
+    [found] = judge(Endings([gone], [asking, mate], {0: waits(*taken), 1: waits(entry(5, bootstrap=there))}))
+    assert found.rooms == expected
