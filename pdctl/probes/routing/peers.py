@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pdctl.probes.queues.formatting import names
-from pdctl.probes.routing.addresses import is_target, listens_on, serves, setting, shared
+from pdctl.probes.routing.addresses import is_another, is_target, listens_on, serves, setting, shared
 from pdctl.probes.routing.facts import short_place
 from pdctl.probes.routing.model import Look, Place, RankView, place_of
 from pdctl.probes.routing.suspects import Suspect
@@ -14,6 +14,8 @@ from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import EventKind, KVPoll
 from pdctl.protocol.requests import Peer
 
+Request = tuple[RankView, str, str]
+"""A decode rank with a request, the request's id, and the bootstrap server that it names."""
 SENT = (KVPoll.WAITING_FOR_INPUT, KVPoll.TRANSFERRING)
 """States of a room whose addresses decode has sent to the prefill process that was there then."""
 
@@ -154,13 +156,26 @@ def _decode_replaced(look: Look) -> Iterator[Suspect]:
         for session, one in sessions.items():
             servers = began.setdefault(_host(session), {})
             servers[one.identity.service] = max(one.up_s or 0.0, servers.get(one.identity.service, 0.0))
-        tables = {view.rooms.rooms.room: view.rooms.rooms for view in decode if view.rooms is not None}
-        there = {room for table in tables.values() for room in table.column("room")}  # ranks say the same: taken once
+        there = _requests(decode)
         for view in look.views:
             i = view.identity
             if (i.cluster, i.role) != (cluster, "prefill") or view.rooms is None or view.up_s is None:
                 continue
             yield from _held_for_ended(view, decode, sessions, began, there)
+
+
+def _requests(decode: Sequence[RankView]) -> dict[int, list[Request]]:
+    """Return the requests of decode by room; of ranks that say the same, those of one."""
+    those = {
+        (view.network, view.identity.host, *view.rooms.rooms.key("room", "rid", "bootstrap")): (view, view.rooms.rooms)
+        for view in decode
+        if view.rooms is not None
+    }
+    found: dict[int, list[Request]] = {}
+    for view, table in those.values():
+        for room, rid, address in table.rows("room", "rid", "bootstrap"):
+            found.setdefault(room, []).append((view, rid, address))
+    return found
 
 
 def _host(session: str) -> str:
@@ -173,11 +188,12 @@ def _held_for_ended(
     decode: Sequence[RankView],
     sessions: Collection[str],
     began: Mapping[str, Mapping[str, float]],
-    there: Collection[int],
+    there: Mapping[int, Sequence[Request]],
 ) -> Iterator[Suspect]:
     """A prefill rank holds requests for decode processes that are gone, and others run in their place that began later.
 
-    began: host of a session → decode server there → seconds ago. there: rooms that decode has.
+    began: host of a session → decode server there → seconds ago. there: requests that decode has, by room: another pair of
+    servers may have a room of this number.
     Which server took their place, the host of a session tells, where it names one. A request that no session is known to
     have is told of only where it is older than all decode ranks.
     """
@@ -194,8 +210,10 @@ def _held_for_ended(
         for room in peer.rooms
     }
     ages: dict[int, float] = {}
-    for room, age_s, queue in view.rooms.rooms.rows("room", "age_s", "queue"):
-        if room and room not in there and queue.startswith("prefill") and age_s > since.get(room, everywhere):
+    for room, rid, own, age_s, queue in view.rooms.rooms.rows("room", "rid", "bootstrap", "age_s", "queue"):
+        if not room or not queue.startswith("prefill") or age_s <= since.get(room, everywhere):
+            continue
+        if all((not rid or rid != its) and is_another(at, view, one, own) for one, its, at in there.get(room, ())):
             ages[room] = max(age_s, ages.get(room, 0.0))
     if not gone or not ages:
         return

@@ -187,6 +187,20 @@ def test_what_a_decode_rank_may_still_have_is_not_called_lost(held: RoomEntry, o
     assert codes(twice(prefill(held, peers=gone), *others, at=server())) == []
 
 
+@pytest.mark.parametrize(
+    ("address", "rid", "expected"),
+    [("10.0.0.2:8998", "other", ["PD144"]), ("", "other", []), ("10.0.0.2:8998", "r7", []), (ADDRESS, "other", [])],
+)
+def test_a_room_of_another_pair_hides_no_request_that_decode_has_lost(
+    address: str, rid: str, expected: list[str]
+) -> None:
+    held = prefill(entry("prefill.bootstrap", age_s=90.0), peers=(Peer(HOST, 6000, f"{HOST}:9000"),))
+    taken = msgspec.structs.replace(SENT, rid=rid, bootstrap=address)
+    other = decode(1, taken, up_s=40.0, service="decode other", peers=())
+    found = judge(look(held, decode(0, up_s=40.0), other, at=server())).findings
+    assert [one.code for one in found if 7 in one.rooms and one.code == "PD144"] == expected
+
+
 def test_one_of_two_decode_servers_was_replaced() -> None:
     """The host of the session tells which; what no session has may be the other server's, which is not in need of it yet."""
     gone = (Peer(HOST, 6000, f"{HOST}:9000", rooms=(8,), used=1),)
