@@ -247,7 +247,7 @@ class Reading:
         return None if found is None else found.ordinal
 
     def _rooms(self, jobs: Sequence[_Compared]) -> None:
-        """Read the events of the rooms that differ, and of prefill's writes for those that are held for long."""
+        """Read the events of the rooms that differ, and of all that know those that are held for long: who wrote, to whom."""
         self._refresh()
         sound = [job for job in jobs if job.at is not None and not self.whole.intersection(job.members)]
         parted = {n for job in sound for n in job.members}
@@ -258,16 +258,14 @@ class Reading:
             rooms = {n: set(named) for n in parted if named}
         for room, cluster in self._held():
             for n, view in enumerate(self.views):
-                if (view.identity.role, view.identity.cluster) == ("prefill", cluster):
+                if view.identity.cluster == cluster:
                     rooms.setdefault(n, set()).add(room)
         self._take({n: Wanted(rooms=sorted(those)) for n, those in rooms.items() if n in self._excerpts})
         self._refresh()
 
     def _held(self) -> set[tuple[int, str]]:
         found: set[tuple[int, str]] = set()
-        if not any(self.views[n].identity.role == "prefill" for n in self._excerpts):
-            return found
-        for view in self.views:
+        for view in self.views if self._excerpts else ():
             stream = view.recording.stream(GATED) if view.recording is not None else None
             if stream is not None:
                 held = holding([("", stream)])

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from pdctl.probes.queues import formatting
+from pdctl.probes.queues.explain import where_now
 from pdctl.probes.queues.gate import LONG_S, Held
 from pdctl.probes.queues.groups import Group
 from pdctl.probes.queues.model import RankView
 from pdctl.protocol.durations import seconds
-from pdctl.protocol.model import EventKind
+from pdctl.protocol.model import EventKind, Identity
 from pdctl.report.findings import Finding, finding
+from pdctl.targets.servers import server_of
 
 
 def held_findings(group: Group, held: dict[str, list[Held]], views: Sequence[RankView]) -> list[Finding]:
@@ -32,7 +34,7 @@ def held_findings(group: Group, held: dict[str, list[Held]], views: Sequence[Ran
         words, evidence = "; ".join(lines[:3]), lines
         if code == "PD148":
             words = _for_long(group, those)
-            evidence = (*lines, *_writes(set(rooms), group.known[0].identity.cluster, views))
+            evidence = (*lines, *_writes(set(rooms), group.known[0].identity, views))
         found.append(
             finding(
                 code,
@@ -62,9 +64,10 @@ def _for_long(group: Group, those: Sequence[Held]) -> str:
     )
 
 
-def _writes(rooms: Collection[int], cluster: str, views: Sequence[RankView]) -> Iterator[str]:
-    """Yield what prefill's recordings say of its metadata writes for these rooms."""
-    prefill = [view for view in views if (view.identity.role, view.identity.cluster) == ("prefill", cluster)]
+def _writes(rooms: Collection[int], one: Identity, views: Sequence[RankView]) -> Iterator[str]:
+    """Yield what prefill's recordings say of its metadata writes for these rooms. one: a decode rank that holds them."""
+    prefill = [view for view in views if (view.identity.role, view.identity.cluster) == ("prefill", one.cluster)]
+    shared = _of_others(rooms, one, views)
     recorded = [view for view in prefill if view.recording is not None]
     none = True
     for view in recorded:
@@ -72,9 +75,23 @@ def _writes(rooms: Collection[int], cluster: str, views: Sequence[RankView]) -> 
         for event in view.recording.events_of(rooms, (EventKind.META_SENT,))[:_MOST]:
             none = False
             to = f"decode tp{event.a}, slot {event.slot}: it returned {event.b}"
-            yield f"{view.identity.label} wrote room {event.room} to {to}"
+            whose = " (here, or to another decode server that has this room)" if event.room in shared else ""
+            yield f"{view.identity.label} wrote room {event.room} to {to}{whose}"
     if none and recorded and len(recorded) == len(prefill):
         yield "no recording of a prefill rank has a write of it"
+
+
+def _of_others(rooms: Collection[int], one: Identity, views: Sequence[RankView]) -> set[int]:
+    """Return the rooms that ranks of another decode server have or had: a write does not tell which of them it was for."""
+    found: set[int] = set()
+    for view in views:
+        other = view.identity
+        if (other.role, other.cluster) != ("decode", one.cluster) or server_of(other) == server_of(one):
+            continue
+        found.update(room for room in rooms if where_now(view, room))
+        if view.recording is not None:
+            found.update(event.room for event in view.recording.events_of(rooms, (EventKind.ENQUEUE,)))
+    return found
 
 
 _MOST = 20

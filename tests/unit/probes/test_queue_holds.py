@@ -88,6 +88,21 @@ def test_prefill_says_whether_it_wrote_the_metadata(world: World) -> None:
     assert "prefill dp0 pp0 tp0 wrote room 7 to decode tp1, slot 3: it returned -1" in findings(world)[0].evidence
 
 
+def test_of_a_room_that_two_decode_servers_have_it_is_not_told_whose_a_write_is(world: World) -> None:
+    prefill = world.rank("prefill")
+    ranks = decode(world, landed=(False, False))
+    other = world.rank("decode", service="other:30000", instance="other")
+    other.enter("decode.transfer", Request(8, "theirs", slot=3, poll=4, there=True))
+    holds(world, ranks, 40)
+    prefill.event(EventKind.META_SENT, room=ROOM, slot=3, a=1, b=0)
+    wrote = "prefill dp0 pp0 tp0 wrote room 7 to decode tp1, slot 3: it returned 0"
+    assert wrote in findings(world)[0].evidence
+    other.enter("decode.transfer", Request(ROOM, "theirs", slot=3, poll=4, there=True))
+    for n in range(200):
+        other.event(EventKind.STATE, room=1000 + n, a=4)
+    assert f"{wrote} (here, or to another decode server that has this room)" in findings(world)[0].evidence
+
+
 @pytest.mark.parametrize(("silence", "verdict"), [("", "HELD"), ("no answer within 2 s", "UNKNOWN")])
 def test_a_group_in_which_a_member_was_not_heard_is_not_well_because_the_gate_holds(
     world: World, silence: str, verdict: str
