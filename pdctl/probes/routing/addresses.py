@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Collection
+from functools import lru_cache
 
-from pdctl.probes.routing.model import Look, RankView, ServerView, place_of
+from pdctl.probes.routing.model import Look, RankView, ServerView, place_of, plain_of
 from pdctl.protocol.numbers import PORT, whole
 from pdctl.protocol.requests import Peer
 
@@ -38,21 +40,27 @@ def is_another(address: str, prefill: RankView, decode: RankView, own: str) -> b
     """
     if not address or not is_named(own):
         return False
-    if _plain(own) != _plain(address) and _plain(address) not in map(_plain, addresses(prefill)):
+    plain = plain_of(address)
+    if plain not in (plain_of(own), plain_of(own_address(prefill))) and plain not in prefill.named:
         return True
     return _itself(address, prefill, decode)
 
 
 def is_one(address: str, view: RankView, other: str, of: RankView) -> bool:
     """Return whether the addresses of two requests, each as its rank uses it, name one bootstrap server."""
-    return is_named(address) and _plain(address) == _plain(other) and not _itself(address, view, of)
+    return is_named(address) and plain_of(address) == plain_of(other) and not _itself(address, view, of)
 
 
-def are_two(rid: str, address: str, other_rid: str, other: str) -> bool:
-    """Return whether one room on both sides is surely of two requests: other ids, and bootstrap servers of other names."""
-    if rid and rid == other_rid:
-        return False
-    return is_named(address) and is_named(other) and _plain(address) != _plain(other)
+def is_none_of(known: Collection[tuple[str, str]], those: Collection[tuple[str, str]]) -> bool:
+    """Return whether one of those requests that have a room is surely none of the known ones that have it on the other side.
+
+    Each is its id and its bootstrap server as it names it: other ids, and bootstrap servers of other names.
+    """
+    rids = {rid for rid, _ in known if rid}
+    there = {plain_of(address) for _, address in known}
+    return all(is_named(address) for _, address in known) and any(
+        is_named(address) and rid not in rids and plain_of(address) not in there for rid, address in those
+    )
 
 
 def is_named(address: str) -> bool:
@@ -67,10 +75,6 @@ def _itself(address: str, one: RankView, other: RankView) -> bool:
     if one.network and other.network:
         return one.network != other.network
     return "" not in (hosts := {one.identity.host, other.identity.host}) and len(hosts) > 1
-
-
-def _plain(address: str) -> str:
-    return address.replace("[", "").replace("]", "")
 
 
 def own_address(view: RankView) -> str:
@@ -104,6 +108,7 @@ def beside_server(view: RankView) -> bool:
     return bool(view.network) or view.identity.world_rank <= 0
 
 
+@lru_cache(4096)
 def means_itself(host: str) -> str:
     """Return LOOPBACK or WILDCARD for a host that means another one on each host, "" for any other."""
     try:

@@ -84,6 +84,13 @@ class RankView:
         return None if self.rooms is None else max(0.0, (self.rooms.mono_ns - mono_ns) / 1e9)
 
     @cached_property
+    def named(self) -> frozenset[str]:
+        """The bootstrap servers that its requests name, without brackets."""
+        return (
+            frozenset(map(plain_of, self.rooms.rooms.distinct("bootstrap"))) if self.rooms is not None else frozenset()
+        )
+
+    @cached_property
     def missed(self) -> Mapping[str, Misses]:
         """Address → what a decode rank's recording has of bootstrap servers whose last answer is still awaited."""
         found: dict[str, Misses] = {}
@@ -277,6 +284,11 @@ class RoutingDocument(Document, frozen=True, kw_only=True, tag="pdctl.routing"):
     young: int = 0
     partial: bool = False
     problems: tuple[str, ...] = ()
+
+
+def plain_of(address: str) -> str:
+    """Return an address without the brackets of IPv6, which only decode writes."""
+    return address.replace("[", "").replace("]", "")
 
 
 def place_of(view: RankView) -> Place:

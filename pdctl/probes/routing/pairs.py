@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import combinations
 
 from pdctl.probes.routing.addresses import is_another, is_named, is_one
 from pdctl.probes.routing.facts import Decoding, Ranks, RoomFacts
-from pdctl.probes.routing.model import RankView, ServerView
+from pdctl.probes.routing.model import RankView, ServerView, plain_of
 from pdctl.protocol.requests import RoomEntry
 from pdctl.targets.servers import server_of
 
 Request = tuple[Ranks, RoomEntry]
 """A room on ranks that say the same of it."""
+MOST = 8
+"""Bootstrap servers of one room on a rank that are told apart: an engine has one. PD127 counts the requests of all."""
 
 
 def pairs(facts: RoomFacts) -> Iterator[RoomFacts]:
@@ -23,45 +26,73 @@ def pairs(facts: RoomFacts) -> Iterator[RoomFacts]:
 
     What prefill ranks have and no decode rank means comes last, by server.
     """
+    facts = _few(facts)
     meant: dict[tuple[tuple[int, ...], str], list[Decoding]] = {}
     for decoding in facts.decode:
         for taken in _by_address(decoding):
             address = _address(taken, facts)
             may = tuple(n for n, held in enumerate(facts.prefill) if not _apart(held, taken, address))
             meant.setdefault((may, "" if may else address), []).append(taken)
-    left = [held for n, held in enumerate(facts.prefill) if not any(n in may for may, _ in meant)]
+    wanted = {n for may, _ in meant for n in may}
+    left = [held for n, held in enumerate(facts.prefill) if n not in wanted]
     parts = [([facts.prefill[n] for n in may], decode) for (may, _), decode in meant.items()]
     parts += [(held, []) for held in together(left)]
+    everyone = _named(facts.prefill, facts.decode)
     for prefill, decode in parts or [([], [])]:
-        yield _part(facts, prefill, decode, alone=len(parts) <= 1)
+        yield _part(facts, prefill, decode, everyone, alone=len(parts) <= 1)
+
+
+def _few(facts: RoomFacts) -> RoomFacts:
+    """Return the facts with what each rank has of the first MOST bootstrap servers: all of it is compared."""
+    servers: dict[int, set[str]] = {}
+
+    def is_kept(ranks: Ranks, entry: RoomEntry) -> bool:
+        mine = servers.setdefault(id(ranks), set())
+        if len(mine) < MOST:
+            mine.add(entry.bootstrap)
+        return entry.bootstrap in mine
+
+    prefill = [held for held in facts.prefill if is_kept(*held)]
+    decode = [
+        Decoding(one.ranks, [entry for entry in one.entries if is_kept(one.ranks, entry)]) for one in facts.decode
+    ]
+    all_kept = all(len(few.entries) == len(one.entries) for few, one in zip(decode, facts.decode, strict=True))
+    return facts if all_kept and len(prefill) == len(facts.prefill) else replace(facts, prefill=prefill, decode=decode)
 
 
 def together(requests: Sequence[Request]) -> list[list[Request]]:
     """Return what one side has of a room, those together that have one server, request id or bootstrap server."""
-    groups: list[list[Request]] = []
-    for one in requests:
-        near: list[Request] = []
-        far = []
-        for group in groups:
-            if any(_meet(one, other) for other in group):
-                near += group
-            else:
-                far.append(group)
-        groups = [*far, [*near, one]]
-    return groups
+    first: dict[tuple[object, ...], int] = {}
+    places: dict[str, dict[tuple[str, str], int]] = {}
+    root = list(range(len(requests)))
+
+    def of(n: int) -> int:
+        while root[n] != n:
+            root[n] = n = root[root[n]]
+        return n
+
+    for n, (ranks, entry) in enumerate(requests):
+        view = ranks.first
+        for key in (("server", server_of(view.identity)), ("rid", entry.rid or n)):
+            root[of(n)] = of(first.setdefault(key, n))
+        if is_named(entry.bootstrap):
+            at = places.setdefault(plain_of(entry.bootstrap), {})
+            root[of(n)] = of(at.setdefault((view.network, view.identity.host), n))
+    for at in places.values():
+        for one, other in combinations(at.values(), 2):
+            (ranks, entry), (others, known) = requests[one], requests[other]
+            if of(one) != of(other) and is_one(entry.bootstrap, ranks.first, known.bootstrap, others.first):
+                root[of(one)] = of(other)
+    groups: dict[int, list[Request]] = {}
+    for n, request in enumerate(requests):
+        groups.setdefault(of(n), []).append(request)
+    return list(groups.values())
 
 
 def units_of(facts: RoomFacts) -> frozenset[str]:
     """Return the data-parallel ranks that have the room, each with its server (``Identity.unit``)."""
     ranks = [*(ranks for ranks, _ in facts.prefill), *(one.ranks for one in facts.decode)]
     return frozenset(one.first.identity.unit for one in ranks)
-
-
-def _meet(one: Request, other: Request) -> bool:
-    (ranks, entry), (of, known) = one, other
-    if server_of(ranks.first.identity) == server_of(of.first.identity) or (entry.rid and entry.rid == known.rid):
-        return True
-    return is_one(entry.bootstrap, ranks.first, known.bootstrap, of.first)
 
 
 def _by_address(decoding: Decoding) -> list[Decoding]:
@@ -94,13 +125,19 @@ def _apart(held: Request, taken: Decoding, address: str) -> bool:
     return is_another(address, ranks.first, taken.view, entry.bootstrap)
 
 
-def _part(facts: RoomFacts, prefill: list[Request], decode: list[Decoding], *, alone: bool) -> RoomFacts:
+def _part(
+    facts: RoomFacts,
+    prefill: list[Request],
+    decode: list[Decoding],
+    everyone: Sequence[tuple[RankView, str]],
+    *,
+    alone: bool,
+) -> RoomFacts:
     """Return the facts with these ranks alone, and with the bootstrap servers and events that are theirs.
 
     Of prefill these are none where decode does not tell which of several requests it means. alone: there are no other ranks.
     """
     named = _named(prefill, decode)
-    everyone = named if alone else _named(facts.prefill, facts.decode)
     # Those that no rank names, the user named.
     servers = [one for one in facts.servers if alone or _names(named, one) or not _names(everyone, one)]
     ours = {server_of(view.identity) for view, _ in named}

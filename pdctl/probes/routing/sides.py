@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from pdctl.probes.queues.formatting import names
-from pdctl.probes.routing.addresses import is_another, is_named, listens_on, near, shared
+from pdctl.probes.routing.addresses import is_another, is_named, listens_on, near, own_address, shared
 from pdctl.probes.routing.facts import (
     CONFLICTING,
     EVERY,
@@ -21,7 +21,7 @@ from pdctl.probes.routing.facts import (
     number,
     registers,
 )
-from pdctl.probes.routing.model import FAKE, Look, RankView, Side, place_of
+from pdctl.probes.routing.model import FAKE, Look, RankView, Side, place_of, plain_of
 from pdctl.probes.routing.suspects import Suspect
 from pdctl.protocol.requests import FORCE_QUERY, NOTES_CONFLICTS, REGISTERS_EVERY_ROOM
 
@@ -97,21 +97,24 @@ def _belong(prefill: Sequence[RankView], decode: Sequence[RankView], servers: di
     """Return whether these decode ranks use this prefill server: by their requests, else as there is no other."""
     cluster = prefill[0].identity.cluster
     live = [key for key, views in servers.items() if key[:2] == (cluster, "prefill") and any(v.rooms for v in views)]
-    own, theirs = map(_named, (prefill, decode))
+    own = [(view, held) for view in prefill for held in _named(view)[:1]]
+    theirs: dict[str, dict[tuple[str, str], tuple[str, RankView]]] = {}
+    for view in decode:
+        for address in _named(view):
+            theirs.setdefault(plain_of(address), {})[view.network, view.identity.host] = address, view
     if (own and theirs) or len(live) != 1:
-        return any(not is_another(address, view, by, held) for view, held in own for by, address in theirs)
+        return any(
+            not is_another(address, view, by, held)
+            for view, held in own
+            for plain in {*view.named, plain_of(own_address(view))}
+            for address, by in theirs.get(plain, {}).values()
+        )
     return any(view.rooms for view in prefill)
 
 
-def _named(views: Sequence[RankView]) -> list[tuple[RankView, str]]:
-    """Return a rank for each address that tells to whom a server belongs: no warm-up's, and none without a host."""
-    found = {
-        (one, view.network, view.identity.host): (view, one)
-        for view in views
-        for one in addresses(view)
-        if is_named(one) and not one.startswith(FAKE)
-    }
-    return list(found.values())
+def _named(view: RankView) -> list[str]:
+    """Return the addresses that tell to whom a rank's server belongs: no warm-up's, and none without a host."""
+    return [one for one in addresses(view) if is_named(one) and not one.startswith(FAKE)]
 
 
 def _one_side(prefill: Sequence[RankView], decode: Sequence[RankView]) -> Iterator[Suspect]:

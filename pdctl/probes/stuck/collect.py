@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pdctl.probes.processes import now_ns
-from pdctl.probes.routing.addresses import are_two
+from pdctl.probes.routing.addresses import is_none_of
 from pdctl.probes.stuck import UNHEARD_S
 from pdctl.probes.stuck.model import Earlier, Last, RankLooks
 from pdctl.probes.turns import TAKES_IN, Looked, judge
@@ -240,11 +240,7 @@ def _missing(ranks: Sequence[FoundRank], answers: Sequence[Rooms | None]) -> dic
         requests = {role: _requests(those, both) for role, those in sides.items()}
         for role, other in OTHER.items():
             lacked[role] |= here[other] - here[role]
-            lacked[role].update(
-                room
-                for room in both
-                if any(all(are_two(*one, *known) for known in requests[role][room]) for one in requests[other][room])
-            )
+            lacked[role].update(room for room in both if is_none_of(requests[role][room], requests[other][room]))
     return {role: frozenset(rooms) for role, rooms in lacked.items()}
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 
+from pdctl.probes.routing import pairs, sides
+from pdctl.probes.routing.addresses import is_another
+from pdctl.probes.routing.facts import Ranks
 from pdctl.probes.routing.judge import judge
 from pdctl.probes.routing.model import Fault, Look, RankView
-from pdctl.protocol.model import EventKind
-from pdctl.protocol.requests import Lookup, RoomTable
+from pdctl.protocol.model import EventKind, KVPoll
+from pdctl.protocol.requests import Lookup, RoomEntry, RoomTable
 from tests.unit.probes.test_routing_judge import (
     ADDRESS,
     BALANCED,
@@ -254,3 +257,40 @@ def test_a_bootstrap_server_that_is_not_heard_makes_no_row_of_another_pair_unhea
         {("", ADDRESS): server({7: 1}), ("n", OTHER_ADDRESS): silent},
     )
     assert {row.address: row.verdict for row in judge(look).rooms} == {ADDRESS: "AGREE", OTHER_ADDRESS: "UNHEARD"}
+
+
+def many(count: int, queue: str, place: int) -> list[RoomEntry]:
+    state = KVPoll.WAITING_FOR_INPUT
+    return [entry(queue, rid=f"{queue} {n}", state=state, bootstrap=f"10.1.{place}.{n}:1") for n in range(count)]
+
+
+def test_many_requests_of_one_room_are_compared_with_few_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hostile rank may send as many as an answer has room for, each with a bootstrap server of its own."""
+    compared = 0
+
+    def counted(*args: Any) -> bool:
+        nonlocal compared
+        compared += 1
+        return is_another(*args)
+
+    for module in (pairs, sides):
+        monkeypatch.setattr(module, "is_another", counted)
+    views = prefill(0, *many(300, "prefill.bootstrap", 1)), decode(0, *many(300, "decode.transfer", 2))
+    found = judge(Look(tuple(views))).findings
+    assert [(one.code, " 300 requests " in one.summary) for one in found] == [("PD127", True), ("PD127", True)]
+    assert 0 < compared < 300
+
+
+def test_requests_are_together_by_what_leads_from_one_to_the_next() -> None:
+    def request(server: str, rid: str, address: str, host: str = "a") -> pairs.Request:
+        view = decode(0)
+        view = replace(view, identity=msgspec.structs.replace(view.identity, instance=server, host=host))
+        return Ranks((view,), ("",), ("",)), entry("decode.transfer", rid=rid, bootstrap=address)
+
+    first = request("1", "r", "10.0.0.1:1")
+    far = request("2", "s", "127.0.0.1:1")
+    same_server, same_rid, same_address = request("1", "t", ""), request("3", "r", ""), request("4", "u", "10.0.0.1:1")
+    loopback, unknown = request("5", "v", "127.0.0.1:1", "b"), request("6", "w", "127.0.0.1:1", "")
+    near = [first, same_server, same_rid, same_address]
+    assert pairs.together([first, far, *near[1:], loopback]) == [near, [far], [loopback]]
+    assert pairs.together([far, loopback, unknown]) == [[far, loopback, unknown]]

@@ -7,6 +7,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from pdctl.probes.routing import addresses
+from pdctl.probes.routing.addresses import is_named
 from pdctl.probes.stuck.collect import _missing
 from pdctl.probes.stuck.model import RankLooks, StuckDocument
 from pdctl.protocol.model import KVPoll
@@ -89,3 +91,18 @@ def test_recordings_are_asked_of_what_another_pair_alone_has() -> None:
     far = look("decode", DECODE)
     elsewhere = replace(far, identity=msgspec.structs.replace(far.identity, cluster="other"))
     assert missing(here, elsewhere) == {"prefill": {7}, "decode": {7}}
+
+
+def test_many_requests_of_one_room_are_looked_up_and_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+
+    def counted(address: str) -> bool:
+        nonlocal asked
+        asked += 1
+        return is_named(address)
+
+    monkeypatch.setattr(addresses, "is_named", counted)
+    sides = [{(f"r{n}", f"{host}:{n}") for n in range(300)} for host in ("10.0.0.1", "10.0.0.2")]
+    assert not addresses.is_none_of(*sides)
+    assert addresses.is_none_of(sides[0], sides[1] | {("x", "10.0.0.3:1")})
+    assert 0 < asked < 3000
