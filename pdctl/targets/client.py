@@ -36,6 +36,8 @@ They are waited for longer than ``rank_timeout_s`` where there is time: up to ha
 """
 HELD_UP_S = 0.5
 """A wait that ends later than this was held up: this process, or its whole machine, was stopped meanwhile."""
+MOST_HELD_UP = 10
+"""So many late waits of a client count as stops. More are of a machine that is always late: its time counts."""
 _TICK_S = 0.002
 """What a poll that counts milliseconds may leave of a deadline that it waited for: none."""
 _CUT_OFF = "connected, but nothing comes back: its host is cut off, its process is stopped, or something holds the GIL"
@@ -91,6 +93,7 @@ class Client:
         self._spent_s = spent_s
         self._acts = acts
         self.deadline = Deadline(timeout_s - spent_s)
+        self._held_up = 0
         self._given_up: dict[str, Answer[Any]] | None = None
         self.recordings = Recordings(self.ask_each)
 
@@ -110,6 +113,7 @@ class Client:
     def restart(self) -> None:
         """Begin the overall deadline anew, for a command that follows ranks and asks again and again."""
         self.deadline = Deadline(self._timeout_s - self._spent_s)
+        self._held_up = 0
 
     def pause(self, seconds: float) -> None:
         """Wait for this long before asking again, and not beyond the deadline."""
@@ -197,7 +201,9 @@ class Client:
             began = time.monotonic()
             ready = watch.ready(left_s)
             held_up_s = time.monotonic() - began - left_s
-            if held_up_s > HELD_UP_S:  # nobody listened: a rank whose answer is missing now was not silent for so long
+            if held_up_s > HELD_UP_S and self._held_up < MOST_HELD_UP:
+                # Nobody listened: a rank whose answer is missing now was not silent for so long.
+                self._held_up += 1
                 patience.move(held_up_s)
                 self.deadline.move(held_up_s)
             if memory is not None and memory.waited():

@@ -117,6 +117,25 @@ def test_time_in_which_nobody_listened_is_no_silence_of_a_rank(
         assert not one.over, "nor is its --timeout used up"
 
 
+def test_a_machine_that_is_always_late_keeps_no_command_for_ever(
+    rank: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead, waits = 0.0, 0
+
+    def late(_watch: waiting.Watch, wait_s: float) -> list[waiting.Question]:
+        nonlocal ahead, waits
+        ahead, waits = ahead + wait_s + 2 * client.HELD_UP_S, waits + 1
+        assert waits < 1000, "it goes on and on"
+        return []
+
+    monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: ahead))
+    monkeypatch.setattr(waiting.Watch, "ready", late)
+    with Client() as one:
+        [answer] = one.ask([endpoints.unknown_rank(rank.where, Access())], "status", Registration)
+    assert answer.body is None
+    assert waits > client.MOST_HELD_UP
+
+
 def test_a_connection_that_can_not_be_made_is_why_a_rank_is_silent(
     rank: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
