@@ -184,7 +184,8 @@ def _once(
     exporter.take(state)
     if file is not None:
         file.write(exporter.metrics())
-    problems = (*state.problems, *(f"{rank.rank}: {rank.reason}" for rank in state.ranks if not rank.there))
+    silent = (f"{rank.rank}: {rank.reason}" for rank in state.ranks if not rank.there)
+    problems = tuple(dict.fromkeys((*state.problems, *silent)))  # a look may have told of them already
     if not any(rank.there for rank in state.ranks):
         raise PdctlError("no rank is seen", "pdctl ranks says where it looks.", details=problems)
     if file is None:

@@ -59,9 +59,12 @@ class Seeing:
     def next(self) -> WatchState:
         self._looks += 1
         self.checked = self._looks > 2
+        silent = tuple(f"{host.rank}: {host.reason}" for host in self._hosts)  # as the judge of queues says it
         if not self.checked or not self._found:
-            return WatchState(at_wall_ns=1, took_s=0.1, ranks=self._hosts, problems=("no ranks found",) * self.checked)
-        return msgspec.structs.replace(state(), ranks=(*state().ranks, *self._hosts), checked_wall_ns=1)
+            problems = (*silent, *("no ranks found",) * self.checked)
+            return WatchState(at_wall_ns=1, took_s=0.1, ranks=self._hosts, problems=problems)
+        ranks = (*state().ranks, *self._hosts)
+        return msgspec.structs.replace(state(), ranks=ranks, checked_wall_ns=1, problems=silent)
 
 
 @pytest.mark.parametrize("silent", [False, True])
@@ -72,12 +75,12 @@ def test_once_waits_for_the_check_that_finds_ranks(tmp_path: Path, found: bool, 
     asked = (eye, Exporter(every_s=1, stall_s=30), TextFile(file), Output(err=err), threading.Event())
     if found:
         assert _once(*asked, 60.0) is (Exit.PARTIAL if silent else Exit.CLEAN)
-        assert ("gpu2: Connection refused" in err.getvalue()) is silent
+        assert err.getvalue().count("gpu2: Connection refused") == silent
         assert "pdctl_rank" in file.read_text()
         return
     with pytest.raises(PdctlError, match="no rank is seen") as raised:
         _once(*asked, 60.0)
-    assert ("gpu2: Connection refused" in raised.value.details) is silent
+    assert raised.value.details.count("gpu2: Connection refused") == silent
 
 
 def test_before_the_first_look_nothing_is_told() -> None:
