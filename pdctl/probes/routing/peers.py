@@ -16,6 +16,8 @@ from pdctl.protocol.requests import Peer
 
 Request = tuple[RankView, str, str]
 """A decode rank with a request, the request's id, and the bootstrap server that it names."""
+MOST_OF_ROOM = 64
+"""Requests of decode that one of prefill is compared with. A room that more have is taken to be there."""
 SENT = (KVPoll.WAITING_FOR_INPUT, KVPoll.TRANSFERRING)
 """States of a room whose addresses decode has sent to the prefill process that was there then."""
 
@@ -171,11 +173,12 @@ def _requests(decode: Sequence[RankView]) -> dict[int, list[Request]]:
         for view in decode
         if view.rooms is not None
     }
-    found: dict[int, list[Request]] = {}
+    found: dict[int, dict[tuple[str, ...], Request]] = {}
     for view, table in those.values():
         for room, rid, address in table.rows("room", "rid", "bootstrap"):
-            found.setdefault(room, []).append((view, rid, address))
-    return found
+            key = view.network, view.identity.host, rid, address
+            found.setdefault(room, {})[key] = view, rid, address
+    return {room: list(requests.values()) for room, requests in found.items()}
 
 
 def _host(session: str) -> str:
@@ -213,7 +216,10 @@ def _held_for_ended(
     for room, rid, own, age_s, queue in view.rooms.rooms.rows("room", "rid", "bootstrap", "age_s", "queue"):
         if not room or not queue.startswith("prefill") or age_s <= since.get(room, everywhere):
             continue
-        if all((not rid or rid != its) and is_another(at, view, one, own) for one, its, at in there.get(room, ())):
+        same = there.get(room, ())
+        if len(same) <= MOST_OF_ROOM and all(
+            (not rid or rid != its) and is_another(at, view, one, own) for one, its, at in same
+        ):
             ages[room] = max(age_s, ages.get(room, 0.0))
     if not gone or not ages:
         return

@@ -15,6 +15,7 @@ from pdctl.probes.routing.addresses import near
 from pdctl.probes.routing.bootstrap import Question, ask
 from pdctl.probes.routing.judge import judge, pause_s
 from pdctl.probes.routing.model import Fault, Look, RankView, RoutingDocument, ServerView
+from pdctl.probes.routing.peers import MOST_OF_ROOM
 from pdctl.protocol.model import EventKind, KVPoll
 from pdctl.protocol.requests import MAX_LOOKUPS, Lookup, Peer, RoomEntry, Rooms, RoomTable, Settings, Space
 from pdctl.recording.reader import Event
@@ -197,6 +198,18 @@ def test_a_room_of_another_pair_hides_no_request_that_decode_has_lost(
     held = prefill(entry("prefill.bootstrap", age_s=90.0), peers=(Peer(HOST, 6000, f"{HOST}:9000"),))
     taken = msgspec.structs.replace(SENT, rid=rid, bootstrap=address)
     other = decode(1, taken, up_s=40.0, service="decode other", peers=())
+    found = judge(look(held, decode(0, up_s=40.0), other, at=server())).findings
+    assert [one.code for one in found if 7 in one.rooms and one.code == "PD144"] == expected
+
+
+@pytest.mark.parametrize(("more", "expected"), [(0, ["PD144"]), (1, [])])
+def test_a_room_that_very_many_requests_have_is_taken_to_be_there(more: int, expected: list[str]) -> None:
+    """What a hostile rank sends is not compared with all that another one sends."""
+    held = prefill(entry("prefill.bootstrap", age_s=90.0), peers=(Peer(HOST, 6000, f"{HOST}:9000"),))
+    many = [
+        msgspec.structs.replace(SENT, rid=f"other {n}", bootstrap="10.0.0.2:8998") for n in range(MOST_OF_ROOM + more)
+    ]
+    other = decode(1, *many, up_s=40.0, service="decode other", peers=())
     found = judge(look(held, decode(0, up_s=40.0), other, at=server())).findings
     assert [one.code for one in found if 7 in one.rooms and one.code == "PD144"] == expected
 
