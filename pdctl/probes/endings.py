@@ -16,6 +16,7 @@ from functools import cached_property
 
 from pdctl.probes.covers import NOTHING, Covers
 from pdctl.probes.routing.addresses import is_named, means_itself
+from pdctl.probes.routing.model import plain_of
 from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import OTHER, WAITS_FOR_OTHER, Identity, KVPoll
 from pdctl.protocol.requests import RoomEntry, Rooms
@@ -312,7 +313,7 @@ def _waiting(ranks: Sequence[Ending], seen: Endings, *, alone: bool) -> list[tup
 def _request(room: int, address: str, one: Identity) -> Request | None:
     """Return what a rank says of a request, as the other side does; None where its address does not tell of a server."""
     host = one.host if means_itself(address.rpartition(":")[0].strip("[]")) else ""
-    return (room, address.replace("[", "").replace("]", ""), host) if is_named(address) else None
+    return (room, plain_of(address), host) if is_named(address) else None
 
 
 def _ends(covers: Covers, rooms: Rooms, entry: RoomEntry) -> str:
