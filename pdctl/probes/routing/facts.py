@@ -179,7 +179,8 @@ class Decoding:
 class RoomFacts:
     """Everything that was said of one room in one cluster. decoders: every decode rank of the cluster.
 
-    size, follows, registered, plain: as the methods ``find_…`` find them, once everything is said.
+    size, follows, registered, plain: as the methods ``find_…`` find them, once everything is said. pairs: of servers, kept by
+    :func:`pdctl.probes.routing.pairs.pairs`.
     """
 
     cluster: str
@@ -194,6 +195,7 @@ class RoomFacts:
     follows: bool | None = None
     registered: int | None = None
     plain: bool = False
+    pairs: list[RoomFacts] | None = field(default=None, init=False)
 
     def find_plain(self) -> bool:
         """Return whether both sides, and the registration where there is one, name one dp rank for one request."""

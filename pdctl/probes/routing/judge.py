@@ -67,7 +67,7 @@ def judge(look: Look, before: Look | None = None, *, grace_s: float = GRACE_S) -
     surely, perhaps = _by_room(sure), _by_room([s for s in suspects if s not in sure])
     rows = []
     for facts in rooms:
-        parts = [facts] if facts.plain else list(pairs(facts))
+        parts = [facts] if facts.plain else pairs(facts)
         for part in parts:
             several = len(parts) > 1
             doubted = bool(_of(part, perhaps, several=several))

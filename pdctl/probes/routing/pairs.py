@@ -21,12 +21,17 @@ MOST = 8
 """Bootstrap servers of one room on a rank that are told apart: an engine has one. PD127 counts the requests of all."""
 
 
-def pairs(facts: RoomFacts) -> Iterator[RoomFacts]:
-    """Yield what was said of a room, by the prefill ranks that decode ranks may mean: all of it where these are the same.
+def pairs(facts: RoomFacts) -> Sequence[RoomFacts]:
+    """Return what was said of a room, by the prefill ranks that decode ranks may mean: all of it where these are the same.
 
     What prefill ranks have and no decode rank means comes last, by server.
     """
-    facts = _few(facts)
+    if facts.pairs is None:
+        facts.pairs = list(_pairs(_few(facts)))
+    return facts.pairs
+
+
+def _pairs(facts: RoomFacts) -> Iterator[RoomFacts]:
     meant: dict[tuple[tuple[int, ...], str], list[Decoding]] = {}
     for decoding in facts.decode:
         for taken in _by_address(decoding):
