@@ -70,6 +70,7 @@ def one_sided() -> Iterator[tuple[Labs, Words]]:
         until("a recording of decode that goes back before the request", lambda: lab.recorded_s("decode") > SAME_S)
         with _sending(lab, requests=1, room=4001, to="prefill", seconds=600):
             until("the room at prefill", lambda: lab.queues()["prefill dp0 pp0 tp0"]["prefill.bootstrap"] == [4001])
+            time.sleep(SAME_S)  # who lacks it is a witness once it is older than that
             yield labs, {"ROOM": "4001"}
 
 
