@@ -10,6 +10,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from pdctl.protocol import durations, extras, structs
 from pdctl.protocol.model import Frame
 
 MORE_TIME = "Give it more: --timeout, --rank-timeout."
+_PAUSES_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
+"""Pauses between looks at a stack that could not be followed: a forward changes it thousands of times a second."""
 NEXT_STEP = f"{extras.install('attach')}, or put a py-spy on PATH."
 
 
@@ -30,8 +33,8 @@ class PySpyError(Exception):
         self.next_step = next_step
 
 
-class TornError(PySpyError):
-    """py-spy ran, and its result is inconsistent: the process may have run meanwhile."""
+class _TornError(PySpyError):
+    """py-spy ran, and could not follow the stack: it changed meanwhile."""
 
 
 class Local(msgspec.Struct):
@@ -110,10 +113,25 @@ def _ours(root: Path, path: Path) -> bool:
 
 
 def main_thread(command: str, pid: int, timeout_s: float, *, with_locals: bool = False) -> Stack:
-    """Return the stack of a process's main thread. Raises PySpyError, also where it takes longer than ``timeout_s``."""
+    """Return the stack of a process's main thread. Raises PySpyError, also where it takes longer than ``timeout_s``.
+
+    The process runs meanwhile: where its stack could not be followed, py-spy looks again while time is left.
+    """
     arguments = [command, "dump", "--json", "--nonblocking", "--pid", str(pid)]
     if with_locals:
         arguments.append("--locals")
+    end = time.monotonic() + timeout_s
+    for pause_s in _PAUSES_S:
+        try:
+            return _dump(arguments, pid, end - time.monotonic())
+        except _TornError:
+            if time.monotonic() + pause_s >= end:
+                raise
+            time.sleep(pause_s)
+    return _dump(arguments, pid, end - time.monotonic())
+
+
+def _dump(arguments: Sequence[str], pid: int, timeout_s: float) -> Stack:
     if timeout_s <= 0:
         raise PySpyError("no time was left for py-spy to look at it", MORE_TIME)
     try:
@@ -128,11 +146,11 @@ def main_thread(command: str, pid: int, timeout_s: float, *, with_locals: bool =
     except subprocess.TimeoutExpired:
         raise PySpyError(f"py-spy took longer than {durations.show(max(timeout_s, 0.01))}", MORE_TIME) from None
     except OSError as error:
-        raise PySpyError(f"{command} can't be run: {error.strerror}", NEXT_STEP) from None
+        raise PySpyError(f"{arguments[0]} can't be run: {error.strerror}", NEXT_STEP) from None
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
         reason = next((line for line in said if line.startswith("Error:")), said[0]).removeprefix("Error: ")
-        raise TornError(f"py-spy can't read it: {reason[:200]}")
+        raise _TornError(f"py-spy can't read it: {reason[:200]}")
     try:
         return parse(done.stdout, pid)
     except ValueError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -92,9 +91,6 @@ class OpenProcess:
         end = time.monotonic() + timeout_s
         try:
             command = pyspy.find(self.pid, interpreter.environments(self.files))
-            for _ in range(_TRIES - 1):
-                with suppress(pyspy.TornError):  # the stack changed under it
-                    return pyspy.main_thread(command, self.pid, end - time.monotonic(), with_locals=True)
             return pyspy.main_thread(command, self.pid, end - time.monotonic(), with_locals=True)
         except pyspy.PySpyError as error:
             raise self._failed(error, error.next_step) from None
