@@ -82,6 +82,7 @@ class Probe(Generic[O, E, D]):
     offline: recordings alone can answer it (``--from``). untold: what of it they do not tell, "" nothing.
     bundled: what a bundle calls its document, which is then shown as live ranks told it; "" where recordings tell as much.
     live_stage: not well enough for ``check``, which needs live ranks.
+    pauses: it looks twice: ``check`` makes the pause a short one where that settles it.
     selects: ranks can be chosen (``--rank``). starts: ranks of earlier starts can be asked for (``--all``).
     examples: two command lines that its help ends with.
     repeats: it can look again and again (``--watch``).
@@ -96,6 +97,7 @@ class Probe(Generic[O, E, D]):
     untold: ClassVar[str] = ""
     bundled: ClassVar[str] = ""
     live_stage: ClassVar[bool] = False
+    pauses: ClassVar[bool] = False
     selects: ClassVar[bool] = False
     starts: ClassVar[bool] = False
     repeats: ClassVar[bool] = False
@@ -153,6 +155,10 @@ class Probe(Generic[O, E, D]):
     def in_check(self, pause_s: float) -> O:
         """Return the options with which ``check`` runs it. pause_s: the pause of probes that look twice."""
         return self.options()
+
+    def settled(self, evidence: E, document: D) -> bool:
+        """Return whether a longer pause would tell nothing more; asked of a probe that looks twice, after a short one."""
+        return not (self.findings(document) or self.problems(document) or self.partial(document))
 
     def findings(self, document: D) -> Sequence[Finding]:
         """Return the findings, for the exit code."""

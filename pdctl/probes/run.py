@@ -213,11 +213,16 @@ def look(probe: AnyProbe, view: View, options: Any) -> Any:
 
     Silent agents that were replaced by a look from outside are among its problems.
     """
+    return evidence_and_document(probe, view, options)[1]
+
+
+def evidence_and_document(probe: AnyProbe, view: View, options: Any) -> tuple[Any, Any]:
+    """Return what :func:`look` returns, and before it what that was judged from."""
     evidence = probe.collect(view, options)
     document = probe.judge(evidence, options)
     more = probe.deepen(view, evidence, document)
     if more is not None:
-        document = probe.judge(more, options)
+        evidence, document = more, probe.judge(more, options)
     if "findings" in document.__struct_fields__:
         below = view.underlying if probe.rests_on_loops(options) else ()
         rooms = frozenset(probe.held_up(document))
@@ -236,7 +241,7 @@ def look(probe: AnyProbe, view: View, options: Any) -> Any:
     if silent and "problems" in document.__struct_fields__:
         said = tuple(dict.fromkeys((*silent, *document.problems)))
         document = msgspec.structs.replace(document, problems=said, partial=True)
-    return document
+    return evidence, document
 
 
 def misrouted(view: View, rooms: frozenset[int]) -> tuple[tuple[Finding, ...], tuple[str, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pdctl.probes.base import PAUSE_S, SECONDS, TIMEOUT_S, Option, Probe, WrongOptionError, fits
 from pdctl.probes.check.model import Outcome
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from pdctl.probes.base import AnyProbe
     from pdctl.probes.check.model import CheckDocument
     from pdctl.probes.view import View
+
+SHORT_PAUSE_S = 0.25
+"""The pause where all is well: some hundred turns of a loop that nothing holds up."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class CheckOptions:
         bool,
         Option("--probe", "For liveness probes: exit with 1 for a finding of level error, else with 0."),
     ] = False
-    pause: Annotated[float, Option("--pause", "Pause of the stages that look twice.", "TIME", SECONDS)] = PAUSE_S
+    pause: Annotated[float, Option("--pause", "Longest pause of the stages that look twice.", "TIME", SECONDS)] = PAUSE_S
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,6 @@ def run(view: View, stages: Iterable[AnyProbe], pause_s: float) -> Iterator[Outc
 
     The view's deadline is that of all of them: a stage that finds no time left is not run, and says so.
     """
-    from pdctl.probes.run import look
     from pdctl.report import progress
 
     for stage in stages:
@@ -170,7 +172,7 @@ def run(view: View, stages: Iterable[AnyProbe], pause_s: float) -> Iterator[Outc
             continue
         progress.doing(f"{stage.name} of {len(view.ranks)} rank{'s'[: len(view.ranks) != 1]}")
         started = time.monotonic()
-        outcome = stage.outcome(look(stage, view, stage.in_check(pause_s)))
+        outcome = stage.outcome(_document(stage, view, pause_s))
         if view.recorded:
             outcome = replace(outcome, untold=stage.untold)
         over = view.over
@@ -178,6 +180,17 @@ def run(view: View, stages: Iterable[AnyProbe], pause_s: float) -> Iterator[Outc
             late = f"{stage.name}: {over} before it had looked at everything"
             outcome = replace(outcome, problems=(*outcome.problems, late))
         yield replace(outcome, seconds=round(time.monotonic() - started, 3))
+
+
+def _document(stage: AnyProbe, view: View, pause_s: float) -> Any:
+    """Return what a stage says: after a short pause, if that settles it, else after the whole one."""
+    from pdctl.probes.run import evidence_and_document, look
+
+    if stage.pauses and pause_s > SHORT_PAUSE_S and not view.recorded:
+        evidence, document = evidence_and_document(stage, view, stage.in_check(SHORT_PAUSE_S))
+        if stage.settled(evidence, document):
+            return document
+    return look(stage, view, stage.in_check(pause_s))
 
 
 PROBE = Check()

@@ -118,7 +118,7 @@ _MOST_LOOKS = 6
 def _with_steps(view: View, looks: Sequence[RankLooks]) -> list[RankLooks]:
     """Return the looks with what ranks do now that have requests and are read from outside: nobody counts their turns."""
     asked = [
-        rank for rank, look in zip(view.ranks, looks, strict=True) if rank.state == "outside" and _has_requests(look)
+        rank for rank, look in zip(view.ranks, looks, strict=True) if rank.state == "outside" and has_requests(look)
     ]
     doing = {
         id(answer.rank): judge(Looked((answer.body,), outside=True))
@@ -128,13 +128,14 @@ def _with_steps(view: View, looks: Sequence[RankLooks]) -> list[RankLooks]:
     return [replace(look, turn=doing.get(id(rank))) for rank, look in zip(view.ranks, looks, strict=True)]
 
 
-def _has_requests(look: RankLooks) -> bool:
+def has_requests(look: RankLooks) -> bool:
+    """Return whether a rank has any request at the second look."""
     return look.second is not None and bool(look.second.rooms)
 
 
 def _unturned(look: RankLooks) -> bool:
     """Return whether a rank has requests, and its loop did not turn between the looks."""
-    return look.unturned_s is not None and _has_requests(look)
+    return look.unturned_s is not None and has_requests(look)
 
 
 _COMINGS = (EventKind.ENQUEUE, EventKind.STATE)

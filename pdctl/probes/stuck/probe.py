@@ -48,6 +48,7 @@ class Stuck(Probe["StuckOptions", "list[RankLooks]", "StuckDocument"]):
     untold = "running batches, space and time-outs"
     repeats = True
     waits_once = True
+    pauses = True
     options = StuckOptions
 
     def refuse(self, options: StuckOptions, *, timeout_s: float, recorded: bool) -> None:
@@ -60,6 +61,13 @@ class Stuck(Probe["StuckOptions", "list[RankLooks]", "StuckDocument"]):
     def in_check(self, pause_s: float) -> StuckOptions:
         """Return the usual options, with the pause of ``check``."""
         return StuckOptions(pause=pause_s)
+
+    def settled(self, evidence: list[RankLooks], document: StuckDocument) -> bool:
+        """Return whether all is well, and every loop that has requests surely turned even within a short pause."""
+        from pdctl.probes.stuck.collect import has_requests
+
+        turned = all(look.turned for look in evidence if has_requests(look))
+        return turned and super().settled(evidence, document)
 
     def collect(self, view: View, options: StuckOptions) -> list[RankLooks]:
         """Return two looks at every rank, or what recordings have in their place."""
