@@ -62,8 +62,9 @@ def collect(view: View, *, watch_s: float, looks: int = LOOKS) -> list[RankWatch
 
 
 def _shared(one: Look, known: dict[frozenset[int], frozenset[int]]) -> Look:
-    """Return the look with a set of rooms that ranks which have the same share."""
-    return replace(one, rooms=known.setdefault(one.rooms, one.rooms))
+    """Return the look with sets of rooms that ranks which have the same share."""
+    named = {address: known.setdefault(rooms, rooms) for address, rooms in one.named.items()}
+    return replace(one, rooms=known.setdefault(one.rooms, one.rooms), named=named)
 
 
 def _failed(ranks: Sequence[FoundRank], view: View, taken: Mapping[int, list[Look]]) -> dict[int, dict[int, float]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from pdctl.probes.leaks.model import (
     BOOTSTRAP,
@@ -24,8 +25,9 @@ from pdctl.protocol.durations import seconds
 from pdctl.protocol.model import Identity
 from pdctl.report.findings import Finding, finding
 from pdctl.targets import nodeset
-from pdctl.targets.servers import told_apart
+from pdctl.targets.servers import server_of, told_apart
 
+Server = tuple[str, str, str]
 SHOWN = 20
 """Rooms of a table that are named; the others are counted."""
 
@@ -74,7 +76,8 @@ def judge(views: Sequence[RankWatch], *, watch_s: float) -> LeaksDocument:
         of_slots += [_slot_finding(lost, row.name, view)] if lost else []
         of_space += [_space_finding(leak, row.name, view.identity) for leak in gone]
         of_orphans += [_orphan_finding(orphan, row.name, view.identity) for orphan in mine]
-        of_leftovers += [_leftover_finding(left, row.name, view.identity, watch_s)] if left else []
+        others = owned[view.identity.cluster]
+        of_leftovers += [_leftover_finding(left, row.name, view.identity, watch_s, others)] if left and others else []
         slots += lost
         space += gone
         orphans += mine
@@ -179,24 +182,75 @@ def _every(sets: Iterable[frozenset[int]]) -> set[int]:
     return set().union(*distinct.values())
 
 
-def _owned(views: Sequence[RankWatch]) -> dict[str, set[int] | None]:
+@dataclass(frozen=True)
+class _Owned:
+    """Rooms that ranks of a cluster had at any look.
+
+    elsewhere: who has those that are in tables of a server which has no such request. at: bootstrap servers that the requests
+    of each server name.
+    """
+
+    rooms: set[int]
+    elsewhere: dict[int, set[tuple[Server, str, str]]]
+    at: dict[Server, set[str]]
+
+    def of_others(self, room: int, server: Server) -> bool:
+        """Return whether all requests with this room are surely of other pairs of servers: both sides name one address."""
+        found = self.elsewhere.get(room, ())
+        return bool(found) and all(
+            address
+            and one != server
+            and address not in self.at[server]
+            and any(other != role and there == address for _, other, there in found)
+            for one, role, address in found
+        )
+
+
+def _elsewhere(servers: dict[Server, list[RankWatch]]) -> dict[int, set[tuple[Server, str, str]]]:
+    """Return who has rooms that are in a table of a server which has no such request: server, role, bootstrap server."""
+    asked: set[int] = set()
+    for those in servers.values():
+        tables = [rooms for view in those for rooms in view.looks[-1].tables.values()]
+        asked |= set().union(*tables) - _every(look.rooms for view in those for look in view.looks)
+    found: dict[int, set[tuple[Server, str, str]]] = defaultdict(set)
+    for server, those in servers.items() if asked else ():
+        for view in those:
+            for look in view.looks:
+                for address, rooms in look.named.items():
+                    for room in rooms & asked:
+                        found[room].add((server, view.identity.role, address))
+    return found
+
+
+def _owned(views: Sequence[RankWatch]) -> dict[str, _Owned | None]:
     """Return cluster → rooms that any rank had at any look, None where a rank was silent: they may be its."""
     clusters: dict[str, list[RankWatch]] = defaultdict(list)
     for view in views:
         clusters[view.identity.cluster].append(view)
     return {
-        name: None
-        if any(view.silence or not view.looks for view in members)
-        else _every(look.rooms for view in members for look in view.looks)
+        name: None if any(view.silence or not view.looks for view in members) else _owned_in(members)
         for name, members in clusters.items()
     }
 
 
-def _leftovers(view: RankWatch, owned: set[int] | None) -> list[Leftover]:
+def _owned_in(members: Sequence[RankWatch]) -> _Owned:
+    servers: dict[Server, list[RankWatch]] = defaultdict(list)
+    for view in members:
+        servers[server_of(view.identity)].append(view)
+    at = {
+        server: {address for view in those for look in view.looks for address in look.named}
+        for server, those in servers.items()
+    }
+    rooms = _every(look.rooms for view in members for look in view.looks)
+    return _Owned(rooms, _elsewhere(servers), at)
+
+
+def _leftovers(view: RankWatch, owned: _Owned | None) -> list[Leftover]:
     """Return the rooms of each table that nobody has, of those that stayed longer than the engine keeps them anyway.
 
     A room has an owner while any rank of the cluster has its request: decode tells prefill of a room before prefill has
-    the request, and the other way round. With a silent rank nothing can be said.
+    the request, and the other way round. Ranks of another pair of servers may have another request with the number. With a
+    silent rank nothing can be said.
     """
     if owned is None:
         return []
@@ -205,7 +259,8 @@ def _leftovers(view: RankWatch, owned: set[int] | None) -> list[Leftover]:
     for table, now in view.looks[-1].tables.items():
         if view.looks[-1].lingers.get(table, 0.0) > span:
             continue
-        left = set(now) - owned
+        server = server_of(view.identity)
+        left = {room for room in set(now) if room not in owned.rooms or owned.of_others(room, server)}
         if not left:
             continue
         # What came during the watch is new; it counts once it has stayed for more than one look.
@@ -264,19 +319,24 @@ def _orphan_finding(orphan: Orphan, name: str, who: Identity) -> Finding:
     )
 
 
-def _leftover_finding(tables: Sequence[Leftover], name: str, who: Identity, watch_s: float) -> Finding:
+def _leftover_finding(tables: Sequence[Leftover], name: str, who: Identity, watch_s: float, owned: _Owned) -> Finding:
     most = max(tables, key=lambda left: left.count)
     named = listed(most.rooms) if most.count <= SHOWN else f"{most.count} rooms"
     new = max(left.new for left in tables)
     came = f", {new} of them new in {seconds(watch_s)}" if new else ""
+    others = sorted({room for left in tables for room in left.rooms if room in owned.rooms})
+    whose = "no rank of its pair of servers" if others else "no rank"
+    also = f"; another pair has {listed(others)}" if others else ""
     return finding(
         "PD153",
-        f"{name} keeps {named} in {', '.join(left.table for left in tables)}{came}; no rank has a request for them",
+        f"{name} keeps {named} in {', '.join(left.table for left in tables)}{came}; {whose} has a request for them{also}",
         rooms=tuple(dict.fromkeys(room for left in tables for room in left.rooms)),
         ranks=(who.label,),
         evidence=(
             *(f"{left.count} in {left.table} at the last two looks" for left in tables),
-            "in no queue of any rank at any look",
+            "in no queue of any rank of its pair of servers at any look"
+            if others
+            else "in no queue of any rank at any look",
         ),
         units=(who.unit,),
     )

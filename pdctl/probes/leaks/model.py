@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from pdctl.probes.routing.addresses import is_named, means_itself
+from pdctl.probes.routing.model import plain_of
 from pdctl.protocol.documents import Document
 from pdctl.protocol.metadata import Metadata, SlotRow
 from pdctl.protocol.model import Identity, KVPoll
@@ -20,7 +22,8 @@ class Look:
     """One rank at one moment, and no more than is judged: ranks are many, and so are requests.
 
     rooms: of all its requests, wherever they are; requests: how many. ownerless: slot → allocation, of slots that are
-    taken and that no request has; lost: the rows of those. failed: failed requests in the bootstrap queue, by room.
+    taken and that no request has; lost: the rows of those. failed: failed requests in the bootstrap queue, by room. named:
+    rooms by the bootstrap server that their requests name, "" where that tells of none.
     """
 
     mono_ns: int
@@ -33,6 +36,7 @@ class Look:
     failed: dict[int, RoomEntry]
     tables: dict[str, list[int]]
     lingers: dict[str, float]
+    named: dict[str, frozenset[int]]
 
 
 def look(rooms: Rooms, slots: Metadata) -> Look:
@@ -41,6 +45,10 @@ def look(rooms: Rooms, slots: Metadata) -> Look:
     owned.update(rooms.rooms.column("slot"))
     bootstrapping = BOOTSTRAP in rooms.rooms.names
     lost = {row.slot: row for row in slots.rows if row.held_s != 0.0 and row.slot not in owned}
+    servers = {address: _server(address) for address in rooms.rooms.distinct("bootstrap")}
+    named: dict[str, set[int]] = {"": {h.room for h in slots.holders} - set(rooms.rooms.column("room"))}
+    for room, address in rooms.rooms.rows("room", "bootstrap"):
+        named.setdefault(servers[address], set()).add(room)
     return Look(
         mono_ns=rooms.mono_ns,
         ticks=rooms.ticks,
@@ -54,7 +62,14 @@ def look(rooms: Rooms, slots: Metadata) -> Look:
         else {},
         tables=rooms.tables,
         lingers=rooms.lingers,
+        named={address: frozenset(those) for address, those in named.items()},
     )
+
+
+def _server(address: str) -> str:
+    """Return the bootstrap server of an address as both sides write it, "" where the address means another one on each host."""
+    host = address.rpartition(":")[0].strip("[]")
+    return plain_of(address) if is_named(address) and not means_itself(host) else ""
 
 
 @dataclass(frozen=True)

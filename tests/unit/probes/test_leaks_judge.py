@@ -173,3 +173,36 @@ def test_ranks_of_one_name_have_their_server_in_text_only_where_there_are_severa
     alone = said(watch(*lost(3), **there[0]))
     assert [row.name for row in alone.ranks] == [label]
     assert alone.ranks[0].service == "decode@a:1"
+
+
+def pair(name: str, address: str, room: int = 0, tables: dict[str, list[int]] | None = None) -> list[RankWatch]:
+    """A prefill and a decode server whose requests name a bootstrap server; prefill has these tables."""
+    views = []
+    for role in ("prefill", "decode"):
+        held = [RoomEntry(f"{role}.inflight", room, f"r{name}", bootstrap=address)] if room else []
+        looks = [look(n, entries=held, tables=tables if role == "prefill" else {}) for n in range(3)]
+        views.append(watch(*looks, role=role, service=f"{role}@{name}", instance=name))
+    return views
+
+
+def test_a_room_that_only_another_pair_of_servers_has_is_left() -> None:
+    left = pair("a", "10.0.0.1:8998", room=9, tables={"transfer_infos": [7]})
+    document = said(*left, *pair("b", "10.0.0.2:8998", room=7))
+    assert codes(document) == ["PD153"]
+    assert document.findings[0].summary.endswith(
+        "no rank of its pair of servers has a request for them; another pair has room 7"
+    )
+    assert document.leftovers[0].service == "prefill@a"
+
+
+def test_a_room_that_may_be_of_its_own_pair_is_not_left() -> None:
+    left = pair("a", "10.0.0.1:8998", room=9, tables={"transfer_infos": [7]})
+    prefill, decode = pair("b", "10.0.0.2:8998", room=7)
+    for others in (
+        [prefill],  # whose decode request has come to no queue yet
+        [decode],
+        pair("b", "127.0.0.1:8998", room=7),  # another server on each host
+        pair("b", "None:8998", room=7),
+        pair("b", "10.0.0.1:8998", room=7),  # another decode server of this prefill server
+    ):
+        assert not said(*left, *others).findings
