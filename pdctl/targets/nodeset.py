@@ -155,6 +155,23 @@ def listed(texts: Sequence[str]) -> str:
     return ", ".join(texts) if len(texts) <= MOST_LISTED else join(texts)
 
 
+MOST_HOSTS = 5
+"""Hosts, and pods, that are named one by one."""
+
+
+def none_seen_on(hosts: Iterable[str]) -> str:
+    """Return that these hosts and pods (``pod/NAME``) give no rank: ``none seen on hosts a, b, and on pod c``."""
+    kinds: dict[str, list[str]] = {"host": [], "pod": []}
+    for host in hosts:
+        name = host.removeprefix("pod/")
+        kinds["host" if name == host else "pod"].append(name)
+    said = []
+    for kind, names in kinds.items():
+        more = f" and {len(names) - MOST_HOSTS} more" if len(names) > MOST_HOSTS else ""
+        said += [f"on {kind}{'s'[: len(names) != 1]} {', '.join(names[:MOST_HOSTS])}{more}"] if names else []
+    return f"none seen {', and '.join(said)}"
+
+
 def brief(text: str) -> str:
     """Return a folded text without the names of many servers that have the same places: ``dp0-7 of 8 servers (a, b, …)``."""
     found: dict[str, list[str]] = {}

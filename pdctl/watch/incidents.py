@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from pdctl.protocol.documents import Document
 from pdctl.report.findings import Finding, Level
+from pdctl.targets import nodeset
 from pdctl.watch.merging import PARTED
 from pdctl.watch.model import GroupState, WatchState
 
@@ -24,8 +25,6 @@ LINES, WINDOW_S = 4, 60.0
 """Lines about one incident within so many seconds; what is more is counted, and told once at their end."""
 MOST_ROOMS = 32
 MOST_KEYS = 64
-MOST_HOSTS = 5
-"""Hosts that a line names."""
 _NS = 1_000_000_000
 
 Key = tuple[str, ...]
@@ -240,9 +239,7 @@ class Incidents:
         said = f"{states.total()} rank{'s'[: states.total() != 1]}: " if states else "no ranks"
         said += ", ".join(f"{number} {name}" for name, number in sorted(states.items()))
         if hosts := sorted(rank.rank for rank in state.ranks if rank.host):
-            kind = "pod" if hosts[0].startswith("pod/") else "host"
-            more = f" and {len(hosts) - MOST_HOSTS} more" if len(hosts) > MOST_HOSTS else ""
-            said += f"; none seen on {kind}{'s'[: len(hosts) != 1]} {', '.join(hosts[:MOST_HOSTS])}{more}"
+            said += f"; {nodeset.none_seen_on(hosts)}"
         if not there and state.problems:
             said += f": {state.problems[0]}"
         self._lines.finding = Finding("", Level.INFO, said)

@@ -108,7 +108,8 @@ def test_hosts_and_pods_that_give_no_rank_are_not_counted_as_ranks() -> None:
         return change.summary
 
     assert said("gpu2", "gpu1") == "2 ranks: 2 live; none seen on hosts gpu1, gpu2"
-    assert said("pod/llm-5", ranks=0) == "no ranks; none seen on pod pod/llm-5"
+    assert said("pod/llm-5", ranks=0) == "no ranks; none seen on pod llm-5"
+    assert said("gpu1", "pod/llm-6", "pod/llm-5").endswith("none seen on host gpu1, and on pods llm-5, llm-6")
     assert said(*(f"gpu{n}" for n in range(1, 9)), ranks=1).endswith(
         "1 rank: 1 live; none seen on hosts gpu1, gpu2, gpu3, gpu4, gpu5 and 3 more"
     )
