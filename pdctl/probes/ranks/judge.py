@@ -81,6 +81,11 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True):
     stands: bool = False
     logged: str = ""
 
+    @property
+    def is_host(self) -> bool:
+        """Whether this is no rank, but a host or a pod that gives none: only its name is known."""
+        return self.state == "silent" and self.tp < 0 and not (self.endpoint or self.pid)
+
 
 class RanksDocument(Document, frozen=True, kw_only=True, tag="pdctl.ranks"):
     """Answer of ``pdctl ranks``. earlier: dead ranks of earlier starts, not shown. problems: what was not, or partly, read.

@@ -77,6 +77,7 @@ class Ranks(Probe["NoOptions", "Seen", "RanksDocument"]):
         """Return a finding for each rank that does not answer; one without an agent that can be read from outside does."""
         from pdctl.probes.check.model import Outcome
         from pdctl.report.findings import finding
+        from pdctl.targets.nodeset import none_seen_on
 
         recorded = any(row.state == "recorded" for row in document.ranks)
         silent = [
@@ -86,10 +87,13 @@ class Ranks(Probe["NoOptions", "Seen", "RanksDocument"]):
         ]
         gone = (finding("PD112", f"{row.rank}: {row.reason or row.state}.", ranks=(row.rank,)) for row in silent)
         failed = [row for row in document.ranks if row.hook_errors or row.hooks_removed]
+        hosts = [row.rank for row in silent if row.is_host]
         answer = "have a recording" if recorded else "answer"
+        ranks = len(document.ranks) - len(hosts)
+        said = f"{len(document.ranks) - len(silent)} of {ranks} ranks {answer}" if ranks else "no ranks"
         return Outcome(
             self.name,
-            f"{len(document.ranks) - len(silent)} of {len(document.ranks)} ranks {answer}",
+            f"{said}; {none_seen_on(sorted(hosts))}" if hosts else said,
             (*document.findings, *gone),
             (*document.problems, *(f"{row.rank}: pdctl's hooks failed there" for row in failed)),
         )

@@ -18,6 +18,7 @@ from pdctl.recording import format as f
 from pdctl.recording.reader import read
 from pdctl.recording.writer import RecordingWriter
 from pdctl.report.output import Format, Output
+from pdctl.targets.registration import nameless
 from tests.support.drawing import drawing
 from tests.support.identities import identity
 
@@ -117,6 +118,19 @@ def test_as_a_stage_of_check_each_silent_rank_is_a_finding() -> None:
     assert (outcome.said, [found.code for found in outcome.findings]) == ("2 of 3 ranks answer", ["PD112"])
     assert "it has ended" in outcome.findings[0].summary
     assert outcome.problems == (f"{apart.rank.identity.label}: pdctl's hooks failed there",)
+
+
+def test_as_a_stage_of_check_hosts_that_give_no_rank_are_not_counted_as_ranks() -> None:
+    def nameless_one(name: str, endpoint: str = "") -> Answer[Status]:
+        return Answer(FoundRank(nameless(name), "live", endpoint), None, Silence.REFUSED, "no answer")
+
+    there = [nameless_one("pod/a"), nameless_one("gpu1")]
+    outcome = PROBE.outcome(judge([answered(), *there], [None] * 3))
+    assert outcome.said == "1 of 1 ranks answer; none seen on host gpu1, and on pod a"
+    assert [found.code for found in outcome.findings] == ["PD112", "PD112"], "as before"
+    assert PROBE.outcome(judge(there[:1], [None])).said == "no ranks; none seen on pod a"
+    endpoint = nameless_one("a:1", "tcp://a:1")
+    assert PROBE.outcome(judge([answered(), endpoint], [None] * 2)).said == "1 of 2 ranks answer"
 
 
 @pytest.mark.parametrize(
