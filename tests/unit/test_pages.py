@@ -69,9 +69,24 @@ def test_the_readme_fits_a_narrow_terminal_and_its_sample_is_what_is_printed_the
     assert len(blocks) > 4
     assert [line for block in blocks for line in block.splitlines() if len(line) > 80] == []
     assert [line for line in readme.splitlines() if len(line) > 100] == []
+    assert f"$ pdctl diff-queues --from docs/notebooks/s1.pdtrace\n{narrow_sample()}```\n" in readme
+
+
+def narrow_sample() -> str:
+    """Return what ``diff-queues`` prints of the recorded hang on 80 columns."""
     printed = (ROOT / "tests/golden/files/offline/diff-queues-s1.txt").read_text()
-    sample = printed.partition("--- stdout\n")[2].partition("\n$ ")[0]
-    assert f"$ pdctl diff-queues --from docs/notebooks/s1.pdtrace\n{sample}```\n" in readme
+    return printed.partition("--- stdout\n")[2].partition("\n$ ")[0]
+
+
+def test_the_samples_of_the_first_minutes_are_wrapped_as_on_a_narrow_terminal() -> None:
+    start = (ROOT / "docs/start.md").read_text()
+    samples = "".join(re.findall(r"^```$.*?^```$", start, re.MULTILINE | re.DOTALL))
+    assert [line for line in samples.splitlines() if len(line) > 80] == []
+    page, printed = (re.sub(r"[0-9][0-9.]*", "#", text) for text in (samples, narrow_sample()))
+    for first, last in (("PD#  ", "newer.\n"), ("        tp# committed", "later)\n")):
+        part = first + printed.partition(first)[2].partition(last)[0] + last
+        assert part.count("\n") > 2
+        assert part in page
 
 
 def misplaced(line: str) -> Iterator[str]:
