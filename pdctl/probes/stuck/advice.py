@@ -172,7 +172,7 @@ def clock_s(request: Waiting) -> float | None:
 
 def unheard(request: Waiting, other: Sequence[Side]) -> Advice:
     """Return why decode waits for prefill while that waits for decode's addresses, nothing where it does not."""
-    there = [seen.entry for side in other for seen in side.rooms.get(request.room, ())]
+    there = {(queue, state) for side in other for _, queue, state in side.places(request.room)}
     if not lacks_addresses(there) or any(one.queue != "decode.transfer" for one in request.ranks):
         return Advice()
     return Advice(

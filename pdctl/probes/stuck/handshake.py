@@ -6,23 +6,25 @@ Bootstrapping.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from pdctl.probes.stuck import UNHEARD_S
 from pdctl.probes.stuck.model import Waiting
 from pdctl.probes.stuck.peer import HERE
 from pdctl.probes.stuck.sides import Side
 from pdctl.protocol.model import KVPoll, poll_name
-from pdctl.protocol.requests import RoomEntry
 
 _TOLD = poll_name(KVPoll.WAITING_FOR_INPUT)
 
 
-def lacks_addresses(there: Sequence[RoomEntry]) -> bool:
-    """Return whether prefill waits for a request's addresses: some rank does, and none has got on with it."""
-    states = {one.state for one in there}
+def lacks_addresses(there: Collection[tuple[str, int]]) -> bool:
+    """Return whether prefill waits for a request's addresses: some rank does, and none has got on with it.
+
+    there: queues and states in which prefill ranks have it.
+    """
+    states = {state for _, state in there}
     return (
-        all(one.queue == "prefill.bootstrap" for one in there)
+        all(queue == "prefill.bootstrap" for queue, _ in there)
         and KVPoll.BOOTSTRAPPING in states
         and states <= {KVPoll.BOOTSTRAPPING, KVPoll.WAITING_FOR_INPUT}
     )
@@ -49,7 +51,7 @@ def addresses_lost(room: int, mine: Sequence[Side], other: Sequence[Side], stuck
         all((one.queue, one.state) == ("decode.transfer", KVPoll.WAITING_FOR_INPUT) for one in told)
         and all((one.clock_s if one.clock_s >= 0 else one.age_s) >= stuck_s for one in told)
         and all(one.age_s < 0 or one.age_s >= UNHEARD_S for one in waits)
-        and lacks_addresses(waits)
+        and lacks_addresses([(one.queue, one.state) for one in waits])
     )
 
 
@@ -57,7 +59,8 @@ def _seen_twice(side: Side, room: int) -> bool:
     """Return whether all ranks of a side turn, and had one request with this room at both looks, as it is."""
     have = side.rooms.get(room, ())
     return (
-        all(look.turned for look in side.looks)
+        len(have) <= len(side.looks)  # else it has several requests, maybe thousands
+        and all(look.turned for look in side.looks)
         and sum(len(seen.ranks) for seen in have) == len(side.looks)
         and not any((room, seen.entry.rid) in side.changed for seen in have)
     )

@@ -281,7 +281,7 @@ _OVER = (SUCCESS, FAILED)
 
 
 def _being_computed(request: Waiting, other: Sequence[Side]) -> bool:
-    return any(seen.entry.queue in COMPUTED for side in other for seen in side.rooms.get(request.room, ()))
+    return any(queue in COMPUTED for side in other for _, queue, _ in side.places(request.room))
 
 
 def _complete(request: Waiting) -> bool:

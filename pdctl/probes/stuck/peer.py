@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 
@@ -44,6 +45,14 @@ class Peer(msgspec.Struct, frozen=True, gc=False):
     without_s: float = 0.0
 
 
+class Theirs(NamedTuple):
+    """Requests of a decode group with one room: their ids and bootstrap servers, and prefill groups that can have them, by id."""
+
+    rids: frozenset[str]
+    addresses: frozenset[str]
+    behind: frozenset[int]
+
+
 class Peers(list[Side]):
     """The groups of the other role in a cluster. What they say of rooms is looked up once, since rooms are many."""
 
@@ -68,11 +77,6 @@ class Peers(list[Side]):
                 for room, last in look.last.items():
                     found.setdefault(room, []).append((peer, look, last))
         return found
-
-    @cached_property
-    def rooms_before(self) -> frozenset[int]:
-        """Rooms that any rank had at the first look."""
-        return frozenset().union(*(peer.rooms_before for peer in self))
 
     @cached_property
     def several(self) -> bool:
@@ -102,6 +106,11 @@ class Peers(list[Side]):
             found[address].address = address
         return found
 
+    @cached_property
+    def rooms_before(self) -> frozenset[int]:
+        """Rooms that any rank had at the first look."""
+        return frozenset().union(*(peer.rooms_before for peer in self))
+
     def behind(self, entry: RoomEntry) -> Peers:
         """Return the groups that a request can be on: of decode's, those of the prefill server whose bootstrap server it names.
 
@@ -117,16 +126,30 @@ class Peers(list[Side]):
         """
         if side.role != "prefill" or not mine.several:
             return []
-        return [
-            peer
-            for peer in self.having.get(entry.room, ())
-            if all(
-                seen.entry.bootstrap != entry.bootstrap
-                and (seen.entry.rid != entry.rid or not entry.rid)
-                and side not in mine.behind(seen.entry)
-                for seen in peer.rooms[entry.room]
+        found = []
+        for peer in self.having.get(entry.room, ()):
+            theirs = mine.theirs(peer, entry.room)
+            same_id = bool(entry.rid) and entry.rid in theirs.rids
+            if not (entry.bootstrap in theirs.addresses or same_id or id(side) in theirs.behind):
+                found.append(peer)
+        return found
+
+    def theirs(self, peer: Side, room: int) -> Theirs:
+        """Return what a group of decode says of its requests with a room. They may be thousands: they are looked at once."""
+        found = self._theirs.get((id(peer), room))
+        if found is None:
+            entries = [seen.entry for seen in peer.rooms[room]]
+            servers = {(one.bootstrap, one.queue.startswith("decode.")): one for one in entries}
+            found = self._theirs[id(peer), room] = Theirs(
+                frozenset(one.rid for one in entries),
+                frozenset(one.bootstrap for one in entries),
+                frozenset(id(side) for one in servers.values() for side in self.behind(one)),
             )
-        ]
+        return found
+
+    @cached_property
+    def _theirs(self) -> dict[tuple[int, int], Theirs]:
+        return {}
 
     @cached_property
     def _silent(self) -> list[RankLooks]:
@@ -162,11 +185,10 @@ def peer_of(
         return Peer("no room: a request without disaggregation", NOBODY)
     if not other:
         return Peer(f"no {OTHER[side.role]} rank in sight", NOBODY)
-    told = Peers(peer for peer in other if peer not in strangers) if strangers else other
-    said = [peer.words(peer.rooms[room]) for peer in told.having.get(room, ())]
+    said = [peer.words(room) for peer in other.having.get(room, ()) if peer not in strangers]
     if said:
         return Peer("; ".join(said), HERE)
-    last = told.last.get(room, [])
+    last = [one for one in other.last.get(room, ()) if one[0] not in strangers]
     came = [one for one in last if one[2].came]
     this = [one for one in came if past or since_s < 0 or one[2].age_s - side.unseen_s <= since_s + SAME_S]
     if this:
@@ -176,7 +198,8 @@ def peer_of(
     silent = other.silent(since_s + side.unseen_s if since_s >= 0 else -1.0)
     if silent is not None:
         return Peer(f"not known: {silent.identity.label}: {silent.silence}", SILENT)
-    return _without(side, other, since_s, last, before=room in told.rooms_before)
+    before = room in other.rooms_before and any(room in peer.rooms_before for peer in other if peer not in strangers)
+    return _without(side, other, since_s, last, before=before)
 
 
 def _seen(room: int, side: Side, this: Sequence[tuple[Side, RankLooks, Last]]) -> Peer:

@@ -32,7 +32,7 @@ def full(
     given_up are by room. failed: those that the other side has failed. stuck: those that a finding tells of, by its code.
     """
     first = [] if side.retracted else [one for one in requests if one.room == space.head]
-    line = [*first, *(one for one in requests if one.note in (BEHIND, AFTER_RETRACTED) and one not in first)]
+    line = [*first, *(one for one in requests if one.note in (BEHIND, AFTER_RETRACTED))]
     head = next(iter(first), None)
     words = [f"{side.title} is full: {space.full}."]
     if head is not None and head.age_s >= 0:

@@ -70,7 +70,7 @@ def _rid_finding(rid: str, places: Sequence[tuple[int, Side, list[Seen]]]) -> Fi
     return several_rooms(
         rid,
         list(dict.fromkeys(room for room, _, _ in places)),
-        [f"room {room}: {side.words(seen)}" for room, side, seen in places[:_EVIDENCE]],
+        [f"room {room}: {side.words_of(seen)}" for room, side, seen in places[:_EVIDENCE]],
         group=places[0][1].title,
         units=tuple(dict.fromkeys(side.unit for _, side, _ in places)),
     )

@@ -36,6 +36,8 @@ QUEUE_ORDER = {queue: place for place, queue in enumerate(WAITING_IN)}
 
 Key = tuple[int, str]
 """Room and rid: a request."""
+Where = tuple[tuple[str, ...], str, int]
+"""Ranks, queue and state."""
 
 _REQUEST = attrgetter("room", "rid")
 _PLACE = ("queue", "room", "rid", "slot", "state", "dp", "kv")
@@ -61,7 +63,8 @@ class Side:
     looks: list[RankLooks] = field(default_factory=list)
     server: str = ""
     """What tells its server from others that have a group at this place, "" where none has."""
-    _words: dict[tuple[tuple[tuple[str, ...], str, int], ...], str] = field(default_factory=dict)
+    _words: dict[tuple[Where, ...], str] = field(default_factory=dict)
+    _places: dict[int, tuple[Where, ...]] = field(default_factory=dict)
 
     @cached_property
     def title(self) -> str:
@@ -120,10 +123,23 @@ class Side:
     def rooms(self) -> dict[int, list[Seen]]:
         """Every room with where it is."""
         found: dict[int, list[Seen]] = {}
+        several: set[int] = set()
         for (room, _), seen in self.requests.items():
             have = found.setdefault(room, seen)
-            if have is not seen:
+            if have is seen:
+                continue
+            if room in several:
+                have += seen
+            else:
+                several.add(room)
                 found[room] = have + seen
+        return found
+
+    def places(self, room: int) -> tuple[Where, ...]:
+        """Return where a room is, each place once: it may have many requests."""
+        found = self._places.get(room)
+        if found is None:
+            found = self._places[room] = _where(self.rooms.get(room, ()))
         return found
 
     @cached_property
@@ -151,9 +167,16 @@ class Side:
             gone |= {queue for queue, _ in set(then.rows("queue", "rid")) - set(now.rows("queue", "rid"))}
         return frozenset(gone)
 
-    def words(self, have: Sequence[Seen]) -> str:
-        """Return where this side has a room, in words; many rooms are in few places."""
-        where = tuple([(seen.ranks, seen.entry.queue, seen.entry.state) for seen in have])
+    def words(self, room: int) -> str:
+        """Return where this side has a room, in words."""
+        return self._said(self.places(room))
+
+    def words_of(self, have: Sequence[Seen]) -> str:
+        """Return where this side has a request, in words."""
+        return self._said(_where(have))
+
+    def _said(self, where: tuple[Where, ...]) -> str:
+        """Return places in words; many rooms are in few places."""
         words = self._words.get(where)
         if words is None:
             words = self._words[where] = _there(self, where)
@@ -231,6 +254,10 @@ class Side:
         return next((look.second for look in self.looks if look.second is not None), None)
 
 
+def _where(have: Iterable[Seen]) -> tuple[Where, ...]:
+    return tuple(dict.fromkeys([(seen.ranks, seen.entry.queue, seen.entry.state) for seen in have]))
+
+
 def _in_order(one: tuple[Key, RoomEntry]) -> int:
     return QUEUE_ORDER.get(one[1].queue, len(QUEUE_ORDER))
 
@@ -252,7 +279,7 @@ def sides_of(looks: Iterable[RankLooks]) -> list[Side]:
     return found
 
 
-def _there(peer: Side, where: Iterable[tuple[tuple[str, ...], str, int]]) -> str:
+def _there(peer: Side, where: Iterable[Where]) -> str:
     states: dict[str, list[str]] = {}
     for ranks, queue, state in where:
         words = queue.partition(".")[2] or queue

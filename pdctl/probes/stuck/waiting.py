@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from pdctl.probes.covers import NOTHING, Covers, Ends, attempts
 from pdctl.probes.stuck import STUCK_S
 from pdctl.probes.stuck.advice import AFTER_RETRACTED, BEHIND, FIRST, NO_SLOT, NOT_TOLD
@@ -24,7 +26,7 @@ def waiting_of(side: Side, mine: Peers, other: Peers, pause_s: float, full: Side
     progress = _Progress(side, pause_s)
     since, title, role, cluster, unseen_s = side.since, side.title, side.role, side.cluster, side.unseen_s
     alone = other[0] if len(other) == 1 else None
-    there = alone.rooms if alone is not None else {}
+    there: Collection[int] = alone.rooms if alone is not None else ()
     found = []
     for key, seen in side.requests.items():
         if len(seen) == 1 and seen[0].entry.queue in QUEUE_ORDER:
@@ -42,10 +44,9 @@ def waiting_of(side: Side, mine: Peers, other: Peers, pause_s: float, full: Side
         if recorded and cover.name == "unknown":
             cover = _NOT_TOLD
         room, rid = key
-        here = there.get(room) if room else None
         strangers = other.strangers(entry, side, mine)
-        if alone is not None and here is not None and not strangers:
-            peer = Peer(alone.words(here), HERE)
+        if alone is not None and room and room in there and not strangers:
+            peer = Peer(alone.words(room), HERE)
         else:
             since_s = max(age_s, since.get(key, -1.0)) if since else age_s
             past = entry.queue in HEARD and role == "decode"

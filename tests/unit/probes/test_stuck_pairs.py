@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from types import FrameType
+from typing import Any
 
 import msgspec
 import pytest
@@ -106,3 +109,40 @@ def test_many_requests_of_one_room_are_looked_up_and_not_compared(monkeypatch: p
     assert not addresses.is_none_of(*sides)
     assert addresses.is_none_of(sides[0], sides[1] | {("x", "10.0.0.3:1")})
     assert 0 < asked < 3000
+
+
+def steps(looks: list[RankLooks]) -> int:
+    """Return how many bytecodes the judge executes: a number that no busy machine changes."""
+    count = 0
+
+    def counted(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += 1
+        return counted
+
+    before = sys.gettrace()
+    sys.settrace(counted)
+    try:
+        result(*looks)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_the_work_grows_with_the_requests_of_one_room_and_not_with_their_square() -> None:
+    def pairs(requests: int) -> list[RankLooks]:
+        looks = []
+        for tp in (0, 1):
+            waits = [entry("prefill.bootstrap", state=KVPoll(1 + tp), bootstrap=HERE) for _ in range(requests)]
+            sent = [
+                entry("decode.transfer", state=KVPoll(2 + tp), age_s=400.0, bootstrap=HERE) for _ in range(requests)
+            ]
+            for role, those in (("prefill", waits), ("decode", sent)):
+                own = [msgspec.structs.replace(one, rid=f"r{n}") for n, one in enumerate(those)]
+                looks.append(look(role, *own, tp=tp))
+                looks.append(other(look(role, *(of_other(one, f"s{n}") for n, one in enumerate(own)), tp=tp)))
+        return looks
+
+    steps(pairs(2))  # what is loaded and compiled at the first time
+    assert steps(pairs(120)) < 6 * steps(pairs(30))
