@@ -120,6 +120,16 @@ def test_stages_of_decode_that_decide_differently_stand_for_good(labs: Labs, wha
     assert ("PD115", [room]) in [(one["code"], one["rooms"]) for one in offline["findings"]]
 
 
+def test_aborts_of_requests_that_run_part_no_stages(labs: Labs) -> None:
+    """A later stage hears of an abort a turn later. Its batches have to be those of the first one all the same."""
+    lab = labs.up("--prefill", "pp=2", "--decode", "pp=2", "--step", "decode=100ms")
+    decode = [f"decode dp0 pp{pp} tp0" for pp in (0, 1)]
+    with lab.waiting(70, "both", new_tokens=3000), lab.waiting(71, "both", new_tokens=3000):
+        until("both are computed", lambda: all(len(lab.queues()[rank]["running"]) == 2 for rank in decode))
+    assert lab.load(requests=4).completed == 4
+    assert look(labs, "check", code=0)["findings"] == []
+
+
 def test_a_stage_of_decode_that_is_not_told_of_a_failed_transfer_keeps_it(labs: Labs) -> None:
     lab = labs.up("--prefill", "pp=2", "--decode", "pp=2", "--without", "transfer-drain")
     assert lab.load(requests=4).completed == 4

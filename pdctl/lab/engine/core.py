@@ -81,6 +81,8 @@ class SchedulerCore:
         self._requests: Any = None
         self._lengths: list[int] = []
         self._still = 0  # turns since a queue had another length
+        # Of the last turns, what is not taken out of batches yet: the last stage hears of an abort that many turns later.
+        self._aborts: list[list[str]] = [[] for _ in range(groups.pp_size - 1 - groups.pp_rank)]
         self._others_busy = False  # whether a dp rank that shares this rank's forwards has requests
         if groups.pp_first and groups.tp_rank == 0:
             self._requests = self.context.socket(zmq.PULL)
@@ -135,6 +137,9 @@ class SchedulerCore:
 
     def process_input_requests(self, received: list[dict[str, Any]]) -> None:
         """Enqueue new requests and carry out aborts. Raises RuntimeError where this rank is told to."""
+        self._aborts.append([message["rid"] for message in received if message["op"] == "abort"])
+        for rid in self._aborts.pop(0):
+            self.abort_in_batches(rid)
         for message in received:
             if message["op"] == "abort":
                 self.abort_request(message["rid"])
@@ -159,8 +164,8 @@ class SchedulerCore:
         prealloc.queue = [entry for entry in prealloc.queue if entry.req.rid != rid]
         transfer.queue = [entry for entry in transfer.queue if entry.req.rid != rid]
 
-    def abort_request(self, rid: str) -> None:
-        """Abort a request wherever it is (SGLang: ``Scheduler.abort_request``)."""
+    def abort_in_batches(self, rid: str) -> None:
+        """Abort a request that waits for a batch or is in one, on all stages in the same turn: their batches stay alike."""
         for req in [req for req in self.waiting_queue if req.rid == rid]:
             self.waiting_queue.remove(req)
             req.abort("Aborted by AbortReq.")
@@ -174,6 +179,16 @@ class SchedulerCore:
             if req.rid == rid:
                 req.abort("Aborted by AbortReq.")
         if self.role == "prefill":
+            return
+        prealloc = self.disagg_decode_prealloc_queue
+        for req in [req for req in prealloc.retracted_queue if req.rid == rid]:
+            prealloc.retracted_queue.remove(req)
+            req.abort("Aborted by AbortReq.")
+            self.stream_output(req)
+
+    def abort_request(self, rid: str) -> None:
+        """Abort a request in the queues that are polled (SGLang: ``Scheduler.abort_request``)."""
+        if self.role == "prefill":
             for req in [*self.disagg_prefill_bootstrap_queue.queue, *self.disagg_prefill_inflight_queue]:
                 if req.rid == rid and req.disagg_kv_sender is not None:
                     req.disagg_kv_sender.abort()
@@ -186,10 +201,6 @@ class SchedulerCore:
             prealloc.pending_reqs.remove(entry)
             entry.req.abort("Aborted by AbortReq.")
             self.stream_output(entry.req)
-        for req in [req for req in prealloc.retracted_queue if req.rid == rid]:
-            prealloc.retracted_queue.remove(req)
-            req.abort("Aborted by AbortReq.")
-            self.stream_output(req)
 
     def stream_output(self, req: Req) -> None:
         """Answer a request that has ended; only one rank of a server's dp rank does."""
