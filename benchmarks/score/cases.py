@@ -259,7 +259,7 @@ def aborts(stage: Stage) -> Truth:
     """Have clients abort until the stages stand, which may never come: nobody chooses the moment."""
     stage.send(requests=900, concurrency=16, prompt_tokens=40, new_tokens=20, abort_after_s=0.1)
     stage.acts("stages that stand", lambda: stands(stage), 90)
-    return Truth(("PD115",), also=(*HANGS, "PD116", "PD143"), limit_s=30.0)
+    return Truth(("PD115",), also=(*HANGS, "PD113", "PD116", "PD143"), limit_s=30.0)
 
 
 def stands(stage: Stage) -> bool:

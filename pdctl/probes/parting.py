@@ -100,7 +100,8 @@ def judge(loops: Sequence[Loop], recorded: Mapping[int, Recorded]) -> tuple[Find
         each = parted(done) or ([] if any(held(loops[n].turn) for n in members) else of_other_batches(done, those))
         if each:
             ages = [loop.turn.age_s for loop in (loops[n] for n in members) if loop.turn.age_s is not None]
-            found.append(parting([loops[n].identity for n in members], each, min(ages, default=None)))
+            ended = any(loops[n].turn.state == ENDED for n in members)
+            found.append(parting([loops[n].identity for n in members], each, min(ages, default=None), ended=ended))
     return tuple(found)
 
 
@@ -194,10 +195,12 @@ def _passed(took: Mapping[int, Did], lag: int, identity: Identity, one: Recorded
     return did, Did(identity.label, identity.pp, did.room, what, queue, newest.last, wall_ns, age_s, visit=polled)
 
 
-def parting(members: Sequence[Identity], each: Sequence[Did], unturned_s: float | None) -> Finding:
+def parting(
+    members: Sequence[Identity], each: Sequence[Did], unturned_s: float | None, *, ended: bool = False
+) -> Finding:
     """Return the finding that these stages parted there. unturned_s: for how long no stage has turned, None unknown.
 
-    each: what they did with one request.
+    each: what they did with one request. ended: whether the process of a stage has ended.
     """
     queue, room = each[0].queue, each[0].room
     took = next(did for did in each if did.took)
@@ -206,7 +209,7 @@ def parting(members: Sequence[Identity], each: Sequence[Did], unturned_s: float 
     return finding(
         "PD115",
         f"Stages of {members[0].role} dp{members[0].dp} parted at room {room}: {took.words} of {queue}, {other.words}."
-        f" No stage has turned{since}.",
+        f" {'A stage has ended since' if ended else f'No stage has turned{since}'}.",
         rooms=(room,),
         ranks=tuple(one.label for one in members),
         units=(one.unit for one in members),

@@ -38,7 +38,7 @@ class Rule(NamedTuple):
 
 RULES = (
     Rule(("PD131", "PD132", "PD133"), ("PD107", "PD108"), ("room",)),
-    Rule(("PD115",), (*_DIVERGED, *_DEADLOCKED, *_STANDS, "PD152"), ("server",)),
+    Rule(("PD115",), (*_DIVERGED, *_DEADLOCKED, *_STANDS, "PD113", "PD152"), ("server",)),
     Rule(("PD115",), _WAITS, ("room", "unit")),
     Rule(_DIVERGED, (*_DEADLOCKED, *_STANDS, "PD113"), ("unit",)),
     Rule(_DIVERGED, _WAITS, ("room", "unit")),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pdctl.probes.parting import Recorded, judge, stages
-from pdctl.probes.turns import RUNNING, STOPPED, Loop, Turn
+from pdctl.probes.turns import ENDED, RUNNING, STOPPED, Loop, Turn
 from pdctl.protocol.model import NEXT_STAGE, STAGE_BEFORE, Action, Call, Phase
 from tests.support.identities import identity
 
@@ -100,6 +101,14 @@ def test_the_room_that_one_stage_took_on_and_the_other_failed() -> None:
         f'prefill dp0 pp1 tp0 failed it in round 302 ("{FAILURE}") of prefill.bootstrap, 129.5 s ago',
         "prefill dp0 pp0 tp0 took it on in round 304 of prefill.bootstrap, 129.0 s ago",
     )
+
+
+def test_stages_that_parted_and_ended() -> None:
+    """Batches of two sizes can end a stage."""
+    loops = pipeline(*(replace(turn, state=ENDED) for turn in STAND))
+    took, failed = Kept(Run(304, 21.0, r7=Action.MOVED)), Kept(Run(302, 20.5, r7=Action.FAILED))
+    [found] = judge(loops, recorded(took, failed))
+    assert found.summary.endswith(f'failed it in round 302 ("{FAILURE}"). A stage has ended since.')
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,8 @@ def test_a_server_that_ended_comes_before_what_else_is_wrong_on_the_other_side()
     assert [line for line in lines if line.startswith("Then: ")] == ["Then: PD101 Parted (below)"]
     here = finding("PD113", "Ended.", units=(DECODE,))
     assert told(here, parted) == ["PD101", "PD113<PD101"], "it aborted since its lists differed"
+    stages = finding("PD115", "Parted.", rooms=(7,), units=(DECODE,))
+    assert told(here, stages) == ["PD115", "PD113<PD115"], "it aborted since its batches differed"
     only_warned = finding("PD113", "Ended.", units=(PREFILL,), level=Level.WARNING)
     assert told(parted, only_warned) == ["PD101", "PD113"]
 
