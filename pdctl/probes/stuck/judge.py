@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -218,6 +219,7 @@ def _finding(
     words = [
         f"{many} {wait} in {group.queue} of {where}, {group.state} for {seconds(oldest.age_s)}: {oldest.peer}.",
         why.why,
+        _MAY_BE_ANOTHER if group.code == "PD142" and side.recorded and _pairs(side, peers) > 1 else "",
         "" if group.code == "PD141" and (_complete(oldest) or why.kind == advice.FAILED) else _end(oldest),
         _slots_held(ones, space),
     ]
@@ -231,6 +233,18 @@ def _finding(
         evidence=_evidence(ones, space),
         next_step=stands or why.next_step,
         units=(side.unit, *_waits_for(ones, _other(oldest, side, peers))),
+    )
+
+
+_MAY_BE_ANOTHER = (
+    "Recordings do not tell which servers talk to each other: what ended may be another pair's request with this room."
+)
+
+
+def _pairs(side: Side, peers: Mapping[tuple[str, str], Peers]) -> int:
+    """Return how many pairs of a prefill and a decode server there may be in a side's cluster."""
+    return math.prod(
+        len({_server(one) for one in peers[key]}) for key in (side.key, (side.cluster, OTHER.get(side.role, "")))
     )
 
 

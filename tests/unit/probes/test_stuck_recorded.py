@@ -86,6 +86,20 @@ def test_a_request_that_went_on_after_the_other_side_ended_it(world: World) -> N
     assert (found.code, found.rooms) == ("PD142", (ROOM,))
 
 
+@pytest.mark.parametrize("pairs", [1, 2])
+def test_what_ended_may_be_of_another_pair_where_recordings_have_several(world: World, pairs: int) -> None:
+    prefill, decode = world.rank("prefill"), world.rank("decode")
+    others = [
+        world.rank(role, service=f"{role} b", instance=f"{role} 2") for role in ("prefill", "decode")[: 2 * pairs - 2]
+    ]
+    decode.enter("decode.transfer", Request(ROOM, "mine", slot=1, poll=2))
+    ended(world, others[0] if others else prefill)
+    waits(world, "decode.transfer", [decode], 8, alive=(prefill, *others))
+    [found] = told(world).findings
+    assert found.code == "PD142"
+    assert ("may be another pair's request with this room" in found.summary) is (pairs > 1)
+
+
 @pytest.mark.parametrize("gone_s", [0, 12])
 def test_what_a_rank_heard_after_it_was_last_seen_is_not_known(world: World, gone_s: int) -> None:
     """A decode rank that was killed, or copied earlier: the other side went on, and ended the request."""
