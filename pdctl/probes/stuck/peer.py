@@ -46,7 +46,7 @@ class Peer(msgspec.Struct, frozen=True, gc=False):
 
 
 class Theirs(NamedTuple):
-    """Requests of a decode group with one room: their ids and bootstrap servers, and prefill groups that can have them, by id."""
+    """Requests of a decode group with one room: ids and bootstrap servers, and prefill groups that can have them, by id."""
 
     rids: frozenset[str]
     addresses: frozenset[str]
