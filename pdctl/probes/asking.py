@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,6 +35,7 @@ class Asking:
         self._answers: dict[tuple[str, bytes], dict[int, Answer[Any]]] = {}
         self._recordings: dict[tuple[int, bool, bool], Answer[Recording]] = {}
         self._once: dict[str, Any] = {}
+        self._first: dict[str, float] = {}
 
     @property
     def ranks(self) -> tuple[FoundRank, ...]:
@@ -61,6 +63,11 @@ class Asking:
     def left(self, most: float) -> float:
         """Return the seconds that are left until the deadline, at most ``most``."""
         return self.client.deadline.left(most)
+
+    def since(self, op: str) -> float:
+        """Return the seconds since ``op`` was first answered in this look, 0.0 where it was not asked yet."""
+        now = time.monotonic()
+        return now - self._first.get(op, now)
 
     @property
     def over(self) -> str:
@@ -91,6 +98,7 @@ class Asking:
         return self._answers.setdefault((op, msgspec.json.encode(args, order="sorted")), {})
 
     def _keep(self, op: str, args: dict[str, Any], answers: Iterable[Answer[Any]]) -> None:
+        self._first.setdefault(op, time.monotonic())
         for answer in answers:
             self._of(op, args)[id(answer.rank)] = answer
 

@@ -29,12 +29,14 @@ def collect(
     are taken, for CONFIRM_S. A rank that gave no answer once is not asked again. flights: read flight recorders; None:
     where a rank stands. outside: let py-spy read the stacks of ranks that don't answer, where it is there.
     """
+    waited_s = view.since("status")
     seen = _look(view, [RankLooks(rank.identity, rank.state) for rank in view.ranks])
     taken, begun = 1, time.monotonic()
     while taken < looks or (looks > 1 and worth_a_longer_look(seen) and time.monotonic() - begun < 2 * CONFIRM_S):
         if view.left(every_s) < every_s:
             break  # what was seen so far is better than nothing
-        view.pause(every_s)
+        view.pause(max(0.0, every_s - waited_s))
+        waited_s = 0.0
         seen = _look(view.again(), seen)
         taken += 1
     if flights or (flights is None and anything_stuck(seen)):

@@ -72,8 +72,11 @@ class Stacks(Probe["StacksOptions", "list[RankLooks]", "StacksDocument"]):
         return options.outside
 
     def in_check(self, pause_s: float) -> StacksOptions:
-        """Return the options without a py-spy for each silent rank, and without flight recorders: no finding rests on them."""
-        return StacksOptions(outside=False, collectives=False)
+        """Return the options without a py-spy for each silent rank, and without flight recorders: no finding rests on them.
+
+        Two looks tell whether any rank stands. Where one may stand for good, more are taken.
+        """
+        return StacksOptions(samples=2, outside=False, collectives=False)
 
     def collect(self, view: View, options: StacksOptions) -> list[RankLooks]:
         """Return several looks at every rank's stack."""

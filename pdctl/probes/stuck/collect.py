@@ -40,12 +40,15 @@ if TYPE_CHECKING:
 
 
 def collect(view: View, *, pause_s: float) -> list[RankLooks]:
-    """Return two looks at every rank, ``pause_s`` seconds apart, in the view's order."""
+    """Return two looks at every rank, ``pause_s`` seconds apart, in the view's order.
+
+    What has passed since the view asked for the first one is part of the pause.
+    """
     first = view.rooms()
     lacks = _missing(view.ranks, [answer.body for answer in first])
     lacking = [rank for rank in view.ranks if rank.state == "outside" and lacks.get(rank.identity.role)]
     earlier = view.again().status(lacking)
-    view.pause(pause_s)
+    view.pause(pause_s if lacking else max(0.0, pause_s - view.since("rooms")))
     taking_in = _taking_in(view, earlier)
     now = view.again()
     second = now.rooms()
