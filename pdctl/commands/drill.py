@@ -108,7 +108,12 @@ def run(
     seed: Annotated[
         Optional[int],  # noqa: UP045  # typer evaluates annotations
         typer.Option(
-            "--seed", min=0, max=(1 << 31) - 1, help="The same seed hits the same rooms.", show_default="the drill's"
+            "--seed",
+            metavar="N",
+            min=0,
+            max=(1 << 31) - 1,
+            help="The same seed hits the same rooms.",
+            show_default="the drill's",
         ),
     ] = None,
     prefill_url: opt.PrefillUrlOption = "",

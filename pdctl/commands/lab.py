@@ -47,7 +47,10 @@ def up(
     ] = "tp=1",
     decode: Annotated[str, typer.Option(metavar="SIZES", help="Sizes of the decode server: tp=2,dp=1,pp=1.")] = "tp=2",
     prefills: Annotated[
-        int, typer.Option(min=1, max=MAX_PREFILLS, help="Prefill servers of these sizes, each with a bootstrap server.")
+        int,
+        typer.Option(
+            metavar="N", min=1, max=MAX_PREFILLS, help="Prefill servers of these sizes, each with a bootstrap server."
+        ),
     ] = 1,
     shared_bootstrap: Annotated[
         bool,
@@ -83,7 +86,7 @@ def up(
         list[str] | None,
         typer.Option(
             metavar="SIDE[,SIDE]",
-            help="Sides with SGLANG_DISAGGREGATION_FORCE_QUERY_PREFILL_DP_RANK=1: prefill, decode.",
+            help="Sides with FORCE_QUERY_PREFILL_DP_RANK=1 of SGLang: prefill, decode.",
         ),
     ] = None,
     metadata_device: Annotated[
@@ -104,9 +107,13 @@ def up(
         str,
         typer.Option(metavar="TIME", help="Duration of a forward: 12s (prefill's), or prefill=12s,decode=50ms."),
     ] = f"prefill={STEP_S * 1000:.0f}ms,decode={STEP_S * 1000:.0f}ms",
-    max_running: Annotated[int, typer.Option(min=1, max=4096, help="Requests that decode's running batch holds.")] = 32,
-    slots: Annotated[int, typer.Option(min=1, max=4096, help="Metadata slots of each rank.")] = 64,
-    kv_tokens: Annotated[int, typer.Option(min=64, max=1 << 20, help="Tokens that each rank's KV pool holds.")] = 4096,
+    max_running: Annotated[
+        int, typer.Option(metavar="N", min=1, max=4096, help="Requests that decode's running batch holds.")
+    ] = 32,
+    slots: Annotated[int, typer.Option(metavar="N", min=1, max=4096, help="Metadata slots of each rank.")] = 64,
+    kv_tokens: Annotated[
+        int, typer.Option(metavar="N", min=64, max=1 << 20, help="Tokens that each rank's KV pool holds.")
+    ] = 4096,
     bootstrap_timeout: Annotated[
         float,
         typer.Option(parser=seconds, metavar="TIME", help="Time after which prefill fails a room in Bootstrapping."),
@@ -122,7 +129,10 @@ def up(
     heartbeat_failures: Annotated[
         int,
         typer.Option(
-            min=1, max=1000, help="Decode fails the rooms of a prefill server after this number of missed heartbeats."
+            metavar="N",
+            min=1,
+            max=1000,
+            help="Decode fails the rooms of a prefill server after this number of missed heartbeats.",
         ),
     ] = 2,
     entry_cleanup: Annotated[

@@ -25,17 +25,22 @@ def load(
         typer.Option(
             "--requests",
             "-n",
+            metavar="N",
             min=0,
             help="How many requests to send (32, or one for each --rid or --room); 0: until --seconds ends.",
         ),
     ] = None,
-    concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, help="How many requests at a time.")] = 8,
-    rate: Annotated[float, typer.Option(min=0, help="Requests a second; 0: as fast as the concurrency allows.")] = 0.0,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", "-c", metavar="N", min=1, help="How many requests at a time.")
+    ] = 8,
+    rate: Annotated[
+        float, typer.Option(metavar="N", min=0, help="Requests a second; 0: as fast as the concurrency allows.")
+    ] = 0.0,
     time_s: Annotated[
-        float, typer.Option("--seconds", min=0.1, help="Time limit for sending and waiting, in seconds.")
+        float, typer.Option("--seconds", metavar="N", min=0.1, help="Time limit for sending and waiting, in seconds.")
     ] = 30.0,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of a prompt.")] = 24,
-    new_tokens: Annotated[int, typer.Option(min=1, help="Length of an answer.")] = 8,
+    prompt_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Length of a prompt.")] = 24,
+    new_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Length of an answer.")] = 8,
     rid: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(metavar="TEXT", help="Request id; repeatable, one for each request. One alone: TEXT-0, TEXT-1, …"),
@@ -53,7 +58,7 @@ def load(
         int, typer.Option(min=-1, metavar="N", help="Prefill server that gets every request: 0, 1, …; -1: in turn.")
     ] = -1,
     prefill_dp: Annotated[
-        int, typer.Option(min=-1, help="Prefill dp rank that gets every request; -1: load balancing.")
+        int, typer.Option(metavar="N", min=-1, help="Prefill dp rank that gets every request; -1: load balancing.")
     ] = -1,
     to: Annotated[
         str, typer.Option(metavar="SIDE", help="Side that gets the requests: both, prefill, decode.")
@@ -77,7 +82,9 @@ def load(
     lost_on: Annotated[
         int, typer.Option(min=-1, metavar="TP", help="Decode tp rank that alone loses every request; -1: none.")
     ] = -1,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same rooms and prompts; -1: a new seed.")] = -1,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="The same seed gives the same rooms and prompts; -1: a new seed.")
+    ] = -1,
     output: OutputOption = Format.TABLE,
     run_dir: RunDirOption = None,
 ) -> int:

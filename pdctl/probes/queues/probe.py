@@ -29,7 +29,9 @@ class QueuesOptions:
     )
     confirm: Annotated[
         int,
-        Option("--confirm", "How many looks a difference must last where no rounds are recorded.", least=1, most=100),
+        Option(
+            "--confirm", "How many looks a difference must last where no rounds are recorded.", "N", least=1, most=100
+        ),
     ] = CONFIRM
     through: Annotated[str, Option("--through", "Use only: sockets, recordings. Default: both.", "WAY")] = ""
 

@@ -22,7 +22,9 @@ class StacksOptions:
 
     samples: Annotated[
         int,
-        Option("--samples", "Least number of looks at each rank. One can't tell stuck from moving.", least=1, most=100),
+        Option(
+            "--samples", "Least number of looks at each rank. One can't tell stuck from moving.", "N", least=1, most=100
+        ),
     ] = 3
     every: Annotated[float, Option("--every", "Time between two looks.", "TIME", SECONDS)] = 0.2
     collectives: Annotated[

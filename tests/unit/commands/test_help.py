@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+import typer.main
 from typer.testing import CliRunner
 
 from pdctl.cli import COMMANDS, SECTIONS, app
@@ -53,3 +57,27 @@ def test_the_reference_has_whole_sentences() -> None:
     assert len(lists) == 1 + len(GROUP_COMMANDS)
     for line in "".join(lists).splitlines():
         assert re.fullmatch(r"\* `[a-z-]+`: [A-Z].*[^.]\.", line), line
+
+
+def commands(command: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield every command with the words that call it."""
+    yield path, command
+    if path and path[0] not in GROUP_COMMANDS:
+        return
+    context = typer.Context(command)
+    for name in command.list_commands(context) if len(path) < 2 else ():
+        yield from commands(command.get_command(context, name), *path, name)
+
+
+def test_no_word_of_a_help_is_broken_and_no_option_shows_a_type_of_python() -> None:
+    broken, types, seen = [], [], 0
+    for path, command in commands(typer.main.get_command(app)):
+        text = help_of(*path)
+        printed = set(text.split())
+        types += re.findall(r"^  --?[a-z].* <(?:int|float|str|Path).*>", text, re.MULTILINE)
+        for param in command.params if path else ():
+            words = re.sub("[\x00-\x1f]", " ", getattr(param, "help", None) or "").split()
+            broken += [(path, word) for word in words if word not in printed]
+            seen += len(words)
+    assert (broken, types) == ([], [])
+    assert seen > 1000
