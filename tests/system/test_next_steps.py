@@ -231,7 +231,7 @@ NO_STATE = {
     "PD150": "a lab's load loses a request before it has a slot; test_dump loses one that has it",
     "PD151": "the same",
     "PD154": "watch finds it, and not check",
-    "PD155": "no fault of a lab loses a message of decode; judged from built looks",
+    "PD155": "a thread of prefill has to end; test_service_threads has one",
     "PD156": "a lab's scheduler takes whatever it has a place for; judged from built looks",
     "PD134": "a lab's settings are those of a whole side",
     "PD136": "a lab has one version",

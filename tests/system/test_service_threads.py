@@ -40,6 +40,21 @@ def test_an_abort_that_ends_prefills_bootstrap_thread_is_refused_and_a_real_one_
         assert "PD117" in recorded.stdout
 
 
+def test_addresses_that_nobody_takes_since_the_thread_has_ended() -> None:
+    with Labs() as labs:
+        lab = labs.up("--without", "aborts")
+        lab.load(requests=1, to="decode", abort_after_s=0.5)
+
+        def told() -> list[tuple[str, list[int]]]:
+            document = json.loads(labs.cli("check", "-o", "json", *PATIENT, code=1).stdout)
+            return [(one["follows"], one["rooms"]) for one in document["findings"] if one["code"] == "PD155"]
+
+        until("the end of the thread", lambda: '"PD117"' in labs.cli("ranks", "-o", "json", *PATIENT, code=None).stdout)
+        with lab.waiting(82, "both"):
+            assert until("a finding", told, 120, 1.0) == [("PD117", [82])]
+        assert told() == []
+
+
 def test_with_it_an_abort_ends_its_request_alone() -> None:
     with Labs() as labs:
         lab = labs.up()
