@@ -160,10 +160,15 @@ def _stood_s(statuses: Sequence[Moment]) -> float:
     last = statuses[-1]
     since = last.mono_ns
     for status in reversed(statuses):
-        if (status.stack, status.call, _progress(status)) != (last.stack, last.call, _progress(last)):
+        if place(status) != place(last):
             break
         since = status.mono_ns
     return max(0.0, (last.mono_ns - since) / 1e9)
+
+
+def place(status: Moment) -> tuple[object, ...]:
+    """Return what is the same in two looks between which a loop has gone nowhere."""
+    return status.stack, status.call, _progress(status)
 
 
 def _progress(status: Moment) -> tuple[object, ...]:

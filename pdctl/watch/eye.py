@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from pdctl.probes.processes import now_ns
 from pdctl.probes.queues.model import RankView
 from pdctl.probes.run import Asked, choose
+from pdctl.probes.turns import Looked, Turn, place
+from pdctl.probes.turns import judge as judge_turn
 from pdctl.protocol.errors import PdctlError
 from pdctl.protocol.model import Snapshot, Status
 from pdctl.protocol.rank import Answer, FoundRank, Silence
@@ -80,6 +82,7 @@ class Eye:
         self._find_at = self._soonest = self._due = 0.0
         self._stamps: tuple[int, ...] = ()
         self._tails: dict[str, Tail] = {}
+        self._stood: dict[str, Status] = {}
         self._silent: dict[str, tuple[float, Answer[Any]]] = {}
         self._last = Look()
         self._over = over or threading.Event()
@@ -157,7 +160,8 @@ class Eye:
         views = []
         for rank, answer in zip(ranks, statuses, strict=True):
             recording, off = self._recording(rank)
-            views.append(_view(rank, answer, snapshots.get(id(rank)), recording, off))
+            view = _view(rank, answer, snapshots.get(id(rank)), recording, off)
+            views.append(replace(view, turn=self._waits(view)))
         return Look(
             at=now,
             ranks=ranks,
@@ -182,7 +186,7 @@ class Eye:
             if now >= self._find_at or (now >= self._soonest and _stamps(self._places) != self._stamps):
                 self._search(now)
         there = {process_key(rank.identity) for rank in self._found.ranks}
-        for kept in (self._tails, self._silent):
+        for kept in (self._tails, self._stood, self._silent):
             for key in kept.keys() - there:
                 del kept[key]
 
@@ -234,6 +238,20 @@ class Eye:
             else:
                 self._silent.pop(key, None)
         return [answers.get(id(rank)) for rank in ranks]
+
+    def _waits(self, view: RankView) -> Turn | None:
+        """Return how a rank of a pipeline waits for others, None where it does not, or nothing is known of it."""
+        if view.identity.pp_size < 2:
+            return None
+        key = process_key(view.identity)
+        if view.status is None:
+            self._stood.pop(key, None)
+            return None
+        first = self._stood.get(key)
+        if first is None or place(first) != place(view.status):
+            first = self._stood[key] = view.status  # of those that found it at this place the oldest
+        turn = judge_turn(Looked((first, view.status) if first is not view.status else (first,)))
+        return turn if turn.waiting and turn.turned is False else None
 
     def _recording(self, rank: FoundRank) -> tuple[Recording | None, str]:
         """Return what a rank has recorded lately, and why there is nothing, "" where there is."""

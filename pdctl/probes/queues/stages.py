@@ -26,6 +26,8 @@ from pdctl.targets.servers import told_apart
 
 KEPT_S, KEPT_ROUNDS = 10.0, 50
 """For how long, and in how many rounds, a stage must have kept a request that another has let go: a lag is none."""
+BLOCKED_S = 1.0
+"""For how long all ranks must wait, each at one place, until stages that parted go no further. A message takes less."""
 
 
 @dataclass(frozen=True)
@@ -142,8 +144,8 @@ def _stands_since(members: Sequence[RankView], did: Sequence[Did]) -> bool:
     if None in ages or None in since:
         return False
     known, parted_s = [age for age in ages if age is not None], min(age for age in since if age is not None)
-    if _blocked(members) and any(one.failed for one in did) and all(age >= parted_s - STOOD_S for age in known):
-        return True  # one has failed what another took on, and no turn of any has begun since: that is no lag
+    if _blocked(members) and all(age >= parted_s - STOOD_S for age in known):
+        return True  # by the turns in which they acted it is no lag, nobody computes, and no turn has begun since
     return min(known) >= STANDS_S and all(age >= parted_s - STANDS_S for age in known)
 
 
@@ -153,7 +155,7 @@ def _blocked(members: Sequence[RankView]) -> bool:
     if len({view.identity.pp for view in members}) < members[0].identity.pp_size:
         return False
     if not all(
-        turn is not None and turn.waiting and turn.turned is False and turn.stood_s >= STOOD_S for turn in turns
+        turn is not None and turn.waiting and turn.turned is False and turn.stood_s >= BLOCKED_S for turn in turns
     ):
         return False
     loops = [Loop(view.identity, view.turn) for view in members if view.turn is not None]

@@ -99,7 +99,7 @@ def test_stages_that_parted_and_went_no_further_diverged(live: bool) -> None:
         ((waits(NEXT_STAGE, age_s=2.9), waits(STAGE_BEFORE, age_s=2.4)), (2.9, 2.4), ["PD115"]),
         ((waits(NEXT_STAGE, age_s=2.9), Turn(turned=False, computing=True)), (2.9, 2.4), []),
         ((waits(NEXT_STAGE, age_s=2.9), None), (2.9, 2.4), []),
-        ((waits(NEXT_STAGE, age_s=2.9), replace(waits(STAGE_BEFORE), stood_s=1.0)), (2.9, 2.4), []),
+        ((waits(NEXT_STAGE, age_s=2.9), replace(waits(STAGE_BEFORE), stood_s=0.9)), (2.9, 2.4), []),
         ((waits("model forward", "all_reduce"), waits(STAGE_BEFORE)), (2.9, 2.4), []),  # it ends, however slowly
         ((waits(NEXT_STAGE), waits(STAGE_BEFORE)), (0.9, 0.4), []),  # turns began after that
     ],
@@ -111,6 +111,19 @@ def test_stages_that_decided_differently_are_told_at_once(
     acts = (Action.MOVED, Action.FAILED)
     kept = [Kept(run(300, NOW_S - 3.1, r7=act), tick_s=NOW_S - age) for act, age in zip(acts, ages, strict=True)]
     _, findings = judged(*(stage(pp, kept[pp], turns[pp]) for pp in (0, 1)))
+    assert [one.code for one in findings] == found
+
+
+@pytest.mark.parametrize(("polled", "found"), [(21, ["PD115"]), (20, [])])
+def test_a_stage_that_kept_what_the_one_before_it_took_on_is_told_at_once(polled: int, found: list[str]) -> None:
+    """The later stage is one turn behind. In turn 20 it may not have heard yet; in turn 21 it has parted."""
+    first = Kept(
+        Run(10, 20.0, visit=10, r4=Action.MOVED), Run(20, NOW_S - 1.7, visit=20, r7=Action.MOVED), tick_s=NOW_S - 1.6
+    )
+    kept = Run(polled, NOW_S - 1.5, visit=polled, r7=Action.KEPT)
+    later = Kept(Run(11, 20.1, visit=11, r4=Action.MOVED), kept, tick_s=NOW_S - 1.5)
+    turns = [replace(waits(inside, age_s=1.5), stood_s=1.0) for inside in (NEXT_STAGE, STAGE_BEFORE)]
+    _, findings = judged(stage(0, first, turns[0]), stage(1, later, turns[1]))
     assert [one.code for one in findings] == found
 
 
