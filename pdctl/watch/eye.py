@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdctl.probes.processes import now_ns
 from pdctl.probes.queues.model import RankView
+from pdctl.probes.queues.now import age_of
 from pdctl.probes.run import Asked, choose
 from pdctl.probes.turns import Looked, Turn, place
 from pdctl.probes.turns import judge as judge_turn
@@ -44,6 +45,8 @@ NEAR_S, FAR_S = 0.3, 1.0
 """How long a look waits for ranks of this host and of others."""
 AGAIN_S = 5.0
 """After this long a rank that let a question pass is asked again."""
+ASK_S = 0.3
+"""How old the last turn of a stage's loop must be for it to be asked where it is, though its recording is read."""
 _STEP_S = 0.2
 """After this long at most a look that waits hears that it is over: a signal ends no wait."""
 _MOST_PROBLEMS = 50
@@ -83,6 +86,7 @@ class Eye:
         self._stamps: tuple[int, ...] = ()
         self._tails: dict[str, Tail] = {}
         self._stood: dict[str, Status] = {}
+        self._deaf: dict[str, float] = {}
         self._silent: dict[str, tuple[float, Answer[Any]]] = {}
         self._last = Look()
         self._over = over or threading.Event()
@@ -160,8 +164,11 @@ class Eye:
         views = []
         for rank, answer in zip(ranks, statuses, strict=True):
             recording, off = self._recording(rank)
-            view = _view(rank, answer, snapshots.get(id(rank)), recording, off)
-            views.append(replace(view, turn=self._waits(view)))
+            views.append(_view(rank, answer, snapshots.get(id(rank)), recording, off))
+        stood = self._ask_standing(now, ranks, views)
+        views = [
+            replace(view, turn=self._waits(view, stood.get(id(rank)))) for rank, view in zip(ranks, views, strict=True)
+        ]
         return Look(
             at=now,
             ranks=ranks,
@@ -186,7 +193,7 @@ class Eye:
             if now >= self._find_at or (now >= self._soonest and _stamps(self._places) != self._stamps):
                 self._search(now)
         there = {process_key(rank.identity) for rank in self._found.ranks}
-        for kept in (self._tails, self._stood, self._silent):
+        for kept in (self._tails, self._stood, self._deaf, self._silent):
             for key in kept.keys() - there:
                 del kept[key]
 
@@ -239,18 +246,34 @@ class Eye:
                 self._silent.pop(key, None)
         return [answers.get(id(rank)) for rank in ranks]
 
-    def _waits(self, view: RankView) -> Turn | None:
+    def _ask_standing(self, now: float, ranks: Sequence[FoundRank], views: Sequence[RankView]) -> dict[int, Status]:
+        """Return where the ranks of pipelines are whose loops, by their recordings, have not turned for ASK_S."""
+        asked = []
+        for rank, view in zip(ranks, views, strict=True):
+            deaf_s = now - self._deaf.get(process_key(rank.identity), -AGAIN_S)
+            stands = view.status is None and view.recording is not None and (age_of(view) or 0.0) >= ASK_S
+            if view.identity.pp_size > 1 and stands and deaf_s >= AGAIN_S and not_asked(rank) is None:
+                asked.append(rank)
+        found = {}
+        for answer in self._client.ask(asked, "status", Status) if asked else ():
+            if answer.body is not None:
+                found[id(answer.rank)] = answer.body
+            else:
+                self._deaf[process_key(answer.rank.identity)] = now
+        return found
+
+    def _waits(self, view: RankView, status: Status | None = None) -> Turn | None:
         """Return how a rank of a pipeline waits for others, None where it does not, or nothing is known of it."""
         if view.identity.pp_size < 2:
             return None
-        key = process_key(view.identity)
-        if view.status is None:
+        key, status = process_key(view.identity), status or view.status
+        if status is None:
             self._stood.pop(key, None)
             return None
         first = self._stood.get(key)
-        if first is None or place(first) != place(view.status):
-            first = self._stood[key] = view.status  # of those that found it at this place the oldest
-        turn = judge_turn(Looked((first, view.status) if first is not view.status else (first,)))
+        if first is None or place(first) != place(status):
+            first = self._stood[key] = status  # of those that found it at this place the oldest
+        turn = judge_turn(Looked((first, status) if first is not status else (first,)))
         return turn if turn.waiting and turn.turned is False else None
 
     def _recording(self, rank: FoundRank) -> tuple[Recording | None, str]:

@@ -6,6 +6,8 @@ import os
 import signal
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -78,6 +80,30 @@ def test_looks_tell_for_how_long_a_stage_has_waited(tmp_path: Path, monkeypatch:
             None
         ] * 2
         assert [looked(at, pp_size=1) for at in (20.0, 22.0)] == [None] * 2
+
+
+def test_only_a_stage_that_stands_is_asked_and_a_deaf_one_not_again_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eye, "Checker", Nothing)
+    monkeypatch.setattr(eye, "not_asked", lambda rank: None)
+    asked: list[int] = []
+
+    def ask(ranks: list[Any], *_: object) -> list[Any]:
+        asked.extend(rank.identity.pp for rank in ranks)
+        return [SimpleNamespace(rank=rank, body=None) for rank in ranks]
+
+    with eye.Eye(Asked(Reach(run_dir=tmp_path, record_dir=tmp_path))) as one:
+        monkeypatch.setattr(one._client, "ask", ask)
+        views: list[Any] = []
+        for pp, age_s in ((0, 0.2), (1, 0.4)):
+            who = identity(pp=pp, pp_size=2, pid=100 + pp)
+            recording = SimpleNamespace(tick_mono_ns=10**9)
+            views.append(RankView(who, "live", recording=recording, now_ns=int((1 + age_s) * 1e9)))  # type: ignore[arg-type]
+        ranks: list[Any] = [SimpleNamespace(identity=view.identity) for view in views]
+        for now in (50.0, 50.5, 55.5):
+            assert one._ask_standing(now, ranks, views) == {}
+    assert asked == [1, 1]
 
 
 def test_what_a_check_reads_of_a_bridge_is_not_lost_to_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
