@@ -47,7 +47,9 @@ class CheckOptions:
         bool,
         Option("--probe", "For liveness probes: exit with 1 for a finding of level error, else with 0."),
     ] = False
-    pause: Annotated[float, Option("--pause", "Longest pause of the stages that look twice.", "TIME", SECONDS)] = PAUSE_S
+    pause: Annotated[float, Option("--pause", "Longest pause of the stages that look twice.", "TIME", SECONDS)] = (
+        PAUSE_S
+    )
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ def run(view: View, stages: Iterable[AnyProbe], pause_s: float) -> Iterator[Outc
     for stage in stages:
         over = view.over
         if over:
-            yield Outcome(stage.name, "not run", problems=(f"{stage.name}: {over}",))
+            yield Outcome(stage.name, "", problems=(f"{stage.name}: {over}",))
             continue
         progress.doing(f"{stage.name} of {len(view.ranks)} rank{'s'[: len(view.ranks) != 1]}")
         started = time.monotonic()

@@ -94,7 +94,7 @@ def test_all_stages_share_one_deadline(deaf: Deaf) -> None:
         outcomes = list(run(View(Found((deaf.rank,)), client), stages(), 0.1))
     assert [outcome.name for outcome in outcomes] == [stage.name for stage in stages()]
     assert "no time left of 0.3 s (--timeout)" in outcomes[0].problems[-1]
-    assert all(outcome.said == "not run" and outcome.problems for outcome in outcomes[1:])
+    assert all(outcome.said == "" and outcome.problems for outcome in outcomes[1:])
     assert not any(outcome.findings for outcome in outcomes[1:])
 
 
