@@ -34,6 +34,11 @@ class Process:
         return self.state in ("", "Z", "X")
 
     @property
+    def held(self) -> bool:
+        """Return whether something holds the process: it is stopped, frozen, or its main thread waits in the kernel."""
+        return self.state in _HELD
+
+    @property
     def why_silent(self) -> str:
         """Describe the state, for a user who waits for this process's answer."""
         return {
@@ -50,6 +55,7 @@ class Process:
 
 
 NO_PROCESS = Process()
+_HELD = frozenset("TtFD")
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ MOST_HELD_UP = 10
 _TICK_S = 0.002
 """What a poll that counts milliseconds may leave of a deadline that it waited for: none."""
 _CUT_OFF = "connected, but nothing comes back: its host is cut off, its process is stopped, or something holds the GIL"
+_CUT_SHORT = "it had less than {:.3g} s to answer, and may be well"
 
 _TOO_LARGE = f"its answer can't be read: answers over {SMALL >> 10} KiB may take {MAX_LARGE >> 20} MiB together"
 _BROKEN = frozenset((Silence.GARBAGE, Silence.REFUSED, Silence.DEAD, Silence.NOT_AUTHORISED))
@@ -145,7 +146,8 @@ class Client:
         outside = [index for index, (rank, _) in enumerate(questions) if _from_outside_here(rank)]
         asking = self._from_outside([questions[index] for index in outside], op) if outside else None
         wait_s = max(self.rank_timeout_s, self.deadline.left(self._timeout_s) / 2 if op in DEAR else 0.0)
-        patience = Deadline(self.deadline.left(wait_s))
+        left_s = self.deadline.left(wait_s)
+        patience = Deadline(left_s)
         waiting: list[Question] = []
         for index, (rank, args) in enumerate(questions):
             if _from_outside_here(rank):
@@ -153,7 +155,7 @@ class Client:
             if self._given_up and rank.connection in self._given_up:
                 answers[index] = self._given_up[rank.connection]
                 continue
-            question = Question(index, rank, op, args, wait_s)
+            question = Question(index, rank, op, args, wait_s, cut=left_s < wait_s)
             silent = (None if _of_file(rank, op) else not_asked(rank)) or self._begin(question)
             if silent is not None:
                 answers[index] = Answer(rank, None, *silent)
@@ -306,14 +308,17 @@ class Client:
         # A late answer to this question must not meet the next one on a full queue: the connection is made anew.
         not_through = self._drop(rank.connection)
         if rank.access is not None:
-            return self._without_answer(question, not_through or _CUT_OFF, not_through)
+            why = _CUT_SHORT.format(question.wait_s) if question.cut else _CUT_OFF
+            return self._without_answer(question, not_through or why, not_through)
         process = look_closely(rank.identity.pid)
         gone = ended(rank, process)
         if gone:
             return Answer(rank, None, Silence.DEAD, gone)
-        return self._without_answer(
-            question, process.why_silent if process.state else "its process can't be seen from here"
-        )
+        if not process.state:
+            return self._without_answer(question, "its process can't be seen from here")
+        if question.cut and not process.held:
+            return self._without_answer(question, _CUT_SHORT.format(question.wait_s))
+        return self._without_answer(question, process.why_silent)
 
     def _without_answer(self, question: Question, why: str, not_through: str = "") -> Answer[Any]:
         rank = question.rank

@@ -24,13 +24,14 @@ SMALL = 256 << 10
 
 @dataclass(eq=False)
 class Question:
-    """One question to one rank. wait_s: how long it is waited for."""
+    """One question to one rank. wait_s: how long it is waited for. cut: less time than that was left when it was asked."""
 
     index: int
     rank: FoundRank
     op: str
     args: dict[str, Any]
     wait_s: float
+    cut: bool = False
     number: int = 0
     line: Line = field(init=False)
 

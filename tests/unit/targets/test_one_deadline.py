@@ -88,6 +88,13 @@ def test_who_asks_again_and_again_waits_for_it_again(deaf: Deaf) -> None:
     assert deaf.asked() == 2
 
 
+def test_a_rank_for_which_no_time_was_left_is_not_said_to_be_ill(deaf: Deaf) -> None:
+    with Client(timeout_s=0.2, rank_timeout_s=60) as client:
+        [cut] = client.ask([deaf.rank], "status", Status)
+    assert cut.silence is Silence.TIMED_OUT
+    assert cut.reason == "no answer within 0.2 s overall: it had less than 60 s to answer, and may be well"
+
+
 def test_all_stages_share_one_deadline(deaf: Deaf) -> None:
     """The first stage waits for the rank until no time is left; the others say that there was none for them."""
     with Client(timeout_s=0.3, rank_timeout_s=60) as client:
