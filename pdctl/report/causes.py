@@ -57,6 +57,7 @@ RULES = (
     Rule(_REPLACED, _UNHEARD, ("rooms", "units")),
     Rule(_ROUTED, ("PD126", *_UNHEARD), ("rooms",)),
     Rule(_SHARED, _UNHEARD, ("rooms",)),
+    Rule(("PD127",), ("PD147",), ("rooms",)),
     Rule(("PD155",), ("PD141",), ("rooms",)),
     Rule(("PD148",), ("PD102", "PD141"), ("rooms",)),
     Rule(("PD146",), ("PD140",), ("unit",)),

@@ -144,3 +144,10 @@ def test_information_alone_has_no_headline() -> None:
     assert drawn(full).splitlines()[:2] == ["", "PD140  Full."]
     assert f"Next: {full.next_step}" in drawn(full)
     assert drawn(full, finding("PD142", "Lost.", rooms=(7,))).splitlines()[1] == f"Next: {full.next_step}"
+
+
+def test_two_requests_of_one_room_have_one_next_step_and_a_shared_rid_beside_it_keeps_its_own() -> None:
+    room, earlier = finding("PD127", "Two.", rooms=(7,)), finding("PD147", "An earlier one.", rooms=(7,))
+    rid = finding("PD147", "One rid.", rooms=(7, 8))
+    assert [found.follows for found in connect([room, earlier])] == ["", "PD127"]
+    assert [found.follows for found in connect([room, rid])] == ["", ""]
