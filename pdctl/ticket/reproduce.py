@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pdctl.probes.queues.model import RankView
 from pdctl.protocol.errors import PdctlError
-from pdctl.protocol.model import UNKNOWN, Action, KVPoll
+from pdctl.protocol.model import UNKNOWN, Action, EventKind, KVPoll
 from pdctl.recording.streams import Item, Stream
 from pdctl.report import progress
 from pdctl.targets.client import Client
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 BEFORE, AFTER = 1, 2
 MOST_REQUESTS = 8
+MOST_FAULTS = 8
 EXPLORE_S = 20.0
 _POLLS, _ACTIONS = frozenset(map(int, KVPoll)), frozenset(map(int, Action))
 
@@ -36,7 +39,7 @@ class Side:
 class Reproduced:
     """rounds: ordinal, and the two ranks' sides. searched: a line a policy. test: source of the test, "" none.
 
-    lacking: what could not be made, and why.
+    lacking: what could not be made, and why. faults: what faults that pdctl injected did, a line a kind and rank.
     """
 
     title: str = ""
@@ -45,6 +48,7 @@ class Reproduced:
     searched: tuple[str, ...] = ()
     test: str = ""
     lacking: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
 
 
 def reproduce(path: Path, *, timeout_s: float, spent_s: float = 0.0) -> Reproduced:
@@ -63,10 +67,11 @@ def reproduce(path: Path, *, timeout_s: float, spent_s: float = 0.0) -> Reproduc
         for rank in view.ranks:
             answer = view.recording(rank, sockets=False)
             views.append(RankView(rank.identity, rank.state, recording=answer.body, recording_off=answer.reason))
+        faults = tuple(_faults(views))
         made = [(one, heat(one).parted) for one in targets(views) if len(one.recordings) > 1]
         parted = [(one, at) for one, at in made if at >= 0]
         if not parted:
-            return Reproduced(lacking=("the recordings have no round in which ranks differ",))
+            return Reproduced(lacking=("the recordings have no round in which ranks differ",), faults=faults)
         target, at = parted[0]
         searched, unsearched = _searched(found, path, client)
         test, untested = _test(target)
@@ -77,7 +82,24 @@ def reproduce(path: Path, *, timeout_s: float, spent_s: float = 0.0) -> Reproduc
             searched=searched,
             test=test,
             lacking=tuple(filter(None, (unsearched, untested))),
+            faults=faults,
         )
+
+
+def _faults(views: Sequence[RankView]) -> Iterator[str]:
+    """Yield what faults did: one that acts is an event of the rank in which it was placed."""
+    acted: Counter[tuple[str, str]] = Counter()
+    rooms: dict[tuple[str, str], int] = {}
+    for view in views:
+        for event in view.recording.events_told((EventKind.FAULT_FIRED,)) if view.recording is not None else ():
+            key = (event.text, view.identity.label)
+            acted[key] += 1
+            rooms[key] = event.room
+    for (kind, rank), times in acted.most_common(MOST_FAULTS):
+        last = f", the last time on room {rooms[kind, rank]}" if rooms[kind, rank] else ""
+        yield f"{kind}, placed in {rank}, acted {times:,} time{'s'[: times != 1]}{last}"
+    if len(acted) > MOST_FAULTS:
+        yield f"and {len(acted) - MOST_FAULTS:,} more"
 
 
 def _rounds(target: GroupQueue, at: int) -> list[tuple[int, Side, Side]]:

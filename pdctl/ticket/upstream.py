@@ -35,7 +35,7 @@ def upstream(case: Case, made: Reproduced, bisected: BisectDocument | None, salt
         [rid for story in case.stories for rid in story.rids],
     )
     known = (case.check, case.manifest, case.ranks, case.groups, case.stories, case.config, case.unseen, bisected)
-    hider.learn(*map(msgspec.to_builtins, known), made.lacking)
+    hider.learn(*map(msgspec.to_builtins, known), made.lacking, made.faults)
     parts = list(_parts(case, made, bisected, hider))
     titled = made.test.replace(in_source(made.title), in_source(hider.text(made.title))) if made.title else made.test
     test = _test(replace(made, test=titled))
@@ -59,6 +59,9 @@ def _parts(case: Case, made: Reproduced, bisected: BisectDocument | None, hider:
     yield "## What happens\n"
     if worst is not None:
         yield block([worst.summary, *worst.evidence])
+    if made.faults:
+        yield "**pdctl injected faults.** They acted on these ranks, and what is told here may come of them:\n"
+        yield block(made.faults)
     if code is not None:
         yield f"{code.meaning}\n"
         yield f"- Versions: {code.versions or 'not known'}\n- Threads: {code.reference or 'none known'}\n"

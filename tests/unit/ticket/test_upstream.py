@@ -34,6 +34,8 @@ def test_the_recorded_hang_is_told_whole() -> None:
     assert "gate-zero (SGLang >= 0.5.13): HOLDS" in text
     assert "0.5.13 is the first version on which the test passes" in text
     assert "PR 26394" in text
+    told = f"delay-metadata, placed in prefill dp0 pp0 tp0, acted 1 time, the last time on room {ROOM}"
+    assert told in text.partition("pdctl injected faults")[2]
     compile(text.partition("```python\n")[2].partition("\n```\n")[0], "test_ranks.py", "exec")
 
 
@@ -60,6 +62,7 @@ def test_a_healthy_trace_says_that_nothing_was_found() -> None:
     quiet = replace(hang(), check=msgspec.structs.replace(hang().check, findings=()))
     text = upstream(quiet, Reproduced(lacking=("the recordings have no round in which ranks differ",)), None, SALT)
     assert "nothing was found" in text.splitlines()[0]
+    assert "injected" not in text
     assert "no round in which ranks differ" in text
 
 
