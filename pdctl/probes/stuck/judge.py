@@ -171,11 +171,18 @@ def _advice(code: str, request: Waiting, side: Side, peers: Mapping[tuple[str, s
         return advice.failed(request)
     if code == "PD141" and _complete(request):
         return advice.complete(request, side)
+    if code == "PD143" and request.peer_is == NEVER:
+        return Advice(next_step=_ROUTER)
     if request.peer_is == LATER:
         return advice.too_late(request)
     if code == "PD155" or (code == "PD141" and request.role == "decode"):
         return advice.unheard(request, _other(request, side, peers))
     return Advice()
+
+
+_ROUTER = (
+    "Look at the router: did it send the request to both servers, and is the other server the same process as before?"
+)
 
 
 def _failed_there(request: Waiting, side: Side, peers: Mapping[tuple[str, str], Peers]) -> bool:

@@ -261,6 +261,14 @@ def test_a_request_that_never_came_is_said_so_by_a_witness() -> None:
     assert peer(failed)[1:] == ("never", ["PD143"])  # decode's abort reached it, the request did not
 
 
+def test_story_shows_where_a_request_was_last_that_came() -> None:
+    decode = look("decode", WAITS)
+    lost = replace(look("prefill"), last={7: Last("entered prefill.bootstrap", 59.9, False)})
+    steps = [result(prefill, decode).findings[0].next_step for prefill in (look("prefill"), lost)]
+    assert ["pdctl story" in step for step in steps] == [False, True]
+    assert all(step.startswith("Look at the router") for step in steps)
+
+
 def test_what_prefill_had_and_lost_came() -> None:
     lost = replace(look("prefill"), last={7: Last("entered prefill.bootstrap", 59.9, False)})
     words = "prefill dp0 pp0 tp0 has it no more; last seen 59.9 s ago: entered prefill.bootstrap"
