@@ -41,6 +41,8 @@ MOST_HELD_UP = 10
 _TICK_S = 0.002
 """What a poll that counts milliseconds may leave of a deadline that it waited for: none."""
 _CUT_OFF = "connected, but nothing comes back: its host is cut off, its process is stopped, or something holds the GIL"
+FAIR_S = 2.0
+"""In this time a rank that is well answers, as long as its machine has any time for it."""
 _CUT_SHORT = "it had less than {:.3g} s to answer, and may be well"
 
 _TOO_LARGE = f"its answer can't be read: answers over {SMALL >> 10} KiB may take {MAX_LARGE >> 20} MiB together"
@@ -147,7 +149,7 @@ class Client:
         asking = self._from_outside([questions[index] for index in outside], op) if outside else None
         wait_s = max(self.rank_timeout_s, self.deadline.left(self._timeout_s) / 2 if op in DEAR else 0.0)
         left_s = self.deadline.left(wait_s)
-        patience = Deadline(left_s)
+        patience, fair_s = Deadline(left_s), min(wait_s, FAIR_S)
         waiting: list[Question] = []
         for index, (rank, args) in enumerate(questions):
             if _from_outside_here(rank):
@@ -155,7 +157,7 @@ class Client:
             if self._given_up and rank.connection in self._given_up:
                 answers[index] = self._given_up[rank.connection]
                 continue
-            question = Question(index, rank, op, args, wait_s, cut=left_s < wait_s)
+            question = Question(index, rank, op, args, wait_s, cut_s=fair_s if left_s < fair_s else 0.0)
             silent = (None if _of_file(rank, op) else not_asked(rank)) or self._begin(question)
             if silent is not None:
                 answers[index] = Answer(rank, None, *silent)
@@ -308,7 +310,7 @@ class Client:
         # A late answer to this question must not meet the next one on a full queue: the connection is made anew.
         not_through = self._drop(rank.connection)
         if rank.access is not None:
-            why = _CUT_SHORT.format(question.wait_s) if question.cut else _CUT_OFF
+            why = _CUT_SHORT.format(question.cut_s) if question.cut_s else _CUT_OFF
             return self._without_answer(question, not_through or why, not_through)
         process = look_closely(rank.identity.pid)
         gone = ended(rank, process)
@@ -316,8 +318,8 @@ class Client:
             return Answer(rank, None, Silence.DEAD, gone)
         if not process.state:
             return self._without_answer(question, "its process can't be seen from here")
-        if question.cut and not process.held:
-            return self._without_answer(question, _CUT_SHORT.format(question.wait_s))
+        if question.cut_s and not process.held:
+            return self._without_answer(question, _CUT_SHORT.format(question.cut_s))
         return self._without_answer(question, process.why_silent)
 
     def _without_answer(self, question: Question, why: str, not_through: str = "") -> Answer[Any]:

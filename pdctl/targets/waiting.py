@@ -24,14 +24,14 @@ SMALL = 256 << 10
 
 @dataclass(eq=False)
 class Question:
-    """One question to one rank. wait_s: how long it is waited for. cut: less time than that was left when it was asked."""
+    """One question to one rank. wait_s: how long it is waited for. cut_s: the time that it needed; 0.0 where it had that."""
 
     index: int
     rank: FoundRank
     op: str
     args: dict[str, Any]
     wait_s: float
-    cut: bool = False
+    cut_s: float = 0.0
     number: int = 0
     line: Line = field(init=False)
 
