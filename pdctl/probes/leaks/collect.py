@@ -21,17 +21,13 @@ LOOKS = 5
 
 
 def collect(view: View, *, watch_s: float, looks: int = LOOKS) -> list[RankWatch]:
-    """Return what was seen of every rank over ``watch_s`` seconds, in the view's order.
-
-    What has passed since the view took its first look is part of the watch, but for a last quarter.
-    """
+    """Return what was seen of every rank over ``watch_s`` seconds, in the view's order."""
     taken: dict[int, list[Look]] = {id(rank): [] for rank in view.ranks}
     silence: dict[int, str] = {}
     known: dict[frozenset[int], frozenset[int]] = {}
-    rest_s = max(watch_s / 4, watch_s - view.since("metadata"))
     started, now = time.monotonic(), view
     for number in range(looks):
-        due = started + rest_s * number / max(1, looks - 1)
+        due = started + watch_s * number / max(1, looks - 1)
         view.pause(max(0.0, due - time.monotonic()))
         now = view.again() if number else view
         asked = [rank for rank in view.ranks if id(rank) not in silence]

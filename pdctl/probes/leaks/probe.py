@@ -36,7 +36,6 @@ class Leaks(Probe["LeaksOptions", "list[RankWatch]", "LeaksDocument"]):
     about = "nothing is held without an owner"
     cost = "several questions to each rank over a while"
     examples = ("pdctl dump leaks --for 2s", "pdctl dump leaks --for 1s -o json")
-    pauses = True
     options = LeaksOptions
 
     def refuse(self, options: LeaksOptions, *, timeout_s: float, recorded: bool) -> None:
@@ -46,10 +45,6 @@ class Leaks(Probe["LeaksOptions", "list[RankWatch]", "LeaksDocument"]):
     def in_check(self, pause_s: float) -> LeaksOptions:
         """Return the pause of ``check`` as the time to watch."""
         return LeaksOptions(watch=pause_s)
-
-    def settled(self, evidence: list[RankWatch], document: LeaksDocument) -> bool:
-        """Return whether every rank could be judged, and holds nothing without an owner."""
-        return super().settled(evidence, document) and all(rank.judged for rank in document.ranks)
 
     def collect(self, view: View, options: LeaksOptions) -> list[RankWatch]:
         """Return several looks at every rank."""

@@ -8,8 +8,7 @@ import pytest
 
 from pdctl.probes.base import Probe
 from pdctl.probes.check.probe import SHORT_PAUSE_S, run
-from pdctl.probes.leaks.model import LeaksDocument, RankLeaks
-from pdctl.probes.leaks.probe import PROBE as LEAKS
+from pdctl.probes.leaks.model import LeaksDocument
 from pdctl.probes.stuck.model import StuckDocument
 from pdctl.probes.stuck.probe import PROBE as STUCK
 from pdctl.probes.view import View
@@ -51,15 +50,6 @@ def test_the_whole_pause_is_taken_where_all_is_not_well(said: dict[str, Any], pa
     stage = Twice(**said)
     assert len(list(run(View(Found(()), Client(timeout_s=60)), [stage], 2.0))) == 1
     assert stage.paused == paused
-
-
-def test_leaks_are_not_settled_while_a_rank_could_not_be_judged() -> None:
-    ranks = (
-        RankLeaks(rank="decode dp0 pp0 tp0", judged=True),
-        RankLeaks(rank="decode dp0 pp0 tp1", judged=False, why="in a forward"),
-    )
-    assert LEAKS.settled([], LeaksDocument(watch_s=0.2, ranks=ranks[:1]))
-    assert not LEAKS.settled([], LeaksDocument(watch_s=0.2, ranks=ranks))
 
 
 @pytest.mark.parametrize(("turns", "settled"), [(5, True), (1, False), (0, False)])
